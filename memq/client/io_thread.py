@@ -9,6 +9,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Coroutine
+from itertools import count
 from typing import Any, Protocol, TypeVar
 
 from memq.errors import ForkedError, InvalidRequestError, TimedOutError
@@ -37,7 +38,7 @@ class IoThread:
     def __init__(self) -> None:
         self.loop = new_event_loop()
         self._clients: dict[int, SyncClient] = {}
-        self._client_id = 0
+        self._numbers = count(1)
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memq-io", daemon=True)
         self._thread.start()
@@ -78,9 +79,9 @@ class IoThread:
 
     def enter(self, client: SyncClient) -> int:
         """Keep a client until `leave`, also when its owner forgets it; return its number."""
-        self._client_id += 1
-        self._clients[self._client_id] = client
-        return self._client_id
+        number = next(self._numbers)
+        self._clients[number] = client
+        return number
 
     def leave(self, number: int) -> None:
         """Forget a client that was closed."""

@@ -29,7 +29,8 @@ from memq.protocol.messages import (
     encode_message,
     nack_of,
 )
-from memq.runtime.network import Address
+from memq.runtime.network import Address, ProtocolFactory, Runtime, SocketNetwork
+from tests.skipping_loop import LoopClock, run_skipping
 from tests.stepped_time import step, stepped_runtime
 from tests.unit.toy_broker import ToyBroker, ToyConnection, address_of, pool_of, run, silent_at, turns, until
 
@@ -399,6 +400,27 @@ def test_a_silent_broker_takes_its_share_of_the_first_contact_only() -> None:
                 await until(lambda: not silent.connections)
 
     run(test)
+
+
+def test_the_rounds_of_a_first_contact_have_a_pause_between_and_end_before_their_time() -> None:
+    connects: list[tuple[float, int]] = []
+
+    class Nobody(SocketNetwork):
+        async def connect(
+            self, host: str, port: int, factory: ProtocolFactory, *, timeout_s: float = 10.0
+        ) -> asyncio.BufferedProtocol:
+            connects.append((asyncio.get_running_loop().time(), port))
+            raise UnreachableError(f"nobody at {port}")
+
+    async def test() -> None:
+        runtime = Runtime(clock=LoopClock(), random=random.Random(1), network=Nobody())
+        with pytest.raises(UnreachableError, match="nobody at 1"):
+            await LinkPool(runtime, [("h", 1), ("h", 2)]).reach(0.95)
+
+    run_skipping(test())
+    rounds = [round(at, 3) for at, _ in connects]
+    assert rounds == sorted([round(number / 10, 3) for number in range(10)] * 2)
+    assert all({connects[at][1], connects[at + 1][1]} == {1, 2} for at in range(0, 20, 2))
 
 
 # ---- streams -------------------------------------------------------------------------------------

@@ -333,3 +333,29 @@ def test_totals_before_a_reader_that_looks_back_are_asked_of_the_queue() -> None
     flow.begin()
     assert ask(places.totals_of(flow, SETTINGS, [0])).records == 9
     assert flow.behind.totals.records == 9
+
+
+@pytest.mark.parametrize(
+    ("begins", "offset", "first", "asked"),
+    [
+        ([5], 5, None, 0),
+        ([5], 4, 5, 1),
+        ([5, 3], 4, None, 1),
+        ([5, 3], 2, 3, 1),
+        ([3, 5], 2, 3, 1),
+        ([5, 9], 5, None, 0),
+    ],
+)
+def test_two_answers_must_say_that_retention_has_passed_a_place(
+    begins: list[int], offset: int, first: int | None, asked: int
+) -> None:
+    spans = [Span(begin, 9) for begin in begins]
+
+    class Begins(LogReader):
+        async def span(self, partition: ReadPartition) -> Span:
+            later.append(partition)
+            return spans[-1]
+
+    later: list[ReadPartition] = []
+    assert ask(OffsetResolver(Begins(Log())).first_left(PARTITION, offset, spans[0])) == first
+    assert len(later) == asked

@@ -10,6 +10,7 @@ from memq.client.producer.aio_producer import AsyncProducer
 from memq.client.producer.delivery import Ack
 from memq.client.producer.settings import ProducerSettings
 from memq.errors import (
+    ClosedError,
     CorruptDataError,
     MemqError,
     NotFoundError,
@@ -21,10 +22,11 @@ from memq.errors import (
     UnreachableError,
 )
 from memq.format.blocks.header import scope_of
-from memq.protocol.frames import Api, Frame
+from memq.protocol.frames import Api, Frame, encode_frame
+from memq.protocol.messages import AdminAnswer, Throttle, WireInstance, encode_message, nack_of
 from memq.topic import TopicSettings
 from tests.stepped_time import step, stepped_runtime
-from tests.unit.toy_broker import ToyBroker, ToyConnection, run, toy_topic
+from tests.unit.toy_broker import ToyBroker, ToyConnection, run, toy_topic, turns, until
 
 
 def test_a_lost_connection_resends_the_same_bytes_and_the_age_counts_from_the_first_write() -> None:
@@ -174,6 +176,101 @@ def test_a_block_that_never_left_timed_out() -> None:
         await producer.close()
 
     assert run(test).blocks == {}
+
+
+def test_what_no_broker_says_ends_the_connection_and_the_block_is_sent_again() -> None:
+    spoken: list[int] = []
+
+    def babble(connection: ToyConnection, frame: Frame) -> bool:
+        if frame.api != Api.WRITE or spoken:
+            return False
+        spoken.append(frame.stream)
+        connection.transport.write(encode_frame(Api.THROTTLE, frame.stream, 0, b"no message"))
+        return True
+
+    async def test(broker: ToyBroker) -> None:
+        broker.script = babble
+        async with AsyncProducer(broker.address, runtime=stepped_runtime()) as producer:
+            delivery = await producer.send("clicks", b"v")
+            while not delivery.done():
+                step(1)
+                await turns(2)
+            assert isinstance(delivery.outcome, Ack)
+
+    broker = run(test)
+    assert (broker.values(), len(broker.opens)) == ([b"v"], 2)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"), [("", "topic 'clicks' partition 0 is throttled"), ("too many", "too many")]
+)
+def test_a_throttled_block_that_is_given_up_says_why(said: str, expected: str) -> None:
+    def throttle(connection: ToyConnection, frame: Frame) -> bool:
+        if frame.api != Api.WRITE or not connection.streams[frame.stream].open:
+            return frame.api == Api.WRITE
+        connection.streams[frame.stream].open = False
+        body = encode_message(Throttle(retry_after_ms=3_600_000, text=said))
+        connection.transport.write(encode_frame(Api.THROTTLE, frame.stream, 0, body))
+        return True
+
+    async def test(broker: ToyBroker) -> None:
+        broker.script = throttle
+        async with AsyncProducer(broker.address, delivery_timeout_ms=30_000, runtime=stepped_runtime()) as producer:
+            delivery = await producer.send("clicks", b"v")
+            await broker.until(lambda: any(not each.open for it in broker.connections for each in it.streams.values()))
+            await turns()
+            step(30)
+            with pytest.raises(MemqError, match=expected):
+                await delivery
+
+    run(test)
+
+
+def test_an_owner_that_is_not_known_yet_is_asked_for_at_once() -> None:
+    async def test(broker: ToyBroker) -> None:
+        broker.owners["clicks", 0] = ""
+
+        def serve(connection: ToyConnection, frame: Frame) -> bool:
+            if frame.api == Api.METADATA:
+                connection.serve(frame)
+                broker.owners.clear()  # known from the next answer on
+            return frame.api == Api.METADATA
+
+        broker.script = serve
+        async with AsyncProducer(broker.address, runtime=stepped_runtime()) as producer:
+            delivery = await producer.send("clicks", b"v")
+            await turns()
+            await broker.until(lambda: bool(broker.blocks))
+            await delivery
+
+    run(test)
+
+
+def test_what_follows_the_first_failure_of_a_named_producer_fails_at_once() -> None:
+    writes: list[int] = []
+
+    def serve(connection: ToyConnection, frame: Frame) -> bool:
+        if frame.api == Api.ADMIN:
+            connection.answer(frame, AdminAnswer(instance=WireInstance(epoch=3, next_sequence=7)))
+        elif frame.api == Api.WRITE:
+            writes.append(frame.stream)
+        return frame.api in (Api.ADMIN, Api.WRITE)
+
+    async def test(broker: ToyBroker) -> None:
+        broker.script = serve
+        producer = AsyncProducer(broker.address, name="job", linger_ms=0, runtime=stepped_runtime())
+        deliveries = []
+        for number in range(2):
+            deliveries.append(await producer.send("clicks", b"%d" % number))
+            await broker.until(lambda: len(writes) == len(deliveries))
+        (connection,) = broker.connections
+        body = encode_message(nack_of(CorruptDataError("bad")))
+        connection.transport.write(encode_frame(Api.NACK, writes[0], 7, body))
+        await until(lambda: all(delivery.done() for delivery in deliveries))
+        assert [type(delivery.exception()) for delivery in deliveries] == [CorruptDataError, ClosedError]
+        await producer.close()
+
+    run(test)
 
 
 def test_a_drained_broker_gets_nothing_more() -> None:

@@ -11,7 +11,9 @@ from random import Random
 import pytest
 
 import memq
+from memq.client.producer import producer as producer_module
 from memq.limits import KIB
+from memq.runtime.threads import SpareThreads
 from memq.testing import Cluster
 
 RECORDS, RECORD_BYTES = 6_000, 1 * KIB
@@ -42,6 +44,25 @@ def test_what_is_compressed_beside_the_caller_comes_in_order(codec: str) -> None
         for thread in sealing():
             thread.join(60)
         assert [record.value for record in cluster.records("clicks")] == sent
+
+
+@pytest.mark.parametrize(
+    ("cores", "codec", "expected"), [(None, "zstd", 0), (1, "lz4", 0), (2, "zstd", 1), (16, "zstd", 3), (16, "none", 0)]
+)
+def test_there_is_a_thread_for_each_core_but_the_callers_up_to_four(
+    cores: int | None, codec: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[str, int]] = []
+
+    class Counted(SpareThreads):
+        def __init__(self, name: str, threads_max: int) -> None:
+            found.append((name, threads_max))
+            super().__init__(name, threads_max)
+
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(producer_module, "SpareThreads", Counted)
+    memq.Producer("127.0.0.1:1", codec=codec).close()
+    assert found == [("seal", expected)]
 
 
 def test_without_a_codec_and_with_small_blocks_there_is_no_thread() -> None:

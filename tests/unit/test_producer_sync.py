@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import pytest
 
 import memq
+from memq.client import io_thread as io_thread_module
 from memq.client.io_thread import io_thread, new_event_loop
 from memq.client.producer.delivery import Ack, Delivery
 from memq.client.producer.producer import Producer
@@ -324,6 +325,69 @@ def test_at_exit_a_client_that_fails_leaves_the_others_their_flush(server: Serve
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert server.broker.values() == [b"last words"]
     assert "Traceback" not in done.stderr
+
+
+class Open:
+    """A client that nobody closes, whose flush is over when it may be."""
+
+    def __init__(self, may_end: bool = True) -> None:
+        self.may_end = may_end
+        self.finished = False
+
+    def forked(self) -> None:
+        pass
+
+    async def at_exit(self) -> None:
+        if not self.may_end:
+            await asyncio.get_running_loop().create_future()
+        self.finished = True
+
+
+@pytest.mark.parametrize(
+    ("clients", "said"),
+    [
+        ([], []),
+        ([Open()], ["a memq client was not closed before exit"]),
+        ([Open(), Open()], ["2 memq clients were not closed before exit"]),
+        (
+            [Open(may_end=False)],
+            ["a memq client was not closed before exit", "memq gave up flushing at exit after 0.01 s"],
+        ),
+    ],
+)
+def test_at_exit_only_clients_that_are_open_are_warned_of(
+    clients: list[Open], said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thread = io_thread_module.IoThread()
+    monkeypatch.setattr(io_thread_module, "_thread", thread)
+    monkeypatch.setattr(io_thread_module, "EXIT_FLUSH_S_MAX", 0.01)
+    gone = thread.enter(Open())
+    numbers = [thread.enter(client) for client in clients]
+    assert len({gone, *numbers}) == 1 + len(clients)
+    thread.leave(gone)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        io_thread_module._flush_at_exit()
+    assert [str(each.message) for each in warned] == said
+    assert [client.finished for client in clients] == [client.may_end for client in clients]
+    thread.call(thread.loop.stop)
+    thread._thread.join(20)
+    thread.loop.close()
+
+
+def test_a_child_does_not_wait_for_a_lock_that_its_parent_held(server: Server) -> None:
+    producer = Producer(server.broker.address)
+    buffer = producer._core.buffer
+    for held in (True, False):
+        if held:
+            buffer.lock.acquire()  # by a thread that the child would not have
+        buffer.waiting = 3
+        producer._background.forked()
+        assert (buffer.waiting, buffer.lock.locked()) == (0, False)
+        with pytest.raises(ForkedError):
+            producer.send("clicks", b"v")
+    producer._background.was_forked = False
+    producer.close()
 
 
 def test_the_io_thread_is_one_and_a_daemon() -> None:

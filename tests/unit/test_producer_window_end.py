@@ -22,7 +22,7 @@ from memq.client.producer.window_events import (
     Tick,
 )
 from memq.client.producer.window_states import WindowState
-from memq.errors import TimedOutError, TooLargeError
+from memq.errors import NotReadyError, ProducerFencedError, TimedOutError, TooLargeError
 from tests.unit.test_producer_window import LOST, D, block, moved, new_window, opened
 
 
@@ -104,3 +104,41 @@ def test_a_window_that_never_sent_anything_has_nothing_to_report() -> None:
     window = new_window()
     assert window.handle(Finish(1.0)) == []
     assert window.state is WindowState.CLOSED
+
+
+def test_silence_counts_from_the_oldest_block_under_way() -> None:
+    window = opened()
+    assert window.oldest_sent_s == 1.0
+    window.handle(Sealed(block(10)))
+    window.handle(Room(2.0))
+    assert window.oldest_sent_s == 1.0
+    window.handle(Acked(10))
+    assert window.oldest_sent_s == 2.0
+    window.handle(Acked(20))
+    assert window.oldest_sent_s is None
+
+
+def test_sequences_that_are_passed_over_are_reported_as_burned() -> None:
+    window = opened()
+    window.handle(Sealed(block(15)))
+    assert window.burned == [(10, 15)]
+
+
+def test_an_owner_that_is_not_ready_is_looked_up_again_every_fourth_time() -> None:
+    window, asked = opened(), []
+    window.handle(Refused(NotReadyError("opening"), 0.0))
+    for number in range(1, 9):
+        (order,) = window.handle(Tick(float(number)))
+        assert isinstance(order, OpenStream)
+        asked.append(order.refresh)
+        window.handle(OpenFailed(NotReadyError("opening"), float(number)))
+    assert asked == [False, False, False, True] * 2
+
+
+def test_an_instance_that_a_newer_one_fenced_sends_nothing_more() -> None:
+    window = new_window()
+    window.handle(Sealed(block(0)))
+    (settle,) = window.handle(OpenFailed(ProducerFencedError("a newer instance"), 0.0))
+    assert isinstance(settle, Settle)
+    assert isinstance(settle.error, ProducerFencedError)
+    assert window.state is WindowState.RESTING
