@@ -5,7 +5,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON := $(BIN)/python
-CODE := $(sort $(dir $(wildcard memq/*.py pyspark_memq/*.py localstack/*.py tests/*.py benchmarks/*.py examples/*.py)))
+CODE := $(sort $(dir $(wildcard memq/*.py pyspark_memq/*.py memq_localstack/*.py tests/*.py benchmarks/*.py examples/*.py)))
 JOBS ?= 3
 SEEDS ?= 200
 START ?= 1
@@ -48,10 +48,10 @@ test-integration: $(DEV)        ## real processes on this machine
 	$(PYTEST) tests/integration tests/chaos
 
 localstack: $(CLUSTER)          ## real Kafka, ZooKeeper, S3 and three brokers; `make localstack-down` stops them
-	@$(PYTHON) -m localstack up
+	@$(PYTHON) -m memq_localstack up
 
 localstack-down: $(CLUSTER)     ## stops them; their data stay
-	@$(PYTHON) -m localstack down
+	@$(PYTHON) -m memq_localstack down
 
 simulate: $(DEV)                ## the whole cluster on virtual time: SEEDS=N START=n|fresh JOBS=N, or SEED=n LEVEL=l TRACE=1
 	@$(PYTHON) -m tests.simulation.run $(if $(LEVEL),--level $(LEVEL)) $(if $(TRACE),--trace) \

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from benchmarks.child import Child, cpu_s, pss_bytes
 from benchmarks.together import Together
-from localstack.ports import HOST, free_ports
-from localstack.s3 import BUCKET, preferred
-from localstack.servers import S3Server, Server, start_broker, start_kafka, start_s3, start_zookeeper
+from memq_localstack.ports import HOST, free_ports
+from memq_localstack.s3 import BUCKET, preferred
+from memq_localstack.servers import S3Server, Server, start_broker, start_kafka, start_s3, start_zookeeper
 
 # What Kafka's own start script gives its virtual machine, over what localstack takes to keep it small.
 KAFKA_JAVA = (

@@ -23,9 +23,9 @@ from flights import RECORDS, flights
 from folders import claim, clear
 
 import memq
-from localstack.servers import S3Server, Server, start_broker, start_kafka, start_s3, start_zookeeper
-from localstack.settings_file import write_settings
-from localstack.stack import down
+from memq_localstack.servers import S3Server, Server, start_broker, start_kafka, start_s3, start_zookeeper
+from memq_localstack.settings_file import write_settings
+from memq_localstack.stack import down
 
 TOPIC = "flights"
 PARTITIONS = 6

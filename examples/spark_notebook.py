@@ -19,10 +19,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import memq
-from localstack.spark import spark_environment
 from memq.spark.pipelines.__main__ import pipelines
 from memq.spark.pipelines.files.file_store import place_of_text
 from memq.spark.pipelines.files.from_files import read_files
+from memq_localstack.spark import spark_environment
 
 ended = ExitStack()
 atexit.register(ended.close)

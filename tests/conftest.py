@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
-from localstack import guard, ports
-from localstack.servers import Server, start_zookeeper
+from memq_localstack import guard, ports
+from memq_localstack.servers import Server, start_zookeeper
 from tests.soak import SOAKING
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # workers, and the hundreds of processes that tests start, inherit it

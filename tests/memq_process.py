@@ -8,9 +8,9 @@ import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from localstack import guard
-from localstack.ports import free_ports
-from localstack.processes import identity_of
+from memq_localstack import guard
+from memq_localstack.ports import free_ports
+from memq_localstack.processes import identity_of
 
 END_TIMEOUT_S = 60.0
 

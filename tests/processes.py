@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from localstack.s3 import BUCKET
-from localstack.servers import S3Server, Server
+from memq_localstack.s3 import BUCKET
+from memq_localstack.servers import S3Server, Server
 from tests.memq_process import BrokerServer
 
 SESSION_TIMEOUT_MS = 1_500

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from localstack.servers import start_s3
 from memq.runtime.network import Runtime
 from memq.storage_handlers.s3 import open_store
 from memq.storage_handlers.s3.handler import S3Handler
+from memq_localstack.servers import start_s3
 
 BUCKET = "memq"
 _folders = itertools.count()

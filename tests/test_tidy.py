@@ -20,7 +20,7 @@ from tests.simulation.planted import BUGS, plant
 from tests.unit.test_docs_events import documented, logged
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("memq", "localstack", "tests", "benchmarks", "examples")
+FOLDERS = ("memq", "memq_localstack", "tests", "benchmarks", "examples")
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 600
 PUBLIC_METHODS_MAX = 20

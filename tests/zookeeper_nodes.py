@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from kazoo.client import KazooClient
 
-from localstack.servers import Server
+from memq_localstack.servers import Server
 
 _SECRET = 0xB3415C00  # ZooKeeperServer.superSecret: with it, passwords are a function of the session's number
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from localstack.processes import kill_session
+from memq_localstack.processes import kill_session
 from tests.memq_process import MemqProcess
 
 SIZE = 100  # bytes of a value

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from localstack.s3 import BUCKET
 from memq.broker.spool.files import sizes_in
 from memq.runtime.clock import SystemClock
+from memq_localstack.s3 import BUCKET
 from tests.chaos.clients import SIZE, Client
 from tests.chaos.stack import PREFIX, Stack
 

@@ -11,7 +11,7 @@ import random
 import threading
 from collections.abc import Iterator
 
-from localstack.ports import HOST
+from memq_localstack.ports import HOST
 
 CHUNK_BYTES = 64 * 1024
 HANG_S = 30.0

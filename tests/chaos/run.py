@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import memq
-from localstack import guard
-from localstack.launch import NotReadyError
 from memq.errors import RetryableError
 from memq.runtime.clock import SystemClock
+from memq_localstack import guard
+from memq_localstack.launch import NotReadyError
 from tests.chaos.clients import Client, SparkClient
 from tests.chaos.ending import Ending
 from tests.chaos.journal import COPIES, lines_of

@@ -9,14 +9,14 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from localstack import s3
-from localstack.jars import class_path
-from localstack.java import find_java
-from localstack.kafka import SMALL
-from localstack.launch import Launch, Server
-from localstack.ports import HOST, free_ports
-from localstack.servers import S3Server, start_kafka, start_s3
 from memq.runtime.clock import SystemClock
+from memq_localstack import s3
+from memq_localstack.jars import class_path
+from memq_localstack.java import find_java
+from memq_localstack.kafka import SMALL
+from memq_localstack.launch import Launch, Server
+from memq_localstack.ports import HOST, free_ports
+from memq_localstack.servers import S3Server, start_kafka, start_s3
 from tests.chaos.links import Links
 from tests.chaos.plan import BROKERS, KAFKAS, ZOOKEEPERS, Fault
 from tests.memq_process import BrokerServer

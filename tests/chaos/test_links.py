@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import socket
 
-from localstack.ports import HOST
+from memq_localstack.ports import HOST
 from tests.chaos.links import HANG_S, Links
 
 

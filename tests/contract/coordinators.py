@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from localstack.servers import Server
 from memq.governor import BrokerEntry, MarkedCoordinator
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.governor.standalone import StandaloneCoordinator
@@ -18,6 +17,7 @@ from memq.runtime.clock import SystemClock
 from memq.runtime.network import Runtime
 from memq.settings import PartSettings
 from memq.topic import Topic, TopicSettings, equal_slots
+from memq_localstack.servers import Server
 
 # Each with what it opens on: an empty folder, and the address of a real ZooKeeper.
 COORDINATORS: dict[str, Callable[[Path, Callable[[], str]], MarkedCoordinator]] = {

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from kazoo.client import KazooClient
 from msgspec.structs import replace
 
-from localstack.servers import Server, start_zookeeper
 from memq.errors import (
     ClosedError,
     CorruptDataError,
@@ -37,6 +36,7 @@ from memq.governor.zookeeper.settings import ZookeeperAddress, parse_url
 from memq.runtime.network import Runtime
 from memq.settings import PartSettings
 from memq.topic import Topic, TopicSettings
+from memq_localstack.servers import Server, start_zookeeper
 from tests.contract.coordinators import HANG_S, broker, open_zookeeper, path_of, topic
 from tests.zookeeper_nodes import outsider
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from kazoo.security import make_digest_acl
 
-from localstack.servers import Server, start_zookeeper
 from memq.errors import DeniedError, InvalidSettingError, MemqError, UnreachableError
+from memq_localstack.servers import Server, start_zookeeper
 from tests.contract.coordinators import open_zookeeper, path_of, topic
 from tests.tls import server_context
 from tests.zookeeper_nodes import outsider

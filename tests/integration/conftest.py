@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from localstack.servers import S3Server, Server, start_s3
+from memq_localstack.servers import S3Server, Server, start_s3
 from tests.browsers import chromium
 from tests.integration.kafka import running_kafka
 from tests.processes import BrokerProcess, broker_processes

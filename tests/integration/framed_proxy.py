@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from localstack.ports import HOST
+from memq_localstack.ports import HOST
 
 HANG_S = 120.0
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from localstack.ports import HOST, free_ports
-from localstack.servers import Server, start_kafka
+from memq_localstack.ports import HOST, free_ports
+from memq_localstack.servers import Server, start_kafka
 from tests.integration.framed_proxy import HANG_S, FramedProxy, Outcome
 
 PRODUCE = 0  # the api key of a request that appends

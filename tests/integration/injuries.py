@@ -15,7 +15,6 @@ from random import Random
 import msgspec
 from awscrt.checksums import crc32c
 
-from localstack.servers import Server
 from memq.audit.live.finding import IN_GROUP, IN_OBJECT, IN_QUEUE
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import parse_header, scope_of
@@ -29,6 +28,7 @@ from memq.runtime.network import Runtime
 from memq.storage_handlers.s3 import open_store
 from memq.storage_handlers.s3.handler import S3Handler
 from memq.topic import Topic
+from memq_localstack.servers import Server
 from tests.integration.kafka import kafka_queue
 
 BYTES_MAX = 1 << 20  # of pointers that are read at once

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from localstack.servers import Server, start_kafka
 from memq.notification.kafka import open_from_settings
 from memq.notification.kafka.queue import KafkaQueue
 from memq.runtime.network import Runtime
 from memq.settings import PartSettings
+from memq_localstack.servers import Server, start_kafka
 
 _SETTINGS = {  # members that are gone are noticed sooner
     "group.min.session.timeout.ms": "1000",

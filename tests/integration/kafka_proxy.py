@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from localstack.ports import HOST, free_ports
-from localstack.servers import Server
+from memq_localstack.ports import HOST, free_ports
+from memq_localstack.servers import Server
 from tests.integration.framed_proxy import FramedProxy, Outcome
 from tests.integration.kafka import running_kafka
 from tests.integration.kafka_answers import Lie, pinned

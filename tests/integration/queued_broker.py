@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from localstack.servers import Server
 from memq.broker.broker import Broker
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification import NotificationQueue
@@ -17,6 +16,7 @@ from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.network import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
+from memq_localstack.servers import Server
 from tests.integration.kafka import kafka_queue
 
 QUEUES = pytest.mark.parametrize("kind", ["sqlite", "kafka"])

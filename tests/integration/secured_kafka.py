@@ -16,8 +16,8 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from localstack.ports import HOST
-from localstack.servers import Server
+from memq_localstack.ports import HOST
+from memq_localstack.servers import Server
 from tests.integration.kafka import running_kafka
 from tests.tls import server_context
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from localstack.servers import Server
 from memq.aio import Admin, Consumer, Producer
+from memq_localstack.servers import Server
 from tests.integration.queued_broker import QUEUES, queued_broker
 from tests.moments import moment
 

@@ -7,12 +7,12 @@ import tomllib
 from pathlib import Path
 
 import memq
-from localstack.servers import S3Server, Server
 from memq.compaction.compaction import manifest_of
 from memq.compaction.plan import ColdRule
 from memq.runtime.network import Runtime
 from memq.storage_handlers.s3 import open_store
 from memq.topic import Topic, read_partitions
+from memq_localstack.servers import S3Server, Server
 from tests.cold import CLUSTER, all_records, parts_on
 from tests.integration.kafka import kafka_queue
 from tests.integration.test_retention import BATCHES, HANG_S, QUICK, old_batches, send

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from localstack.servers import S3Server, Server
+from memq_localstack.servers import S3Server, Server
 from tests.load import Sender, create
 from tests.processes import BrokerProcess, settings_text
 from tests.soak import SOAKING, repetitions, report

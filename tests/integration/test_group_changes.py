@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from localstack.servers import Server
 from memq.aio import Admin, Consumer, Producer
 from memq.client.consumer.record import TopicPartition
 from memq.errors import FencedError, RetryableError
+from memq_localstack.servers import Server
 from tests.integration.queued_broker import QUEUES, queued_broker
 from tests.soak import repetitions
 

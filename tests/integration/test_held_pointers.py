@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from localstack.servers import S3Server, Server
+from memq_localstack.servers import S3Server, Server
 from tests.integration.held_kafka import Door, held_kafka
 from tests.load import Sender, check_read, create
 from tests.owners import owned_by, settled, wait_for_takeover

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from localstack.servers import Server
 from memq.runtime.clock import SystemClock
+from memq_localstack.servers import Server
 from tests.contract import test_queue_log
 from tests.contract.manual_clock import ManualClock
 from tests.contract.queues import HANG_S, Scenario, scenarios_of

@@ -12,7 +12,7 @@ from typing import IO
 
 import pytest
 
-from localstack.servers import Server
+from memq_localstack.servers import Server
 from tests.contract.queues import HANG_S
 from tests.integration.kafka import kafka_queue, running_kafka
 

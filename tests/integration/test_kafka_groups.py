@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from localstack.servers import Server
 from memq.errors import GenerationFencedError, InvalidRequestError, NotFoundError
 from memq.notification import Membership
 from memq.notification.kafka.queue import KafkaQueue
 from memq.topic import Committed, Position, Totals
+from memq_localstack.servers import Server
 from tests.contract.queues import HANG_S, STALE_MS, committed, part
 from tests.integration.kafka import kafka_queue
 

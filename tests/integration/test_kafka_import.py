@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, 
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import memq
-from localstack.servers import Server
+from memq_localstack.servers import Server
 from tests.servers import DevServer, dev_server
 from tests.soak import repetitions
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from localstack.servers import Server
 from memq.aio import Admin, Consumer, Producer
 from memq.broker.broker import Broker
 from memq.errors import MemqError
@@ -20,6 +19,7 @@ from memq.notification.kafka.queue import KafkaQueue
 from memq.runtime.network import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
+from memq_localstack.servers import Server
 from tests.contract.queues import HANG_S, part
 from tests.integration.kafka import kafka_queue
 from tests.soak import report, seconds

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import pytest
 from confluent_kafka import KafkaError
 
-from localstack.servers import Server
 from memq.errors import ClosedError, QueueError
 from memq.limits import MIB
 from memq.notification import Entry, Publication
@@ -16,6 +15,7 @@ from memq.notification.kafka.names import Names
 from memq.notification.kafka.queue import KafkaQueue
 from memq.notification.kafka.reading.offsets import Asked, Place
 from memq.runtime.clock import SystemClock
+from memq_localstack.servers import Server
 from tests.contract.queues import HANG_S, STALE_MS, part
 from tests.integration.kafka import kafka_queue
 

@@ -12,9 +12,9 @@ from typing import Any
 from confluent_kafka.admin import AdminClient
 
 import memq
-from localstack.servers import S3Server, Server
 from memq.format.report import AUDIT_TOPIC
 from memq.runtime.clock import SystemClock
+from memq_localstack.servers import S3Server, Server
 from tests.processes import BrokerProcess, broker_processes
 
 TOPIC = "clicks"

@@ -22,7 +22,6 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from localstack.servers import Server
 from memq.errors import (
     InvalidNameError,
     InvalidRequestError,
@@ -38,6 +37,7 @@ from memq.notification.kafka.reading.offsets import Offsets
 from memq.notification.kafka.topics import KafkaTopics
 from memq.runtime.clock import SystemClock
 from memq.topic import ReadPartition
+from memq_localstack.servers import Server
 from tests.contract.queues import HANG_S, STALE_MS, committed, part
 from tests.integration.kafka import kafka_queue
 

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 import memq
-from localstack.servers import S3Server, Server
 from memq.audit.live.view import AuditView
 from memq.cli.audit.audit_state import database_at
 from memq.client.consumer.assigned import Assigned
@@ -24,6 +23,7 @@ from memq.client.consumer.fetch.partition_cursor import ReadyRange
 from memq.format.ranges import RangeSet
 from memq.format.report import AUDIT_TOPIC
 from memq.topic import Topic
+from memq_localstack.servers import S3Server, Server
 from tests.auditors import AuditorProcess
 from tests.integration.injuries import Batch, Injuries, Named, injuries_of, note
 from tests.load import TOPIC, addresses_of

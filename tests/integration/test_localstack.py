@@ -20,9 +20,13 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kazoo.client import KazooClient
 
 import memq
-from localstack.launch import NotReadyError
-from localstack.ports import free_ports
-from localstack.servers import (
+from memq.governor.zookeeper.settings import ZookeeperSettings, parse_url
+from memq.notification.kafka.settings import kafka_settings
+from memq.settings import load_settings, read_section
+from memq.storage_handlers.s3.settings import read_bucket
+from memq_localstack.launch import NotReadyError
+from memq_localstack.ports import free_ports
+from memq_localstack.servers import (
     ADMIN,
     Identity,
     LocalstackError,
@@ -32,10 +36,6 @@ from localstack.servers import (
     start_s3,
     start_zookeeper,
 )
-from memq.governor.zookeeper.settings import ZookeeperSettings, parse_url
-from memq.notification.kafka.settings import kafka_settings
-from memq.settings import load_settings, read_section
-from memq.storage_handlers.s3.settings import read_bucket
 
 TIMEOUT_S = 120
 READER = Identity("reader", "reader", "reader-secret", rights=("Read:memq", "List:memq"))
@@ -133,7 +133,7 @@ def test_drawn_ports_are_drawn_again_when_another_was_quicker(tmp_path: Path, mo
     with socket.create_server(("127.0.0.1", free_ports(1)[0])) as other:
         taken, free = other.getsockname()[1], free_ports(1)[0]
         draws = iter([[taken], [free]])
-        monkeypatch.setattr("localstack.servers.free_ports", lambda _count: next(draws))
+        monkeypatch.setattr("memq_localstack.servers.free_ports", lambda _count: next(draws))
         with start_zookeeper(tmp_path) as server:
             assert server.address == f"127.0.0.1:{free}"
 
@@ -153,7 +153,7 @@ def localstack(tmp_path: Path) -> Command:
     environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "localstack", "--data", str(tmp_path / "state"), *arguments]
+        command = [sys.executable, "-m", "memq_localstack", "--data", str(tmp_path / "state"), *arguments]
         return subprocess.run(
             command,
             cwd=Path(__file__).parents[2],

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import memq
-from localstack.servers import Server
 from memq.errors import RetryableError
+from memq_localstack.servers import Server
 from tests.load import GroupReader, Sender, check_read, create
 from tests.owners import settled
 from tests.processes import BrokerProcess, path_of

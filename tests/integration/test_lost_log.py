@@ -14,9 +14,9 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 import memq
-from localstack.servers import S3Server, Server
 from memq.notification.kafka.topics import REQUIRED, STALE
 from memq.topic import TopicSettings
+from memq_localstack.servers import S3Server, Server
 from tests.processes import broker_processes
 
 TOPIC = "clicks"

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from localstack.servers import Server
 from memq.runtime.clock import SystemClock
+from memq_localstack.servers import Server
 from tests.load import Sender, check_read, create
 from tests.owners import next_victim, wait_for_takeover
 from tests.processes import SESSION_TIMEOUT_MS, BrokerProcess

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import memq
-from localstack.servers import S3Server, Server
 from memq.limits import MIB
 from memq.runtime.clock import SystemClock
+from memq_localstack.servers import S3Server, Server
 from tests.integration.kafka import running_kafka
 from tests.memory import peak_bytes
 from tests.processes import BrokerProcess, settings_text

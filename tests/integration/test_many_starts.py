@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from localstack.servers import S3Server, Server
+from memq_localstack.servers import S3Server, Server
 from tests.load import Sender, check_read, create
 from tests.processes import broker_processes
 from tests.soak import repetitions, report

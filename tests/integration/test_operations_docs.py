@@ -10,8 +10,8 @@ from pathlib import Path
 
 from confluent_kafka.admin import AdminClient
 
-from localstack.s3 import BUCKET
-from localstack.servers import S3Server, Server, start_broker, start_s3
+from memq_localstack.s3 import BUCKET
+from memq_localstack.servers import S3Server, Server, start_broker, start_s3
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "operations.md"

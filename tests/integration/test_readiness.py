@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from localstack.servers import Server
 from memq.broker.api.http import HttpPort
 from memq.broker.broker import Broker
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
@@ -23,6 +22,7 @@ from memq.runtime.network import Address, Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.memory import MemoryHandler
+from memq_localstack.servers import Server
 from tests.integration.kafka import kafka_queue
 from tests.s3_faults import Fault, faulty_s3, place_of
 from tests.soak import SOAKING

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from localstack.servers import Server
 from memq.aio import Admin, Consumer, Producer
 from memq.broker.broker import Broker
 from memq.errors import PositionExpiredError
 from memq.topic import Position, ReadPartition
+from memq_localstack.servers import Server
 from tests.integration.queued_broker import QUEUES, queued_broker
 
 TOPIC, GROUP = "clicks", "report"

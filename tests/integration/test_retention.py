@@ -12,12 +12,12 @@ import boto3
 import pytest
 
 import memq
-from localstack.s3 import BUCKET
-from localstack.servers import S3Server, Server
 from memq.broker.upkeep.pointers import keys_of, whole_log
 from memq.errors import PositionExpiredError
 from memq.runtime.clock import SystemClock
 from memq.topic import Position, read_partitions
+from memq_localstack.s3 import BUCKET
+from memq_localstack.servers import S3Server, Server
 from tests.integration.kafka import kafka_queue
 from tests.processes import BrokerProcess, broker_processes
 

@@ -17,9 +17,9 @@ import boto3
 import pytest
 from awscrt.checksums import crc32c
 
-from localstack.servers import ADMIN, Identity, S3Server, start_s3
 from memq.errors import DeniedError
 from memq.storage_handlers.s3.handler import S3Handler
+from memq_localstack.servers import ADMIN, Identity, S3Server, start_s3
 from tests.s3_servers import BUCKET, S3Place
 from tests.tls import server_context
 

@@ -12,7 +12,6 @@ from awscrt.checksums import crc32c
 from prometheus_client import CollectorRegistry, generate_latest
 
 import memq
-from localstack.servers import ADMIN, Identity, start_s3
 from memq.broker.broker import Broker
 from memq.broker.store_metrics import StoreCollector
 from memq.cli.run import run
@@ -22,6 +21,7 @@ from memq.notification.memory import MemoryQueue
 from memq.runtime.network import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.s3.handler import S3Handler
+from memq_localstack.servers import ADMIN, Identity, start_s3
 from tests.s3_servers import BUCKET, S3Place
 
 HANG_S = 60

@@ -11,9 +11,9 @@ from pathlib import Path
 import boto3
 
 import memq
-from localstack.s3 import BUCKET
-from localstack.servers import S3Server, Server
 from memq.cli.run import run
+from memq_localstack.s3 import BUCKET
+from memq_localstack.servers import S3Server, Server
 from tests.processes import broker_processes
 from tests.servers import dev_server
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from localstack.servers import Server
 from memq.errors import FencedError, VersionConflictError
 from memq.governor import Assignment, Coordinator, Load
 from memq.governor.zookeeper import mirror
 from memq.topic import equal_slots
+from memq_localstack.servers import Server
 from tests.contract import test_coordinator
 from tests.contract.coordinators import HANG_S, broker, open_zookeeper, path_of, topic
 from tests.integration.patient_coordinator import PatientCoordinator, pause

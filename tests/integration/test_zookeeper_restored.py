@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from localstack.servers import S3Server, Server, start_zookeeper
+from memq_localstack.servers import S3Server, Server, start_zookeeper
 from tests.integration.test_lost_coordination import one_governs
 from tests.load import Sender, check_read, create
 from tests.owners import owned_by, owner_of, owners_of, settled, wait_for_takeover

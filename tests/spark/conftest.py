@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from localstack.spark import spark_environment
+from memq_localstack.spark import spark_environment
 from tests.servers import DevServer, dev_server
 
 ROOT = Path(__file__).parents[2]

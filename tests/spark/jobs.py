@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from localstack.launch import Server
-from localstack.processes import kill_session, session_pids
+from memq_localstack.launch import Server
+from memq_localstack.processes import kill_session, session_pids
 from tests.spark.conftest import ROOT
 from tests.spark.standalone import JAVA_OPTIONS
 

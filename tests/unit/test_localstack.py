@@ -14,20 +14,20 @@ from typing import cast
 import pytest
 import yaml
 
-from localstack import kafka, ports, zookeeper
-from localstack.command import main as run
-from localstack.errors import LocalstackError
-from localstack.jars import pinned
-from localstack.java import RELEASE_MIN, find_java, release_of
-from localstack.launch import Launch, Server
-from localstack.ports import free_ports
-from localstack.processes import Identity, identity_of
-from localstack.s3 import ADMIN
-from localstack.signing import signed_headers
-from localstack.stack import up
 from memq.notification.kafka.settings import kafka_settings
 from memq.settings import load_settings
 from memq.storage_handlers.s3.settings import read_bucket
+from memq_localstack import kafka, ports, zookeeper
+from memq_localstack.command import main as run
+from memq_localstack.errors import LocalstackError
+from memq_localstack.jars import pinned
+from memq_localstack.java import RELEASE_MIN, find_java, release_of
+from memq_localstack.launch import Launch, Server
+from memq_localstack.ports import free_ports
+from memq_localstack.processes import Identity, identity_of
+from memq_localstack.s3 import ADMIN
+from memq_localstack.signing import signed_headers
+from memq_localstack.stack import up
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,8 +57,8 @@ def test_a_handle_survives_its_process(tmp_path: Path) -> None:
 STARTER = """
 import sys
 from pathlib import Path
-from localstack import guard
-from localstack.launch import Launch, Server
+from memq_localstack import guard
+from memq_localstack.launch import Launch, Server
 if sys.argv[2] == "guarded":
     guard.begin()
 toy = (sys.executable, "-u", "-c", "import signal; print('ready'); signal.pause()")
@@ -167,7 +167,9 @@ def test_signatures_are_those_of_botocore() -> None:
 @pytest.fixture(scope="module")
 def compose() -> dict[str, dict[str, dict[str, object]]]:
     """Return the parsed Compose file."""
-    loaded: dict[str, dict[str, dict[str, object]]] = yaml.safe_load((ROOT / "localstack" / "compose.yaml").read_text())
+    loaded: dict[str, dict[str, dict[str, object]]] = yaml.safe_load(
+        (ROOT / "memq_localstack" / "compose.yaml").read_text()
+    )
     return loaded
 
 
@@ -215,7 +217,7 @@ def test_compose_settings_for_brokers_are_those_of_its_servers(tmp_path: Path) -
     config = tmp_path / "memq.toml"
     config.write_text(page.split("```toml\n")[1].split("```")[0])
     parts = load_settings({}, {}, config=config).parts()
-    text = (ROOT / "localstack" / "compose.yaml").read_text()
+    text = (ROOT / "memq_localstack" / "compose.yaml").read_text()
     for port in (read_bucket(parts.store, parts.section("s3")).settings.endpoint, parts.queue, parts.coordinator):
         number = re.search(r":(\d{4,5})", port)
         assert number is not None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from localstack.jars import class_path
-from localstack.java import find_java
-from localstack.kafka import SMALL
-from localstack.launch import Launch
-from localstack.ports import HOST
+from memq_localstack.jars import class_path
+from memq_localstack.java import find_java
+from memq_localstack.kafka import SMALL
+from memq_localstack.launch import Launch
+from memq_localstack.ports import HOST
 
 PORTS = 1
 HEAP = "-Xmx64m"

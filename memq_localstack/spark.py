@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from localstack.java import java_home
+from memq_localstack.java import java_home
 
 # PySpark names its own sources first, in a zip, which Python compiles anew at each start: 1.05 s in place of 0.35.
 # Spark gives a streaming source's Python 10 s, fixed, to start: on a busy machine three times the work is too much.

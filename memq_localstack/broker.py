@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from localstack.launch import Launch
-from localstack.ports import HOST
+from memq_localstack.launch import Launch
+from memq_localstack.ports import HOST
 
 PORTS = 1
 DRAIN_TIMEOUT_S = 60.0  # it stores and acks what it holds; a store that is slow makes that long

@@ -7,11 +7,11 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from localstack.errors import LocalstackError
-from localstack.jars import class_path, one_at_a_time
-from localstack.java import find_java
-from localstack.launch import Launch
-from localstack.ports import HOST
+from memq_localstack.errors import LocalstackError
+from memq_localstack.jars import class_path, one_at_a_time
+from memq_localstack.java import find_java
+from memq_localstack.launch import Launch
+from memq_localstack.ports import HOST
 
 PORTS = 2  # the clients', the controller's
 CLUSTER_ID = "bWVtcS1sb2NhbHN0YWNrMQ"  # base64 of 16 bytes

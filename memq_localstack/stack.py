@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from localstack.errors import LocalstackError
-from localstack.launch import Server
-from localstack.s3 import preferred
-from localstack.servers import S3Server, start_broker, start_kafka, start_s3, start_zookeeper
-from localstack.settings_file import NAME, write_settings
+from memq_localstack.errors import LocalstackError
+from memq_localstack.launch import Server
+from memq_localstack.s3 import preferred
+from memq_localstack.servers import S3Server, start_broker, start_kafka, start_s3, start_zookeeper
+from memq_localstack.settings_file import NAME, write_settings
 
 
 def _start_s3(folder: Path, port: int) -> Server:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from localstack.errors import LocalstackError
+from memq_localstack.errors import LocalstackError
 
 FETCHES_IN_FLIGHT_MAX = 4
 FETCH_TIMEOUT_S = 60
@@ -45,7 +45,7 @@ def cache_folder() -> Path:
 
 def pinned(server: str) -> list[Jar]:
     """Return the jars of a server (`kafka`, `zookeeper`), as `jars.txt` has them."""
-    lines = files("localstack").joinpath("jars.txt").read_text(encoding="utf-8").splitlines()
+    lines = files("memq_localstack").joinpath("jars.txt").read_text(encoding="utf-8").splitlines()
     rows = [line.split() for line in lines if line and not line.startswith("#")]
     return [Jar(coordinate, sha256) for name, coordinate, sha256 in rows if name == server]
 

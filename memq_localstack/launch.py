@@ -18,10 +18,10 @@ from typing import Self
 
 import msgspec
 
-from localstack import guard
-from localstack.errors import LocalstackError
-from localstack.ports import answers
-from localstack.processes import LOOK_EVERY_S, Identity, identity_of
+from memq_localstack import guard
+from memq_localstack.errors import LocalstackError
+from memq_localstack.ports import answers
+from memq_localstack.processes import LOOK_EVERY_S, Identity, identity_of
 
 READY_TIMEOUT_S = 240.0  # Kafka takes 4 s on two idle cores, and more than 90 s at load 40
 KILL_TIMEOUT_S = 10.0

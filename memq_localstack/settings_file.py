@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from localstack.launch import Server
-from localstack.s3 import BUCKET
-from localstack.servers import S3Server
+from memq_localstack.launch import Server
+from memq_localstack.s3 import BUCKET
+from memq_localstack.servers import S3Server
 
 NAME = "memq.toml"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from localstack.processes import Identity
+from memq_localstack.processes import Identity
 
 END_TIMEOUT_S = 10.0
 
@@ -33,7 +33,7 @@ class Guard:
             return  # a fork: it is its parent's
         if self._child is None:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "localstack.guard"],
+                [sys.executable, "-m", "memq_localstack.guard"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

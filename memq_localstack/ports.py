@@ -2,7 +2,7 @@
 
 A port of that range may be given to any client's connection between our look and the server's bind, or while a
 killed server is down; a port below it goes to nobody who did not ask for it. Two launchers that draw the same number
-at the same moment are told apart by the bind itself: the one that fails draws again (see `localstack.servers`).
+at the same moment are told apart by the bind itself: the one that fails draws again (see `memq_localstack.servers`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import socket
 
-from localstack.errors import LocalstackError
+from memq_localstack.errors import LocalstackError
 
 HOST = "127.0.0.1"
 FIRST, LAST = 20_000, 31_999  # Linux gives out 32768 and up, macOS and Windows 49152 and up

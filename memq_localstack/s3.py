@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from localstack.errors import LocalstackError
-from localstack.launch import Launch
-from localstack.ports import HOST
+from memq_localstack.errors import LocalstackError
+from memq_localstack.launch import Launch
+from memq_localstack.ports import HOST
 
 REGION = "us-east-1"
 BUCKET = "memq"  # made unless others are asked for

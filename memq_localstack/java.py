@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from localstack.errors import LocalstackError
+from memq_localstack.errors import LocalstackError
 
 RELEASE_MIN = 17  # what Kafka 4 asks for
 

@@ -16,12 +16,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from localstack import broker, kafka, s3, zookeeper
-from localstack.errors import LocalstackError
-from localstack.launch import Launch, NotReadyError, Server
-from localstack.ports import free_ports, is_free
-from localstack.s3 import ADMIN, Identity
-from localstack.signing import signed_headers
+from memq_localstack import broker, kafka, s3, zookeeper
+from memq_localstack.errors import LocalstackError
+from memq_localstack.launch import Launch, NotReadyError, Server
+from memq_localstack.ports import free_ports, is_free
+from memq_localstack.s3 import ADMIN, Identity
+from memq_localstack.signing import signed_headers
 
 __all__ = [
     "ADMIN",
@@ -101,8 +101,9 @@ def start_kafka(
     Args:
         folder: its data, settings and log; with data in it, Kafka goes on with them.
         port: of the clients; 0 draws a free one, or takes again the one that was used on this folder.
-        settings: Kafka's own, over those of `localstack.kafka`; `{port}`, `{controller_port}`, `{data}` are filled in.
-        java_options: for the virtual machine, over those of `localstack.kafka`, which keep it small.
+        settings: Kafka's own, over those of `memq_localstack.kafka`; `{port}`, `{controller_port}` and `{data}` are
+            replaced.
+        java_options: for the virtual machine, over those of `memq_localstack.kafka`, which keep it small.
 
     Raises:
         LocalstackError: no Java, no jars, a port that is taken, or Kafka ended; the message has the end of its log.
@@ -166,7 +167,7 @@ def start_broker(folder: Path, config: Path, name: str, port: int = 0, *, argume
 
     Args:
         folder: its log; a broker has no data of its own.
-        config: the settings file of the cluster, as `localstack.settings_file` writes it.
+        config: the settings file of the cluster, as `memq_localstack.settings_file` writes it.
         name: its id in the cluster.
         port: of the clients; 0 draws a free one, or takes again the one that was used on this folder.
         arguments: more of `memq broker`.
