@@ -21,10 +21,10 @@ from tests.integration.kafka import kafka_queue, running_kafka
 _ASKER = """
 import asyncio, sys
 from memq.errors import NotFoundError, QueueError
-from memq.notification.kafka.topics import Topics
+from memq.notification.kafka.topics import KafkaTopics
 from tests.integration.kafka import kafka_queue
 
-seen = Topics.check
+seen = KafkaTopics.check
 
 async def check(self):
     await seen(self)
@@ -33,12 +33,12 @@ async def check(self):
 
 async def main():
     queue = kafka_queue(sys.argv[1], prefix="coordinator.", request_timeout_ms=1_000)
-    Topics.check = check
+    KafkaTopics.check = check
     try:
         await ask(queue)
     except QueueError as error:
         print("failed:", error, flush=True)
-    Topics.check = seen
+    KafkaTopics.check = seen
     assert sys.stdin.readline()
     for _ in range(20):  # what came late is served meanwhile
         try:

@@ -34,7 +34,8 @@ def test_a_constant_is_small_wherever_it_was_imported_and_as_before_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = memq.limits.READ_BYTES_MAX
-    users = [importlib.import_module(f"memq.{name}").__dict__ for name in ("broker.requests", "client.any_broker")]
+    importers = ("memq.broker.api.requests", "memq.client.broker_router")
+    users = [importlib.import_module(name).__dict__ for name in importers]
     monkeypatch.delitem(sys.modules, "memq.client.consumer.fetch.range_coalescer")
     with scaled({"memq.limits:READ_BYTES_MAX": 100}):
         late = importlib.import_module("memq.client.consumer.fetch.range_coalescer").__dict__
