@@ -106,7 +106,7 @@ class ThrottledError(RetryableError):
 
 
 class OverLimitError(RetryableError):
-    """A topic or a client sends or asks for more than its limit, whose mode is hard: again after `retry_after_ms`."""
+    """A topic or a client exceeds its limit, whose mode is hard. Try again after `retry_after_ms`."""
 
     code = "over-limit"
     default_hint = "wait as long as the message says, send less, or have the limit raised"
@@ -120,7 +120,7 @@ class NotReadyError(RetryableError):
 
 
 class LogLostError(NotReadyError):
-    """The queue shows nothing of a partition that the store has batches of: it is not opened, so that they stay."""
+    """The queue has lost the log of a partition whose batches the store has. It stays closed."""
 
     code = "log-lost"
     default_hint = "the queue has lost its log: stop the brokers, and make it again with memq restore"
@@ -177,7 +177,7 @@ class SpoolError(RetryableError):
 
 
 class AuditStateError(RetryableError):
-    """The database of the live audit does not answer, or refused: nothing was stored, and the auditor tries again."""
+    """The database of the live audit failed. Nothing was stored, and the auditor tries again."""
 
     code = "audit-state-failed"
     default_hint = "check the database that the setting audit_state names; the verdicts wait for it"
@@ -286,7 +286,7 @@ class OutOfSequenceError(InvalidRequestError):
 
 
 class IdentityConflictError(InvalidRequestError):
-    """A block has the producer id and sequences of another block that is stored, and other content: it is not taken."""
+    """A block is refused: the same producer id and sequences are stored with other content."""
 
     code = "identity-conflict"
     default_hint = "send the records again under another producer id; look for two writers that share one identity"

@@ -264,7 +264,7 @@ def equal_slots(count: int) -> tuple[PartitionSlots, ...]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
-    """Where a consumer stands: the next record to deliver. As text `0:17:3`."""
+    """A consumer's position: the next record to deliver. As text `0:17:3`."""
 
     read_partition: int
     pointer_offset: int

@@ -1,4 +1,4 @@
-"""Registers the data source `memq`: PySpark looks into every package whose name starts with `pyspark_`."""
+"""Registers the data source `memq`: PySpark imports every package named `pyspark_…`."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class TailKnowledge(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of a write partition as a whole.
+    """Evidence about a write partition as a whole.
 
     `expired`: retention took some of it. `unread`: something that could hold any sequence was not read.
     `active_since_ms`: producers that were seen at this queue time or later may still be sending.

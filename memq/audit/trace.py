@@ -55,7 +55,7 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class TraceTarget:
-    """What is looked for: a producer's sequence, a key, or a position in the queue; what is not is None."""
+    """Target of a search: a producer's sequence, a key, or a position in the queue; the others are None."""
 
     producer: int | None = None
     sequence: int | None = None

@@ -92,7 +92,7 @@ async def opened_mark(
 
 
 async def check_mark(parts: PartSettings, settings: BrokerSettings) -> str:
-    """Compare the mark of the store with that of the coordinator, and say what was found. Raises: MemqError."""
+    """Compare the store's mark with the coordinator's, and describe the result. Raises: MemqError."""
     async with opened_mark(parts, settings) as mark:
         await mark.compare()
         known = (await mark.look()).known

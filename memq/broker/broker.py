@@ -122,7 +122,7 @@ class Broker:
         self._entry = BrokerEntry(id=settings.broker_id, session=self.services.session, address="")
 
     async def start(self, http_address: str = "") -> None:
-        """Listen, register, and learn what is assigned. Raises: MemqError for what stands in the way."""
+        """Listen, register, and read the assignment. Raises: MemqError of the part that fails."""
         settings, services = self.services.settings, self.services
         for lost in await self._step("compare queue and store", lambda: services.lost_queue.check(self._unanswered)):
             services.events.error("log-lost", f"{lost}; {lost.hint}")
@@ -284,7 +284,7 @@ class Broker:
         return lines + self.partitions.forwarder.describe()
 
     async def check(self) -> None:
-        """Prove that store and queue answer, both at once. Raises: what stands in the way."""
+        """Prove that store and queue answer, both at once. Raises: the first error of the two."""
         store = self.services.store.check(deletes=self.services.settings.delete_objects)
         for found in await asyncio.gather(store, self.services.queue.check(), return_exceptions=True):
             if found is not None:

@@ -10,7 +10,7 @@ from memq.runtime.clock import Clock
 
 
 class BrokerTraces:
-    """Tells what became of batches, when it is over."""
+    """Spans of batches, written when each batch is finished."""
 
     def __init__(self, provider: TracerProvider, clock: Clock, broker: str) -> None:
         self._traces = Traces(provider, clock)
@@ -41,5 +41,5 @@ class BrokerTraces:
 
 
 def global_traces(clock: Clock, broker: str) -> BrokerTraces:
-    """Return what tells the tracer provider of this process, which `opentelemetry-instrument` sets."""
+    """Return traces for this process's tracer provider, which `opentelemetry-instrument` sets."""
     return BrokerTraces(get_tracer_provider(), clock, broker)

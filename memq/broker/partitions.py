@@ -229,7 +229,7 @@ class Partitions:
         raise self._unread(name)
 
     async def confirm(self, names: Sequence[str], known: Mapping[str, str]) -> list[str]:
-        """Compare the topics of these names with a fresh read of the coordinator, but for those whose id is `known`.
+        """Compare topics with a fresh read of the coordinator, except those whose id is `known`.
 
         Return the names for which the coordinator did not answer in time: what it said last must do.
         Raises: NotReadyError when it contradicts what this broker has read.
@@ -244,7 +244,7 @@ class Partitions:
         return [name for name, topic_id in ids.items() if topic_id is None]
 
     async def _current_id(self, name: str) -> str | None:
-        """Return the id that the coordinator has for a name now, "" for no topic; None when it does not answer.
+        """Return the coordinator's current id of a name: "" for no topic, None without an answer.
 
         One that is silent is not asked again at once: clients shall not wait for it with each question.
         """
@@ -389,7 +389,7 @@ class Partitions:
         return altered
 
     async def delete(self, topic: Topic) -> None:
-        """Delete a topic and its pointers. It is gone once the coordinator has deleted it, whatever fails then."""
+        """Delete a topic and its pointers. The delete is final once the coordinator has made it."""
         await self._services.coordinator.delete_topic(topic)
         drop = self._leaving.start(self._drop_logs(topic), f"drop the logs of {topic.name}")
         await asyncio.wait([drop], timeout=DROP_WAIT_S)
@@ -438,7 +438,7 @@ class Partitions:
                 raise end
 
     def progress(self, total: int, done_text: str) -> DrainProgress:
-        """Return what tells how far the drain has come."""
+        """Return a log of how far the drain has come."""
         return DrainProgress(self._services.runtime.clock, self._services.events, total, done_text)
 
     def start_draining(self) -> None:

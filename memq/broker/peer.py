@@ -101,7 +101,7 @@ class Peer(asyncio.BufferedProtocol):
             self._answers.pop(number, None)
 
     def _take(self, frame: Frame) -> None:
-        """Take a frame. Raises: ProtocolError and, when the connection as a whole is refused, what the peer says."""
+        """Take a frame. Raises: ProtocolError; the peer's error when it refuses the whole connection."""
         self._conversation.said(Side.BROKER, frame.api)
         if frame.api == Api.DRAINING:
             return  # what it can't take any more it refuses

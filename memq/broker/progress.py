@@ -1,4 +1,4 @@
-"""Tells in the log how far a drain has come that takes long."""
+"""Progress of a long drain, written to the log."""
 
 from __future__ import annotations
 

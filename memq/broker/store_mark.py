@@ -64,7 +64,7 @@ class StoreMark:
             )
 
     async def settle(self, random: Random) -> None:
-        """Compare, and write the marks that are missing: of a new cluster, or of one from before there were any."""
+        """Compare the marks and write missing ones: of a new cluster, or of one older than the marks."""
         await self.compare()
         marks = await self.look()
         if not marks.known:
@@ -72,7 +72,7 @@ class StoreMark:
             await self.compare()  # another broker may have been faster, with another store
 
     async def accept(self, random: Random) -> StoreMarks:
-        """Make this store the cluster's; return the marks that they were. Raises: InvalidRequestError; as `look`."""
+        """Make this store the cluster's; return the old marks. Raises: InvalidRequestError; as `look`."""
         marks = await self.look()
         live = [broker.id for broker in await self._coordinator.brokers()]
         if live:

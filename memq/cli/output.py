@@ -18,7 +18,7 @@ def talk(text: str) -> None:
 
 
 def confirm(question: str) -> None:
-    """Ask on a terminal before what can't be undone; without one go on.
+    """Ask on a terminal before an irreversible step; without a terminal, continue.
 
     Raises: click.ClickException for a no.
     """

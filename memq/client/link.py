@@ -82,7 +82,7 @@ class Link(asyncio.BufferedProtocol):
         return int((monotonic_s - self._ready_at) * 1000)
 
     def write(self, *buffers: bytes | bytearray | memoryview) -> None:
-        """Send bytes that form whole frames. After a loss they are dropped: `lost` tells."""
+        """Send bytes that form whole frames. They are dropped after a loss, which `lost` reports."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(buffers)
 
@@ -160,7 +160,7 @@ class Link(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail what waits for an answer, and tell the owner."""
+        """Fail all waiting requests, and notify the owner."""
         was_open = self.open
         self._conversation.close()
         name = format_address(self.address)

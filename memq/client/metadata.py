@@ -137,7 +137,7 @@ class ClusterMetadata:
         return answer.topics
 
     async def ask(self, request: MetadataRequest) -> Metadata:
-        """Ask the known brokers in turn until one answers that could confirm its topics; else the first one's must do.
+        """Ask brokers in turn until one can confirm the topics; else return the first answer.
 
         Raises: UnreachableError naming each of them; InvalidRequestError and DeniedError as the broker said.
         """

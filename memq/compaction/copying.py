@@ -34,7 +34,7 @@ WRITER = "compaction"  # who wrote the object, in its meta
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A part that is stored, of which no manifest tells so far, and what was found wrong, by key."""
+    """A stored part that no manifest names yet, and the faults found in it, by key."""
 
     part: PartRef
     findings: tuple[tuple[str, str], ...] = ()

@@ -22,7 +22,7 @@ POINTERS_MAX = OBJECT_BATCHES_MAX // 4  # of one part
 
 @dataclass(frozen=True, slots=True)
 class ColdRule:
-    """What is cold: entries older than `age_ms`, in runs of about `object_bytes`.
+    """Rule for cold entries: older than `age_ms`, in runs of about `object_bytes`.
 
     With `rest` also what fills none.
     """

@@ -79,13 +79,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def digest_of(values: Iterable[Buffer | None], keys: Iterable[Buffer | None] = ()) -> int:
-    """Return a sum of checksums that is the same for the same values and keys in any order, and in any parts."""
+    """Return a sum of checksums that depends neither on the order of values and keys nor on the parts."""
     held, named = cast(Iterable[bytes], filter(None, values)), cast(Iterable[bytes], filter(None, keys))
     return sum(map(crc32, held)) + (sum(map(crc32, named)) << 16)
 
 
 def same_rows(one: Sequence[StagedObject], other: Sequence[StagedObject]) -> bool:
-    """Whether two sets of objects hold as many records of each topic, with the same digest where both have one."""
+    """Whether two sets of objects have equal record counts by topic, and equal digests where both exist."""
     return _counts(one) == _counts(other) and (
         any(each.digest is None for each in (*one, *other)) or _digest(one) == _digest(other)
     )

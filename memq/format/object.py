@@ -155,7 +155,7 @@ class ObjectIndex:
 
 
 class Trailer(NamedTuple):
-    """The last 32 bytes of an object; `checked` has those that the checksum covers beside the index."""
+    """The last 32 bytes of an object; `checked` are those that the checksum covers with the index."""
 
     index_offset: int
     object_length: int

@@ -89,7 +89,7 @@ class ProducerEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NamedProducer(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered beyond the dedup window of a producer that can replay after hours.
+    """State of a producer that may replay after hours, kept beyond the dedup window.
 
     All its sequences below `last_sequence` are committed; `epoch` is that of its newest instance. `last_seen_ms` is the
     queue time of its last sign, 0: that of the pointer itself. Of a writer that stages, `batch_id` (decimal) is its

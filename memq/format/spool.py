@@ -151,7 +151,7 @@ def _decode_head(data: bytes) -> int:
 
 
 class _Header(NamedTuple):
-    """An entry's header, which is sound; its block is not looked at."""
+    """An entry's header, which is sound; its block is not checked."""
 
     topic_id: bytes
     partition: int

@@ -134,7 +134,7 @@ class Coordinator(Protocol):
         ...
 
     async def report(self, broker: BrokerEntry, loads: Sequence[Load]) -> None:
-        """Tell what the broker's partitions take in, in place of what it told before.
+        """Report the load of the broker's partitions; it replaces the last report.
 
         It goes when the broker goes.
         """

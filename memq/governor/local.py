@@ -21,11 +21,11 @@ class LocalCoordinator(ABC):
 
     @abstractmethod
     async def _change(self, decide: Callable[[Registry], RegistryChange]) -> RegistryChange:
-        """Make what `decide` says to change, tell all watchers, and return it."""
+        """Apply the change that `decide` returns, notify all watchers, and return it."""
 
     @abstractmethod
     def _changed(self) -> None:
-        """Tell all watchers that the membership has changed."""
+        """Notify all watchers that the membership has changed."""
 
     async def register(self, broker: BrokerEntry) -> None:
         """See `Coordinator.register`."""

@@ -22,12 +22,12 @@ class MemoryCluster:
         self.handles: list[MemoryCoordinator] = []
 
     def apply(self, change: RegistryChange) -> None:
-        """Make a change, and tell all watchers."""
+        """Apply a change, and notify all watchers."""
         self.registry.apply(change)
         self.changed()
 
     def changed(self) -> None:
-        """Tell the watchers of all coordinators."""
+        """Notify the watchers of all coordinators."""
         for handle in self.handles:
             handle.watchers.changed()
 

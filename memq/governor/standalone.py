@@ -134,7 +134,7 @@ class StandaloneCoordinator(LocalCoordinator):
         return together
 
     def _decided(self, request: _Request) -> RegistryChange | None:
-        """Return what a request changes; None when nobody waits for it any more, or it was told why not."""
+        """Return the change of a request; None when nobody waits for it, or it was refused."""
         try:
             return None if request.done.done() else request.decide(self._registry)
         except MemqError as error:

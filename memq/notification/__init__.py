@@ -206,7 +206,7 @@ class Groups(Protocol):
         ...
 
     async def describe(self, group: str) -> GroupState:
-        """Return members and positions. The generation is 0 when the queue does not tell it."""
+        """Return members and positions. The generation is 0 when the queue does not report it."""
         ...
 
     async def delete_group(self, group: str) -> None:
@@ -240,7 +240,7 @@ class NotificationQueue(PointerWriter, PointerReader, Groups, PartitionAdmin, Pr
     """Everything that a broker needs of a queue."""
 
     async def check(self) -> None:
-        """Prove that the queue answers; raise what stands in the way."""
+        """Prove that the queue answers. Raises: the MemqError that it fails with."""
         ...
 
     async def close(self) -> None:

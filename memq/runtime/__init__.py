@@ -1,1 +1,1 @@
-"""What the simulation replaces of the machine: clock, network, tasks, threads, memory, log."""
+"""Parts of the machine that the simulation replaces: clock, network, tasks, threads, memory, log."""

@@ -105,7 +105,7 @@ class SpareThreads:
         return True
 
     def close(self) -> None:
-        """Take no call any more; those that run go on. Closing twice is fine."""
+        """Accept no more calls; running ones finish. Closing twice is fine."""
         self._executor.shutdown(wait=False)
 
     def _run(self, call: Callable[[], object]) -> None:

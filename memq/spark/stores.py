@@ -36,7 +36,7 @@ class StoreUrls:
 
     @classmethod
     def of(cls, options: ReadOptions, known: Mapping[str, str]) -> StoreUrls:
-        """Return what options and brokers say; the option `store` stands for all stores."""
+        """Return the stores of options and brokers; the option `store` replaces all of them."""
         return cls({ANY: options.store} if options.store else dict(known), options.config, options.profile)
 
 
@@ -99,5 +99,5 @@ class TaskStores:
 
 
 async def _no_broker(store: str, key: str, offset: int, length: int) -> Buffer:
-    """Stand where a client has a broker to read through: tasks have none. Raises: DeniedError."""
+    """Refuse a read through a broker, which tasks do not have. Raises: DeniedError."""
     raise DeniedError(f"store '{store}' can't be read through a broker by a task of Spark")

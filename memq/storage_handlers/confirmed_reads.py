@@ -154,7 +154,7 @@ class ConfirmedReads:
             self.note(contradicted[0].way.place, _text_of(contradicted[0]), len(contradicted))
 
     def note(self, place: str, text: str, count: int = 1) -> None:
-        """Count answers of one place that another fetch has contradicted; `text` says what was wrong with the first."""
+        """Count answers that a second fetch contradicted; `text` describes the first fault."""
         self.transit_errors += count
         if self._events is not None:
             self._events.warning("bytes-differed", f"{place} came otherwise when it was fetched again: {text}")

@@ -10,7 +10,7 @@ ReadPart = Callable[[int, int], Awaitable[object]]  # `length` bytes from `offse
 
 
 async def reaches(read: ReadPart, size: int) -> bool:
-    """Whether at least `size` bytes are there: the last of them tells.
+    """Whether at least `size` bytes exist, found by reading the last of them.
 
     Raises: as `read`, but no CorruptDataError.
     """

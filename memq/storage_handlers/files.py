@@ -198,7 +198,7 @@ def joined_crc(buffers: Sequence[Buffer]) -> int:
 
 
 def same_content(path: Path | str, size: int, checksum: int) -> bool:
-    """Tell whether a file holds `size` bytes with this crc32c."""
+    """Whether a file holds `size` bytes with this crc32c."""
     with FileIO(path) as file:
         if os.fstat(file.fileno()).st_size != size:
             return False

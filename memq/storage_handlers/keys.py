@@ -1,4 +1,4 @@
-"""The grammar of object keys, keys that a listing repeats, and the bound of sizes: what one store takes, all take."""
+"""Grammar of object keys, repeated keys in a listing, and size limits, the same for every store."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check_prefix(prefix: str) -> str:
 
 
 class ListedKeys:
-    """The entries of a listing, page by page, without those that the same page or one of the last two had already.
+    """Entries of a listing, page by page, without repeats from the same page or the last two.
 
     Nothing is said of their order: some servers list by key, others folder by folder.
     """

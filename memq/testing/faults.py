@@ -1,4 +1,4 @@
-"""Failures on demand: a store and a queue in memory that fail the calls they were told to."""
+"""Failures on demand: a store and a queue in memory that fail chosen calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FAILURES_MAX = 10_000
 
 
 class Faults:
-    """What is to fail, by call; each failure is used once."""
+    """Planned failures by call; each is used once."""
 
     def __init__(self) -> None:
         self._planned: dict[str, deque[MemqError]] = {call: deque() for call in CALLS}

@@ -1,4 +1,4 @@
-"""Planted bugs of identities: a copy that is none, a producer that cuts anew."""
+"""Planted bugs of identities: a copy that is none, a producer that cuts its blocks again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IDENTITY_BUGS = (
         producers=("clone",),
     ),
     Planted(
-        "producer cuts anew after a reconnect",
+        "producer cuts blocks again after a reconnect",
         "memq.client.producer.partition_sender",
         "PartitionSender._write",
         "link.write(",

@@ -148,7 +148,7 @@ KEEPING_BUGS = (
         aspects=("wander",),
     ),
     Planted(
-        "consumer begins anew",
+        "consumer begins again",
         "memq.client.consumer.opener",
         "Opener._open",
         "position, known = stored.position, stored.totals",

@@ -152,7 +152,7 @@ def shown(name: str, default: Value) -> str:
 
 
 def test_the_page_has_every_setting() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "write it anew: python -m tests.unit.test_docs_configuration"
+    assert PAGE.read_text(encoding="utf-8") == page(), "write it again: python -m tests.unit.test_docs_configuration"
 
 
 def test_every_setting_says_what_it_means_and_in_which_unit() -> None:

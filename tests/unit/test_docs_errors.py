@@ -35,7 +35,7 @@ def _doc(error: type) -> str:
 
 
 def test_the_page_has_every_error() -> None:
-    assert PAGE.read_text() == page(), "write it anew: python -m tests.unit.test_docs_errors"
+    assert PAGE.read_text() == page(), "write it again: python -m tests.unit.test_docs_errors"
 
 
 if __name__ == "__main__":

@@ -144,7 +144,7 @@ def exported() -> str:
 
 
 def test_the_page_has_every_metric_and_alert() -> None:
-    assert PAGE.read_text() == page(), "write it anew: python -m tests.unit.test_docs_metrics"
+    assert PAGE.read_text() == page(), "write it again: python -m tests.unit.test_docs_metrics"
 
 
 def test_what_is_exported_is_in_the_table_and_all_of_the_table_is_exported() -> None:

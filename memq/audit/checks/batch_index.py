@@ -1,4 +1,4 @@
-"""Asks an object's index which blocks a batch has, where the pointer alone does not tell."""
+"""Reads the blocks of a batch from its object's index, where the pointer alone is not enough."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The content of a topic's last blocks, for telling a copy from another block of its sequences. Pure."""
+"""Content of a topic's last blocks; distinguishes a copy from another block with its sequences. Pure."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ Read = Callable[[Location], Awaitable[Buffer]]
 
 @dataclass(frozen=True, slots=True)
 class NamedFinding:
-    """What is wrong at an offset of the queue: the key of the object, "" when no pointer could be read.
+    """Fault at an offset of the queue, with the object's key; "" when no pointer could be read.
 
     Why.
     """

@@ -24,7 +24,7 @@ _PACKED: dict[int, Callable[[bytes], object]] = {
 
 @dataclass(frozen=True, slots=True)
 class ObjectFinding:
-    """What is wrong at a byte of an object. `code` is the error's: corrupt-data or unsupported-format."""
+    """Fault at a byte of an object. `code` is the error's: corrupt-data or unsupported-format."""
 
     offset: int
     code: str

@@ -1,4 +1,4 @@
-"""The lag of groups over the last day, minute by minute, as it was looked at. Pure."""
+"""Lag of groups over the last day, one sample a minute. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LagHistory:
         self._last: dict[tuple[str, str], int] = {}
 
     def take(self, topic: str, group: str, minute: int, lag: int) -> None:
-        """Take a lag that was looked at in a Unix minute; minutes never go back."""
+        """Add the lag that was read in a Unix minute; minutes never go back."""
         key = (topic, group)
         series = self._series.get(key)
         if series is None:

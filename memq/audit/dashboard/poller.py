@@ -291,7 +291,7 @@ class Poller:
         )
 
     def _spark(self, name: str, minute: int) -> tuple[int | None, ...]:
-        """Return a topic's last hour: as it was looked at, and before that as the audit has it."""
+        """Return a topic's last hour: the poller's own samples, and before them the minutes of the audit."""
         seen = self._rates.spark(name, minute)
         verdict = self._known.verdicts.get(name)
         if verdict is None or not verdict.committed or (seen and None not in seen):

@@ -26,7 +26,7 @@ class _Sampled:
 
 
 class TopicRates:
-    """Takes totals by topic, and says how fast they grow. A topic that was looked at once has no rate."""
+    """Growth of each topic, computed from its totals. A topic with a single sample has no rate."""
 
     def __init__(self) -> None:
         self._topics: dict[str, _Sampled] = {}

@@ -1,4 +1,4 @@
-"""The port behind which the auditor stands: what the dashboard asks it.
+"""Ports of the dashboard, which the auditor implements.
 
 Without an auditor all of it is unknown.
 """
@@ -81,5 +81,5 @@ class AuditSource(Protocol):
         ...
 
     async def acknowledge(self, finding: str, who: str) -> None:
-        """Note who has looked at a finding. Raises: NotFoundError."""
+        """Note the name of the operator that acknowledged a finding. Raises: NotFoundError."""
         ...

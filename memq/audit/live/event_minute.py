@@ -41,7 +41,10 @@ class EventMinutes:
                 waiting.append((due_ms, first, next_, minute, late))
 
     def tell(self, minute: int, pieces: Sequence[Range], row: Callable[[int], MinuteCounts], *, sure: bool) -> None:
-        """Take a report on a minute; `sure` when it is of the record in the queue. Move what is counted in another."""
+        """Take a report on a minute; `sure` when its minutes are those of the stored records.
+
+        Records that were counted in another minute then move to this one.
+        """
         told = RangeSet(pieces if sure else self._told(pieces)[1])
         if sure:
             self._move(minute, told, row)
@@ -96,7 +99,7 @@ class EventMinutes:
         return _dated_by(self._stream.minutes.items(), pieces)
 
     def _move(self, minute: int, told: RangeSet, row: Callable[[int], MinuteCounts]) -> None:
-        """Take what is `told` of a minute from all others, with the counts of what was sent."""
+        """Move the reported ranges of a minute out of all other minutes, with their counts of sent records."""
         for other, ranges in list(self._stream.minutes.items()):
             moved = common(told, ranges) if other != minute else []
             if moved:
@@ -114,7 +117,7 @@ class EventMinutes:
         del guessed[:-PIECES_MAX]
 
     def _forget_minutes(self) -> None:
-        """Forget what is old, but a little of what a later instance may use again: what is awaited, or a guess."""
+        """Forget old minutes, except a few that are still awaited or guessed: a later instance may use them."""
         minutes, guessed = self._stream.minutes, self._stream.guessed
         newest = max(minutes, default=0)
         old = sorted((minute for minute in minutes if minute <= newest - MINUTES_KEPT), reverse=True)

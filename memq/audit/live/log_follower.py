@@ -1,4 +1,4 @@
-"""Reads the pointers of all audited partitions up to their ends; a log that fails delays no other. A shell.
+"""Reads the pointers of all audited partitions up to their ends. A failing log delays no other. Shell.
 
 A round asks for all of them in one request. A log that fails, or whose objects do, is left out of the next rounds and
 asked apart, at the same time, until it answers. Until it was read up to an end again, nothing may be judged of it.
@@ -139,7 +139,7 @@ class LogFollower:
         self._events.warning("audit.log-failed", f"partition {log.partition} of topic '{log.topic}': {error}")
 
     async def _ask_apart(self) -> None:
-        """Ask all sick logs once; those that failed again come last the next time, for an answer has limited time."""
+        """Poll all failing logs once. Logs that fail again come last next time: an answer has limited time."""
         asked = dict(self._sick)
         try:
             answer = await self._queue.poll(asked, 0, min(LOG_BYTES * len(asked), POLL_BYTES_MAX))

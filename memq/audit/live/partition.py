@@ -188,11 +188,11 @@ class PartitionAudit:
 
     @property
     def waits(self) -> bool:
-        """Whether something was told that counts when the queue was read."""
+        """Whether reports wait to be judged at the next read of the queue."""
         return bool(self.books.told)
 
     def hold(self, now_ms: int) -> None:
-        """Judge nothing: the queue can't be read. The minutes that pass, and those that reports are about, are unknown.
+        """Judge nothing, as the queue can't be read. Minutes that pass, or that reports cover, stay unknown.
 
         Only so many reports wait. The word of the oldest is given up, and its minutes stay unknown.
         """
@@ -212,7 +212,7 @@ class PartitionAudit:
         del books.told[: max(over, 0)]
 
     def settle(self, now_ms: int) -> None:
-        """Judge, now that the queue was read up to an end that was asked for after all that was told."""
+        """Judge the waiting reports. The queue was read up to an end that was requested after they came."""
         self._changed |= bool(self.books.told or self.books.unread)
         self.silence(None, self.books.unread, -1)
         self.books.unread.clear()
@@ -383,7 +383,7 @@ class PartitionAudit:
             self._hold(Wrong(kind, IN_QUEUE, producer, cause), pieces, stream, now_ms)
 
     def _below_end(self, producer: int, stream: AuditedProducer, now_ms: int) -> list[Range]:
-        """Return what lies below the end that a producer told, and is in no pointer.
+        """Return the ranges below a producer's reported end that no pointer has.
 
         What was sent for less than `all`, acked or not, or at a level that no report has told yet, may be held for the
         next owner: until that time is over, only what is overdue was sent for `all`.

@@ -63,7 +63,7 @@ class Reports(Protocol):
         ...
 
     async def seek(self, home: int, position: str) -> None:
-        """Go on from a position, "" for the beginning. Raises: FencedError when the home is another's by now."""
+        """Continue from a position, "" for the beginning. Raises: FencedError when another owns the home now."""
         ...
 
     async def caught_up(self, home: int) -> bool:

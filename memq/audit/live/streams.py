@@ -67,7 +67,7 @@ class StreamAudit:
         self._read.tasks.setdefault(client, TaskRead()).sure = False
 
     def settle(self, now_ms: int) -> Iterator[int]:
-        """Count what is processed, and hold the stream to its word as far as that can be told."""
+        """Count the processed records, and compare the stream with its report as far as the log allows."""
         read = self._read
         if read.to and (read.tasks or read.covered != read.to):
             to = Position.parse(read.to)

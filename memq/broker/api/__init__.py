@@ -1,1 +1,1 @@
-"""What clients and operators ask a broker: frames and HTTP."""
+"""Requests of clients and operators to a broker: frames and HTTP."""

@@ -62,7 +62,7 @@ class GroupRequests:
         self._partitions = partitions
 
     async def prepare_poll(self, frame: Frame) -> Handler:
-        """Do what holds no bytes: wait as long as a POLL asks to, or until there is something. Return what answers it.
+        """Wait, without holding bytes, until a POLL has an answer or its time is over. Return its handler.
 
         Its answer has pointers, begin and end of partitions, or an offset by time, or says what is wrong with it.
         """

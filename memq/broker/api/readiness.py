@@ -26,7 +26,7 @@ class Readiness:
         self._checking: asyncio.Task[MemqError | None] | None = None
 
     async def prove(self) -> None:
-        """Return when store and queue answer. Raises: MemqError for what stands in the way.
+        """Return when store and queue answer. Raises: the MemqError of the one that does not.
 
         In `READY_S` at most.
         """

@@ -134,7 +134,7 @@ class Requests:
         self._begin(connection, frame, self._answer(connection, frame), lambda: self._forget(frame))
 
     def forward(self, connection: Connection, request: int, slab: Slab, start: int, stop: int) -> None:
-        """See `memq.broker.ingest.connection.Handler.forward`: the slab is kept until the block is in the queue."""
+        """See `ingest.connection.Handler.forward`. The slab is kept until the block is in the queue."""
         if self._tasks.stopped:
             connection.abort()
             return
@@ -412,7 +412,7 @@ class Requests:
 
 
 def _answer_bytes(frame: Frame) -> int:
-    """Return how many bytes of an object, or of pointers, an answer to READ or POLL may have; 0 for a refusal."""
+    """Return the most bytes that the answer to a READ or POLL may have; 0 for a refusal."""
     try:
         if frame.api == Api.READ:
             return max(0, min(decode_message(frame.body, ReadRequest).length, READ_BYTES_MAX))

@@ -433,7 +433,7 @@ class Connection(asyncio.BufferedProtocol):
             self.outbox.write(body)  # not joined: that would copy it
 
     def refuse(self, error: MemqError) -> None:
-        """Tell the client what is wrong with the connection as a whole, and close it."""
+        """Send the client the error of the connection as a whole, and close it."""
         if self.leaving_since_s is not None or self._transport is None:
             return
         self.leaving_since_s = self._services.runtime.clock.monotonic()

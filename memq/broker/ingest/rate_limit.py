@@ -58,7 +58,7 @@ class TokenBucket:
         self.tokens -= count
 
     def change(self, rate: float, now_s: float) -> None:
-        """Go on at another rate; what is owed stays owed."""
+        """Change the rate; tokens that are owed stay owed."""
         tokens = self.look(now_s)
         self.rate = rate
         self.tokens = min(rate, tokens)

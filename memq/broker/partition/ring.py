@@ -31,7 +31,7 @@ _IDENTITY_AT = 32
 
 
 class SlotState(Enum):
-    """Where a batch stands."""
+    """State of a batch."""
 
     FREE = auto()
     OPEN = auto()

@@ -134,7 +134,7 @@ class TopicProcessor:
         self._tasks.start(self._run(), f"open {self.topic.name}/{self.partition}")
 
     async def ready(self) -> None:
-        """Wait until blocks are taken. Raises: what stands in the way, when it is final for this broker."""
+        """Wait until blocks are accepted. Raises: the failure that is final for this broker."""
         await self._ready.wait()
         if self.failure is not None:
             raise self.failure
@@ -263,7 +263,7 @@ class TopicProcessor:
         return NamedProducer(producer=producer_id, epoch=begun, last_sequence=producer.next)
 
     async def admit_producer(self, producer_id: int, epoch: int, sequence: int) -> None:
-        """Let an instance of a named producer go on from `sequence`, after `ready`.
+        """Admit an instance of a named producer, which continues from `sequence`, after `ready`.
 
         The queue may know more of it than this owner has read, and blocks of an older instance may still be in the
         ring, under the same sequences. Raises: as `begin_producer`, OutOfSequenceError.
@@ -322,7 +322,7 @@ class TopicProcessor:
             self.own.forget(now_ms, busy, self.topic.settings.retention_ms)
 
     async def end_producer(self, end: ProducerEnd) -> None:
-        """Record in the queue where a producer ended. Raises: what stands in the way."""
+        """Record in the queue where a producer ended. Raises: the failure of the partition."""
         if self.failure is not None:
             raise self.failure
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -417,7 +417,7 @@ class TopicProcessor:
             self._fenced.set()
 
     async def _publish(self, head: BatchSlot | None) -> None:
-        """Publish the head, or a control pointer that is due; ack; go on with the next."""
+        """Publish the head or a control pointer that is due, ack it, and continue with the next."""
         try:
             if head is not None:
                 await self._publish_batch(head)

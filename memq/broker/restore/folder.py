@@ -65,6 +65,6 @@ async def _restore(
 
 
 def _remove(queue: Path) -> None:
-    """Remove a queue's file and SQLite's own beside it."""
+    """Remove a queue's file and the files that SQLite keeps next to it."""
     for ending in ("", "-wal", "-shm", "-journal"):
         queue.with_name(queue.name + ending).unlink(missing_ok=True)

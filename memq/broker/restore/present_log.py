@@ -57,7 +57,7 @@ class PresentLog:
         return (pointer.partition, pointer.epoch, pointer.batch_sequence) in self.batches
 
     def note(self, entry: Entry) -> None:
-        """Take the next entry of the log; one that is damaged tells nothing."""
+        """Take the next entry of the log; a damaged one counts for nothing."""
         try:
             pointer = decode_pointer(entry.body)
         except (CorruptDataError, UnsupportedFormatError):

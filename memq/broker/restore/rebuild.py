@@ -24,7 +24,7 @@ from memq.topic import Topic, Totals, writer_id
 
 @dataclass(frozen=True, slots=True)
 class FoundBatch:
-    """One batch as index and headers tell it; `damaged` counts its blocks that do not hold.
+    """One batch as index and headers describe it; `damaged` counts its blocks that are not sound.
 
     `named` is how far named producers come with it, or the writer that staged it.
     """

@@ -125,7 +125,7 @@ def sizes_in(folder: Path) -> dict[str, int]:
 
 
 def look_at_spool(folder: Path, bytes_max: int, now_ms: int) -> tuple[str, str]:
-    """Look at a broker's spool from outside, also while it runs.
+    """Inspect a broker's spool from outside, also while it runs.
 
     Return what there is, and what is wrong with it.
     """

@@ -87,7 +87,7 @@ class LostLogs:
         return await self._lost_logs(empty)
 
     async def _shown(self) -> AsyncIterator[tuple[Topic, list[Span | MemqError] | NotFoundError]]:
-        """Yield each topic with the spans of its partitions, NotFoundError when the queue does not have all of them."""
+        """Yield each topic with the spans of its partitions; NotFoundError when the queue lacks some."""
         for bunch in bunches(await self.coordinator.topics()):
             asked = (self._spans(read_partitions(topic)) for topic in bunch)
             for topic, spans in zip(bunch, await asyncio.gather(*asked, return_exceptions=True), strict=True):

@@ -39,7 +39,7 @@ def forgotten_topic(topic: ObjectTopic) -> Claim:
 
 
 class OrphanObjects:
-    """Tells them by their keys, or by the index of an object of many batches: one GET for each of those.
+    """Finds orphans by key; by the index for an object of many batches, with one GET for each.
 
     `logs` are of all write partitions of `topics` that show anything; `claimed` are those that ever had an owner.
     """

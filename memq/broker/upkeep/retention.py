@@ -210,7 +210,7 @@ async def sweep(services: Services, age_ms: int) -> Swept:
 
 
 async def _end_deletions(services: Services, forgotten: Mapping[str, ObjectTopic]) -> None:
-    """Drop the logs of topics that the coordinator has deleted, by its word in two passes, far enough apart.
+    """Drop the logs of deleted topics that the coordinator has reported in two passes, far enough apart.
 
     The broker that deleted such a topic came to its end before its queue took the logs. The objects go in later passes.
     """

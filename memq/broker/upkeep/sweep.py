@@ -262,7 +262,7 @@ class Sweep:
     async def _strike_unaccounted(
         self, topics: Sequence[Topic], keys: dict[str, ObjectEntry], logs: dict[Place, LogCoverage]
     ) -> None:
-        """Take what a log may name that lost it, or that is not known, out of `keys`, and tell it."""
+        """Remove from `keys`, and report, objects that a log may have lost or that no log accounts for."""
         if not keys:
             return
         claimed = {(each.topic_id, each.partition) for each in await self._assignments() if each.epoch}

@@ -119,7 +119,7 @@ def findings(
 @click.argument("finding")
 @click.option("--by", "who", required=True, metavar="NAME", help='Who has looked at it; "" takes that back.')
 def acknowledge(finding: str, who: str, config: str | None, profile: str | None, **flags: Value | None) -> int:
-    """Note who has looked at FINDING, an id of the list."""
+    """Acknowledge FINDING, an id of the list."""
     now_ms = Runtime().clock.wall_ms()
     settings = settings_of(config, profile, **flags)
     _asked(settings, lambda _, store: store.acknowledge(finding, who, now_ms))

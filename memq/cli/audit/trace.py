@@ -85,7 +85,7 @@ def _wanted(position: str | None, key: str | None, producer: str | None, sequenc
 
 
 async def _find(brokers: str, topic: str, wanted: TraceTarget) -> tuple[list[Sighting], Groups]:
-    """Return what is found, and where the groups stand in the partitions where it is."""
+    """Return the sightings, and the positions of groups in their partitions."""
     async with opened_topic(brokers, topic) as opened:
         found: list[Sighting] = []
         seen: dict[tuple[int, int], None] = {}

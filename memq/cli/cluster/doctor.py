@@ -1,4 +1,4 @@
-"""`memq doctor`: what on this machine, in the settings or at the broker stands in the way."""
+"""`memq doctor`: checks this machine, the settings and the broker for faults."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MARKS = {"ok": "green", "warning": "yellow", "failed": "red"}
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One thing that was looked at: `state` is ok, warning or failed; `hint` says what to do."""
+    """Result of one check: `state` is ok, warning or failed; `hint` gives the next step."""
 
     what: str
     state: str
@@ -111,7 +111,7 @@ def _machine(settings: Settings) -> Iterator[CheckResult]:
 
 
 def _spool(settings: Settings) -> Iterator[CheckResult]:
-    """Look at the spool, when a broker of these settings has one."""
+    """Check the spool, when a broker with these settings has one."""
     folder = settings.broker().spool
     if folder and sys.platform != "win32":
         from memq.broker.spool.files import look_at_spool
@@ -122,7 +122,7 @@ def _spool(settings: Settings) -> Iterator[CheckResult]:
 
 
 def _parts(settings: Settings) -> Iterator[CheckResult]:
-    """Look at each part of a cluster that the settings name, as a broker does at its start."""
+    """Check each part of a cluster that the settings name, in the way a broker does at its start."""
     named = [name for name in rules_of(PartSettings) if settings.origins[name] != "default"]
     if named and sys.platform != "win32":
         from memq.broker.assembly import check_mark, check_part

@@ -23,7 +23,7 @@ def group_rows(found: GroupDescription) -> list[tuple[object, ...]]:
 
 
 def tell_unknown(groups: Iterable[GroupDescription]) -> int:
-    """Write to stderr why the lag of some partitions is not known; return the exit code, 0 when all are known."""
+    """Print to stderr why the lag of partitions is unknown; return the exit code, 0 when all are known."""
     unknown = [(found.group, one) for found in groups for one in found.partitions if one.error]
     for group, one in unknown:
         place = f"partition {one.place.partition} of topic '{one.place.topic}'"

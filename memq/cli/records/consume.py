@@ -22,7 +22,7 @@ from memq.topic import Position
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What to read, from where to where, and what to do with damage and gaps."""
+    """Request to read: the topic, its range, and the treatment of damage and gaps."""
 
     topic: str
     group: str | None

@@ -40,7 +40,7 @@ def _check_bound(waiting: int, done: int) -> None:
 
 
 def split_keys(records: list[bytes], separator: bytes) -> tuple[list[bytes | None], list[bytes]]:
-    """Return keys and values: what stands before the first separator is the key.
+    """Return keys and values: the text before the first separator is the key.
 
     Without one there is none.
     """

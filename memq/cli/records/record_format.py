@@ -105,7 +105,7 @@ def parse_delimiter(text: str) -> bytes:
 
 
 def _escape(text: str, at: int) -> tuple[bytes, int]:
-    """Return what the escape at `at` stands for, and where it ends; an unknown one stands for itself."""
+    """Return the bytes of the escape at `at`, and its end; an unknown escape is its own letter."""
     letter = text[at + 1 : at + 2]
     if letter in _ESCAPES:
         return _ESCAPES[letter], at + 2

@@ -181,7 +181,7 @@ class AsyncAdmin:
         return [name for name in await self._queue.groups() if internal or not is_internal(name)]
 
     async def group(self, name: str) -> GroupDescription:
-        """Return a group: members, positions and lag. A log that does not answer hides the lag of its partition alone.
+        """Return a group: members, positions and lag. A failing log hides only its own partition's lag.
 
         Raises: NotFoundError, InvalidNameError.
         """

@@ -36,7 +36,7 @@ def producer_of(cluster: str, topic_id: str, partition: int, target_id: str) -> 
 
 
 def encode_plan(end: int) -> str:
-    """Return what is stored beside the position: the offset that the copy goes up to."""
+    """Return the metadata stored with the position: the offset at which the copy ends."""
     return f"{RULE} {end}"
 
 

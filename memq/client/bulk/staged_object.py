@@ -21,7 +21,7 @@ from memq.topic import Topic
 
 @dataclass(slots=True)
 class _Part:
-    """What is there for one partition: its open block, and those that are sealed."""
+    """Content for one partition: its open block, and its sealed blocks."""
 
     topic: Topic
     partition: int

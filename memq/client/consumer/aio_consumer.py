@@ -162,7 +162,7 @@ class AsyncConsumer:
         await self._core.commit(batch)
 
     async def seek(self, topic: str, partition: int, to: Point) -> None:
-        """Go on from another place. Raises: InvalidRequestError when the partition is not assigned."""
+        """Continue from another position. Raises: InvalidRequestError when the partition is not assigned."""
         await self._core.seek(topic, partition, to)
 
     def pause(self, topic: str, partition: int) -> None:

@@ -1,4 +1,4 @@
-"""One partition that a consumer reads: its cursor, what may be committed of it, and the tasks that work for it."""
+"""One assigned partition of a consumer: its cursor, its ledger of commits, and its tasks."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ class Consumer:
         self._background.run(self._core.commit(batch))
 
     def seek(self, topic: str, partition: int, to: Point) -> None:
-        """Go on from another place. Raises: InvalidRequestError when the partition is not assigned."""
+        """Continue from another position. Raises: InvalidRequestError when the partition is not assigned."""
         self._background.run(self._core.seek(topic, partition, to))
 
     def pause(self, topic: str, partition: int) -> None:

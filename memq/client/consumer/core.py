@@ -292,7 +292,7 @@ class ConsumerCore:
         return self._handouts.ahead_of(assigned) or (assigned.flow.position, None)
 
     async def seek(self, topic: str, partition: int, to: Point) -> None:
-        """Go on from another place; what is prefetched is dropped.
+        """Continue from another position; prefetched data is dropped.
 
         Raises: InvalidRequestError when the partition is not assigned or `to` lies in another one; TypeError.
         """
@@ -305,7 +305,7 @@ class ConsumerCore:
         await self._opener.seek(key, to)
 
     def pause(self, topic: str, partition: int, *, paused: bool) -> None:
-        """Stop or go on delivering from a partition. Raises: InvalidRequestError when not assigned."""
+        """Pause or resume a partition. Raises: InvalidRequestError when it is not assigned."""
         self._reading.pause(self._find(topic, partition)[0], paused=paused)
 
     # ---- commits -----------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ class ConsumerCore:
     # ---- inside: batches ------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        """Raise what stands in the way of going on."""
+        """Raise the error that stops this consumer."""
         if self._closed:
             raise ClosedError("the consumer is closed")
         if self._fatal is not None:
@@ -404,7 +404,7 @@ class ConsumerCore:
         return self._handouts.take()
 
     def _make_ahead(self) -> None:
-        """Make what is whole and ready into batches, as long as they are small beside what may be prefetched."""
+        """Build batches from whole, ready data while they are small compared with the prefetch limit."""
         left = self.settings.prefetch_bytes_max // AHEAD_SHARE
         while left > 0 and self._delivery is None:
             found = self._reading.deliver(whole=True)

@@ -1,4 +1,4 @@
-"""A range of a topic as one Arrow table: from there pandas, Polars and DuckDB go on."""
+"""A range of a topic as one Arrow table, which pandas, Polars and DuckDB can read."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What clients report, count and trace: observers of producers and consumers."""
+"""Observers of producers and consumers: reports to the audit, counts and traces."""

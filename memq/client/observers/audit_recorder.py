@@ -89,7 +89,7 @@ class _Home:
 
 
 class PartRecorder:
-    """What is to be said of one write partition."""
+    """Counts of one write partition for the next report."""
 
     __slots__ = (
         "_begins",

@@ -23,7 +23,7 @@ class Carrier(Protocol):
     """Brings reports to the audit topic, over the connections of the client."""
 
     async def homes(self) -> int:
-        """Return how many partitions the audit topic has. Raises: what stands in the way of reaching it."""
+        """Return the number of partitions of the audit topic. Raises: MemqError when it can't be reached."""
         ...
 
     def send(self, home: int, report: bytes) -> None:

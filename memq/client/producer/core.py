@@ -232,7 +232,7 @@ class ProducerCore:
         return ProducerStats(**{name: getattr(self._stats, name) for name in ProducerStats.__slots__})
 
     def raise_unseen(self) -> None:
-        """Raise the first error of a block that failed without anybody looking at its delivery."""
+        """Raise the first error of a failed block whose delivery nobody has read."""
         for delivery, error in self._failures:
             if not delivery.observed:
                 raise error
@@ -403,7 +403,7 @@ class ProducerCore:
         self.drain()
 
     def _broke(self, cause: BaseException) -> None:
-        """A task died, which cannot be: the producer fails with the cause rather than half of it going on."""
+        """Fail the producer with the cause of a dead task, so that no half of it continues."""
         error = InvalidRequestError(f"the producer broke: {cause!r}", hint="this is an error in memq: report it")
         error.__cause__ = cause
         self.events.error("producer.broke", str(error), cause)

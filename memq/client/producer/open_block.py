@@ -254,7 +254,7 @@ class PartitionBuffer:
         self.heirs: list[PartitionBuffer] = []
 
     def holds_back(self, sequence: int) -> bool:
-        """Whether a block waits at a gate; gates that stand open go."""
+        """Whether a block waits at a gate; open gates are removed."""
         for gate in list(self.gates):
             if next(iter(gate.before.unsettled), gate.below) >= gate.below:
                 self.gates.remove(gate)

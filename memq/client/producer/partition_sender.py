@@ -211,7 +211,7 @@ class PartitionSender:
         link.write(WRITE_PREFIX.pack(len(block.data), Api.WRITE, 0, self._stream, sent_ms), block.data)
 
     def _report(self, stage: Stage, block: UnackedBlock) -> None:
-        """Tell the audit; what could not be sealed has no time of its own."""
+        """Report a block to the audit; a block that was never sealed has no time of its own."""
         tally, parts = self._tally, self._parts
         if tally is not None:
             now_ms = parts.runtime.clock.wall_ms()

@@ -196,7 +196,7 @@ class SendBuffer:
             return None if block.take_late(row) else block.delivery
 
     def put(self, route: Route, fields: RecordFields, partition: int | None) -> _Delivery:
-        """Add one record. Raises: TooLargeError, InvalidRequestError; BufferFullError when there is no room now."""
+        """Add a record. Raises: TooLargeError, InvalidRequestError; BufferFullError without room now."""
         size = fields.size
         if size > route.record_bytes_max:
             check_size(size, route.topic)
@@ -225,7 +225,7 @@ class SendBuffer:
             self.seal(cut)
 
     def put_block(self, route: Route, partition: int, first: int, columns: BlockBuilder) -> _Delivery:
-        """Make a block of its own of these records, which have the sequences from `first` on; nobody else may put.
+        """Seal these records, with sequences from `first`, as one block; only one caller may do so.
 
         Raises: TooLargeError; BufferFullError when there is no room now: the records stay as they are.
         """
@@ -287,7 +287,7 @@ class SendBuffer:
     def _put_column(
         self, route: Route, buffer: PartitionBuffer | None, many: RecordColumns, delivered: list[Any]
     ) -> int:
-        """Add records to one partition, or without a buffer to those in turn; return how many there was room for."""
+        """Add records to one partition, or to each in turn without a buffer; return how many had room."""
         done = 0
         while done < len(many.values):
             end = min(done + _CHUNK_RECORDS, len(many.values))
@@ -419,7 +419,7 @@ class SendBuffer:
             route.sticky = successor
 
     def _grow(self, block: RowBlock | MixedBlock, needed: int, wished: int) -> bool:
-        """Double the block's limit until it is enough. False when the block would be over block_bytes: it is full."""
+        """Double the block's limit until it suffices. False when it would exceed block_bytes: it is full."""
         most = self._settings.block_bytes
         if needed <= block.limit:
             return True

@@ -102,7 +102,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time went on, to `next_deadline_s` or beyond."""
+    """Time passed, to `next_deadline_s` or beyond."""
 
     now_s: float
 

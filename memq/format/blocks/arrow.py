@@ -235,7 +235,7 @@ class _Columns:
         return self.named(pc.if_else(pc.equal(ids, pa.scalar(NO_TAG, pa.uint16())), None, ids), "tag")
 
     def named(self, ids: pa.Array, what: str) -> pa.Array:
-        """Return the names that ids stand for; a null id stays null."""
+        """Return the names of ids; a null id stays null."""
         greatest = pc.max(ids).as_py()
         if greatest is not None and greatest >= len(self.layout.names):
             raise self.reader.damage(f"{what} has name {greatest} of {len(self.layout.names)}")

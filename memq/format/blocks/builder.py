@@ -169,7 +169,7 @@ class BlockBuilder:
         timestamps_ms: list[int | None] | None,
         raw_bytes: int,
     ) -> None:
-        """Take whole columns into an empty builder, which owns them from now on, without looking at any cell.
+        """Take ownership of whole columns, into an empty builder, without checking any cell.
 
         The fast caller has held the bounds of `append` for each record, and counted `raw_bytes` as it does: to
         measure again costs 90 ns a record.

@@ -54,7 +54,7 @@ def base_ms_of(block: Buffer) -> int:
 
 
 class StoredBlock(NamedTuple):
-    """Facts of a stored block without its bytes: enough to tell a copy from other content."""
+    """Facts of a stored block without its bytes; enough to distinguish a copy from other content."""
 
     producer_id: int
     first_sequence: int

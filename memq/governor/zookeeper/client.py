@@ -41,7 +41,7 @@ def _readable(read: Any, *args: Any) -> Any:
 
 
 class Complaints(logging.Handler):
-    """The log of one kazoo client: its last warning tells why it does not connect; only errors go on to memq's log."""
+    """Log of one kazoo client: its last warning explains a failed connect; errors go to memq's log."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -93,7 +93,7 @@ def make_client(address: ZookeeperAddress, settings: ZookeeperSettings, logger: 
 
 
 def check_tools(settings: ZookeeperSettings) -> None:
-    """Look at what kazoo needs to connect: it would only say so in a thread of its own, again and again.
+    """Check the packages that kazoo needs; kazoo would only log their absence again and again.
 
     Raises: InvalidSettingError.
     """

@@ -16,7 +16,7 @@ Value = TypeVar("Value")
 
 
 class DecodedNodes(Generic[Value]):
-    """Values of one kind, each beside the node that it was decoded from."""
+    """Values of one kind, each with the node that it was decoded from."""
 
     def __init__(self, decode: Callable[[str, Node], Value]) -> None:
         self._decode = decode

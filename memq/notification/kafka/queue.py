@@ -210,7 +210,7 @@ class KafkaQueue:
     async def join(
         self, group: str, member: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
     ) -> Membership:
-        """See `Groups.join`. It waits a little for what Kafka gives; what comes later, heartbeats tell."""
+        """See `Groups.join`. It waits a little for Kafka's assignment; heartbeats report later ones."""
         return await self._groups.join(check_group(group), member, partitions, session_timeout_ms)
 
     async def heartbeat(

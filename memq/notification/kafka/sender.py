@@ -145,7 +145,7 @@ class Sender:
         return self._complaints.failure(error, _doing(key))
 
     def _renew_after(self, error: KafkaError, producer: Producer) -> None:
-        """Go on with a new producer when the library has given up this one, which several reports may say."""
+        """Replace a producer that the library has given up; several reports may name it."""
         if producer is self._producer and (error.fatal() or error.code() == KafkaError._FATAL):
             self._retired.append(producer)
             self._producer = producer_of(self._settings.producer(), self._complaints.note)

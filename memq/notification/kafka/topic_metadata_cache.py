@@ -40,7 +40,7 @@ class TopicView:
 
 
 class TopicMetadataCache:
-    """Looks at topics, all of them that are asked for at once together.
+    """Reads the metadata of topics; concurrent requests share one read.
 
     Whoever asks for offsets looks first, for the library has them then. It would look by itself: but while it begins to
     wait for what it does not know, any other answer about topics that comes in ends the process (librdkafka 2.16: its

@@ -1,4 +1,4 @@
-"""Kafka topics of memq: made, looked at, trimmed and deleted.
+"""Kafka topics of memq: created, described, trimmed and deleted.
 
 What another hand has set wrongly is named.
 """

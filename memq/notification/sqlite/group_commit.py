@@ -139,7 +139,7 @@ class Writer:
         return None
 
     def _try(self, pending: Pending) -> bool:
-        """Run one job; return whether the transaction may go on."""
+        """Run one job; return whether the transaction may continue."""
         changes = self._connection.total_changes
         pending.error = None
         try:

@@ -53,7 +53,7 @@ async def plan_audit(options: ReadOptions) -> AuditPlan:
 
 
 async def _committed(access: Access, partitions: list[ReadPartition]) -> dict[str, dict[ReadPartition, Position]]:
-    """Return by group where it stands, of the groups that have read the topic."""
+    """Return the positions of each group that has read the topic."""
     groups = access.groups
     found = {group: await stored_positions(groups, group, partitions) for group in await groups.groups()}
     return {group: positions for group, positions in found.items() if positions}

@@ -1,4 +1,4 @@
-"""Where a group stands in a topic, and its commits from outside: for who catches up on behalf of it."""
+"""Positions of a group in a topic, and commits from outside by a job that catches up for the group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memq.topic import Committed, Position, ReadPartition
 async def stored_positions(
     groups: Groups, group: str, partitions: Sequence[ReadPartition]
 ) -> dict[ReadPartition, Position]:
-    """Return where a group stands in those of `partitions` that it has committed.
+    """Return the group's positions in those of `partitions` that it has committed.
 
     Raises: as `Groups.committed`.
     """
@@ -25,7 +25,7 @@ async def stored_positions(
 
 
 async def positions_of(options: ReadOptions, group: str) -> dict[int, Position]:
-    """Return where a group stands in the topic of `options`, by read partition; nothing for a new group.
+    """Return the group's positions in the topic of `options`, by read partition; none for a new group.
 
     Raises: InvalidRequestError while the group has members; UnreachableError, NotFoundError of the topic.
     """

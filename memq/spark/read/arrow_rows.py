@@ -44,7 +44,7 @@ class BlockPlace(NamedTuple):
 
 
 class DamageCell(msgspec.Struct, frozen=True):
-    """A block that was passed over, as the column `damage` tells it in JSON."""
+    """A damaged block that was skipped, as JSON for the column `damage`."""
 
     object: str
     block: int
@@ -88,7 +88,7 @@ class RowMaker:
         return pyarrow.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def damage(self, place: BlockPlace, block: int, records: int, cause: MemqError) -> pyarrow.RecordBatch | None:
-        """Return the row that tells of a damaged block; None when the column `damage` is not read."""
+        """Return the row for a damaged block; None when the column `damage` is not read."""
         if "damage" not in self._own:
             return None
         position = Position(place.partition, place.pointer_offset, place.first)

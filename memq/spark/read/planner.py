@@ -107,7 +107,7 @@ class PartitionPlan:
         self._earlier = EarlierBatches(window_ms) if dedup and keep_earlier else None
 
     def go_on(self, start: Position, end: Position) -> None:
-        """Go on where the plan ended, behind a whole batch: what was seen stays seen."""
+        """Continue at the end of the plan, after a whole batch; seen sequences stay seen."""
         assert start == self._end, f"plan goes on at {start}, not at {self._end}"
         assert not start.record_index, f"plan goes on inside of a batch, at {start}"
         self._start, self._end = start, end

@@ -98,7 +98,7 @@ async def parts_of(
 
 
 async def _with_copies(access: Access, partition: ReadPartition, part: BatchPart) -> BatchPart:
-    """Return a part with those stored blocks that have sequences of its blocks, and another checksum or other bounds.
+    """Return a part with the stored blocks that share its sequences but differ in checksum or bounds.
 
     Sequences alone decide where an index can't be read. Raises: RetryableError.
     """

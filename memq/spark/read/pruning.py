@@ -59,7 +59,7 @@ class ReadFilter:
         )
 
     def surely_matches(self, batch: Pointer) -> bool:
-        """Whether none of its blocks can be left out, as far as its pointer tells."""
+        """Whether the pointer proves that none of the batch's blocks can be left out."""
         return (
             (not self.tag_bits or batch.tag_bits & ~self.tag_bits == 0)
             and self.least_ms <= batch.least_ms

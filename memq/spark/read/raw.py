@@ -43,7 +43,7 @@ Order = tuple[str, int, int, int, str]  # the same and batch sequence, key
 
 @dataclass(frozen=True, slots=True)
 class RawBatch:
-    """One batch as its object tells of it, or why the object can't be read."""
+    """One batch as its object describes it, or the reason why the object can't be read."""
 
     key: str
     pointer: Pointer | None = None

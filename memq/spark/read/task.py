@@ -74,7 +74,7 @@ async def _close(ahead: _Ahead, stores: TaskStores, report: TaskReport | None, *
 
 
 class _Fetched(NamedTuple):
-    """A batch in pieces, which of its sequences were read with batches before it, and blocks that have some of them."""
+    """A batch in pieces, its sequences that earlier batches had, and the blocks with some of them."""
 
     part: BatchPart
     pieces: Sequence[BlockPiece]
@@ -217,7 +217,7 @@ def _conflicts(part: BatchPart, piece: BlockPiece, stored: Sequence[StoredBlock]
 def _damaged(
     part: BatchPart, piece: BlockPiece, settings: TaskSettings, rows: RowMaker, report: TaskReport | None
 ) -> Iterator[pyarrow.RecordBatch]:
-    """Pass over a damaged block, telling of it in the column `damage` if that is read.
+    """Skip a damaged block; its row goes to the column `damage` if that is read.
 
     Raises: see `read_split`.
     """

@@ -1,4 +1,4 @@
-"""Where a stream stands, as Spark keeps it in its checkpoint, and how far the next micro-batch goes.
+"""Position of a stream as Spark's checkpoint keeps it, and the end of the next micro-batch.
 
 Pure.
 Spark compares offsets as text: where nothing is new, the same must come out. Beside each place stands how much lies
@@ -41,7 +41,7 @@ class StreamPlace(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TopicPlaces(msgspec.Struct, frozen=True):
-    """The places in one topic; `id` tells it from one that was made again under its name."""
+    """Places in one topic; `id` distinguishes it from a later topic of the same name."""
 
     id: str
     partitions: dict[int, StreamPlace]

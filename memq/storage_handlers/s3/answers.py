@@ -32,7 +32,7 @@ class StoreAnswer(Exception):  # noqa: N818 - not an error of memq: it never lea
     """An answer that is no success. `status` 0: there was none, and nobody knows what was done."""
 
     def __init__(self, status: int, code: str = "", text: str = "", *, has_body: bool = True) -> None:
-        """`has_body` is false for the answer to a HEAD, which can't tell a code."""
+        """`has_body` is false for the answer to a HEAD, which has no error code."""
         super().__init__(" ".join(part for part in (str(status or ""), code, text) if part))
         self.status = status
         self.code = code

@@ -143,7 +143,7 @@ class Attempts:
                     return task.result()
 
     async def _timed(self, kind: str, size: int, request: Request[T]) -> T:
-        """Send one request, within its time, and tell breaker and hedger how it went."""
+        """Send one request within its time limit, and report its result to breaker and hedger."""
         self._counters.requests += 1
         self._counters.put_requests += kind == "put"
         self._counters.get_requests += kind == "get"

@@ -15,7 +15,7 @@ _LET_GO_S_MAX = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ObjectHead:
-    """What is known of an object without its bytes. `checksum` is None when others wrote it."""
+    """Facts of an object without its bytes. `checksum` is None when others wrote it."""
 
     size: int
     checksum: int | None
@@ -59,7 +59,7 @@ class DataPath(Protocol):
         ...
 
     async def head(self, key: str) -> ObjectHead:
-        """Look at an object."""
+        """Return an object's size and checksum."""
         ...
 
     def pages(self, prefix: str, after: str) -> AsyncIterator[Sequence[ObjectEntry]]:

@@ -210,7 +210,7 @@ class S3Handler:
         return (await self._asked("head", key, partial(self._path.head, self._whole(key)))).size
 
     async def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:
-        """See `ObjectReader.list`. Reads a page of 1,000 entries at a time; a page that comes again is dropped."""
+        """See `ObjectReader.list`. Reads a page of 1,000 entries at a time, and drops repeated pages."""
         whole, skip, after = self._bucket.prefix + check_prefix(prefix), len(self._bucket.prefix), ""
         pages: AsyncIterator[Sequence[ObjectEntry]] | None = None
 

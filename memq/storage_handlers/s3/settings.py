@@ -82,7 +82,7 @@ class Bucket:
 
     @property
     def path_style(self) -> bool:
-        """Whether the bucket stands in the path of requests, not in the host's name."""
+        """Whether the bucket is part of the request's path, not of the host's name."""
         chosen = self.settings.addressing
         return chosen == "path" or (
             chosen == "auto" and bool(self.settings.endpoint or not _HOST_PART.match(self.name))

@@ -1,1 +1,1 @@
-"""Who may ask the dashboard, and what may listen."""
+"""Access to the dashboard: its login, its cookies, and the addresses that it may listen on."""

@@ -103,7 +103,7 @@ class AuditStore:
         await self._database.run(lambda execute: _save(execute, step))
 
     async def acknowledge(self, finding: str, who: str, now_ms: int) -> None:
-        """Note who has looked at a finding; "" takes that back. Raises: NotFoundError."""
+        """Note the operator that acknowledged a finding; "" removes the note. Raises: NotFoundError."""
         await self._database.run(lambda execute: _acknowledge(execute, finding, who, now_ms if who else 0))
 
     async def prune(self, before_ms: int) -> None:

@@ -121,7 +121,7 @@ class FetchScheduler:
             self._advance()
 
     def pause(self, partition: ReadPartition, *, paused: bool) -> None:
-        """Stop or go on delivering; a paused partition holds no bytes."""
+        """Pause or resume a partition; a paused one holds no bytes."""
         flow = self._assigned[partition].flow
         flow.paused = paused
         if paused:
@@ -150,7 +150,7 @@ class FetchScheduler:
         return None
 
     def _tell(self, assigned: Assigned) -> None:
-        """Tell the audit what the flow did before the records that it delivers."""
+        """Report the cursor's events to the audit, before the records that it delivers."""
         seen = assigned.flow.take_seen()
         for conflict in seen.conflicts:
             where = f"topic '{assigned.flow.partition.topic}' at {conflict.position}"
@@ -299,7 +299,7 @@ class FetchScheduler:
         self._changed()
 
     async def _fetch_stalled(self, assigned: Assigned, failures: int) -> None:
-        """Fetch the next batch of a partition, which holds nothing else, until it comes; others get on meanwhile."""
+        """Fetch the next batch of a partition that holds none, until it comes; others continue meanwhile."""
         flow = assigned.flow
         while (slot := flow.next_fetch()) is not None:
             await self._retries.pause(failures)
@@ -319,7 +319,7 @@ class FetchScheduler:
         self._changed()
 
     def _look_again(self, assigned: Assigned, slot: PointerSlot, error: NotFoundError) -> None:
-        """Raise StoreError for `MISSING_S`, where a missing object would be passed over: no later answer corrects that.
+        """Raise StoreError for `MISSING_S` before a missing object is skipped: a skip can't be undone.
 
         The queue still has the pointer, so retention has not taken the object. A store whose outage is answered with
         404 on all ways would else cost a group sound records. Whoever stops at damage may try again as it likes.

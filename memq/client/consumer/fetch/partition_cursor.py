@@ -78,7 +78,7 @@ class Counts:
 
 @dataclass(slots=True)
 class PointerSlot:
-    """One pointer on its way: planned, being fetched, or with its pieces; or a gap where retention took pointers."""
+    """One pointer in progress: planned, being fetched, or with its pieces; or a gap left by retention."""
 
     offset: int
     time_ms: int
@@ -104,7 +104,7 @@ class PointerSlot:
         self.claims, self.stored = (), stored
 
     def is_compared(self, claim: Claim, copies: Copies) -> bool:
-        """Whether its blocks under a claim are all among the copies: else what lies further back may be the same."""
+        """Whether all its blocks under a claim are among the copies; if not, older blocks may match."""
         skip = frozenset(self.pointer.skip) if self.pointer is not None else ()
         headers = [piece.header for piece in self.pieces or () if piece.header is not None and piece.number not in skip]
         return all(
@@ -260,18 +260,18 @@ class PartitionCursor:
         return None if self.state is not CursorState.READING or self._end_reached or self._full else self._next_offset
 
     def misses(self, span: Span, entries: Sequence[Entry]) -> int | None:
-        """Return where reading can go on when a poll shows that retention has passed `poll_offset`, else None."""
+        """Return where reading continues when retention has passed `poll_offset`, else None."""
         first = entries[0].offset if entries else span.begin
         return min(first, span.begin) if min(first, span.begin) > self._next_offset else None
 
     def take_gap(self, first: int, before: Totals) -> None:
-        """Note that retention took all before offset `first`, from `poll_offset` on; `before` is what lay there."""
+        """Note that retention took the offsets from `poll_offset` to `first`; `before` are their totals."""
         if self.state is CursorState.READING:
             self._append(PointerSlot(self._next_offset, 0, gap=Gap(first, before), damaged=True))
             self._next_offset = first
 
     def take_entries(self, entries: Entries) -> None:
-        """Take what a poll from `poll_offset` on has brought. The end is reached where `entries.next` is behind it."""
+        """Take the entries of a poll from `poll_offset`; the end is reached once `entries.next` is past it."""
         if self.state is not CursorState.READING:
             return
         for entry in entries:
@@ -314,7 +314,7 @@ class PartitionCursor:
                 self.note_index(slot.pointer, [item.entry for item in before if item.number not in skip])
 
     def expire(self, slot: PointerSlot, first: int) -> None:
-        """Note that a batch that was being fetched is gone, with its pointer; the first that is left is `first`."""
+        """Note that retention took a batch during its fetch; `first` is the first offset that is left."""
         if slot.fetching:
             slot.fetching, slot.damaged, slot.gap = False, True, Gap(first)
             self.held_bytes -= slot.bytes
@@ -389,7 +389,7 @@ class PartitionCursor:
             self._unfetched.append(slot)
 
     def _part_of(self, slot: PointerSlot) -> tuple[int, int] | None:
-        """Return which records of a large batch are wanted when the start or the end lies in it; None for all of it."""
+        """Return the wanted records of a large batch in which start or end lies; None for all of it."""
         if slot.bytes < PART_BYTES_MIN or slot.pointer is None:
             return None
         low = self.position.record_index if self.position.pointer_offset == slot.offset else 0
@@ -461,7 +461,7 @@ class PartitionCursor:
         return self.position == self._start and self._known is None
 
     def _passed_totals(self) -> Totals:
-        """Return what is known to lie before the position; a look back can't tell that of an expired start."""
+        """Return the known totals before the position; after an expired start the lookback lacks them."""
         known = self._known if self.position == self._start else None
         return self.behind.totals if known is None else known
 
@@ -536,7 +536,7 @@ class PartitionCursor:
         return [claim for claim in map(claim_of, headers) if self._lookback.seen(pointer.partition, *claim)]
 
     def _is_new(self, slot: PointerSlot, pointer: Pointer, piece: BlockPiece, header: BlockHeader) -> bool | None:
-        """Whether a block is delivered; None: its sequences were seen, and it must be compared with what has them."""
+        """Whether a block is delivered; None when its sequences were seen and contents must be compared."""
         claim = claim_of(header)
         verdict = self._lookback.judge(pointer.partition, *claim)
         if verdict is Novelty.PARTLY:

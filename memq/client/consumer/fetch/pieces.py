@@ -143,7 +143,7 @@ def _cut_by_headers(view: memoryview, records: int, scope: int) -> Iterator[Bloc
 
 
 def _damaged_end(view: memoryview, at: int, end: int, left: int) -> tuple[int, int]:
-    """Return where to go on behind a damaged block, and how many records it had.
+    """Return the index at which reading continues after a damaged block, and its number of records.
 
     Those are the end and all that are left, unless its header is whole and leads to another block or to the end.
     """

@@ -1,4 +1,4 @@
-"""Polls the pointers of a consumer's partitions: one long poll for all that answer, one poll apart for all others.
+"""Polls a consumer's pointers: one long poll for all answering partitions, one poll for the others.
 
 A log that fails or hangs delays its own partition alone. A partition goes apart when its log fails, or when its answer
 passes over offsets, so that other answers must confirm it. It returns to the long poll with its next sound answer.
@@ -115,7 +115,7 @@ class Polling:
         return error
 
     def _asked(self, partition: ReadPartition, offsets: Mapping[ReadPartition, int]) -> tuple[Assigned, int] | None:
-        """Return a partition and the offset that an answer is for; None when it went, or was sought, meanwhile."""
+        """Return the partition and offset of an answer; None when it left or moved in the meantime."""
         assigned, offset = self._assigned.get(partition), offsets.get(partition)
         if assigned is None or offset is None or assigned.flow.poll_offset != offset:
             return None

@@ -66,7 +66,7 @@ class ReadyBatches:
         return found.batch
 
     def settle(self) -> None:
-        """Tell the ledgers which batches are done."""
+        """Report finished batches to their ledgers."""
         while self._handed and self._handed[0].done:
             handout = self._handed.popleft()
             handout.assigned.ledger.finish(handout.batch.next)

@@ -1,4 +1,4 @@
-"""What a consumer does about failures: it counts and logs them, waits, and shows what does not pass by itself."""
+"""Failures of a consumer: counts and logs them, waits, and raises those that do not pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RETRY_S_MAX = 2.0
 
 
 class Retries:
-    """The failures of polls and fetches; `changed` is called when `failure` was set, which the user is to see."""
+    """Failures of polls and fetches. `changed` is called when `failure` is set for the user."""
 
     def __init__(self, runtime: Runtime, events: EventLog, changed: Callable[[], None]) -> None:
         self.failure: MemqError | None = None

@@ -56,7 +56,7 @@ class CommitLedger:
 
     @property
     def due(self) -> Committed | None:
-        """What is to be committed; None when it was stored already."""
+        """The position to commit; None when it is already stored."""
         return None if self._prefix == self._stored else self._prefix
 
     @property

@@ -62,7 +62,7 @@ class MemberState:
 
     @property
     def released(self) -> tuple[ReadPartition, ...]:
-        """What is to be given back with the next heartbeat."""
+        """Partitions to give back with the next heartbeat."""
         return tuple(self._released)
 
     def answered(self, membership: Membership, named: Iterable[ReadPartition] = ()) -> None:
@@ -98,7 +98,7 @@ class MemberState:
         self._grant()
 
     def changes(self) -> AssignmentEvents:
-        """Return what the user must be told, without taking it."""
+        """Return the events that are due to the user, without removing them."""
         return AssignmentEvents(tuple(self._to_lose), tuple(self._to_revoke), tuple(self._to_assign))
 
     def told_lost(self, partition: ReadPartition) -> None:

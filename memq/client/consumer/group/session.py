@@ -21,7 +21,7 @@ _RETRY_S_MAX = 1.0
 
 
 class GroupSession:
-    """One member of one group. `state` has what it holds and what its user is to be told.
+    """One member of one group. `state` has its partitions and the events due to its user.
 
     `changed` is called after every answer; `failure` is what the user must see: joining goes on behind it.
     """
@@ -117,7 +117,7 @@ class GroupSession:
         self._heard_s = asked_s
 
     def _judge(self, error: MemqError) -> None:
-        """What does not pass is the user's; after a session timeout of silence others have the partitions."""
+        """Keep a permanent error for the user; after a session timeout of silence, give up the partitions."""
         if isinstance(error, GenerationFencedError):
             self._leave_all()
         elif not isinstance(error, RetryableError):

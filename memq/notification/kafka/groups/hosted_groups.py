@@ -255,7 +255,7 @@ class HostedGroups:
         return sorted(name for name in names if name is not None)
 
     async def describe(self, group: str) -> GroupState:
-        """See `Groups.describe`. Kafka does not tell the generation of a group: it is 0."""
+        """See `Groups.describe`. The generation is 0, as Kafka does not report it."""
         found = await self._describe(group)
         members: dict[str, tuple[ReadPartition, ...]] = {}
         for each in found.members:

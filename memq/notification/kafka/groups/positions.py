@@ -32,7 +32,7 @@ _MOVES = (
 
 
 class Positions:
-    """Asks Kafka where groups stand."""
+    """Reads committed positions of groups from Kafka."""
 
     def __init__(self, settings: KafkaSettings, complaints: LastErrors) -> None:
         self._settings = settings

@@ -94,7 +94,7 @@ class Offsets:
         return None if offset == _NOTHING_AT_TIME else offset
 
     async def _ask(self, question: Question) -> int:
-        """Ask together with others that have the same leader: one that does not answer delays its own places alone."""
+        """Share a request with others to the same leader; a silent leader delays only its own partitions."""
         leader = self._leader(question[1])
         joined = self._joined.get(leader)
         if joined is None:

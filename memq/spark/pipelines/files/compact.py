@@ -44,7 +44,7 @@ def command(
     rest: bool,
     tasks: int,
 ) -> int:
-    """Write TOPIC as Parquet files by date and hour of its records, and go on there at the next run.
+    """Write TOPIC as Parquet files by date and hour of its records; the next run continues there.
 
     With --into objects, copy its old batches into large objects. Readers see no difference, but need fewer requests.
     """

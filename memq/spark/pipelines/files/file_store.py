@@ -68,7 +68,7 @@ async def open_place(place: FilePlace) -> AsyncIterator[StorageHandler]:
 
 
 async def put_file(store: StorageHandler, key: str, data: Buffer) -> None:
-    """Store a file whose key tells its content: storing it again is fine. Raises: as `ObjectWriter.put`."""
+    """Store a file under the key of its content; repeating it is safe. Raises: as `ObjectWriter.put`."""
     await store.put(key, [data], crc32c(bytes(data)))
 
 
