@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from benchmarks.child import Child
+from benchmarks.concurrent_runs import ConcurrentRuns
 from benchmarks.results import Figure, Options, median
-from benchmarks.together import Together
 
 NAME = "audit"
 CASES = (("1 KB, full blocks", "values", 1_000, 20_000), ("100 B, a record a block", "paced", 100, 500))
@@ -22,7 +22,7 @@ CPU_BOUND, RATE_BOUND, BYTES_BOUND = 1.02, 0.98, 1.01
 BEST: dict[str, Callable[[Sequence[float]], float]] = {"rate": max, "bytes": median}  # of all else the least
 
 
-class Side(Together):
+class Side(ConcurrentRuns):
     """A broker with its producer and its consumer."""
 
     def __init__(self, *, audit: bool) -> None:

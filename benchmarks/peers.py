@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from benchmarks.child import Child
-from benchmarks.together import Together
+from benchmarks.concurrent_runs import ConcurrentRuns
 
 
-class Peers(Together):
+class Peers(ConcurrentRuns):
     """Both sides, with clients that wait for commands.
 
     librdkafka lets nobody set the congestion control of its sockets, so both sides run with the system's.

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.child import Child, cpu_s, pss_bytes
-from benchmarks.together import Together
+from benchmarks.concurrent_runs import ConcurrentRuns
 from memq_localstack.ports import HOST, free_ports
 from memq_localstack.s3 import BUCKET, preferred
 from memq_localstack.servers import S3Server, Server, start_broker, start_kafka, start_s3, start_zookeeper
@@ -66,7 +66,7 @@ class Broker(Process):
         return sum(map(float, found))
 
 
-class RealServers(Together):
+class RealServers(ConcurrentRuns):
     """One Kafka, which is the peer and holds memq's pointers, one ZooKeeper, one S3 server, and the brokers.
 
     Leaving the `with` block ends them all and removes their data. `s3_environment` has what clients need to read.

@@ -17,7 +17,7 @@ from memq.limits import BLOCK_RAW_BYTES_MAX, KIB, MIB, NAME_CHARS_MAX, PARTITION
 CLOCK_ERROR_MS = 20_000  # by how much the clocks of two machines may differ (DESIGN: W >= D + 2 (S + clock error))
 AUDIT_GROUP = "_memq_auditor"  # reads what clients report; behind it and a dash the id of the auditors' state
 Ack1 = Literal["memory", "disk"]
-LimitMode = Literal["off", "dark", "soft", "hard"]  # beyond a limit: nothing, counted, slowed, refused
+LimitMode = Literal["off", "observe", "soft", "hard"]  # beyond a limit: nothing, counted, slowed, refused
 CHOICES = {"ack1": get_args(Ack1), "limit_mode": get_args(LimitMode)}
 INTERNAL_PREFIX = "_memq"  # begins the names that memq keeps for itself
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
@@ -85,7 +85,7 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
     uploads_in_flight_max: int = 4  # batches of one partition that are stored at once
     ring_slots: int = 16  # batches of one partition that are not yet acked; when it is full, producers are throttled
     record_bytes_max: int = 1 * MIB  # a record with more bytes is refused
-    limit_mode: LimitMode = "off"  # beyond the limits of the whole topic: nothing, dark (counted), soft, hard
+    limit_mode: LimitMode = "off"  # beyond the limits of the whole topic: nothing, observe (counted), soft, hard
     limit_bytes_s: int = 0  # what the topic takes per second; 0: no limit
     limit_requests_s: int = 0  # blocks that the topic takes per second; 0: no limit
     write_partitions_max: int = 0  # how many write partitions the governor may make of those that it was made with

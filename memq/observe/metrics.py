@@ -144,7 +144,7 @@ BROKER = (
         "memq_broker_over_limit",
         "counter",
         "requests",
-        "blocks and requests over a limit: counted only (dark), slowed (soft), refused (hard)",
+        "blocks and requests over a limit: counted only (observe), slowed (soft), refused (hard)",
         ("subject", "name", "mode"),
         SUBJECTS_MAX,
     ),

@@ -74,7 +74,7 @@ def test_a_named_producer_that_begins_anew_after_each_kill_has_its_records_there
         for life in range(4):
             acked = Acked()
             producer = memq.Producer(server.address, name="job", on_ack=acked, linger_ms=1, block_bytes=4096)
-            stood = producer.stood("clicks")[0]
+            stood = producer.resume_points("clicks")[0]
             end = total if life == 3 else min(total, stood + draw.randint(500, 1_500))
             for number in range(stood, end):
                 producer.send("clicks", b"%d" % number, partition=0)

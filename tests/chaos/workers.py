@@ -111,8 +111,8 @@ def produce_once(worker: Worker) -> None:
     producer = worker.until_ready(begin)
     counts = [0] * worker.partitions
     if name:
-        stood = stood_at(worker, producer)
-        counts = [stood.get(partition, 0) for partition in range(worker.partitions)]
+        points = resume_points_of(worker, producer)
+        counts = [points.get(partition, 0) for partition in range(worker.partitions)]
         for partition, count in enumerate(counts):
             worker.journal.write("F", worker.topic, partition, count)
     begun_s, sent = CLOCK.monotonic(), 0
@@ -131,11 +131,11 @@ def produce_once(worker: Worker) -> None:
     producer.close(timeout=END_S)
 
 
-def stood_at(worker: Worker, producer: memq.Producer) -> dict[int, int]:
-    """Return where the name stands in each partition, asked until the owners answer."""
+def resume_points_of(worker: Worker, producer: memq.Producer) -> dict[int, int]:
+    """Return the record count of the name in each partition, asked until the owners answer."""
     while True:
         try:
-            return producer.stood(worker.topic)
+            return producer.resume_points(worker.topic)
         except (RetryableError, FencedError):
             if worker.ending.wait(0.2):
                 return {}  # nothing is sent any more

@@ -169,7 +169,7 @@ def test_objects_are_verified_by_folder_and_by_topic(memq: Memq, folder: Path) -
         (["consume", "t", "--json", "-f", "%s"], 2, ["exclude"]),
         (["consume", "t", "-G", "g", "-p", "1"], 2, ["exclude"]),
         (["topic", "describe", "nowhere"], 3, ["nowhere"]),
-        (["topic", "create", "t", "--set", "limit_mode=Hard"], 2, ["'Hard'", "off, dark, soft, hard"]),
+        (["topic", "create", "t", "--set", "limit_mode=Hard"], 2, ["'Hard'", "off, observe, soft, hard"]),
         (["group", "describe", "nobody"], 3, ["nobody"]),
     ],
 )

@@ -51,7 +51,7 @@ class NamedLife:
             self._instances += 1
             old.append(producer)
             try:
-                stood = await producer.stood("t")
+                stood = await producer.resume_points("t")
             except MemqError:  # the world is sick: the next one may come through
                 await asyncio.sleep(RETRY_S)
                 continue

@@ -1,4 +1,4 @@
-"""Limits at a broker, over sockets: dark only counts, soft slows without an error, hard says what to do and when."""
+"""Limits at a broker, over sockets: observe only counts, soft slows without an error, hard says what to do and when."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def limit_of(mode: LimitMode, **limits: int) -> TopicSettings:
 
 def over(broker: Broker) -> dict[str, int]:
     """What was over limits, by mode, of all topics and clients."""
-    found = {"dark": 0, "soft": 0, "hard": 0}
+    found = {"observe": 0, "soft": 0, "hard": 0}
     for limiter in broker.services.limits.limiters():
         for mode, count in limiter.over.items():
             found[mode] += count
@@ -93,12 +93,12 @@ def test_a_hard_limit_is_an_error_that_says_what_to_do_and_when_and_later_record
 def test_a_dark_limit_counts_and_does_nothing() -> None:
     async def scenario() -> None:
         async with running_broker() as broker:
-            await broker.partitions.create("clicks", 1, limit_of("dark", limit_bytes_s=1), exist_ok=False)
+            await broker.partitions.create("clicks", 1, limit_of("observe", limit_bytes_s=1), exist_ok=False)
             async with producer_of(broker) as producer:
                 for delivery in await send_all(producer):
                     await delivery
                 assert producer.stats().block_writes == producer.stats().blocks_acked
-            assert 0 < over(broker)["dark"] < RECORDS + 1
+            assert 0 < over(broker)["observe"] < RECORDS + 1
 
     run(scenario())
 

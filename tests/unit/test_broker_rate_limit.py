@@ -1,4 +1,4 @@
-"""Limits as machines: the long rate is exact, a burst is bounded, the dark only counts, shares follow the owners."""
+"""Limits as machines: the long rate is exact, a burst is bounded, observe only counts, shares follow the owners."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_an_error_says_who_what_and_when() -> None:
     assert str(refusal) == "client 'loader' is over its limit of 1000 bytes/s and 5 requests/s"
     assert refusal.retry_after_ms == 2_100
     assert refusal.hint == "try again in 2100 ms, send less, or have the limit of the client raised"
-    assert limiter.over == {"dark": 0, "soft": 0, "hard": 1}
+    assert limiter.over == {"observe": 0, "soft": 0, "hard": 1}
 
 
 def test_the_last_request_and_the_last_byte_come_in_and_an_answer_counts_as_bytes() -> None:
@@ -68,10 +68,10 @@ def test_the_last_request_and_the_last_byte_come_in_and_an_answer_counts_as_byte
 
 @pytest.mark.parametrize(("taken", "over"), [(999, 0), (1_000, 1)])
 def test_the_dark_counts_from_the_last_byte_on(taken: int, over: int) -> None:
-    limiter = Limiter("topic", "t", RatePerSecond("dark", bytes_s=1_000), 0.0)
+    limiter = Limiter("topic", "t", RatePerSecond("observe", bytes_s=1_000), 0.0)
     limiter.take(1, taken)
     limiter.take(1, 1)
-    assert limiter.over["dark"] == over
+    assert limiter.over["observe"] == over
 
 
 def test_requests_count_beside_bytes() -> None:
@@ -83,22 +83,22 @@ def test_requests_count_beside_bytes() -> None:
 
 
 def test_the_dark_only_counts_what_would_have_been_refused() -> None:
-    dark, hard = (Limiter("topic", "t", RatePerSecond(mode, bytes_s=1_000), 0.0) for mode in ("dark", "hard"))
+    observed, hard = (Limiter("topic", "t", RatePerSecond(mode, bytes_s=1_000), 0.0) for mode in ("observe", "hard"))
     refused = 0
     for number in range(200):
         now_s = number / 100
-        assert dark.room(now_s)[0] > 0
-        assert dark.refusal(now_s) is None
-        dark.take(1, 100)
+        assert observed.room(now_s)[0] > 0
+        assert observed.refusal(now_s) is None
+        observed.take(1, 100)
         if hard.refusal(now_s) is None:
             hard.take(1, 100)
         else:
             refused += 1
-    assert dark.over["dark"] == hard.over["hard"] == refused > 100
+    assert observed.over["observe"] == hard.over["hard"] == refused > 100
 
 
 def test_of_several_limits_the_strictest_speaks() -> None:
-    modes: tuple[LimitMode, ...] = ("soft", "hard", "dark")
+    modes: tuple[LimitMode, ...] = ("soft", "hard", "observe")
     limiters = [Limiter("topic", mode, RatePerSecond(mode, bytes_s=1_000), 0.0) for mode in modes]
     assert room_of(limiters, 0.0)[1] == 1_000
     for limiter, size in zip(limiters, (9_000, 2_000, 99_000), strict=True):
@@ -178,12 +178,12 @@ def test_clients_that_left_are_forgotten_when_there_are_too_many() -> None:
 
 
 def test_limits_of_clients_are_read() -> None:
-    lines = {"default": "soft 10MiB/s 500/s", "loader": "hard 1MB/s", "nightly": "off", "probe": "dark 20/s"}
+    lines = {"default": "soft 10MiB/s 500/s", "loader": "hard 1MB/s", "nightly": "off", "probe": "observe 20/s"}
     limits = client_limits({name: (line, "memq.toml") for name, line in lines.items()})
     assert limits.of("anybody") == RatePerSecond("soft", 10 * MIB, 500)
     assert limits.of("loader") == RatePerSecond("hard", 1_000_000)
     assert limits.of("nightly") == RatePerSecond()
-    assert limits.of("probe") == RatePerSecond("dark", 0, 20)
+    assert limits.of("probe") == RatePerSecond("observe", 0, 20)
 
 
 @pytest.mark.parametrize(
@@ -219,8 +219,8 @@ def test_a_topic_with_a_mode_needs_a_limit() -> None:
     [
         (RatePerSecond(), False),
         (RatePerSecond("off", bytes_s=5, requests_s=5), False),
-        (RatePerSecond("dark"), False),
-        (RatePerSecond("dark", bytes_s=1), True),
+        (RatePerSecond("observe"), False),
+        (RatePerSecond("observe", bytes_s=1), True),
         (RatePerSecond("soft", requests_s=1), True),
         (RatePerSecond("hard", bytes_s=1, requests_s=1), True),
     ],

@@ -50,7 +50,7 @@ CLIENTS = """
 ## Section [clients]
 
 In a file `[clients]`, in the environment `MEMQ_CLIENTS_…`: what clients may have at one broker. The name is a client
-id, or `default` for all others; the value a mode (`off`, `dark`, `soft`, `hard`), then bytes or requests per
+id, or `default` for all others; the value a mode (`off`, `observe`, `soft`, `hard`), then bytes or requests per
 second, or both: `loader = "soft 10MiB/s 500/s"`. See [operations](operations.md#limits).
 """
 PARTS: tuple[tuple[str, str, type[Any]], ...] = (

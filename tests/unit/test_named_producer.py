@@ -81,10 +81,10 @@ def test_an_instance_goes_on_where_the_name_stood() -> None:
         async with running_broker() as broker:
             topic = await made(broker)
             async with AsyncProducer(broker.address, name="job") as first:
-                assert await first.stood("clicks") == {0: 0}
+                assert await first.resume_points("clicks") == {0: 0}
                 await sent(first, 0, 3)
             async with AsyncProducer(broker.address, name="job") as second:
-                assert await second.stood("clicks") == {0: 3}
+                assert await second.resume_points("clicks") == {0: 3}
                 await sent(second, 3, 5)
             said = [each.named[0] for each in pointers(broker, topic) if each.kind == "data"]
             assert {each.producer for each in said} == {producer_id_of("job")}
@@ -101,7 +101,7 @@ def test_a_newer_instance_fences_the_older_one() -> None:
             old = AsyncProducer(broker.address, name="job")
             await sent(old, 0, 2)
             async with AsyncProducer(broker.address, name="job") as new:
-                assert await new.stood("clicks") == {0: 2}
+                assert await new.resume_points("clicks") == {0: 2}
                 with pytest.raises(MemqError) as caught:
                     await sent(old, 2, 3)
                 cause: BaseException | None = caught.value
@@ -113,7 +113,7 @@ def test_a_newer_instance_fences_the_older_one() -> None:
                 await sent(new, 2, 4)
             await old.close()
             async with AsyncProducer(broker.address, name="job") as newest:
-                assert await newest.stood("clicks") == {0: 4}
+                assert await newest.resume_points("clicks") == {0: 4}
 
     run(work())
 
@@ -151,7 +151,7 @@ def test_a_producer_without_a_name_begins_nowhere() -> None:
         async with running_broker() as broker:
             topic = await made(broker)
             async with AsyncProducer(broker.address) as producer:
-                assert await producer.stood("clicks") == {0: 0}
+                assert await producer.resume_points("clicks") == {0: 0}
                 await sent(producer, 0, 1)
             assert not any(each.named or each.named_ms for each in pointers(broker, topic))
 

@@ -285,12 +285,12 @@ def test_a_named_producer_ends_with_its_first_failure() -> None:
         assert isinstance(delivery.outcome, Ack)
         assert delivery.outcome.producer_id == producer_id_of("job")
         assert delivery.outcome.first_sequence == 7
-        assert await producer.stood("clicks") == {0: 7}
+        assert await producer.resume_points("clicks") == {0: 7}
         failed = await fail(producer, broker)
         assert isinstance(failed.exception(), TooLargeError)
         with pytest.raises(ClosedError, match="producer 'job' ended with a block that failed: no") as ended:
             await producer.send("clicks", b"1")
-        assert "stood()" in ended.value.hint
+        assert "resume_points()" in ended.value.hint
         await producer.close()
 
     run(test)

@@ -82,7 +82,7 @@ def test_a_name_that_is_set_back_is_refused(owner: str) -> None:
                 await until(lambda: processor.own is not None and processor.own.epoch == 2)
                 await processor.ready()
             async with AsyncProducer(broker.address, name="job") as second:
-                assert await second.stood("clicks") == {0: 3}
+                assert await second.resume_points("clicks") == {0: 3}
                 route = second._core.buffer.route("clicks")
                 assert route is not None
                 route.buffers[0].first_sequence = route.buffers[0].next_sequence = 0

@@ -23,7 +23,7 @@ class RatePerSecond:
     """A limit per second, 0 for none.
 
     `mode` says what happens beyond it.
-    dark: it is counted; soft: it is slowed, without an error; hard: it is refused with an OverLimitError.
+    observe: it is counted; soft: it is slowed, without an error; hard: it is refused with an OverLimitError.
     """
 
     mode: LimitMode = "off"
@@ -76,7 +76,7 @@ class Limiter:
     def __init__(self, subject: str, name: str, limit: RatePerSecond, now_s: float) -> None:
         self.subject = subject
         self.name = name
-        self.over = {"dark": 0, "soft": 0, "hard": 0}
+        self.over = {"observe": 0, "soft": 0, "hard": 0}
         self.limit = limit
         self._bytes: TokenBucket | None = None
         self._requests: TokenBucket | None = None
@@ -97,15 +97,15 @@ class Limiter:
         size = math.inf if self._bytes is None else self._bytes.look(now_s)
         if requests > 0 and size > 0:
             return _whole(requests), _whole(size)
-        return (_UNBOUNDED, _UNBOUNDED) if self.limit.mode == "dark" else (0, 0)
+        return (_UNBOUNDED, _UNBOUNDED) if self.limit.mode == "observe" else (0, 0)
 
     def take(self, requests: int, size: int) -> None:
         """Note what arrived after a check of the room.
 
-        In mode `dark` an excess is only counted.
+        In mode `observe` an excess is only counted.
         """
-        if self.limit.mode == "dark" and any(bucket.tokens <= 0 for bucket in self._buckets()):
-            self.over["dark"] += requests
+        if self.limit.mode == "observe" and any(bucket.tokens <= 0 for bucket in self._buckets()):
+            self.over["observe"] += requests
             return
         if self._requests is not None:
             self._requests.take(requests)

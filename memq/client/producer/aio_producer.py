@@ -230,12 +230,12 @@ class AsyncProducer:
         await self._core.close(timeout_s)
         self._core.raise_unseen()
 
-    async def stood(self, topic: str) -> dict[int, int]:
-        """Return, by partition, how many records of this name the topic held.
+    async def resume_points(self, topic: str) -> dict[int, int]:
+        """Return, by partition, how many records of this name the topic held when this instance began.
 
-        See `memq.Producer.stood`.
+        See `memq.Producer.resume_points`.
         """
-        return (await self._route(topic)).stood()
+        return (await self._route(topic)).resume_points()
 
     def stats(self) -> ProducerStats:
         """Return counters: what was acked, what failed, what is pending."""

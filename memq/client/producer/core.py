@@ -59,7 +59,7 @@ class ProducerStats:
 def _ended_error(name: str, error: MemqError) -> ClosedError:
     ended = ClosedError(
         f"producer '{name}' ended with a block that failed: {error}",
-        hint="make it anew: it finds by stood() where to go on, and what failed is sent again",
+        hint="create it again: resume_points() returns where to continue; send the failed records again from there",
     )
     ended.__cause__ = error
     return ended

@@ -297,7 +297,7 @@ class Route:
         self.sticky: RowBlock | MixedBlock | None = None  # the block that keyless records go to
         self.turn = turn  # the place of the last one
 
-    def stood(self) -> dict[int, int]:
+    def resume_points(self) -> dict[int, int]:
         """Return, by partition, the sequence that its producer began with."""
         return {buffer.partition: buffer.first_sequence for buffer in self.buffers}
 

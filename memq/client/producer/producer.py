@@ -98,9 +98,9 @@ class Producer:
         client_id: the name that brokers know this client by: its limits are set for it; "": its host's.
         zone: where this client runs: what any broker answers is asked of one in this zone, as long as one lives.
         on_ack: called with the Ack or the error of every block, on the I/O thread; what it raises is logged.
-        name: of a producer that its restarts go on as. Its newest instance fences the older ones, and finds by
-            `stood` how much of it each partition holds, also days later. It has acks="all" and ends with the first
-            block that fails: the next instance sends that again, and it is there once.
+        name: name of the producer, kept across restarts. Its newest instance fences the older ones, and reads from
+            `resume_points` how many of its records each partition holds, also days later. It has acks="all" and ends
+            with the first block that fails; the next instance sends that block again, and it is stored once.
         audit: report what is sent and acked to the audit, where the cluster asks for it.
         tracer_provider: of OpenTelemetry, for spans of what is sent (extra `[otel]`); None costs nothing.
         runtime: clock, randomness and network; the system's by default.
@@ -327,13 +327,13 @@ class Producer:
             self._background.leave()
         self._core.raise_unseen()
 
-    def stood(self, topic: str) -> dict[int, int]:
-        """Return, by partition, how many records of this name the topic held when this instance came to it.
+    def resume_points(self, topic: str) -> dict[int, int]:
+        """Return, by partition, how many records of this name the topic held when this instance began.
 
-        A source that is sent to one partition in its order goes on at that record. For a producer without a name it is
-        0 everywhere. Raises: as `send`; ProducerFencedError.
+        A source whose records go to one partition in order continues at that record. Without a name all counts are 0.
+        Raises: as `send`; ProducerFencedError.
         """
-        return self._route(topic).stood()
+        return self._route(topic).resume_points()
 
     def stats(self) -> ProducerStats:
         """Return counters: what was acked, what failed, what is pending."""

@@ -167,15 +167,15 @@ def _place_in(producer: Producer, topic: str, number: int) -> tuple[int, int]:
 
     Raises: InvalidRequestError when another one holds some: the target's partitions are not the same any more.
     """
-    stood = producer.stood(topic)
-    holding = [partition for partition, held in stood.items() if held]
-    partitions = sorted(stood)
+    points = producer.resume_points(topic)
+    holding = [partition for partition, held in points.items() if held]
+    partitions = sorted(points)
     partition = holding[0] if holding else partitions[number % len(partitions)]
     if len(holding) > 1:
         raise InvalidRequestError(
             f"partitions {holding} of topic '{topic}' hold records of one replay", hint="replay under another name"
         )
-    return partition, stood[partition]
+    return partition, points[partition]
 
 
 async def _splits(options: ReadOptions, lane: Stretch) -> AsyncGenerator[Split, None]:

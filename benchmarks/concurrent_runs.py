@@ -1,4 +1,4 @@
-"""Things that are started one after another and end together."""
+"""Runs that start one after another and end together."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import Self
 
 
-class Together:
-    """Ends what is on its stack at the end of its `with` block."""
+class ConcurrentRuns:
+    """Context that closes its stack of runs at its end."""
 
     _stack: ExitStack
 
