@@ -24,7 +24,7 @@ def client_limits(section: Section) -> ClientLimits:
 
 
 def parse_limit(text: str, what: str = "limit") -> RatePerSecond:
-    """Return the limit of a line: `off`, `observe 1MiB/s`, `hard 10MiB/s 500/s`. Raises: InvalidSettingError."""
+    """Return the limit of a line, such as `hard 10MiB/s 500/s` or `off`. Raises: InvalidSettingError."""
     mode, *rates = text.split() or [""]
     if mode not in get_args(LimitMode):
         known = did_you_mean(mode, get_args(LimitMode), known=False) or _EXAMPLE
