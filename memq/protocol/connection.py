@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from memq.errors import ProtocolError
@@ -15,6 +16,16 @@ class Side(Enum):
 
     CLIENT = auto()
     BROKER = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """The user for whom a connection acts. Permissions are about it, not about the client id."""
+
+    name: str = ""
+
+
+ANONYMOUS = Principal()
 
 
 class ConnectionState(Enum):

@@ -8,15 +8,20 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from memq.broker.api.call import Call
+from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_requests import GroupRequests
+from memq.broker.api.operations import operations_of
+from memq.broker.api.stream_requests import StreamRequests
+from memq.broker.api.topic_requests import TopicRequests
 from memq.compaction.files import ColdFiles
 from memq.compaction.reader import ColdReader
 from memq.errors import MemqError, NotFoundError
 from memq.notification import NotificationQueue, Publication
 from memq.notification.remote import RemoteQueue
+from memq.protocol.connection import ANONYMOUS
 from memq.protocol.frames import Api, Frame
 from memq.protocol.messages import (
-    AdminRequest,
     Nack,
     decode_message,
     encode_message,
@@ -53,25 +58,21 @@ class LentQueue(RemoteQueue):
         self._made: dict[ReadPartition, None] = {}
         pointers = ColdReader(lender, ColdFiles("test", MemoryHandler(clock)), clock)
         services = SimpleNamespace(queue=lender, pointers=pointers)
-        self._handlers = GroupRequests(cast(Any, services), cast(Any, self._topics))
+        given = cast(Any, services), cast(Any, self._topics)
+        cluster = ClusterRequests(*given, cast(Any, None))
+        self._operations = operations_of(StreamRequests(*given), TopicRequests(*given), GroupRequests(*given), cluster)
 
     async def _asked(self, api: Api, message: msgspec.Struct, answer: type[Answer], *, timeout_s: float) -> Answer:
         try:
-            found = encode_message(await self._answer(Frame(api, 0, 0, 0, encode_message(message))))
+            found = encode_message(cast(Any, await self._answer(Frame(api, 0, 0, 0, encode_message(message)))))
         except MemqError as error:
             raise error_of(decode_message(encode_message(nack_of(error)), Nack)) from error
         return decode_message(found, answer)
 
-    async def _answer(self, frame: Frame) -> msgspec.Struct:
-        handlers, nobody = self._handlers, cast(Any, None)
-        if frame.api is Api.POLL:
-            return await (await handlers.prepare_poll(frame))(nobody, frame)
-        if frame.api is Api.ADMIN:
-            return await handlers.admin(cast(Any, decode_message(frame.body, AdminRequest).ask))
-        handler = {Api.JOIN: handlers.join, Api.HEARTBEAT: handlers.heartbeat, Api.COMMIT: handlers.commit}[
-            Api(frame.api)
-        ]
-        return await handler(nobody, frame)
+    async def _answer(self, frame: Frame) -> msgspec.Struct | bytes:
+        operation, ask = self._operations.find(frame)
+        prepared = None if operation.prepare is None else await operation.prepare(ask)
+        return await operation.handler(Call(cast(Any, None), ANONYMOUS, 0, ask, prepared))
 
     # ---- what only a broker does -----------------------------------------------------------------
 

@@ -8,7 +8,7 @@ LIVENESS_BUGS = (
     Planted(
         "one sick log fails a whole poll",
         "memq.broker.api.group_requests",
-        "GroupRequests._poll_entries",
+        "GroupRequests.poll_entries",
         "if errors and len(errors) == len(found):",
         "if errors:",
         level="calm",

@@ -14,21 +14,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memq.broker.api.requests import _answer_bytes
 from memq.broker.broker import Broker
 from memq.governor.data_folder import DataFolder
 from memq.governor.standalone import StandaloneCoordinator
-from memq.limits import POLL_BYTES_MAX, READ_BYTES_MAX
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.protocol.frames import Api, Frame, encode_frame
 from memq.protocol.messages import (
     Nack,
-    PollEntries,
-    PollRequest,
-    PollSpans,
-    ReadRequest,
     decode_message,
-    encode_message,
 )
 from memq.runtime.network import Runtime
 from memq.settings import BrokerSettings
@@ -210,23 +203,3 @@ def test_a_number_that_nothing_can_hold_is_an_error_of_the_request(asker: Asker,
     answer = asker.ask([(Api.POLL, {"ask": {"op": "time", "partition": partition, "time_ms": number}})])[0]
     assert answer.api == Api.ERROR
     assert decode_message(answer.body, Nack).code == "protocol"
-
-
-@pytest.mark.parametrize(
-    ("api", "message", "size"),
-    [
-        (Api.READ, ReadRequest(store="main", key="k", offset=5, length=700), 700),
-        (Api.READ, ReadRequest(store="main", key="k", offset=5, length=1 << 40), READ_BYTES_MAX),
-        (Api.READ, ReadRequest(store="main", key="k", offset=5, length=0), 0),
-        (Api.READ, ReadRequest(store="main", key="k", offset=5, length=-3), 0),
-        (Api.READ, PollRequest(ask=PollSpans(partitions=[])), 0),
-        (Api.POLL, PollRequest(ask=PollEntries(partitions=[], bytes_max=900)), 900),
-        (Api.POLL, PollRequest(ask=PollEntries(partitions=[], bytes_max=1 << 40)), POLL_BYTES_MAX),
-        (Api.POLL, PollRequest(ask=PollEntries(partitions=[], bytes_max=-1)), 0),
-        (Api.POLL, PollRequest(ask=PollSpans(partitions=[])), 0),
-    ],
-)
-def test_an_answer_is_lent_the_memory_that_it_may_need_and_a_refusal_none(
-    api: Api, message: ReadRequest | PollRequest, size: int
-) -> None:
-    assert _answer_bytes(Frame(api, 0, 0, 0, encode_message(message))) == size

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, cast
 
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from memq.broker.api.call import Call
 from memq.broker.api.cluster_requests import ClusterRequests
 from memq.governor import BrokerEntry, Load
 from memq.governor.balance import balanced
@@ -18,7 +20,8 @@ from memq.governor.planning import ClusterView
 from memq.governor.registry import check_topic
 from memq.governor.widening import JOIN_REST_MS, SPLIT_REST_MS, join, neighbours, reshapes, split
 from memq.limits import SLOTS
-from memq.protocol.messages import DescribeCluster
+from memq.protocol.connection import ANONYMOUS
+from memq.protocol.messages import AdminAnswer, DescribeCluster
 from memq.runtime.logs import EventLog
 from memq.topic import Topic, TopicSettings, equal_slots
 from tests.contract.manual_clock import ManualClock
@@ -162,7 +165,9 @@ def test_the_plan_says_what_would_be_split_and_changes_nothing() -> None:
             await door.register(one)
             await door.report(one, [Load(topic_id=topic.id, partition=0, bytes_s=5 * MOST)])
             two = cluster.made("two")
-            answer = await ClusterRequests(two.services, two.partitions, nobody_hands_over).admin(DescribeCluster())
+            cluster_requests = ClusterRequests(two.services, two.partitions, nobody_hands_over)
+            answer = await cluster_requests.describe(Call(cast(Any, None), ANONYMOUS, 0, DescribeCluster()))
+            assert isinstance(answer, AdminAnswer)
             reason = "partition 0 takes 5000000 bytes/s, over partition_bytes_s_max = 1000000"
             assert answer.notes == [f"topic 'clicks': {reason}"]
             assert list(await door.topics()) == [topic]

@@ -6,16 +6,16 @@ from collections.abc import Coroutine, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
-import msgspec
 import pytest
 
 from memq.broker.api import group_requests
+from memq.broker.api.call import Ask, Call
 from memq.broker.api.group_requests import WAIT_MS_MAX, GroupRequests
 from memq.errors import InvalidRequestError, MemqError, NotFoundError, QueueError, TooLargeError
 from memq.limits import POLL_BYTES_MAX
 from memq.notification import Entries, Entry, GroupState, Membership, Span
 from memq.notification.remote import partition_of, ref_of, wire_of
-from memq.protocol.frames import Api, Frame
+from memq.protocol.connection import ANONYMOUS
 from memq.protocol.messages import (
     AdminAnswer,
     CommitAnswer,
@@ -31,10 +31,8 @@ from memq.protocol.messages import (
     PollAnswer,
     PollEntries,
     PollFrom,
-    PollRequest,
     PollSpans,
     PollTime,
-    encode_message,
     error_of,
 )
 from memq.topic import Committed, Position, ReadPartition, Topic, TopicSettings, Totals, equal_slots
@@ -136,14 +134,18 @@ class Handlers:
         services = SimpleNamespace(queue=self.queue, pointers=self.pointers)
         self.requests = GroupRequests(cast(Any, services), cast(Any, Topics()))
 
-    async def wait(self, ask: PollEntries | PollTime | PollSpans) -> list[tuple[Any, ...]]:
+    async def wait(self, ask: PollEntries) -> list[tuple[Any, ...]]:
         """Let a POLL wait; return how it did."""
-        await self.requests.prepare_poll(frame_of(Api.POLL, PollRequest(ask=ask)))
+        await self.requests.prepare_poll(ask)
         return self.queue.named("wait")
 
     async def poll(self, ask: PollEntries | PollTime | PollSpans) -> PollAnswer:
-        frame = frame_of(Api.POLL, PollRequest(ask=ask))
-        answer = await (await self.requests.prepare_poll(frame))(cast(Any, None), frame)
+        if isinstance(ask, PollEntries):
+            answer = await self.requests.poll_entries(call(ask, await self.requests.prepare_poll(ask)))
+        elif isinstance(ask, PollSpans):
+            answer = await self.requests.poll_spans(call(ask))
+        else:
+            answer = await self.requests.poll_time(call(ask))
         assert isinstance(answer, PollAnswer)
         return answer
 
@@ -153,8 +155,8 @@ class Handlers:
         return {part.partition.partition: part for part in answer.partitions}
 
 
-def frame_of(api: Api, message: msgspec.Struct) -> Frame:
-    return Frame(api, 0, 0, 0, encode_message(message))
+def call(ask: Ask, attachment: Any = None) -> Call[Ask]:
+    return Call(cast(Any, None), ANONYMOUS, 0, ask, attachment)
 
 
 def ref(number: int, topic: str = "clicks") -> PartitionRef:
@@ -187,14 +189,10 @@ def test_a_poll_waits_as_long_as_it_asks_to_within_a_bound(wait_ms: int, waits_s
     handling(work())
 
 
-def test_only_a_poll_for_entries_of_known_partitions_waits() -> None:
+def test_a_poll_of_an_unknown_partition_does_not_wait() -> None:
     async def work() -> None:
-        handlers = Handlers()
-        assert await handlers.wait(PollSpans(partitions=[ref(0)])) == []
-        assert await handlers.wait(PollTime(partition=ref(0), time_ms=5)) == []
         unknown = PollFrom(partition=ref(0, "gone"), offset=0)
-        assert await handlers.wait(PollEntries(partitions=[unknown], wait_ms=50)) == [], "its answer says what is wrong"
-        await handlers.requests.prepare_poll(Frame(Api.POLL, 0, 0, 0, b"no message"))
+        assert await Handlers().wait(PollEntries(partitions=[unknown], wait_ms=50)) == [], "its answer says why"
 
     handling(work())
 
@@ -318,15 +316,15 @@ def test_partitions_of_a_topic_are_those_that_it_has(number: int, *, known: bool
 
 def test_a_member_joins_lives_and_leaves() -> None:
     async def work() -> None:
-        handlers, nobody = Handlers(), cast(Any, None)
+        handlers = Handlers()
         join = JoinRequest(group="g", member="m", partitions=[ref(1), ref(2)], session_timeout_ms=900)
-        answer = await handlers.requests.join(nobody, frame_of(Api.JOIN, join))
+        answer = await handlers.requests.join(call(join))
         assert answer == MembershipAnswer(generation=5, assigned=[ref(1)], revoking=[ref(2)])
         beat = HeartbeatRequest(group="g", member="m", generation=5, released=[ref(2)])
-        answer = await handlers.requests.heartbeat(nobody, frame_of(Api.HEARTBEAT, beat))
+        answer = await handlers.requests.heartbeat(call(beat))
         assert answer == MembershipAnswer(generation=6, assigned=[ref(1)])
         leave = JoinRequest(group="g", member="m", leave=True)
-        answer = await handlers.requests.join(nobody, frame_of(Api.JOIN, leave))
+        answer = await handlers.requests.join(call(leave))
         assert answer == MembershipAnswer(generation=-1), "a generation that is none"
         assert handlers.queue.calls == [
             ("join", "g", "m", [PARTS[1], PARTS[2]], 900),
@@ -335,21 +333,21 @@ def test_a_member_joins_lives_and_leaves() -> None:
         ]
         unknown = JoinRequest(group="g", member="m", partitions=[ref(COUNT)])
         with pytest.raises(NotFoundError):
-            await handlers.requests.join(nobody, frame_of(Api.JOIN, unknown))
+            await handlers.requests.join(call(unknown))
 
     handling(work())
 
 
 def test_positions_are_stored_and_read() -> None:
     async def work() -> None:
-        handlers, nobody = Handlers(), cast(Any, None)
+        handlers = Handlers()
         wire = wire_of(PARTS[1], STORED)
         store = CommitRequest(group="g", member="m", generation=5, positions=[wire])
-        assert await handlers.requests.commit(nobody, frame_of(Api.COMMIT, store)) == CommitAnswer()
+        assert await handlers.requests.commit(call(store)) == CommitAnswer()
         assert handlers.queue.calls == [("commit", "g", "m", 5, {PARTS[1]: STORED})]
         handlers.queue.calls.clear()
         read = CommitRequest(group="g", fetch=[ref(1), ref(2)])
-        answer = await handlers.requests.commit(nobody, frame_of(Api.COMMIT, read))
+        answer = await handlers.requests.commit(call(read))
         assert answer == CommitAnswer(positions=[wire])
         assert handlers.queue.calls == [("committed", "g", [PARTS[1], PARTS[2]])]
 
@@ -358,13 +356,13 @@ def test_positions_are_stored_and_read() -> None:
 
 def test_names_of_groups_are_checked_before_the_queue_is_asked() -> None:
     async def work() -> None:
-        handlers, nobody = Handlers(), cast(Any, None)
+        handlers = Handlers()
         for name in ("", "two words", "_memq_mine"):
             for join in (JoinRequest(group=name, member="m"), JoinRequest(group=name, member="m", leave=True)):
                 with pytest.raises(InvalidRequestError):
-                    await handlers.requests.join(nobody, frame_of(Api.JOIN, join))
+                    await handlers.requests.join(call(join))
             with pytest.raises(InvalidRequestError):
-                await handlers.requests.commit(nobody, frame_of(Api.COMMIT, CommitRequest(group=name, fetch=[ref(0)])))
+                await handlers.requests.commit(call(CommitRequest(group=name, fetch=[ref(0)])))
         assert handlers.queue.calls == []
 
     handling(work())
@@ -373,10 +371,12 @@ def test_names_of_groups_are_checked_before_the_queue_is_asked() -> None:
 def test_groups_are_listed_described_and_deleted() -> None:
     async def work() -> None:
         handlers = Handlers()
-        assert await handlers.requests.admin(ListGroups()) == AdminAnswer(groups=["audience", "billing"])
-        assert await handlers.requests.admin(DeleteGroup(group="g")) == AdminAnswer()
+        assert await handlers.requests.list_groups(call(ListGroups())) == AdminAnswer(groups=["audience", "billing"])
+        assert await handlers.requests.delete(call(DeleteGroup(group="g"))) == AdminAnswer()
         assert handlers.queue.calls == [("delete_group", "g")]
-        group = (await handlers.requests.admin(DescribeGroup(group="g"))).group
+        answer = await handlers.requests.describe(call(DescribeGroup(group="g")))
+        assert isinstance(answer, AdminAnswer)
+        group = answer.group
         assert group is not None
         assert (group.group, group.generation) == ("g", 4)
         assert [(member.member, member.assigned) for member in group.members] == [("m-1", [ref(0), ref(1)])]

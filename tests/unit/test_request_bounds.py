@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from awscrt.checksums import crc32c
 
-from memq.broker.api import requests
+from memq.broker.api import requests, stream_requests, topic_requests
 from memq.broker.broker import Broker
 from memq.errors import NotFoundError
 from memq.limits import MIB, PRODUCER_ID_END, READ_BYTES_MAX, SEQUENCE_END
@@ -79,7 +79,7 @@ def test_a_stream_is_opened_within_the_bounds_of_its_fields() -> None:
 
 
 def test_a_connection_has_so_many_streams_and_may_open_each_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "STREAMS_PER_CONNECTION_MAX", 2)
+    monkeypatch.setattr(stream_requests, "STREAMS_PER_CONNECTION_MAX", 2)
 
     async def work() -> None:
         async with client_of() as (_, client, topic):
@@ -92,7 +92,7 @@ def test_a_connection_has_so_many_streams_and_may_open_each_again(monkeypatch: p
 def test_a_producer_s_end_has_its_sequences_merged_and_the_newest_where_there_are_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(requests, "BURNED_RANGES_MAX", 2)
+    monkeypatch.setattr(stream_requests, "BURNED_RANGES_MAX", 2)
 
     async def work() -> None:
         async with client_of() as (broker, client, topic):
@@ -229,7 +229,7 @@ def test_bodies_of_waiting_requests_are_bounded_and_freed_with_their_answers(mon
 
 
 def test_metadata_is_asked_of_so_many_topics_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "TOPICS_PER_METADATA_MAX", 2)
+    monkeypatch.setattr(topic_requests, "TOPICS_PER_METADATA_MAX", 2)
 
     async def work() -> None:
         async with client_of() as (_, client, _topic):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
+from memq.broker.api.call import Answer, Call
 from memq.broker.ingest.rate_limit import RatePerSecond
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services
@@ -32,24 +33,25 @@ class ClusterRequests:
         self._partitions = partitions
         self._hand_over = hand_over
 
-    async def admin(self, ask: DescribeCluster | DescribeClients | DescribeLoad | DrainBroker) -> AdminAnswer:
-        """Describe the cluster with its plan, what clients may have here, or how full this broker is.
+    async def describe_clients(self, call: Call[DescribeClients]) -> Answer:
+        """Return what clients may have at this broker."""
+        await self._check_here(call.ask.broker)
+        return AdminAnswer(clients=[_wire_client(*row) for row in self._services.limits.clients()])
 
-        It may also drain the broker.
-        """
-        if isinstance(ask, DescribeCluster):
-            return await self._described()
-        if ask.broker != self._services.settings.broker_id:
-            raise await self._elsewhere(ask.broker)
-        if isinstance(ask, DescribeClients):
-            return AdminAnswer(clients=[_wire_client(*row) for row in self._services.limits.clients()])
-        if isinstance(ask, DescribeLoad):
-            return AdminAnswer(load=self._load())
+    async def describe_load(self, call: Call[DescribeLoad]) -> Answer:
+        """Return how full this broker is."""
+        await self._check_here(call.ask.broker)
+        return AdminAnswer(load=self._load())
+
+    async def drain(self, call: Call[DrainBroker]) -> Answer:
+        """Hand over all partitions of this broker."""
+        broker = call.ask.broker
+        await self._check_here(broker)
         try:
             await self._hand_over()
         except TimeoutError as error:
             raise TimedOutError(
-                f"broker '{ask.broker}' still holds partitions", hint="it goes on handing over; ask again"
+                f"broker '{broker}' still holds partitions", hint="it goes on handing over; ask again"
             ) from error
         return AdminAnswer()
 
@@ -70,8 +72,8 @@ class ClusterRequests:
             ],
         )
 
-    async def _described(self) -> AdminAnswer:
-        """Plan as the governor would now, and change nothing."""
+    async def describe(self, call: Call[DescribeCluster]) -> Answer:
+        """Return the brokers and the plan that the governor would make now; change nothing."""
         coordinator, planner = self._services.coordinator, self._services.planner
         view = await view_of(coordinator, self._services.runtime.clock.wall_ms())
         governor = await coordinator.governor()
@@ -83,13 +85,16 @@ class ClusterRequests:
             notes=[*(f"topic '{change.topic.name}': {change.reason}" for change in reshapes), *plan.notes],
         )
 
-    async def _elsewhere(self, broker: str) -> MovedError | NotFoundError:
+    async def _check_here(self, broker: str) -> None:
+        """Refuse a question to another broker. Raises: MovedError with its address, NotFoundError."""
+        if broker == self._services.settings.broker_id:
+            return
         for entry in await self._services.coordinator.brokers():
             if entry.id == broker:
                 moved = MovedError(f"broker '{broker}' answers for itself", hint=f"ask it at {entry.address}")
                 moved.address = entry.address
-                return moved
-        return NotFoundError(f"no live broker is called {broker[:60]!a}", hint="memq broker list shows those there are")
+                raise moved
+        raise NotFoundError(f"no live broker is called {broker[:60]!a}", hint="memq broker list shows those there are")
 
 
 def _brokers(view: ClusterView, governor: str) -> list[WireBroker]:

@@ -10,14 +10,13 @@ from typing import TypeVar
 
 import msgspec
 
-from memq.broker.ingest.connection import Connection
+from memq.broker.api.call import Answer, Call
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services
 from memq.errors import MemqError, NotFoundError, QueueError, TooLargeError
 from memq.limits import POLL_BYTES_MAX
 from memq.notification import Entries, Entry, Membership, Span
 from memq.notification.remote import committed_of, partition_of, ref_of, wire_of
-from memq.protocol.frames import Frame
 from memq.protocol.messages import (
     AdminAnswer,
     CommitAnswer,
@@ -32,13 +31,11 @@ from memq.protocol.messages import (
     PartitionRef,
     PollAnswer,
     PollEntries,
-    PollRequest,
     PollSpans,
     PollTime,
     WireEntry,
     WireGroup,
     WireMember,
-    decode_message,
     nack_of,
 )
 from memq.topic import ReadPartition, check_group
@@ -48,7 +45,6 @@ POLL_PARTITIONS_MAX = 10_000
 LOG_S_MAX = 5.0  # for the log of one partition of a POLL; a log that takes longer fails alone
 LOGS_S_MAX = 10.0  # for all logs of a POLL; the next POLL reads those that are left
 Found = TypeVar("Found")
-Handler = Callable[[Connection, Frame], Awaitable[msgspec.Struct]]
 _JSON = msgspec.json.Decoder(msgspec.Raw)
 
 
@@ -61,47 +57,33 @@ class GroupRequests:
         self._pointers = services.pointers
         self._partitions = partitions
 
-    async def prepare_poll(self, frame: Frame) -> Handler:
-        """Wait, without holding bytes, until a POLL has an answer or its time is over. Return its handler.
-
-        Its answer has pointers, begin and end of partitions, or an offset by time, or says what is wrong with it.
-        """
-        spans: list[Span | MemqError] = []
-        with suppress(MemqError):
-            ask = decode_message(frame.body, PollRequest).ask
-            if isinstance(ask, PollEntries) and len(ask.partitions) <= POLL_PARTITIONS_MAX:
-                with suppress(MemqError):  # of one partition: the request for its span fails, too
-                    await self._wait(ask)
-                logs = dict.fromkeys(partition_of(part.partition) for part in ask.partitions)
-                ask_spans = (self._in_time(log, partial(self._span, log)) for log in logs)
-                spans = await asyncio.gather(*ask_spans)  # at once: they may share a request of the queue
-
-        async def answer(connection: Connection, frame: Frame) -> msgspec.Struct:
-            return await self._poll(frame, spans)
-
-        return answer
+    async def prepare_poll(self, ask: PollEntries) -> Sequence[Span | MemqError]:
+        """Wait until a POLL has an answer or its time is over. Return the spans of its logs."""
+        if len(ask.partitions) > POLL_PARTITIONS_MAX:
+            return ()
+        with suppress(MemqError):  # of one partition: the request for its span fails, too
+            await self._wait(ask)
+        logs = dict.fromkeys(partition_of(part.partition) for part in ask.partitions)
+        ask_spans = (self._in_time(log, partial(self._span, log)) for log in logs)
+        return await asyncio.gather(*ask_spans)  # at once: they may share a request of the queue
 
     async def _wait(self, ask: PollEntries) -> None:
         if ask.wait_ms > 0:
             wanted = {await self._known(part.partition): part.offset for part in ask.partitions}
             await self._pointers.wait(wanted, min(ask.wait_ms, WAIT_MS_MAX) / 1000)
 
-    async def _poll(self, frame: Frame, spans: Sequence[Span | MemqError]) -> msgspec.Struct:
-        ask = decode_message(frame.body, PollRequest).ask
-        if isinstance(ask, PollTime):
-            offset = await self._in_time(partition_of(ask.partition), partial(self._seek_time, ask))
-            if isinstance(offset, MemqError):
-                raise offset
-            return PollAnswer(offset=offset)
-        if len(ask.partitions) > POLL_PARTITIONS_MAX:
-            raise TooLargeError(f"poll of {len(ask.partitions)} partitions at once, {POLL_PARTITIONS_MAX} are allowed")
-        if isinstance(ask, PollSpans):
-            return await self._poll_spans(ask)
-        return await self._poll_entries(ask, spans)
+    async def poll_time(self, call: Call[PollTime]) -> Answer:
+        """Return the first offset of a time."""
+        log = partition_of(call.ask.partition)
+        offset = await self._in_time(log, partial(self._pointers.seek_time, log, call.ask.time_ms))
+        if isinstance(offset, MemqError):
+            raise offset
+        return PollAnswer(offset=offset)
 
-    async def _poll_spans(self, ask: PollSpans) -> PollAnswer:
-        """Return the span of each log. One that fails has its error in the answer. Raises: as `_poll_entries`."""
-        logs = [partition_of(ref) for ref in ask.partitions]
+    async def poll_spans(self, call: Call[PollSpans]) -> Answer:
+        """Return the span of each log, or its error. Raises: as `poll_entries`."""
+        _check_count(call.ask.partitions)
+        logs = [partition_of(ref) for ref in call.ask.partitions]
         # At once: they may share a request of the queue.
         spans = await asyncio.gather(*(self._in_time(log, partial(self._pointers.span, log)) for log in logs))
         errors = [span for span in spans if isinstance(span, MemqError)]
@@ -116,14 +98,13 @@ class GroupRequests:
             ]
         )
 
-    async def _seek_time(self, ask: PollTime) -> int:
-        return await self._pointers.seek_time(partition_of(ask.partition), ask.time_ms)
-
-    async def _poll_entries(self, ask: PollEntries, spans: Sequence[Span | MemqError]) -> PollAnswer:
+    async def poll_entries(self, call: Call[PollEntries]) -> Answer:
         """Return what each log has; one that fails has its error in the answer, and the others are read.
 
-        Raises: the error of the first log when all fail.
+        Raises: the error of the first log when all fail; TooLargeError.
         """
+        ask, spans = call.ask, call.attachment
+        _check_count(ask.partitions)
         offsets = {partition_of(part.partition): part.offset for part in ask.partitions}
         loop = asyncio.get_running_loop()
         until_s = loop.time() + LOGS_S_MAX
@@ -200,9 +181,9 @@ class GroupRequests:
 
     # ---- groups ----------------------------------------------------------------------------------
 
-    async def join(self, connection: Connection, frame: Frame) -> msgspec.Struct:
+    async def join(self, call: Call[JoinRequest]) -> Answer:
         """Enter or leave a group."""
-        ask = decode_message(frame.body, JoinRequest)
+        ask = call.ask
         check_group(ask.group)
         if ask.leave:
             await self._queue.leave(ask.group, ask.member)
@@ -210,15 +191,15 @@ class GroupRequests:
         partitions = [await self._known(ref) for ref in ask.partitions]
         return _answer(await self._queue.join(ask.group, ask.member, partitions, ask.session_timeout_ms))
 
-    async def heartbeat(self, connection: Connection, frame: Frame) -> msgspec.Struct:
+    async def heartbeat(self, call: Call[HeartbeatRequest]) -> Answer:
         """Note that a member lives."""
-        ask = decode_message(frame.body, HeartbeatRequest)
+        ask = call.ask
         released = [partition_of(ref) for ref in ask.released]
         return _answer(await self._queue.heartbeat(ask.group, ask.member, ask.generation, released))
 
-    async def commit(self, connection: Connection, frame: Frame) -> msgspec.Struct:
+    async def commit(self, call: Call[CommitRequest]) -> Answer:
         """Store positions of a group, or read them."""
-        ask = decode_message(frame.body, CommitRequest)
+        ask = call.ask
         check_group(ask.group)
         if ask.positions:
             positions = committed_of(ask.positions)
@@ -228,22 +209,31 @@ class GroupRequests:
         found = await self._queue.committed(ask.group, [partition_of(ref) for ref in ask.fetch])
         return CommitAnswer(positions=[wire_of(partition, committed) for partition, committed in found.items()])
 
-    async def admin(self, ask: ListGroups | DescribeGroup | DeleteGroup) -> AdminAnswer:
-        """List, describe or delete groups."""
-        if isinstance(ask, ListGroups):
-            return AdminAnswer(groups=list(await self._queue.groups()))
-        if isinstance(ask, DeleteGroup):
-            await self._queue.delete_group(ask.group)
-            return AdminAnswer()
-        state = await self._queue.describe(ask.group)
+    async def list_groups(self, call: Call[ListGroups]) -> Answer:
+        """Name all groups."""
+        return AdminAnswer(groups=list(await self._queue.groups()))
+
+    async def delete(self, call: Call[DeleteGroup]) -> Answer:
+        """Delete a group."""
+        await self._queue.delete_group(call.ask.group)
+        return AdminAnswer()
+
+    async def describe(self, call: Call[DescribeGroup]) -> Answer:
+        """Return members and positions of a group."""
+        state = await self._queue.describe(call.ask.group)
         members = [
             WireMember(member=member, assigned=[ref_of(partition) for partition in held])
             for member, held in state.members.items()
         ]
         positions = [wire_of(partition, committed) for partition, committed in state.committed.items()]
         return AdminAnswer(
-            group=WireGroup(group=ask.group, generation=state.generation, members=members, positions=positions)
+            group=WireGroup(group=call.ask.group, generation=state.generation, members=members, positions=positions)
         )
+
+
+def _check_count(partitions: Sequence[object]) -> None:
+    if len(partitions) > POLL_PARTITIONS_MAX:
+        raise TooLargeError(f"poll of {len(partitions)} partitions at once, {POLL_PARTITIONS_MAX} are allowed")
 
 
 def _wire_entry(entry: Entry) -> WireEntry:

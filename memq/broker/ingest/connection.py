@@ -27,7 +27,7 @@ from memq.errors import (
 )
 from memq.format.blocks.header import BlockHeader, check_block
 from memq.limits import FRAME_PREFIX_BYTES, MIB
-from memq.protocol.connection import ConnectionState, Conversation, Side
+from memq.protocol.connection import ANONYMOUS, ConnectionState, Conversation, Side
 from memq.protocol.frames import (
     PREFIX,
     WRITE_PREFIX,
@@ -77,6 +77,7 @@ class Connection(asyncio.BufferedProtocol):
         self.turned_away = False  # over the broker's bound on connections
         self.client = ""  # who it is, for the limits: the client id, else the host
         self.limiters: Limiters = ()
+        self.principal = ANONYMOUS  # HELLO has no credentials yet
         self.paused = False  # by the intake: memory is short, and a silence is not the client's
         self.outbox = Outbox(services.runtime.clock)
         self._forwards = False

@@ -1,0 +1,219 @@
+"""The table of operations: each request with the resources that it touches and its handler."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Generic, NamedTuple
+
+from memq.broker.api.call import Answer, Ask, Call
+from memq.broker.api.cluster_requests import ClusterRequests
+from memq.broker.api.group_requests import GroupRequests
+from memq.broker.api.stream_requests import StreamRequests
+from memq.broker.api.topic_requests import TopicRequests
+from memq.errors import ProtocolError
+from memq.limits import POLL_BYTES_MAX, READ_BYTES_MAX
+from memq.protocol.frames import Api, Frame
+from memq.protocol.messages import (
+    AdminRequest,
+    AlterTopic,
+    BeginProducer,
+    Close,
+    CommitRequest,
+    CreateTopic,
+    DeleteGroup,
+    DeleteTopic,
+    DescribeClients,
+    DescribeCluster,
+    DescribeGroup,
+    DescribeLoad,
+    DrainBroker,
+    Forward,
+    HeartbeatRequest,
+    JoinRequest,
+    ListGroups,
+    MetadataRequest,
+    Open,
+    PollEntries,
+    PollRequest,
+    PollSpans,
+    PollTime,
+    PublishStaged,
+    ReadRequest,
+    TrimCold,
+    decode_message,
+)
+
+_ENVELOPES: dict[int, type[AdminRequest | PollRequest]] = {Api.ADMIN: AdminRequest, Api.POLL: PollRequest}
+
+
+class ResourceKind(Enum):
+    """What a permission can be about."""
+
+    CLUSTER = "cluster"
+    TOPIC = "topic"
+    PARTITION = "partition"
+    GROUP = "group"
+    OBJECT = "object"  # of a store; it may hold batches of several topics
+
+
+class Resource(NamedTuple):
+    """A thing that a request touches: `clicks`, `clicks/3`, `main/<object key>`; the cluster: ""."""
+
+    kind: ResourceKind
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation(Generic[Ask]):
+    """One row of the table."""
+
+    name: str
+    api: Api
+    message: type[Ask]
+    resources: Callable[[Call[Ask]], list[Resource]]
+    handler: Callable[[Call[Ask]], Awaitable[Answer]]
+    prepare: Callable[[Ask], Awaitable[Any]] | None = None  # what holds no bytes of the answer: long waits
+    answer_bytes: Callable[[Ask], int] = lambda ask: 0  # what an answer of READ or POLL may have; 0 for a refusal
+
+
+class Operations:
+    """Finds the row of a request. There is one for each type of message."""
+
+    def __init__(self, rows: Iterable[Operation[Any]]) -> None:
+        self.rows = list(rows)
+        self._by_message = {row.message: row for row in self.rows}
+        self._messages: dict[int, type[Any]] = {row.api: row.message for row in self.rows} | _ENVELOPES
+
+    def find(self, frame: Frame) -> tuple[Operation[Any], Any]:
+        """Return the operation that a frame asks for, and its message. Raises: ProtocolError."""
+        kind = self._messages.get(frame.api)
+        if kind is None:
+            raise ProtocolError(f"api {frame.api} is no operation")
+        message = decode_message(frame.body, kind)
+        ask = message.ask if frame.api in _ENVELOPES else message
+        return self.of(type(ask)), ask
+
+    def of(self, message: type[Any]) -> Operation[Any]:
+        """Return the row of a type of message. Raises: ProtocolError."""
+        row = self._by_message.get(message)
+        if row is None:
+            raise ProtocolError(f"{message.__name__} is no operation")
+        return row
+
+
+def operations_of(
+    streams: StreamRequests, topics: TopicRequests, groups: GroupRequests, cluster: ClusterRequests
+) -> Operations:
+    """Return the table."""
+    return Operations(
+        [
+            Operation("open", Api.OPEN, Open, _partition, streams.open),
+            Operation("close", Api.CLOSE, Close, _partition_of_stream, streams.close),
+            Operation("forward", Api.FORWARD, Forward, _partition, streams.forward),
+            Operation("begin-producer", Api.ADMIN, BeginProducer, _partition, streams.begin_producer),
+            Operation("publish-staged", Api.ADMIN, PublishStaged, _partition, streams.publish_staged),
+            Operation("metadata", Api.METADATA, MetadataRequest, _asked_topics, topics.metadata),
+            Operation("read", Api.READ, ReadRequest, _object, topics.read, answer_bytes=_read_bytes),
+            Operation("create-topic", Api.ADMIN, CreateTopic, _named_topic, topics.create),
+            Operation("alter-topic", Api.ADMIN, AlterTopic, _named_topic, topics.alter),
+            Operation("delete-topic", Api.ADMIN, DeleteTopic, _named_topic, topics.delete),
+            Operation("trim-cold", Api.ADMIN, TrimCold, _trimmed_topic, topics.trim_cold),
+            Operation(
+                "poll-entries",
+                Api.POLL,
+                PollEntries,
+                _polled_partitions,
+                groups.poll_entries,
+                prepare=groups.prepare_poll,
+                answer_bytes=_poll_bytes,
+            ),
+            Operation("poll-time", Api.POLL, PollTime, _timed_partition, groups.poll_time),
+            Operation("poll-spans", Api.POLL, PollSpans, _spanned_partitions, groups.poll_spans),
+            Operation("commit", Api.COMMIT, CommitRequest, _group, groups.commit),
+            Operation("join", Api.JOIN, JoinRequest, _group, groups.join),
+            Operation("heartbeat", Api.HEARTBEAT, HeartbeatRequest, _group, groups.heartbeat),
+            Operation("list-groups", Api.ADMIN, ListGroups, _cluster, groups.list_groups),
+            Operation("describe-group", Api.ADMIN, DescribeGroup, _group, groups.describe),
+            Operation("delete-group", Api.ADMIN, DeleteGroup, _group, groups.delete),
+            Operation("describe-cluster", Api.ADMIN, DescribeCluster, _cluster, cluster.describe),
+            Operation("describe-clients", Api.ADMIN, DescribeClients, _cluster, cluster.describe_clients),
+            Operation("describe-load", Api.ADMIN, DescribeLoad, _cluster, cluster.describe_load),
+            Operation("drain-broker", Api.ADMIN, DrainBroker, _cluster, cluster.drain),
+        ]
+    )
+
+
+# ---- resources -------------------------------------------------------------------------------------
+
+
+def _cluster(call: Call[Any]) -> list[Resource]:
+    return [Resource(ResourceKind.CLUSTER)]
+
+
+def _one_topic(name: str) -> list[Resource]:
+    return [Resource(ResourceKind.TOPIC, name)]
+
+
+def _one_partition(topic: str, partition: int) -> Resource:
+    return Resource(ResourceKind.PARTITION, f"{topic}/{partition}")
+
+
+def _named_topic(call: Call[CreateTopic] | Call[AlterTopic] | Call[DeleteTopic]) -> list[Resource]:
+    return _one_topic(call.ask.name)
+
+
+def _trimmed_topic(call: Call[TrimCold]) -> list[Resource]:
+    return _one_topic(call.ask.topic)
+
+
+def _asked_topics(call: Call[MetadataRequest]) -> list[Resource]:
+    """Without names it asks for all topics, which is a question to the cluster."""
+    names = call.ask.topics
+    return _cluster(call) if names is None else [Resource(ResourceKind.TOPIC, name) for name in names]
+
+
+def _partition(
+    call: Call[Open] | Call[Forward] | Call[BeginProducer] | Call[PublishStaged],
+) -> list[Resource]:
+    return [_one_partition(call.ask.topic, call.ask.partition)]
+
+
+def _partition_of_stream(call: Call[Close]) -> list[Resource]:
+    """Return none when the stream is not open: the handler refuses that."""
+    stream = call.connection.streams.get(call.stream)
+    return [] if stream is None else [_one_partition(stream.processor.topic.name, stream.processor.partition)]
+
+
+def _polled_partitions(call: Call[PollEntries]) -> list[Resource]:
+    return [_one_partition(each.partition.topic, each.partition.partition) for each in call.ask.partitions]
+
+
+def _timed_partition(call: Call[PollTime]) -> list[Resource]:
+    return [_one_partition(call.ask.partition.topic, call.ask.partition.partition)]
+
+
+def _spanned_partitions(call: Call[PollSpans]) -> list[Resource]:
+    return [_one_partition(each.topic, each.partition) for each in call.ask.partitions]
+
+
+def _object(call: Call[ReadRequest]) -> list[Resource]:
+    return [Resource(ResourceKind.OBJECT, f"{call.ask.store}/{call.ask.key}")]
+
+
+def _group(
+    call: Call[CommitRequest] | Call[JoinRequest] | Call[HeartbeatRequest] | Call[DescribeGroup] | Call[DeleteGroup],
+) -> list[Resource]:
+    return [Resource(ResourceKind.GROUP, call.ask.group)]
+
+
+# ---- bytes of answers ------------------------------------------------------------------------------
+
+
+def _read_bytes(ask: ReadRequest) -> int:
+    return max(0, min(ask.length, READ_BYTES_MAX))
+
+
+def _poll_bytes(ask: PollEntries) -> int:
+    return max(0, min(ask.bytes_max, POLL_BYTES_MAX))

@@ -1,0 +1,154 @@
+"""Answers requests about one write partition: streams, forwarded blocks, staged batches."""
+
+from __future__ import annotations
+
+import asyncio
+
+from memq.broker.api.call import Answer, Call
+from memq.broker.partition.topic_processor import TopicProcessor
+from memq.broker.partitions import Partitions
+from memq.broker.services import Services
+from memq.broker.spool.forwarded_block import take_forwarded
+from memq.broker.staging.publisher import publish_staged
+from memq.errors import InvalidRequestError, LogLostError, MovedError, NotFoundError, NotReadyError, ThrottledError
+from memq.format.pointer import ProducerEnd
+from memq.format.ranges import RangeSet
+from memq.limits import PRODUCER_ID_END, SEQUENCE_END, STREAMS_PER_CONNECTION_MAX
+from memq.protocol.frames import AckLevel
+from memq.protocol.messages import (
+    AdminAnswer,
+    BeginProducer,
+    Close,
+    Done,
+    Forward,
+    Open,
+    OpenAnswer,
+    PublishStaged,
+    WireInstance,
+)
+
+OPEN_TIMEOUT_S = 10.0
+NOT_READY_MS = 200
+BURNED_RANGES_MAX = 256
+
+
+class StreamRequests:
+    """Requests to the owner of a partition."""
+
+    def __init__(self, services: Services, partitions: Partitions) -> None:
+        self._services = services
+        self._partitions = partitions
+
+    async def open(self, call: Call[Open]) -> Answer:
+        """Open a stream of blocks of one producer."""
+        ask, connection, number = call.ask, call.connection, call.stream
+        producer = _producer_id(ask.producer)
+        if number == 0:
+            raise InvalidRequestError("stream 0 is the connection itself", hint="open streams 1 to 65535")
+        if ask.acks not in tuple(AckLevel) or not 0 <= ask.sequence < SEQUENCE_END:
+            raise InvalidRequestError(f"acks {ask.acks} or sequence {ask.sequence} is out of range")
+        old = connection.streams.pop(number, None)
+        if old is not None:
+            old.processor.close_stream(old)
+        if len(connection.streams) >= STREAMS_PER_CONNECTION_MAX:
+            raise ThrottledError(f"connection has {STREAMS_PER_CONNECTION_MAX} streams already")
+        if ask.producer_epoch and ask.acks != AckLevel.ALL:
+            raise InvalidRequestError("a named producer has acks=all")
+        processor = await self._open_processor(ask.topic, ask.topic_id, ask.partition)
+        if ask.producer_epoch:
+            await processor.admit_producer(producer, ask.producer_epoch, ask.sequence)
+        if connection.closed or number in connection.streams:
+            raise NotReadyError(f"stream {number} was closed or opened again meanwhile")
+        stream = processor.open_stream(number, connection, producer, ask.acks, ask.sequence, ask.producer_epoch)
+        connection.bind(stream)
+        assert processor.own is not None, "ready without an epoch"
+        return OpenAnswer(epoch=processor.own.epoch, sequence=ask.sequence)
+
+    async def close(self, call: Call[Close]) -> Answer:
+        """Close a stream, and note the sequences at which its producer ends."""
+        ask = call.ask
+        stream = call.connection.streams.pop(call.stream, None)
+        if stream is None:
+            raise NotFoundError(f"stream {call.stream} is not open")
+        stream.processor.close_stream(stream)
+        end = ProducerEnd(
+            producer=stream.producer_id,
+            next_sequence=_checked_sequence(ask.next_sequence),
+            burned=_burned(ask.burned),
+        )
+        await stream.processor.end_producer(end)
+        return Done()
+
+    async def forward(self, call: Call[Forward]) -> Answer:
+        """Take the block of another broker, and answer when it is in the queue."""
+        slab, start, stop = call.attachment
+        processor = await self._processor(call.ask.topic, call.ask.topic_id, call.ask.partition)
+        absent_s = call.connection.ready_s + call.ask.absent_ms / 1000
+        await take_forwarded(processor, slab, start, stop, absent_s)
+        return Done()
+
+    async def publish_staged(self, call: Call[PublishStaged]) -> Answer:
+        """Publish pieces of a batch that a writer stored itself."""
+        processor = await self._open_processor(call.ask.topic, call.ask.topic_id, call.ask.partition)
+        return AdminAnswer(published=await publish_staged(processor, call.ask))
+
+    async def begin_producer(self, call: Call[BeginProducer]) -> Answer:
+        """Begin an instance of a named producer."""
+        ask = call.ask
+        processor = await self._open_processor(ask.topic, ask.topic_id, ask.partition)
+        begun = await processor.begin_producer(_producer_id(ask.producer))
+        return AdminAnswer(instance=WireInstance(epoch=begun.epoch, next_sequence=begun.last_sequence))
+
+    async def _open_processor(self, topic: str, topic_id: str, partition: int) -> TopicProcessor:
+        """Return the processor of a partition of ours, ready to take blocks."""
+        processor = await self._processor(topic, topic_id, partition)
+        lost = self._services.lost_logs.get((processor.topic.id, partition))
+        if lost is not None:
+            raise LogLostError(lost, retry_after_ms=NOT_READY_MS)
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                await processor.ready()
+        except TimeoutError as error:
+            raise NotReadyError(f"{processor.name} is still being opened", retry_after_ms=NOT_READY_MS) from error
+        return processor
+
+    async def _processor(self, name: str, topic_id: str, partition: int) -> TopicProcessor:
+        """Return the processor of a partition of ours.
+
+        It may have come here just now, and who sent the client knew.
+        """
+        topic = await self._partitions.current_topic(name, topic_id)
+        try:
+            return self._partitions.processor(topic, partition)
+        except (MovedError, NotReadyError):
+            await self._partitions.refresh()
+            return self._partitions.processor(topic, partition)
+
+
+def _producer_id(text: str) -> int:
+    try:
+        number = int(text, 16) if len(text) == 16 else 0
+    except ValueError:
+        number = 0
+    if not 0 < number < PRODUCER_ID_END:
+        raise InvalidRequestError(f"bad producer id {text[:40]!a}", hint="16 hex digits, 1 to 2^63-1")
+    return number
+
+
+def _checked_sequence(number: int) -> int:
+    if not 0 <= number <= SEQUENCE_END:
+        raise InvalidRequestError(f"sequence {number} is out of range")
+    return number
+
+
+def _burned(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return the sequences that a producer gave up, merged.
+
+    The newest when there are too many for a pointer.
+    """
+    merged = RangeSet()
+    for first, next_ in ranges:
+        if not _checked_sequence(first) < _checked_sequence(next_):
+            raise InvalidRequestError(f"burned sequences {first} to {next_} are no range")
+        merged.add(first, next_)
+    return tuple(merged)[-BURNED_RANGES_MAX:]

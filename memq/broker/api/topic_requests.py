@@ -1,0 +1,108 @@
+"""Answers requests about topics and their objects."""
+
+from __future__ import annotations
+
+from memq.broker.api.call import Answer, Call
+from memq.broker.partitions import Partitions
+from memq.broker.services import Services
+from memq.broker.upkeep.cold_retention import trim_cold
+from memq.errors import NotFoundError, TooLargeError
+from memq.limits import READ_BYTES_MAX
+from memq.protocol.messages import (
+    AdminAnswer,
+    AlterTopic,
+    CreateTopic,
+    DeleteTopic,
+    Metadata,
+    MetadataRequest,
+    ReadRequest,
+    StoreMetadata,
+    TopicMetadata,
+    TrimCold,
+)
+from memq.topic import Topic, TopicSettings, check_name, parse_settings
+
+TOPICS_PER_METADATA_MAX = 10_000
+
+
+class TopicRequests:
+    """Requests that any broker answers."""
+
+    def __init__(self, services: Services, partitions: Partitions) -> None:
+        self._services = services
+        self._partitions = partitions
+
+    async def metadata(self, call: Call[MetadataRequest]) -> Answer:
+        """Return brokers, stores, and topics with the owners of their partitions."""
+        ask = call.ask
+        if ask.topics is not None and len(ask.topics) > TOPICS_PER_METADATA_MAX:
+            raise TooLargeError(f"metadata of {len(ask.topics)} topics at once, {TOPICS_PER_METADATA_MAX} are allowed")
+        names = [topic.name for topic in self._partitions.topics()] if ask.topics is None else ask.topics
+        for name in names:
+            check_name(name, internal=True)
+        unconfirmed = [] if ask.topics is None else await self._partitions.confirm(names, ask.known)
+        found: list[TopicMetadata] = []
+        missing: list[str] = []
+        for name in names:
+            topic = await self._find(name, create=ask.create)
+            if topic is None:
+                missing.append(name)
+            else:
+                found.append(TopicMetadata(topic=topic, owners=self._partitions.owners(topic)))
+        return Metadata(
+            cluster=self._services.settings.cluster,
+            brokers=list(self._partitions.brokers()),
+            zones=list(self._partitions.brokers().values()),
+            topics=found,
+            missing=missing,
+            unconfirmed=unconfirmed,
+            stores=[StoreMetadata(name=name, url=store.url) for name, store in self._services.stores.items()],
+        )
+
+    async def _find(self, name: str, *, create: bool) -> Topic | None:
+        try:
+            return await self._partitions.current_topic(name)
+        except NotFoundError:
+            settings = self._services.settings
+            if not (create and settings.auto_create_topics):
+                return None
+            return await self._partitions.create(name, settings.partitions, TopicSettings(), exist_ok=True)
+
+    async def read(self, call: Call[ReadRequest]) -> Answer:
+        """Return a range of an object."""
+        ask = call.ask
+        if not 0 < ask.length <= READ_BYTES_MAX or ask.offset < 0:
+            raise TooLargeError(f"READ of {ask.length} bytes at {ask.offset}; 1 to {READ_BYTES_MAX} are allowed")
+        store = self._services.stores.get(ask.store)
+        if store is None:
+            raise NotFoundError(f"store {ask.store[:60]!a} is not one of this cluster")
+        counters = self._services.counters
+        counters.read_requests += 1
+        hot = self._services.hot.read(ask.key, ask.offset, ask.length)
+        if hot is not None:
+            counters.read_hot_requests += 1
+        data = await store.get_range(ask.key, ask.offset, ask.length) if hot is None else hot
+        counters.read_bytes += len(data)
+        return data
+
+    async def create(self, call: Call[CreateTopic]) -> Answer:
+        """Make a topic."""
+        ask, settings = call.ask, parse_settings(call.ask.settings, TopicSettings())
+        count = ask.partitions or self._services.settings.partitions
+        return AdminAnswer(topic=await self._partitions.create(ask.name, count, settings, exist_ok=ask.exist_ok))
+
+    async def alter(self, call: Call[AlterTopic]) -> Answer:
+        """Change settings of a topic."""
+        topic = await self._partitions.current_topic(call.ask.name, call.ask.topic_id)
+        settings = parse_settings(call.ask.settings, topic.settings)
+        return AdminAnswer(topic=await self._partitions.alter(topic, settings))
+
+    async def delete(self, call: Call[DeleteTopic]) -> Answer:
+        """Delete a topic."""
+        await self._partitions.delete(await self._partitions.current_topic(call.ask.name, call.ask.topic_id))
+        return AdminAnswer()
+
+    async def trim_cold(self, call: Call[TrimCold]) -> Answer:
+        """Remove the pointers from the queue that cold parts have."""
+        await trim_cold(self._services, await self._partitions.current_topic(call.ask.topic, call.ask.topic_id))
+        return AdminAnswer(sweep_age_ms=self._services.settings.sweep_age_ms)

@@ -1,0 +1,233 @@
+"""The table of operations: a row for each request, its resources, and requests without a row."""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+from typing import Any, cast, get_args, get_type_hints
+
+import msgspec
+import pytest
+
+from memq.broker.api.call import Call
+from memq.broker.api.cluster_requests import ClusterRequests
+from memq.broker.api.group_requests import GroupRequests
+from memq.broker.api.operations import Operation, Operations, operations_of
+from memq.broker.api.requests import LIMITED
+from memq.broker.api.stream_requests import StreamRequests
+from memq.broker.api.topic_requests import TopicRequests
+from memq.errors import ProtocolError
+from memq.limits import POLL_BYTES_MAX, READ_BYTES_MAX
+from memq.protocol import messages
+from memq.protocol.connection import ALLOWED, ANONYMOUS, ConnectionState, Side
+from memq.protocol.frames import Api, Frame
+from memq.protocol.messages import (
+    AdminAnswer,
+    AdminRequest,
+    AlterTopic,
+    BeginProducer,
+    Close,
+    CommitAnswer,
+    CommitRequest,
+    CreateTopic,
+    DeleteGroup,
+    DeleteTopic,
+    DescribeClients,
+    DescribeCluster,
+    DescribeGroup,
+    DescribeLoad,
+    Done,
+    DrainBroker,
+    Draining,
+    Forward,
+    HeartbeatRequest,
+    Hello,
+    HelloAnswer,
+    JoinRequest,
+    ListGroups,
+    MembershipAnswer,
+    Metadata,
+    MetadataRequest,
+    Nack,
+    Open,
+    OpenAnswer,
+    PartitionRef,
+    PollAnswer,
+    PollEntries,
+    PollFrom,
+    PollRequest,
+    PollSpans,
+    PollTime,
+    PublishStaged,
+    ReadRequest,
+    Redirect,
+    Throttle,
+    TrimCold,
+    encode_message,
+)
+
+# What is no operation: the greeting, which makes the principal, and what only brokers say.
+GREETING = {Hello}
+SAID_BY_BROKERS = {HelloAnswer, OpenAnswer, Done, Metadata, PollAnswer, CommitAnswer, MembershipAnswer, AdminAnswer} | {
+    Nack,
+    Throttle,
+    Redirect,
+    Draining,
+}
+ID = "0a" * 16
+
+
+def table() -> Operations:
+    services = cast(Any, SimpleNamespace(queue=None, pointers=None))
+    given = services, cast(Any, None)
+    return operations_of(
+        StreamRequests(*given), TopicRequests(*given), GroupRequests(*given), ClusterRequests(*given, cast(Any, None))
+    )
+
+
+def call_of(ask: Any, connection: Any = None, stream: int = 0) -> Call[Any]:
+    return Call(connection, ANONYMOUS, stream, ask)
+
+
+def structs_of(hint: Any) -> set[type]:
+    """Return the messages that a type of a field names."""
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return {hint}
+    return {found for each in get_args(hint) for found in structs_of(each)}
+
+
+def parts_of(message: type) -> set[type]:
+    """Return a message with the messages that its fields contain."""
+    parts = {message}
+    for hint in get_type_hints(message).values():
+        for part in structs_of(hint):
+            parts |= parts_of(part)
+    return parts
+
+
+def test_each_message_of_the_protocol_is_an_operation_an_answer_or_a_part_of_one() -> None:
+    asks = [row.message for row in table().rows]
+    assert len(set(asks)) == len(asks), "one row for each"
+    assert len({row.name for row in table().rows}) == len(asks)
+    whole: set[type] = {*asks, AdminRequest, PollRequest, *GREETING, *SAID_BY_BROKERS}
+    inside = {part for message in whole for part in parts_of(message) - {message}}
+    assert not inside & SAID_BY_BROKERS - {Nack}, "an answer inside another"
+    assert not inside & GREETING
+    in_envelopes = structs_of(get_type_hints(AdminRequest)["ask"]) | structs_of(get_type_hints(PollRequest)["ask"])
+    assert inside & set(asks) == in_envelopes, "a request inside of something else than its envelope"
+    every = {
+        each
+        for _, each in inspect.getmembers(messages, inspect.isclass)
+        if issubclass(each, msgspec.Struct) and each.__module__ == messages.__name__
+    }
+    assert every - whole - inside == set(), "neither a row of the table nor an answer"
+    assert {*asks} <= every
+
+
+def test_each_message_in_an_envelope_has_a_row_with_the_api_of_the_envelope() -> None:
+    for api, envelope in ((Api.ADMIN, AdminRequest), (Api.POLL, PollRequest)):
+        hint = get_type_hints(envelope)["ask"]
+        assert {row.message for row in table().rows if row.api == api} == structs_of(hint)
+
+
+def test_each_frame_that_a_client_may_say_has_rows() -> None:
+    """HELLO has none, and a WRITE belongs to the stream that an OPEN was let in for."""
+    said = ALLOWED[ConnectionState.READY][Side.CLIENT]
+    assert {row.api for row in table().rows} == said - {Api.WRITE}
+    assert {row.api for row in table().rows} >= LIMITED
+
+
+@pytest.mark.parametrize("row", table().rows, ids=lambda row: row.name)
+def test_each_row_is_found_by_a_frame_of_its_message(row: Operation[Any]) -> None:
+    ask = EXAMPLES[row.message][0]
+    body: msgspec.Struct = ask
+    if row.api in (Api.ADMIN, Api.POLL):
+        body = AdminRequest(ask=ask) if row.api == Api.ADMIN else PollRequest(ask=ask)
+    found, read = table().find(Frame(row.api, 0, 0, 7, encode_message(body)))
+    assert (found.name, read) == (row.name, ask)
+    assert inspect.iscoroutinefunction(row.handler)
+
+
+REF = PartitionRef(topic="clicks", topic_id=ID, partition=3)
+OF_PARTITION: dict[str, Any] = {"topic": "clicks", "topic_id": ID, "partition": 3}
+STAGED: dict[str, Any] = {"writer": "w", "batch_id": 1, "store": "main", "manifest": 1, "pieces_total": 1, "first": 0}
+CLUSTER, TOPIC, PARTITION, GROUP = (
+    [("cluster", "")],
+    [("topic", "clicks")],
+    [("partition", "clicks/3")],
+    [("group", "g")],
+)
+EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
+    Open: (Open(**OF_PARTITION, producer="1" * 16, acks=2, sequence=0), PARTITION),
+    Close: (Close(next_sequence=0), PARTITION),
+    Forward: (Forward(**OF_PARTITION, absent_ms=0), PARTITION),
+    BeginProducer: (BeginProducer(**OF_PARTITION, producer="1" * 16), PARTITION),
+    PublishStaged: (PublishStaged(**OF_PARTITION, **STAGED, pieces=[]), PARTITION),
+    MetadataRequest: (MetadataRequest(topics=["clicks", "views"]), [*TOPIC, ("topic", "views")]),
+    ReadRequest: (ReadRequest(store="main", key="a/b", offset=0, length=1), [("object", "main/a/b")]),
+    CreateTopic: (CreateTopic(name="clicks"), TOPIC),
+    AlterTopic: (AlterTopic(name="clicks"), TOPIC),
+    DeleteTopic: (DeleteTopic(name="clicks"), TOPIC),
+    TrimCold: (TrimCold(topic="clicks", topic_id=ID), TOPIC),
+    PollEntries: (PollEntries(partitions=[PollFrom(partition=REF, offset=0)] * 2), PARTITION * 2),
+    PollTime: (PollTime(partition=REF, time_ms=0), PARTITION),
+    PollSpans: (PollSpans(partitions=[REF]), PARTITION),
+    CommitRequest: (CommitRequest(group="g"), GROUP),
+    JoinRequest: (JoinRequest(group="g", member="m"), GROUP),
+    HeartbeatRequest: (HeartbeatRequest(group="g", member="m", generation=1), GROUP),
+    ListGroups: (ListGroups(), CLUSTER),
+    DescribeGroup: (DescribeGroup(group="g"), GROUP),
+    DeleteGroup: (DeleteGroup(group="g"), GROUP),
+    DescribeCluster: (DescribeCluster(), CLUSTER),
+    DescribeClients: (DescribeClients(broker="b"), CLUSTER),
+    DescribeLoad: (DescribeLoad(broker="b"), CLUSTER),
+    DrainBroker: (DrainBroker(broker="b"), CLUSTER),
+}
+
+
+@pytest.mark.parametrize("row", table().rows, ids=lambda row: row.name)
+def test_each_row_names_its_resources(row: Operation[Any]) -> None:
+    ask, resources = EXAMPLES[row.message]
+    stream = SimpleNamespace(processor=SimpleNamespace(topic=SimpleNamespace(name="clicks"), partition=3))
+    call = call_of(ask, SimpleNamespace(streams={5: stream}), 5)
+    assert [(each.kind.value, each.name) for each in row.resources(call)] == resources
+
+
+def test_metadata_of_all_topics_asks_the_cluster_and_a_stream_that_is_not_open_is_no_resource() -> None:
+    everything = table().of(MetadataRequest).resources(call_of(MetadataRequest()))
+    assert [(each.kind.value, each.name) for each in everything] == CLUSTER
+    nothing = call_of(Close(next_sequence=0), SimpleNamespace(streams={}), 5)
+    assert table().of(Close).resources(nothing) == []
+
+
+def test_an_unknown_operation_is_refused() -> None:
+    for api in (Api.WRITE, Api.HELLO, Api.ACK, 99):
+        with pytest.raises(ProtocolError, match="is no operation"):
+            table().find(Frame(api, 0, 0, 1, b"{}"))
+    with pytest.raises(ProtocolError, match="bad AdminRequest message"):
+        table().find(Frame(Api.ADMIN, 0, 0, 1, b'{"ask": {"op": "grow-wings"}}'))
+    without_drain = Operations(row for row in table().rows if row.message is not DrainBroker)
+    with pytest.raises(ProtocolError, match="DrainBroker is no operation"):
+        without_drain.find(Frame(Api.ADMIN, 0, 0, 1, encode_message(AdminRequest(ask=DrainBroker(broker="b")))))
+
+
+def test_only_a_poll_for_entries_waits() -> None:
+    assert [row.name for row in table().rows if row.prepare is not None] == ["poll-entries"]
+
+
+@pytest.mark.parametrize(
+    ("ask", "size"),
+    [
+        (ReadRequest(store="main", key="k", offset=5, length=700), 700),
+        (ReadRequest(store="main", key="k", offset=5, length=1 << 40), READ_BYTES_MAX),
+        (ReadRequest(store="main", key="k", offset=5, length=0), 0),
+        (ReadRequest(store="main", key="k", offset=5, length=-3), 0),
+        (PollEntries(partitions=[], bytes_max=900), 900),
+        (PollEntries(partitions=[], bytes_max=1 << 40), POLL_BYTES_MAX),
+        (PollEntries(partitions=[], bytes_max=-1), 0),
+        (PollSpans(partitions=[]), 0),
+        (PollTime(partition=REF, time_ms=0), 0),
+    ],
+)
+def test_an_answer_is_lent_the_memory_that_it_may_need_and_a_refusal_none(ask: msgspec.Struct, size: int) -> None:
+    assert table().of(type(ask)).answer_bytes(ask) == size
