@@ -71,9 +71,10 @@ soak: $(DEV)                    ## every promise as often as it says, on real se
 	@$(PYTHON) -m tests.simulation.run --seeds $(SOAK_SEEDS) --start fresh --jobs $(JOBS)
 	@$(MUTATE) --jobs $(JOBS) --sample $(SOAK_MUTANTS)
 
-lint: $(DEV)                    ## ruff
+lint: $(DEV)                    ## ruff, and the words of docs, help texts and docstrings
 	@$(BIN)/ruff check $(CODE)
 	@$(BIN)/ruff format --check $(CODE)
+	@$(PYTHON) tests/language.py
 
 format: $(DEV)                  ## ruff, mending what it can
 	@$(BIN)/ruff check --fix $(CODE)

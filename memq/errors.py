@@ -8,7 +8,7 @@ kind                   the caller
 RetryableError         tries again later (unreachable, throttled, timed out, full)
 InvalidRequestError    changes the input (not found, bad name, too large, unknown setting)
 DeniedError            gets a permission
-FencedError            stops: somebody else took over
+FencedError            stops: another process took over
 OutcomeUnknownError    asks: it may or may not have happened
 CorruptDataError       reports: stored or sent bytes are damaged
 =====================  ==========================================================
@@ -204,7 +204,7 @@ class PositionExpiredError(InvalidRequestError):
     """Retention took what lies at a position: `first` is the first one that is left, as text (`0:17:0`)."""
 
     code = "position-expired"
-    default_hint = "go on at 'beginning', or at the position that the message names"
+    default_hint = "continue at 'beginning', or at the position that the message names"
     first = ""
 
 

@@ -9,7 +9,7 @@ INTERVAL_S = 5.0
 
 
 class DrainProgress:
-    """Of `total` partitions, how many are done. What ends within seconds says nothing."""
+    """Number of drained partitions out of `total`. A drain of a few seconds logs nothing."""
 
     def __init__(self, clock: Clock, events: EventLog, total: int, done_text: str) -> None:
         """`done_text`: what is said behind "3000 of 10000 "."""

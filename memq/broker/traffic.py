@@ -15,7 +15,7 @@ Place = tuple[str, int]
 
 @dataclass(slots=True)
 class Traffic:
-    """Rates between two looks. What was not open at both of them has none yet."""
+    """Rates between two samples. A partition that was not open at both of them has none yet."""
 
     _last: dict[Place, int] = field(default_factory=dict)
     _last_s: float = 0.0

@@ -1,4 +1,4 @@
-"""Requests to whoever owns a partition: asked again, there or elsewhere, until one answers."""
+"""Requests to the owner of a partition, repeated there or at another broker until one answers."""
 
 from __future__ import annotations
 

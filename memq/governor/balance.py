@@ -197,7 +197,7 @@ class _Board:
     # ---- inside ------------------------------------------------------------------------------------
 
     def _best(self, piece: _Piece) -> str:
-        """Return who shall have a partition; "" without anybody.
+        """Return the broker that shall have a partition; "" for none.
 
         Within capacity before over it; in the zone with the fewest partitions of the topic; then the least used.
         """

@@ -72,7 +72,7 @@ class Governor:
         return await view_of(self._coordinator, self._clock.wall_ms())
 
     async def _reshape(self, view: ClusterView) -> int:
-        """Split and join write partitions. Who governs no more may do that once: a topic's version guards it."""
+        """Split and join write partitions. A former governor may try it once: a topic's version guards it."""
         done = 0
         for change in await self._planner.reshapes(view):
             try:

@@ -33,7 +33,7 @@ class Log:
 
 
 class MemoryQueue:
-    """Keeps logs and groups in dictionaries; whoever gets this instance sees the same queue.
+    """Keeps logs and groups in dictionaries; all users of this instance see the same queue.
 
     `refuse` picks the rule for stale publications: "epoch" as SQLite does, "age" as Kafka does (by the queue time
     against the clock's wall time, never by epoch). No thread and no waiting, except in `wait`.

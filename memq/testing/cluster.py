@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 class Cluster:
     """A cluster for tests: nothing of it outlives `close`. `settings` are those of the broker, by name.
 
-    Topics are made when somebody first sends to them, with one partition, and nothing is reported to the audit, unless
+    The first send to a topic creates it, with one partition. Nothing is reported to the audit, unless
     settings say otherwise: a failure that was planned shall meet what the test does.
     """
 

@@ -55,7 +55,7 @@ memq lag --serve 127.0.0.1:9878
 memq auditor metrics --serve 127.0.0.1:9880
 ```
 
-A program shows what its producers and consumers count beside its own metrics:
+A program exports the counts of its producers and consumers with its own metrics:
 
 ```python
 prometheus_client.REGISTRY.register(memq.ClientCollector({"loader": producer, "report": consumer}))

@@ -90,7 +90,7 @@ class OpenFindings:
                 self._change(finding_or_none, wrong.kind, ranges, now_ms)
 
     def damaged(self, damage: ReportedDamage, minute: int, now_ms: int) -> None:
-        """Take a damaged block, which stays so; whoever reports it next says nothing new."""
+        """Take a damaged block, which stays damaged; further reports of it change nothing."""
         id_ = finding_id(self._topic_id, self._partition, damage.object, damage.block, damage.producer, damage.first)
         if id_ in self._findings or len(self._findings) >= FINDINGS_MAX:
             return

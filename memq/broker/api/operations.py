@@ -49,7 +49,7 @@ _ENVELOPES: dict[int, type[AdminRequest | PollRequest]] = {Api.ADMIN: AdminReque
 
 
 class ResourceKind(Enum):
-    """What a permission can be about."""
+    """Kinds of objects that a permission can name."""
 
     CLUSTER = "cluster"
     TOPIC = "topic"

@@ -59,5 +59,5 @@ class NamedProducers:
 
 
 def batch_of(entry: NamedProducer) -> int:
-    """Return the last batch of a writer that stages, -1 of anybody else."""
+    """Return the last batch of a writer that stages, -1 for other producers."""
     return int(entry.batch_id) if entry.batch_id.isdecimal() and entry.batch_id.isascii() else -1

@@ -40,7 +40,7 @@ class _Waiter:
 
 
 async def take_forwarded(processor: TopicProcessor, slab: Slab, start: int, end: int, absent_s: float) -> None:
-    """Bring the block at `start` to `end` of a slab into the queue, once, whoever brings it too.
+    """Bring the block at `start` to `end` of a slab into the queue once, even if other brokers do so.
 
     `absent_s` (monotonic): the queue did not hold it then. What is known of the queue must reach back to that moment,
     and it does for the delivery timeout. The caller holds the slab until this returns.

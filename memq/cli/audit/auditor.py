@@ -45,11 +45,11 @@ _SHOWN = (
 @setting_options("brokers", *rules_of(AuditorSettings), *rules_of(DashboardSettings), "log_level", "log_format")
 @click.pass_context
 def auditor(context: click.Context, /, config: str | None, profile: str | None, **flags: Value | None) -> int:
-    """Watch all topics of a cluster whose setting audit is on, until a signal, and keep what is found.
+    """Audit all topics of a cluster whose setting audit is on, until a signal, and keep the findings.
 
-    Several auditors with one state in PostgreSQL share the work; one with another state, as beside that in `memq dev`,
-    reads everything for itself. Prints `memq auditing: ADDR` on stdout when the first round is done; the log says where
-    the dashboard is, which needs the extra [dashboard].
+    Several auditors with one state in PostgreSQL share the work; an auditor with its own state, like
+    the one in `memq dev`, reads everything itself. Prints `memq auditing: ADDR` on stdout after the first round. The
+    log has the address of the dashboard, which needs the extra [dashboard].
     """
     if context.invoked_subcommand is not None:
         return OK
@@ -63,9 +63,7 @@ def auditor(context: click.Context, /, config: str | None, profile: str | None, 
 
 @auditor.command("show", short_help="Show each topic's verdict, with its groups.")
 @setting_options(*rules_of(AuditorSettings))
-@click.option(
-    "--minutes", type=click.IntRange(1), default=60, metavar="N", help="So many minutes up to now (default 60)."
-)
+@click.option("--minutes", type=click.IntRange(1), default=60, metavar="N", help="Minutes up to now (default 60).")
 @json_option
 def show(minutes: int, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> int:
     """Show each topic's verdict, with its groups, over the last minutes.
@@ -87,7 +85,7 @@ def show(minutes: int, as_json: bool, config: str | None, profile: str | None, *
 @auditor.command("findings", short_help="List findings of all topics, or of TOPIC.")
 @setting_options(*rules_of(AuditorSettings))
 @click.argument("topic", default="")
-@click.option("--all", "all_", is_flag=True, help="Also what is over, and what is merely unproven.")
+@click.option("--all", "all_", is_flag=True, help="Also closed and unproven findings.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, as evidence for other programs.")
 @json_option
 def findings(
@@ -117,7 +115,7 @@ def findings(
 @auditor.command("acknowledge")
 @setting_options(*rules_of(AuditorSettings))
 @click.argument("finding")
-@click.option("--by", "who", required=True, metavar="NAME", help='Who has looked at it; "" takes that back.')
+@click.option("--by", "who", required=True, metavar="NAME", help='Your name; "" removes the acknowledgement.')
 def acknowledge(finding: str, who: str, config: str | None, profile: str | None, **flags: Value | None) -> int:
     """Acknowledge FINDING, an id of the list."""
     now_ms = Runtime().clock.wall_ms()
@@ -127,13 +125,13 @@ def acknowledge(finding: str, who: str, config: str | None, profile: str | None,
     return OK
 
 
-@auditor.command("metrics", short_help="Serve what was found as metrics for Prometheus.")
+@auditor.command("metrics", short_help="Serve findings as metrics for Prometheus.")
 @setting_options(*rules_of(AuditorSettings), "log_level", "log_format")
 @click.option(
     "--serve",
     metavar="HOST:PORT",
     default=f"127.0.0.1:{METRICS_PORT}",
-    help="Where to listen; port 0 works.",
+    help="Address to listen on; port 0 takes any free port.",
     show_default=True,
 )
 def metrics(serve: str, config: str | None, profile: str | None, **flags: Value | None) -> int:

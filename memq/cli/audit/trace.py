@@ -47,10 +47,10 @@ def trace(
     profile: str | None,
     **flags: Value | None,
 ) -> None:
-    """Show where a record of TOPIC lies, when it came there, and which groups have committed beyond it.
+    """Show the place of a record of TOPIC, its times, and the groups that have committed beyond it.
 
-    A record is named by its position, as `memq consume` prints it (0:17:3), by its producer and sequence, as findings
-    do, or by its key: then the first hundred are shown. A copy that readers pass over is told as one.
+    Name a record by its position, as `memq consume` prints it (0:17:3), by producer and sequence, as findings do, or by
+    its key: then the first hundred are shown. A copy that readers skip is marked as a copy.
     """
     wanted = _wanted(position, key, producer, sequence)
     found, groups = asyncio.run(_find(brokers_of(config, profile, flags), topic, wanted))

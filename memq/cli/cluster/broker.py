@@ -93,9 +93,9 @@ def clients(name: str, as_json: bool, config: str | None, profile: str | None, *
 @click.argument("name")
 @broker_options
 def drain(name: str, config: str | None, profile: str | None, **flags: Value | None) -> None:
-    """Have the broker NAME hand its partitions over to others, one drained after another, and wait for it.
+    """Have the broker NAME hand over its partitions, one after another, and wait until it owns none.
 
-    It goes on running and owns nothing until it is restarted. SIGTERM does the same and ends it.
+    The broker continues to run and owns nothing until it is restarted. SIGTERM does the same and then ends it.
     """
     with Admin(brokers_of(config, profile, flags)) as admin:
         admin.drain_broker(name)

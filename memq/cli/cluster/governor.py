@@ -20,9 +20,9 @@ def governor() -> None:
 @broker_options
 @json_option
 def plan(as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
-    """Show which partitions would go where, and why; nothing is changed.
+    """Show the moves that the governor would make now, with their reasons. Changes nothing.
 
-    The governor acts by itself: what stands here for longer than a few seconds, it can't do.
+    The governor acts by itself. It can't do a move that is listed here for longer than a few seconds.
     """
     with Admin(brokers_of(config, profile, flags)) as admin:
         found = admin.plan()

@@ -55,22 +55,22 @@ class PrintedCount:
     help="beginning, end, stored, -N (the last N), @TIME (RFC 3339, epoch ms, -1h) or a position as 0:17:3.",
 )
 @click.option("-c", "--count", type=click.IntRange(min=1), metavar="COUNT", help="Stop after so many records.")
-@click.option("-e", "--exit", "until_end", is_flag=True, help="Stop at the end as it is at the start.")
+@click.option("-e", "--exit", "until_end", is_flag=True, help="Stop at the end that the topic has at the start.")
 @click.option("-f", "--format", "form", metavar="FORMAT", help=r"As '%t %p %o %k %s %h %T\n'.")
 @click.option("-K", "--key-separator", metavar="SEP", help="Print the key and SEP before each value.")
-@click.option("-D", "--delimiter", default=r"\n", metavar="DELIM", help=r"What ends a record (default \n).")
+@click.option("-D", "--delimiter", default=r"\n", metavar="DELIM", help=r"End of each record (default \n).")
 @click.option("-Z", "--null", is_flag=True, help="Print null as NULL.")
 @click.option(
     "--on-damaged",
     type=click.Choice(["fail", "skip", "dead-letter"]),
     default="fail",
-    help="What to do with a damaged block: dead-letter sends it to TOPIC.dlq.",
+    help="Treatment of a damaged block: dead-letter sends it to TOPIC.dlq.",
 )
 @click.option(
     "--on-expired",
     type=click.Choice(["fail", "skip"]),
     default="fail",
-    help="What to do where retention was faster: skip goes on with what is left.",
+    help="Treatment of a position that retention removed: skip continues at the first record left.",
 )
 @json_option
 def consume(
@@ -91,11 +91,11 @@ def consume(
     profile: str | None,
     **flags: Value | None,
 ) -> None:
-    """Print the records of TOPIC, values one per line; with -f or --json all that a record has.
+    """Print the values of TOPIC, one per line; with -f or --json also other fields of each record.
 
-    With -G it starts where the group stands, -o counts only where the group has no position, and every batch that
-    was printed whole is committed: after -c the rest of a batch comes again with its start. Without an end (-e, -c) it
-    waits for more; Ctrl-C says what was done.
+    With -G it starts at the group's committed position; -o counts only where the group has none. It commits each batch
+    that was printed whole: if -c ends inside a batch, the next run prints that batch from its start. Without an end
+    (-e, -c) it waits for more records; Ctrl-C prints a summary.
     """
     found = settings_of(config, profile, **flags)
     settings, s3 = found.client(), section_values(found, "s3")

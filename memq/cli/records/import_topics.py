@@ -44,11 +44,11 @@ def kafka(
     profile: str | None,
     **flags: Value | None,
 ) -> None:
-    """Copy Kafka topics with keys, headers, timestamps and partitions: all that they hold now.
+    """Copy all records that Kafka topics hold now, with keys, headers, timestamps and partitions.
 
-    Ctrl-C or a kill at any moment: start it again and it goes on, and copies nothing twice. Started later, it copies
-    what has come since. How far it is, Kafka shows as the lag of the group memq-import.ID. Settings of the connection
-    (TLS, login) stand in the section [source], by librdkafka's names.
+    After Ctrl-C or a kill at any moment, start it again: it continues, and copies nothing twice. A later run copies the
+    records that have come since. Kafka shows the progress as the lag of the group memq-import.ID. Settings of the
+    connection (TLS, login) go into the section [source], under librdkafka's names.
     """
     check_name(into)
     for topic in topics:

@@ -37,8 +37,8 @@ INTERRUPTED_FLUSH_S = 0.3
 @click.option(
     "-H", "--header", "header", multiple=True, metavar="NAME=VALUE", help="A header of every record; repeatable."
 )
-@click.option("-K", "--key-separator", metavar="SEP", help="What stands before it in a line is the record's key.")
-@click.option("-D", "--delimiter", default=r"\n", metavar="DELIM", help=r"What ends a record (default \n).")
+@click.option("-K", "--key-separator", metavar="SEP", help="Separator of key and value in a line.")
+@click.option("-D", "--delimiter", default=r"\n", metavar="DELIM", help=r"End of each record (default \n).")
 @click.option("-Z", "--null", is_flag=True, help="Send empty values and keys as null.")
 @click.option(
     "--input", "form", type=click.Choice(["lines", "json"]), default="lines", help="json: what consume --json prints."

@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 def restore(*, dry_run: bool, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
     """Make a lost notification queue again: queue.sqlite, or a cluster's topics in Kafka.
 
-    Every object is read and checked, and gets its pointer in the order in which it was committed; what lies there
-    twice is named once. Partitions that the queue has are left alone, and counted as intact. Groups' positions were in
-    the queue: they begin as their consumers' `start` says. No broker may run. Where the settings name no store, queue
-    and coordinator, it is the queue of --data: a damaged queue.sqlite is moved away first, and an interrupted run
-    changes nothing. That of a cluster is filled where it lies, and an interrupted run goes on when it is started again.
+    It reads and checks every object, and writes the pointers in the order of their commits; a batch that is stored
+    twice gets one pointer. It leaves partitions that the queue has unchanged, and counts them as intact. The positions
+    of groups were in the queue: groups begin at their consumers' `start`. No broker may run. If the settings name no
+    store, queue and coordinator, it restores the queue of --data: it moves a damaged queue.sqlite away first, and an
+    interrupted run changes nothing. The queue of a cluster is filled in place; an interrupted run continues when it is
+    started again.
     """
     settings = settings_of(config, profile, **flags)
     told = _restore(settings, dry_run=dry_run)

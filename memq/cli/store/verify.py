@@ -57,10 +57,10 @@ def verify(
 ) -> None:
     """Check objects from end to end: trailer, index, every block's checksum and columns.
 
-    A URI is file:///PATH or s3://BUCKET/KEY?endpoint=URL. A folder is checked with all that is below it. Of the data
-    folder of a memq dev, and of a topic, which is a name without a path, every pointer of the queue is compared with
-    the store: its object is there, and is the one that the pointer names. What was acked and has no pointer is no
-    damage of an object: memq audit finds it.
+    A URI is file:///PATH or s3://BUCKET/KEY?endpoint=URL. A folder is checked with all folders below it. For the
+    data folder of a memq dev, and for a topic (a name without a path), every pointer of the queue is compared with the
+    store: its object exists, and is the one that the pointer names. An acked record without a pointer is no damage of
+    an object: memq audit finds it.
     """
     tally = VerifiedCount(quiet=as_json)
     topics = [target for target in targets if _is_topic(target)]

@@ -48,10 +48,10 @@ class Consumer:
         session_timeout_ms: after this silence the group gives the partitions to others; a member speaks
             every third of it, or 3 s.
         prefetch_bytes_max: how many stored bytes are fetched ahead; one batch at least.
-        on_damaged: "fail": raise CorruptDataError and stay before it; "skip": count it and go on; "dead-letter": send
-            the raw block to `<topic>.dlq` and go on.
+        on_damaged: "fail": raise CorruptDataError and stay before it; "skip": count it, continue; "dead-letter": send
+            the raw block to `<topic>.dlq` and continue.
         on_expired: where retention was faster, "fail": raise PositionExpiredError, which names the first position that
-            is left, and stay until a seek; "skip": count what is gone and go on there.
+            is left, and stay until a seek; "skip": count the lost records and continue there.
         read: "direct" from the store, "broker" through one, "auto": directly where the store opens.
         s3: settings of the section [s3] for a direct reader, by name; None takes MEMQ_S3_… and memq.toml, and keys that
             boto3 finds.
@@ -198,7 +198,7 @@ class Consumer:
 
         A batch is done when the next one was asked for, or when all of its records were iterated or taken.
         Raises: InvalidRequestError without a group; GenerationFencedError when the partition was given to another
-        member. What passes is tried again for as long as this one is in its group.
+        member. It tries again after an error that may pass, as long as this member is in its group.
         """
         self._background.run(self._core.commit(batch))
 

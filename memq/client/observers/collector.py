@@ -34,8 +34,8 @@ class Counting(Protocol):
 class ClientCollector:
     """Yields the counts of clients, each by the name that it is given here as the label `client`.
 
-    `prometheus_client.REGISTRY.register(memq.ClientCollector({"loader": producer, "report": consumer}))`. A client
-    that is closed goes on to show its last counts.
+    `prometheus_client.REGISTRY.register(memq.ClientCollector({"loader": producer, "report": consumer}))`. A closed
+    client still shows its last counts.
     """
 
     def __init__(self, clients: Mapping[str, Counting]) -> None:

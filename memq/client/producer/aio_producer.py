@@ -221,7 +221,7 @@ class AsyncProducer:
         """Flush for at most `timeout` seconds (the delivery timeout when None), then let go of everything.
 
         Raises: TimedOutError with the number of records that were given up; the first error of a record that
-        failed without anybody looking at its delivery.
+        failed and whose delivery the program has not read.
         """
         timeout_s = check_timeout(timeout)
         if self._closed:

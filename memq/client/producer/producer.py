@@ -315,7 +315,7 @@ class Producer:
         """Flush for at most `timeout` seconds (the delivery timeout when None), then let go of everything.
 
         Closing twice is fine. Raises: TimedOutError with the number of records that were given up; the first error of
-        a record that failed without anybody looking at its delivery, when there is no `on_ack`.
+        a record that failed and whose delivery the program has not read, without an `on_ack`.
         """
         timeout_s = check_timeout(timeout)
         if self._closed or self._background.was_forked:

@@ -58,7 +58,7 @@ _NO_ENDS = Ends(_ZERO, 0)
 
 
 class Rows(NamedTuple):
-    """Some records of one block, in columns. What no record has is None.
+    """Some records of one block, in columns. A column that no record has is None.
 
     One time for all of them is a number.
     """

@@ -79,7 +79,7 @@ class ZookeeperCoordinator:
         return self._cluster
 
     async def close(self) -> None:
-        """See `Coordinator.close`; closing twice is fine. What was registered here is gone at once."""
+        """See `Coordinator.close`; closing twice is fine. All registrations of this session end at once."""
         await self._tasks.stop()
         await self._watchers.close()
         await self._session.close()

@@ -182,7 +182,7 @@ class KafkaQueue:
         return self._names.kafka_topic(partition), partition.partition
 
     def _note(self, partition: ReadPartition, entry: Entry) -> None:
-        """Take an entry that is in the log, whoever published it."""
+        """Take an entry that is in the log, from any publisher."""
         self._cache.add(partition, entry)
         self._waiters.advance(partition, entry.offset + 1)
 
@@ -201,7 +201,7 @@ class KafkaQueue:
             self._waiters.wake(partition)
 
     def _fail(self, error: BaseException) -> None:
-        """A thread died: who waits hears of it, and so does whoever comes."""
+        """Fail all waiting and all later calls: a thread died."""
         self._closed = error
         self._waiters.fail(QueueError(f"the Kafka queue died: {error}"))
 

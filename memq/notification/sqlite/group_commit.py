@@ -101,7 +101,7 @@ class Writer:
             self._drained.set()
 
     def _fail(self, error: BaseException) -> None:
-        """The task died: whoever waits hears of it, and so does whoever comes."""
+        """Fail all waiting and all later calls: the task died."""
         self._closed = error
         while self._jobs:
             pending = self._jobs.popleft()

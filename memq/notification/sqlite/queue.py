@@ -119,7 +119,7 @@ class SqliteQueue:
             await asyncio.sleep(self._poll_interval_s)
 
     async def _advance(self) -> None:
-        """Wake whoever has what it waits for. Who came after the version was taken has looked by itself."""
+        """Wake each caller whose data has come. Callers after this version was taken have read it themselves."""
         for partition, end in (await self._read(log.ends, self._waiters.partitions())).items():
             if end is None:
                 self._waiters.wake(partition)

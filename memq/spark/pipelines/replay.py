@@ -54,8 +54,8 @@ class ReplayTarget:
 @click.command("replay")
 @topic_options
 @click.option("--to-topic", metavar="TOPIC", help="Send the records to this topic.")
-@click.option("--to-brokers", metavar="HOST:PORT", help="A broker of that topic's cluster; else that of --brokers.")
-@click.option("--name", metavar="NAME", help="Name of this replay: what goes on under it is not sent again.")
+@click.option("--to-brokers", metavar="HOST:PORT", help="A broker of that topic's cluster; default: --brokers.")
+@click.option("--name", metavar="NAME", help="Name of this replay; a run that continues under it sends nothing twice.")
 @click.option("--to", metavar="PLACE", help="Write Parquet files to a folder, or s3://BUCKET/PREFIX?endpoint=…")
 @click.option(
     "--tasks", type=click.IntRange(1), default=ROUND_TASKS, show_default=True, help="Tasks of one round, to files."

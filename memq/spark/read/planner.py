@@ -159,7 +159,7 @@ class PartitionPlan:
                     self._lookback.note(pointer.partition, producer.producer, first, next_)
 
     def _slim(self, pointer: Pointer) -> Pointer:
-        """Leave out what a task does not need. Whoever reads all that is stored passes over nothing."""
+        """Leave out what a task does not need. A reader of all stored data leaves nothing out."""
         return replace(
             pointer,
             producers=(),

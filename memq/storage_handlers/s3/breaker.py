@@ -24,7 +24,7 @@ class BreakerState(Enum):
 
 
 class CircuitBreaker:
-    """Whoever asks gets 0, and then must say how it went; or how many seconds to wait before asking again."""
+    """Return 0, and the caller must report its result; or the seconds to wait before asking again."""
 
     def __init__(
         self, chance: random.Random, *, failures_max: int = 5, pause_s_base: float = 0.1, pause_s_max: float = 1.0

@@ -76,7 +76,7 @@ def authority_file(bucket: Bucket, session: boto3.session.Session) -> str | None
 
 
 def authority_of(bucket: Bucket, session: boto3.session.Session) -> bytes | None:
-    """Return the certificates, PEM, that are trusted besides the system's; None for no others.
+    """Return the certificates, PEM, that are trusted in addition to the system's; None for no others.
 
     Raises: InvalidSettingError when the file can't be read.
     """

@@ -43,7 +43,7 @@ class S3Settings:
     session_token: str = section_setting("", "token of temporary keys")
     profile: str = section_setting("", "profile in the shared configuration of the machine")
     ca_file: str = section_setting(
-        "", "PEM file of an own certificate authority, trusted besides the system's; aiobotocore: alone"
+        "", "PEM file of an own certificate authority, trusted in addition to the system's; aiobotocore: alone"
     )
     sse: str = section_setting("", "encryption at rest", choices=("", "AES256", "aws:kms", "aws:kms:dsse"))
     sse_kms_key_id: str = section_setting("", "key for aws:kms; nothing for the bucket's own")

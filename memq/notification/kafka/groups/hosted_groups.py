@@ -163,7 +163,7 @@ class HostedGroups:
     # ---- positions ---------------------------------------------------------------------------
 
     async def commit(self, group: str, name: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
-        """See `Groups.commit`. What Kafka stored of a commit that failed in part stays.
+        """See `Groups.commit`. The part that Kafka stored of a failed commit stays.
 
         Repeating it is harmless.
         """

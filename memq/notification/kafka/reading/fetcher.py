@@ -72,7 +72,7 @@ class _Read:
         return Entries(self.found, self.found[-1].offset + 1) if self.found else None
 
     def settle(self, found: Entries | MemqError) -> None:
-        """Answer, unless whoever asked is gone."""
+        """Answer, unless the caller has left."""
         if not self.answer.done():
             self.answer.set_result(found)
 

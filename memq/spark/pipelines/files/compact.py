@@ -19,12 +19,12 @@ from memq.spark.pipelines.rounds import ROUND_TASKS
 
 @click.command("compact")
 @topic_options
-@click.option("--into", type=click.Choice(["files", "objects"]), default="files", show_default=True, help="What.")
-@click.option("--to", metavar="PLACE", help="Of files: folder, or s3://BUCKET/PREFIX?endpoint=…")
-@click.option("--unsettled", is_flag=True, help="Of files: write up to the end, also what is younger.")
-@click.option("--age", metavar="TIME", default="1d", show_default=True, help="Of objects: what is older is copied.")
-@click.option("--object-bytes", metavar="SIZE", default="128MiB", show_default=True, help="How large objects become.")
-@click.option("--rest", is_flag=True, help="Of objects: copy also what does not fill one.")
+@click.option("--into", type=click.Choice(["files", "objects"]), default="files", show_default=True, help="Output.")
+@click.option("--to", metavar="PLACE", help="Files: folder, or s3://BUCKET/PREFIX?endpoint=…")
+@click.option("--unsettled", is_flag=True, help="Files: write up to the end, younger records too.")
+@click.option("--age", metavar="TIME", default="1d", show_default=True, help="Objects: copy batches older than this.")
+@click.option("--object-bytes", metavar="SIZE", default="128MiB", show_default=True, help="Size of the large objects.")
+@click.option("--rest", is_flag=True, help="Objects: copy a rest that does not fill one, too.")
 @click.option(
     "--tasks",
     type=click.IntRange(1),

@@ -1,0 +1,136 @@
+"""The lint of language: plain words in docs, help texts and public docstrings, and short first lines of docstrings.
+
+`make lint` runs it. Code spans and quotations are not checked. Other comments and tests still have old words: their
+number may only shrink.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FIRST_LINE_MAX = 100
+OLD_LINES_MAX = 1060  # may only shrink
+
+# A pattern, and the words to write instead.
+WORDS = (
+    (r"\btold\b", "notified, reported or knows"),
+    (r"\blook(s|ed|ing)? at\b", "reads, checks or compares"),
+    (r"\b(stands?|stood|standing)\b", "is, replaces, means or prevents"),
+    (r"\bbesides?\b", "next to, compared with or in addition to"),
+    (r"\banew\b", "again"),
+    (r"\b(go|goes|going|went|gone) on\b", "continues"),
+    (r"\bfor good\b", "permanently"),
+    (r"\b(some|any)body\b|\bwhoever\b", "the name of the actor: the broker, the consumer, the operator"),
+)
+OPENING = (
+    r"(^|(?<=[.:] )|(?<=\*\*))(Who|What|Whom)\b(?! (is|does|are|do|to|if|happens|it is)\b)[^?]*$",
+    "a sentence with a noun as its subject",
+)
+RULES = tuple((re.compile(pattern, re.IGNORECASE), advice) for pattern, advice in WORDS)
+STRICT = (*RULES, (re.compile(OPENING[0]), OPENING[1]))
+OLD = re.compile("|".join(pattern for pattern, _ in WORDS))
+HELPS = ("help", "epilog", "short_help", "doc")
+UNCHECKED = re.compile(r'`[^`]*`|"[^"]*"')
+
+Line = tuple[str, int, str]  # file, number, text
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def faults(text: str) -> Iterator[str]:
+    """Yield the advice for each old word of a line."""
+    bare = UNCHECKED.sub("…", text)
+    for pattern, advice in STRICT:
+        if found := pattern.search(bare):
+            yield f"'{found[0][:40]}': write {advice}"
+
+
+def pages() -> Iterator[Line]:
+    """Yield the lines of all Markdown pages, without blocks of code."""
+    for path in (
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+        *ROOT.glob("docs/**/*.md"),
+    ):
+        code = False
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            code ^= line.startswith("```")
+            if not code:
+                yield path.relative_to(ROOT).as_posix(), number, line
+
+
+def public_modules(trees: dict[str, ast.Module]) -> set[str]:
+    """Return the files of memq that define a name of `memq`, `memq.aio` or `memq.testing`, and of every error."""
+    found = {"memq/__init__.py", "memq/aio.py", "memq/errors.py", "memq/testing/__init__.py"}
+    for face in sorted(found):
+        for node in ast.walk(trees[face]):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("memq."):
+                found.add(node.module.replace(".", "/") + ".py")
+    return found & set(trees)
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, list[str], bool, bool]]:
+    """Yield line number, lines, whether it is public, and whether it is the help of a command."""
+    waiting: list[tuple[ast.Module | Definition, bool]] = [(tree, True)]
+    while waiting:
+        node, public = waiting.pop()
+        if text := ast.get_docstring(node):
+            decorators = [ast.unparse(each) for each in getattr(node, "decorator_list", [])]
+            command = any(re.search(r"\b(command|group)\(", each) for each in decorators)
+            yield node.body[0].lineno, text.splitlines(), public, command
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            inner = [each for each in node.body if isinstance(each, Definition)]
+            waiting += [(each, public and not each.name.startswith("_")) for each in inner]
+
+
+def helps(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the help texts of options, commands and settings."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg in HELPS and isinstance(node.value, ast.Constant):
+            yield node.value.lineno, str(node.value.value)
+
+
+def code_faults() -> Iterator[str]:
+    """Yield the faults of docstrings and help texts of memq."""
+    paths = sorted(ROOT.glob("memq/**/*.py"))
+    texts = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
+    trees = {name: ast.parse(text) for name, text in texts.items()}
+    public_files = public_modules(trees)
+    for name, tree in trees.items():
+        for number, text in helps(tree) if re.search("(help|epilog|doc)=", texts[name]) else ():
+            yield from (f"{name}:{number}: help text has {fault}" for fault in faults(text))
+        for number, lines, public, command in docstrings(tree):
+            if len(lines[0]) > FIRST_LINE_MAX:
+                yield f"{name}:{number}: first line of {len(lines[0])} characters: at most {FIRST_LINE_MAX}"
+            checked = lines if command or (public and name in public_files) else lines[:1]
+            for place, line in enumerate(checked):
+                yield from (f"{name}:{number + place}: docstring has {fault}" for fault in faults(line))
+
+
+def old_lines() -> int:
+    """Return how many lines of memq and its tests have an old word: comments, docstrings and messages."""
+    count = 0
+    for path in (*ROOT.glob("memq/**/*.py"), *ROOT.glob("tests/**/*.py")):
+        text = path.read_text(encoding="utf-8")
+        count += (
+            0 if path == Path(__file__) else len({text.count("\n", 0, found.start()) for found in OLD.finditer(text)})
+        )
+    return count
+
+
+def main() -> int:
+    gc.disable()  # the trees of 450 files: collections took a third of the time
+    found = [f"{name}:{number}: {fault}" for name, number, line in pages() for fault in faults(line)]
+    found += code_faults()
+    if (count := old_lines()) > OLD_LINES_MAX:
+        found.append(f"{count} lines of code have words of tests/language.py, {OLD_LINES_MAX} may: {dict(WORDS)}")
+    print("\n".join(found), file=sys.stderr, end="\n" if found else "")
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""The lint of language: each rule finds its word, and neither code nor quotations are faults."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tests import language
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("the consumer is told of it", "notified"),
+        ("it looks at the log", "reads"),
+        ("the group stands at 7", "replaces"),
+        ("Beside other work", "next to"),
+        ("it begins anew", "again"),
+        ("reading goes on", "continues"),
+        ("gone for good", "permanently"),
+        ("whoever asks waits", "actor"),
+        ("It stops. What was left waits.", "noun"),
+        ("Who asks waits.", "noun"),
+    ],
+)
+def test_an_old_word_is_named_with_another(line: str, advice: str) -> None:
+    assert any(advice in fault for fault in language.faults(line))
+
+
+@pytest.mark.parametrize(
+    "line", ["`stood` is code", 'the text "goes on" is quoted', "What is a batch?", "a standalone"]
+)
+def test_code_quotations_and_questions_are_none(line: str) -> None:
+    assert not list(language.faults(line))
+
+
+def test_docstrings_of_commands_and_inner_names() -> None:
+    text = '"""Top."""\n@group.command("x")\ndef f(): "Run."\nclass _A:\n    def g(self): "Inner."\n'
+    found = [(line, lines[0], public, command) for line, lines, public, command in language.docstrings(ast.parse(text))]
+    assert sorted(found) == [(1, "Top.", True, False), (3, "Run.", True, True), (5, "Inner.", False, False)]
+
+
+def test_help_texts_are_found() -> None:
+    tree = ast.parse('option("--a", help="Goes on.", default=3)\nRule(doc="size")')
+    assert sorted(language.helps(tree)) == [(1, "Goes on."), (2, "size")]
+
+
+def test_a_fault_fails_the_lint(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(language, "pages", lambda: iter([("docs/x.md", 3, "it begins anew")]))
+    monkeypatch.setattr(language, "code_faults", lambda: iter(()))
+    monkeypatch.setattr(language, "OLD_LINES_MAX", 0)
+    assert language.main() == 1
+    said = capsys.readouterr().err
+    assert "docs/x.md:3: 'anew': write again" in said
+    assert "lines of code" in said
