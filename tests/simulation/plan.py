@@ -229,9 +229,13 @@ def _with_wandering(plan: Plan, _level: str, _draw: random.Random) -> Plan:
     return replace(plan, wanders=True)
 
 
-def _with_shared_objects(plan: Plan, _level: str, draw: random.Random) -> Plan:
+def _with_shared_objects(plan: Plan, level: str, draw: random.Random) -> Plan:
     """Let the batches of several partitions share objects."""
     settings = msgspec.structs.replace(plan.shape.settings, shared_objects=True)
+    if (
+        level == "calm" and settings.batch_blocks_max == 1
+    ):  # one block at a time, 250 ms each, is less than producers send
+        settings = msgspec.structs.replace(settings, uploads_in_flight_max=4)
     shape = replace(
         plan.shape, settings=settings, partitions=draw.choice([2, 3]), shared_age_ms=draw.choice([1, 50, 250])
     )

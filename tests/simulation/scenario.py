@@ -85,6 +85,7 @@ class Scenario:
         self.checker.commits.goes_back = plan.wanders
         if plan.faults == LEVELS["calm"]():
             self.checker.ack_s_max = CALM_ACK_S
+            self.checker.throttles = lambda: sum(each.throttled_blocks for each in self.cluster.counters)
         self.names = NamedRules(self.checker.logs, world.fail)
         self.batches = StagedRules(self.checker, world.fail)
         self.done: dict[str, bool] = {f"producer-{number}": False for number in range(len(plan.producers))}

@@ -410,6 +410,20 @@ def test_each_broken_promise_is_found(break_it: Callable[[Log], None], words: st
     assert any(words in finding for finding in findings), findings
 
 
+def test_a_wait_counts_from_the_last_block_that_a_broker_sent_back() -> None:
+    log, throttles = Log(), 0
+    log.open(1)
+    log.checker.ack_s_max, log.checker.throttles = 3.0, lambda: throttles
+    for first in (0, 10):
+        values = log.send(first)
+        log.batch([block(first, values)], first)
+        log.world.now += 3.1
+        throttles += 1 - first // 10
+        log.ack(values)
+    assert [finding for finding in log.finish() if "waited" in finding] != [], "the second one met no throttle"
+    assert len([finding for finding in log.finish() if "waited" in finding]) == 1
+
+
 def test_a_restart_may_deliver_again_from_what_was_reached() -> None:
     log = Log()
     log.open(1)
