@@ -1,6 +1,6 @@
 # Everything a person or the CI runs. `make demo` and `make check` need Python >= 3.11 and make, nothing else.
 .NOTPARALLEL:
-.PHONY: help demo audit-demo cluster-demo spark-demo check tools test test-integration localstack localstack-down simulate chaos bench soak lint format types imports tidy clean
+.PHONY: help demo audit-demo cluster-demo spark-demo check tools test test-integration localstack localstack-down simulate chaos bench soak lint constraints format types imports tidy clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -75,6 +75,11 @@ lint: $(DEV)                    ## ruff, and the words of docs, help texts and d
 	@$(BIN)/ruff check $(CODE)
 	@$(BIN)/ruff format --check $(CODE)
 	@$(PYTHON) tests/language.py
+
+constraints: $(DEV)             ## write constraints.txt: the versions of all libraries that are installed
+	@sed -n '/^#/p' constraints.txt > constraints.new
+	@$(PYTHON) -m pip freeze --exclude-editable --disable-pip-version-check | grep -v '^memq' >> constraints.new
+	@mv constraints.new constraints.txt
 
 format: $(DEV)                  ## ruff, mending what it can
 	@$(BIN)/ruff check --fix $(CODE)
