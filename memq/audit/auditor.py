@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from memq.audit.account import Account, Balance, Evidence, Fate, RecentRanges, TailKnowledge
 from memq.audit.checks.batch_check import NO_NUMBER, BatchCheck, BlockCheck
 from memq.audit.checks.checked_entry import CheckedEntry
-from memq.audit.checks.contents import Contents
 from memq.audit.minutes import Met, Minutes, active_ms, late_ms, window_ms
 from memq.audit.totals import RunningTotals
 from memq.audit.verdict import (
@@ -29,7 +28,7 @@ from memq.audit.verdict import (
     Verdict,
 )
 from memq.errors import CorruptDataError, MemqError, TooLargeError
-from memq.format.blocks.header import BlockHeader
+from memq.format.blocks.header import BlockHeader, StoredBlock
 from memq.format.pointer import Pointer
 from memq.format.ranges import RangeSet
 from memq.notification import Span
@@ -37,7 +36,29 @@ from memq.topic import Position, Topic
 
 ACCOUNTS_MAX = 1 << 20  # (write partition, producer) pairs; each takes about 2 KiB
 EPOCHS_MAX = 1 << 16
+BLOCKS_MAX = 65_536  # about 15 MB; what lies further apart than that is judged by its sequences alone
 OTHER_BYTES = "same sequences, other bytes"
+
+
+class Contents:
+    """The blocks that were met last, by write partition, producer and first sequence."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[tuple[int, int, int], StoredBlock] = {}
+        self._forgotten = False
+
+    def add(self, partition: int, header: BlockHeader) -> None:
+        """Remember a block; the first one of its sequences stays."""
+        place = (partition, header.producer_id, header.first_sequence)
+        stored = StoredBlock(*place[1:], header.next_sequence, header.checksum, header.base_ms)
+        if self._blocks.setdefault(place, stored) is stored and len(self._blocks) > BLOCKS_MAX:
+            del self._blocks[next(iter(self._blocks))]
+            self._forgotten = True
+
+    def differs(self, partition: int, header: BlockHeader) -> bool:
+        """Whether a block, all of whose sequences were met, is known to be no copy."""
+        known = self._blocks.get((partition, header.producer_id, header.first_sequence))
+        return not self._forgotten if known is None else not known.is_copied_by(header)
 
 
 @dataclass(slots=True)

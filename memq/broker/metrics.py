@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, fields
 
 from prometheus_client.core import HistogramMetricFamily, Metric
 
+from memq.broker.ingest.quotas import Quotas
 from memq.observe.metrics import METRICS, lines_of
+from memq.storage_handlers import CountingStore, StorageHandler
 
 LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -111,3 +113,36 @@ class CounterCollector:
                 yield lines_of(f"memq_broker_{part.name}", [((), value)])
         for name, read in self._gauges.items():
             yield lines_of(f"memq_broker_{name}", [((), read())])
+
+
+class StoreCollector:
+    """Yields the counts of those stores that count, each metric once, with the store as its label."""
+
+    def __init__(self, stores: Mapping[str, StorageHandler]) -> None:
+        self._stores = stores
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield one metric per name, `memq_store_…`."""
+        found: dict[str, list[tuple[tuple[str], float]]] = {}
+        for store, handler in self._stores.items():
+            for count in handler.counts() if isinstance(handler, CountingStore) else ():
+                found.setdefault(count.name, []).append(((store,), count.value))
+        for name, series in found.items():
+            yield lines_of(f"memq_store_{name}", series)
+
+
+class QuotaCollector:
+    """Yields one counter, with a line for each topic or client that was over its limit."""
+
+    def __init__(self, book: Quotas) -> None:
+        self._book = book
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield `memq_broker_over_limit_total`."""
+        over = (
+            ((limiter.subject, limiter.name, mode), count)
+            for limiter in self._book.limiters()
+            for mode, count in limiter.over.items()
+            if count
+        )
+        yield lines_of("memq_broker_over_limit", over)

@@ -11,7 +11,6 @@ import msgspec
 
 from memq.broker.partition.shared_objects import SharedObjects
 from memq.broker.partition.topic_processor import TopicProcessor
-from memq.broker.progress import DrainProgress
 from memq.broker.services import Services
 from memq.broker.spool.forwarding import Forwarder
 from memq.errors import (
@@ -26,6 +25,8 @@ from memq.errors import (
 from memq.governor import Assignment, BrokerEntry
 from memq.protocol.messages import Owner
 from memq.runtime.backoff import backoff_s
+from memq.runtime.clock import Clock
+from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
 from memq.topic import ReadPartition, Topic, TopicSettings, check_name, equal_slots, read_partitions
 
@@ -37,6 +38,28 @@ DROP_RETRY_S_MAX = 10.0
 CONFIRM_S = 2.0  # the time that the coordinator has to confirm a topic; clients wait 5 s for METADATA
 CONFIRM_PAUSE_S = 5.0
 CONFIRMED_AT_ONCE = 64
+PROGRESS_S = 5.0  # between two lines about a long drain
+
+
+class DrainProgress:
+    """Number of drained partitions out of `total`. A drain of a few seconds logs nothing."""
+
+    def __init__(self, clock: Clock, events: EventLog, total: int, done_text: str) -> None:
+        """`done_text`: what is said behind "3000 of 10000 "."""
+        self.done = 0
+        self.total = total
+        self._clock = clock
+        self._events = events
+        self._done_text = done_text
+        self._told_s = clock.monotonic()
+
+    def reached(self, done: int) -> None:
+        """Note how many are done by now."""
+        self.done = done
+        now_s = self._clock.monotonic()
+        if now_s - self._told_s >= PROGRESS_S:
+            self._told_s = now_s
+            self._events.info("draining-progress", f"{done} of {self.total} {self._done_text}")
 
 
 class Partitions:

@@ -11,11 +11,9 @@ from prometheus_client import CollectorRegistry
 
 from memq.broker.api.http import HttpPort
 from memq.broker.broker import Broker
-from memq.broker.ingest.quota_metrics import QuotaCollector
-from memq.broker.metrics import CounterCollector
+from memq.broker.metrics import CounterCollector, QuotaCollector, StoreCollector
 from memq.broker.partition.topic_processor import given_up_text
 from memq.broker.signals import Signals
-from memq.broker.store_metrics import StoreCollector
 from memq.broker.upkeep.retention import look_after
 from memq.errors import InvalidSettingError, MemqError, UnreachableError
 from memq.runtime.network import Runtime, format_address

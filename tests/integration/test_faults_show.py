@@ -18,9 +18,9 @@ import memq
 from memq.broker.broker import Broker
 from memq.broker.ingest.quotas import ClientLimits
 from memq.broker.ingest.rate_limit import RatePerSecond
+from memq.broker.metrics import StoreCollector
 from memq.broker.process import metrics_of
 from memq.broker.spool.files import SpoolFiles, sizes_in
-from memq.broker.store_metrics import StoreCollector
 from memq.errors import UnreachableError
 from memq.format.spool import HEAD
 from memq.notification import Publication

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 import memq
 from memq.broker.broker import Broker
-from memq.broker.store_metrics import StoreCollector
+from memq.broker.metrics import StoreCollector
 from memq.cli.run import run
 from memq.errors import CorruptDataError, DeniedError, MemqError, ObjectExistsError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator

@@ -15,7 +15,7 @@ from memq.audit.account import (
     apart,
     common,
 )
-from memq.audit.checks.contents import Contents
+from memq.audit.auditor import Contents
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import BlockHeader
 from memq.format.pointer import ProducerEnd
@@ -167,7 +167,7 @@ def test_a_block_differs_from_the_first_of_its_sequences_or_not() -> None:
 
 
 def test_what_is_forgotten_is_judged_by_its_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memq.audit.checks.contents.BLOCKS_MAX", 2)
+    monkeypatch.setattr("memq.audit.auditor.BLOCKS_MAX", 2)
     contents = Contents()
     for first in range(3):
         contents.add(0, sealed([b"a"], first=first))

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from memq.broker.progress import INTERVAL_S, DrainProgress
+from memq.broker.partitions import PROGRESS_S, DrainProgress
 from memq.broker.services import CLOSINGS_AT_ONCE_MAX
 from memq.format.pointer import decode_pointer
 from memq.limits import MIB
@@ -119,10 +119,10 @@ def test_progress_is_told_only_of_what_takes_long(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.INFO, "memq"):
         progress.reached(400)
         assert not caplog.messages
-        clock.advance(int(INTERVAL_S * 1_000))
+        clock.advance(int(PROGRESS_S * 1_000))
         progress.reached(3_000)
         progress.reached(3_001)
-        clock.advance(int(INTERVAL_S * 1_000))
+        clock.advance(int(PROGRESS_S * 1_000))
         progress.reached(10_000)
     assert caplog.messages == [
         "draining-progress: 3000 of 10000 partitions are handed over",

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from memq.errors import GenerationFencedError, InvalidNameError, InvalidRequestError, InvalidSettingError, QueueError
 from memq.notification import Entry
-from memq.notification.kafka.groups.commit_metadata import decode_commit, encode_metadata
 from memq.notification.kafka.groups.holdings import Holdings
+from memq.notification.kafka.groups.hosted_groups import decode_commit, encode_metadata
 from memq.notification.kafka.last_errors import LastErrors
 from memq.notification.kafka.names import Names
 from memq.notification.kafka.reading.fetcher import LOOKS_MAX, AssignedConsumer, EntryFetcher

@@ -16,10 +16,9 @@ from memq.broker.ingest.streams import Stream
 from memq.broker.metrics import Counters
 from memq.broker.partition.ring import Extent, SlotState
 from memq.broker.spool import SpoolDisk
-from memq.broker.spool.copying import wanted_entries
 from memq.broker.spool.segments import Segment, Segments, Span, Ticket
 from memq.errors import CorruptDataError, InvalidSettingError, MemqError, SpoolError, ThrottledError
-from memq.format.spool import encode_entry, encode_head
+from memq.format.spool import copied_entries, encode_entry, encode_head
 from memq.limits import MIB
 from memq.protocol.frames import AckLevel
 from memq.runtime.backoff import backoff_s
@@ -33,7 +32,10 @@ GROUP_BYTES_MAX = 8 * MIB  # what one write and fsync takes; one run of blocks a
 WAITING_SHARE = 8  # an eighth of the memory budget may wait for the disk
 IDLE_S = 1.0  # a segment that nothing was appended to for so long is closed: it goes as soon as its blocks are queued
 RETRY_S_BASE, RETRY_S_MAX = 0.5, 5.0
+SLICE_ENTRIES = 256  # copied at once: a millisecond of the event loop
 NO_FOLDER = "set spool = FOLDER for this broker, or the topic's ack1 to memory; acks=all goes on"
+
+Moves = list[tuple[Ticket, tuple[Span, ...]]]
 
 
 class PendingRun:
@@ -275,7 +277,7 @@ class Spool:
         try:
             data = await disk.read(old.name)
             segment, buffers = self._place()
-            entries, moves = await wanted_entries(old, data, segment.seed, segment.bytes + sum(map(len, buffers)))
+            entries, moves = await _wanted_entries(old, data, segment.seed, segment.bytes + sum(map(len, buffers)))
         except (SpoolError, CorruptDataError) as error:
             old.fixed = True
             self.segments.open = None  # it may be new, and without its head
@@ -338,3 +340,22 @@ def _entries(seed: int, run: PendingRun) -> list[bytes | memoryview]:
         buffers.append(encode_entry(seed, topic_id, partition, run.queue_offset, run.appended_ms, end - start))
         buffers.append(slab.view[start:end])
     return buffers
+
+
+async def _wanted_entries(segment: Segment, data: bytes, seed: int, at: int) -> tuple[list[bytes | memoryview], Moves]:
+    """Return a segment's needed entries as entries of segment `seed` from byte `at` on, with places.
+
+    Raises: CorruptDataError when one of them can't be read.
+    """
+    buffers: list[bytes | memoryview] = []
+    moves: Moves = []
+    for ticket in list(segment.tickets):
+        began = at
+        for start, end in ticket.spans:
+            for header, block in copied_entries(data, start, end, seed):
+                buffers += (header, block)
+                at += len(header) + len(block)
+                if len(buffers) % (2 * SLICE_ENTRIES) == 0:
+                    await asyncio.sleep(0)
+        moves.append((ticket, ((began, at),)))
+    return buffers, moves

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from confluent_kafka.admin import AdminClient
 from memq.errors import GenerationFencedError, InvalidRequestError, NotFoundError, QueueError, ThrottledError
 from memq.notification import GroupState, Membership
 from memq.notification.groups import OUTSIDE_GENERATION, check_member
-from memq.notification.kafka.groups.commit_metadata import decode_commit, encode_metadata
 from memq.notification.kafka.groups.member import HostedMember
 from memq.notification.kafka.groups.positions import Positions
 from memq.notification.kafka.groups.requests import KafkaGroupRequests
@@ -23,11 +23,15 @@ from memq.notification.kafka.last_errors import LastErrors
 from memq.notification.kafka.names import Names
 from memq.notification.kafka.settings import KafkaSettings
 from memq.notification.kafka.topics import KafkaTopics
-from memq.notification.refusals import check_position
+from memq.notification.refusals import OFFSET_END, RECORD_INDEX_END, TOTAL_END, check_position
 from memq.runtime.clock import Clock
 from memq.runtime.tasks import TaskOwner
-from memq.topic import Committed, ReadPartition
+from memq.topic import Committed, Position, ReadPartition, Totals
 
+# A commit has the offset of a pointer. Its metadata has the record index and the totals that a position needs in
+# addition, in ASCII; Kafka takes 4,095 UTF-16 units. A reset with Kafka's tools writes a commit without this metadata:
+# its position is the first record of the pointer.
+_METADATA = re.compile(r"memq1 (\d{1,20}) (\d{1,20}) (\d{1,20})\Z")  # record index, records, bytes
 JOIN_S = 3.0  # how long a join waits for what Kafka gives; later news come with heartbeats
 EXPIRY_S = 0.5  # how often silent members are looked for
 # A commit may be repeated after these: the group is being balanced, its coordinator moves, or the client has not heard
@@ -304,3 +308,22 @@ class HostedGroups:
             if code in _ACTIVE:
                 raise await self._active(group, f"group '{group}' can't be deleted") from error
             raise self._parts.complaints.failure(error, f"deleting group '{group}'") from error
+
+
+def encode_metadata(committed: Committed) -> str:
+    """Return the metadata of a commit, at most 65 characters."""
+    return f"memq1 {committed.position.record_index} {committed.totals.records} {committed.totals.bytes}"
+
+
+def decode_commit(partition: ReadPartition, offset: int, metadata: str | None) -> Committed | None:
+    """Return what a commit says of a read partition; None when there is none.
+
+    Metadata of others are passed over.
+    """
+    if not 0 <= offset < OFFSET_END:
+        return None
+    found = _METADATA.match(metadata or "")
+    index, records, size = (int(part) for part in found.groups()) if found else (0, 0, 0)
+    if not (index < RECORD_INDEX_END and records < TOTAL_END and size < TOTAL_END):
+        index, records, size = 0, 0, 0
+    return Committed(Position(partition.partition, offset, index), Totals(records, size))
