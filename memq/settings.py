@@ -77,41 +77,47 @@ class BrokerSettings:
     port: int = _setting(9876, "port of the memq protocol; 0 for any free one", 0, 65_535)
     http_port: int = _setting(9877, "port of /healthz, /readyz, /metrics; 0 for any free one, -1 for none", -1, 65_535)
     advertise: str = _setting("", "HOST:PORT that clients use; default: the listening address, or the machine's name")
-    cluster: str = _setting("memq", "begins the name of a new cluster, which begins every object's key")
+    cluster: str = _setting("memq", "cluster name of a new cluster; first part of every object key")
     broker_id: str = _setting("broker-1", "name of this broker in its cluster")
     zone: str = _setting("", "zone or rack of this broker; a topic is spread over the zones")
-    capacity_bytes_s: int = _setting(0, "what this broker can take per second; 0 for as much as the others")
+    capacity_bytes_s: int = _setting(0, "capacity of this broker per second; 0 for the same as the others")
     governor_strategy: str = _setting(
-        "balanced", "how partitions are assigned when this broker governs", choices=("balanced", "sticky")
+        "balanced", "assignment of partitions while this broker governs", choices=("balanced", "sticky")
     )
-    memory_bytes_max: int = _setting(256 * MIB, "budget for blocks in memory; at it sockets wait", 32 * MIB, 1 << 44)
-    connections_max: int = _setting(10_000, "connections at once; further ones are closed", 1, 1_000_000)
+    memory_bytes_max: int = _setting(
+        256 * MIB, "budget for blocks in memory; when it is used up, sockets are not read", 32 * MIB, 1 << 44
+    )
+    connections_max: int = _setting(10_000, "bound on open connections; further ones are closed", 1, 1_000_000)
     hello_timeout_ms: int = _setting(10_000, "a connection that has not said HELLO by then is closed", 100, 600_000)
     frame_timeout_ms: int = _setting(30_000, "a frame that is not whole by then closes its connection", 100, 3_600_000)
     shared_age_ms_max: int = _setting(
-        250, "how long batches of topics with shared_objects wait for each other", 1, 60_000
+        250, "time that batches of topics with shared_objects wait for each other", 1, 60_000
     )
     spool: str = _setting(
         "", "folder on a disk of this machine, for topics with ack1 = disk; memq dev has one in its data folder"
     )
-    spool_bytes_max: int = _setting(1 << 30, "what the spool may hold; at it ack=1 is refused there", 16 * MIB, 1 << 44)
-    retention_interval_ms: int = _setting(30_000, "how often retention looks", 100, 86_400_000)
-    sweep_age_ms: int = _setting(3_600_000, "from this age on an object that no pointer names may be swept", 1_000)
+    spool_bytes_max: int = _setting(
+        1 << 30, "size limit of the spool; when it is full, ack=1 is refused", 16 * MIB, 1 << 44
+    )
+    retention_interval_ms: int = _setting(30_000, "interval between retention runs", 100, 86_400_000)
+    sweep_age_ms: int = _setting(3_600_000, "age from which a sweep may delete an object that no pointer names", 1_000)
     sweep_confirm_ms: int = _setting(
-        86_400_000, "a sweep deletes what an earlier one, at least so long ago, found unnamed, too", 1_000
+        86_400_000, "time between the two sweeps that must both find an object unnamed before it is deleted", 1_000
     )
     staged_age_ms: int = _setting(
-        604_800_000, "what a writer staged and never committed is deleted at this age; a commit may take half", 1_000
+        604_800_000, "age at which staged objects without a commit are deleted; a commit may take half of it", 1_000
     )
     delete_objects: bool = _setting(True, "retention and sweep delete objects; off: only memq sweep does")
     auto_create_topics: bool = _setting(True, "create a topic when a producer first sends to it")
-    partitions: int = _setting(1, "partitions of a topic that is made without a number", 1, PARTITIONS_MAX)
-    audit: bool = _setting(True, "clients report to the topic _memq_audit what they send and read")
-    audit_interval_ms: int = _setting(5_000, "how often a client reports while it has something to say", 50, 60_000)
-    audit_partitions: int = _setting(4, "partitions of _memq_audit, when it is made", 1, PARTITIONS_MAX)
-    audit_retention_ms: int = _setting(3 * 86_400_000, "how long reports are kept, from when on it is made", 600_000)
-    log_level: str = _setting("info", "least level that is logged", choices=("debug", "info", "warning", "error"))
-    log_format: str = _setting("text", "lines for people or JSON objects", choices=("text", "json"))
+    partitions: int = _setting(1, "partitions of a topic that is created without a number", 1, PARTITIONS_MAX)
+    audit: bool = _setting(True, "clients report sent and read records to the topic _memq_audit")
+    audit_interval_ms: int = _setting(5_000, "interval between the reports of an active client", 50, 60_000)
+    audit_partitions: int = _setting(4, "partitions of _memq_audit, used when it is created", 1, PARTITIONS_MAX)
+    audit_retention_ms: int = _setting(
+        3 * 86_400_000, "retention of reports, used when _memq_audit is created", 600_000
+    )
+    log_level: str = _setting("info", "lowest level that is logged", choices=("debug", "info", "warning", "error"))
+    log_format: str = _setting("text", "format of the log: text lines or JSON objects", choices=("text", "json"))
     traces: bool = _setting(
         default=False, doc="spans of uploads and publishes to OpenTelemetry's global tracer provider"
     )
@@ -121,10 +127,11 @@ class BrokerSettings:
 class PartSettings:
     """The places of a cluster's parts, each a URL, and the sections with more settings."""
 
-    store: str = _setting("file:memq-data/objects", "where objects go: file:FOLDER or s3://BUCKET/PREFIX")
-    queue: str = _setting("sqlite:memq-data/queue.sqlite", "the pointers: sqlite:FILE or kafka://HOST:PORT,…")
+    store: str = _setting("file:memq-data/objects", "location of the objects: file:FOLDER or s3://BUCKET/PREFIX")
+    queue: str = _setting("sqlite:memq-data/queue.sqlite", "notification queue: sqlite:FILE or kafka://HOST:PORT,…")
     coordinator: str = _setting(
-        "standalone:memq-data/topics.sqlite", "who owns what: standalone:FILE or zookeeper://HOST:PORT,…/PATH"
+        "standalone:memq-data/topics.sqlite",
+        "topics and owners of partitions: standalone:FILE or zookeeper://HOST:PORT,…/PATH",
     )
     sections: Mapping[str, Section] = field(default_factory=dict)
 
@@ -138,15 +145,13 @@ class ClientSettings:
     """Settings of the command line's producers, consumers and admins."""
 
     brokers: str = _setting("127.0.0.1:9876", "HOST:PORT of a broker, several with commas")
-    acks: Literal["0", "1", "all"] = _setting("all", "when a record counts as taken", choices=("0", "1", "all"))
+    acks: Literal["0", "1", "all"] = _setting("all", "condition for an ack", choices=("0", "1", "all"))
     codec: str = _setting("zstd", "compression of blocks", choices=("none", "zstd", "lz4"))
-    linger_ms: int = _setting(5, "how long a block waits for more records", 0, 60_000)
+    linger_ms: int = _setting(5, "time that a block waits for more records", 0, 60_000)
     delivery_timeout_ms: int = _setting(120_000, "a record that is not acked by then is given up", 1_000, 86_400_000)
-    pending_bytes_max: int = _setting(64 * MIB, "what a producer holds unacked", 512 * KIB, 1 << 40)
-    prefetch_bytes_max: int = _setting(64 * MIB, "what a consumer reads ahead", 64 * KIB, 1 << 40)
-    metadata_timeout_ms: int = _setting(
-        10_000, "how long a producer waits for a broker to know a topic", 100, 86_400_000
-    )
+    pending_bytes_max: int = _setting(64 * MIB, "bound on a producer's unacked bytes", 512 * KIB, 1 << 40)
+    prefetch_bytes_max: int = _setting(64 * MIB, "bound on the bytes that a consumer reads ahead", 64 * KIB, 1 << 40)
+    metadata_timeout_ms: int = _setting(10_000, "time that a producer waits for a topic's metadata", 100, 86_400_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,11 +159,9 @@ class AuditorSettings:
     """Settings of an auditor."""
 
     audit_state: str = _setting(
-        "", "where an auditor keeps its state: sqlite:FILE or postgresql://USER@HOST/NAME; memq dev: in its data folder"
+        "", "state of an auditor: sqlite:FILE or postgresql://USER@HOST/NAME; memq dev: in its data folder"
     )
-    audit_keep_ms: int = _setting(
-        24 * 3_600_000, "how long an auditor keeps minutes, and findings that are over", 600_000
-    )
+    audit_keep_ms: int = _setting(24 * 3_600_000, "retention of an auditor's minutes and closed findings", 600_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +172,7 @@ class DashboardSettings:
     dashboard_port: int = _setting(9879, "port of the dashboard; 0 for any free one, -1 for none", -1, 65_535)
     dashboard_tls_cert: str = _setting("", "file with the certificate chain of the dashboard, PEM")
     dashboard_tls_key: str = _setting("", "file with the key of that certificate, PEM")
-    dashboard_token_file: str = _setting("", "file with the token that browsers are asked for, as the password")
+    dashboard_token_file: str = _setting("", "file with the token that users enter as the password")
     dashboard_acknowledge: bool = _setting(False, "let the dashboard's users acknowledge findings")
     dashboard_contents: bool = _setting(False, "show keys, values and headers of records, which are masked otherwise")
 

@@ -157,5 +157,5 @@ def test_without_a_topic_and_without_an_answer_it_says_so(browser: Browser) -> N
         tab.see("There is no topic yet")
         tab.keep("no-topics")
         tab.open("#/loss")
-        tab.see("Nobody audits here")
+        tab.see("No auditor runs here")
         tab.close()

@@ -223,7 +223,7 @@ def test_a_finding_is_seen_and_leads_down_to_its_record(browser: Browser, cluste
         tab.keep("finding")
         tab.page.get_by_role("button", name="Acknowledge").click()
         tab.see(re.compile("by somebody"))
-        tab.page.get_by_role("link", name="Look into the object").click()
+        tab.page.get_by_role("link", name="Open the object").click()
         tab.page.get_by_text("sound").first.wait_for()
         tab.see(re.compile("value 0"))
         tab.keep("object")

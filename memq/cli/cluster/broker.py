@@ -71,7 +71,7 @@ def list_brokers(as_json: bool, config: str | None, profile: str | None, **flags
     print_table(("broker", "address", "zone", "partitions", "bytes/s", "state"), rows)
 
 
-@broker.command(short_help="Show what clients may have at the broker NAME.")
+@broker.command(short_help="Show the clients of the broker NAME and their limits.")
 @click.argument("name")
 @broker_options
 @json_option
@@ -89,7 +89,7 @@ def clients(name: str, as_json: bool, config: str | None, profile: str | None, *
     print_table(("client", "mode", "bytes/s", "requests/s", "connections", "over"), rows)
 
 
-@broker.command(short_help="Have the broker NAME hand its partitions over.")
+@broker.command(short_help="Let the broker NAME hand over its partitions.")
 @click.argument("name")
 @broker_options
 def drain(name: str, config: str | None, profile: str | None, **flags: Value | None) -> None:

@@ -14,7 +14,7 @@ _SECRET = re.compile("secret|password|token|credential|sasl.jaas|auth", re.IGNOR
 
 
 @click.command()
-@click.option("--show-origin", is_flag=True, help="Say where each value comes from.")
+@click.option("--show-origin", is_flag=True, help="Show the origin of each value.")
 @json_option
 @settings_options
 def config(show_origin: bool, as_json: bool, config: str | None, profile: str | None) -> None:

@@ -19,7 +19,7 @@ def group() -> None:
 
 
 @group.command("list")
-@click.option("--all", "internal", is_flag=True, help="Also memq's own groups, as those of auditors.")
+@click.option("--all", "internal", is_flag=True, help="Also memq's own groups, such as those of auditors.")
 @broker_options
 @json_option
 def list_groups(internal: bool, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
@@ -50,13 +50,13 @@ def describe(name: str, as_json: bool, config: str | None, profile: str | None, 
     return tell_unknown([found])
 
 
-@group.command(short_help="Put a group without members to another place.")
+@group.command(short_help="Set the position of a group without members.")
 @click.argument("name")
 @click.argument("topic")
 @click.option(
     "--to", required=True, metavar="PLACE", help="beginning, end, @TIME (RFC 3339, epoch ms, -1h), or a position."
 )
-@click.option("--dry-run", is_flag=True, help="Show what would be done.")
+@click.option("--dry-run", is_flag=True, help="Show the new positions; change nothing.")
 @broker_options
 @json_option
 def reset(

@@ -21,7 +21,11 @@ LAG_PORT = 9878
 @click.argument("groups", metavar="[GROUP]...", nargs=-1)
 @broker_options
 @json_option
-@click.option("--serve", metavar="HOST:PORT", help="Serve it as metrics for Prometheus, until a signal; port 0 works.")
+@click.option(
+    "--serve",
+    metavar="HOST:PORT",
+    help="Serve the lag as metrics for Prometheus, until a signal; port 0 takes any free port.",
+)
 def lag(
     groups: tuple[str, ...],
     as_json: bool,

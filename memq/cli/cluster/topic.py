@@ -26,7 +26,7 @@ def topic() -> None:
 
 
 @topic.command("list")
-@click.option("--all", "internal", is_flag=True, help="Also memq's own topics, as _memq_audit.")
+@click.option("--all", "internal", is_flag=True, help="Also memq's own topics, such as _memq_audit.")
 @broker_options
 @json_option
 def list_topics(internal: bool, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:

@@ -38,7 +38,7 @@ class BenchRates:
 @click.command()
 @setting_options("brokers", "acks", "codec")
 @click.option(
-    "-n", "--records", default=200_000, type=click.IntRange(1, 100_000_000), help="How many (default 200000)."
+    "-n", "--records", default=200_000, type=click.IntRange(1, 100_000_000), help="Number of records (default 200000)."
 )
 @click.option("-s", "--size", default=1_000, type=click.IntRange(1, 1 << 20), help="Bytes of a value (default 1000).")
 @click.option(

@@ -54,9 +54,9 @@ class PrintedCount:
     metavar="START",
     help="beginning, end, stored, -N (the last N), @TIME (RFC 3339, epoch ms, -1h) or a position as 0:17:3.",
 )
-@click.option("-c", "--count", type=click.IntRange(min=1), metavar="COUNT", help="Stop after so many records.")
+@click.option("-c", "--count", type=click.IntRange(min=1), metavar="COUNT", help="Stop after COUNT records.")
 @click.option("-e", "--exit", "until_end", is_flag=True, help="Stop at the end that the topic has at the start.")
-@click.option("-f", "--format", "form", metavar="FORMAT", help=r"As '%t %p %o %k %s %h %T\n'.")
+@click.option("-f", "--format", "form", metavar="FORMAT", help=r"Format of a record, such as '%t %p %o %k %s %h %T\n'.")
 @click.option("-K", "--key-separator", metavar="SEP", help="Print the key and SEP before each value.")
 @click.option("-D", "--delimiter", default=r"\n", metavar="DELIM", help=r"End of each record (default \n).")
 @click.option("-Z", "--null", is_flag=True, help="Print null as NULL.")

@@ -28,8 +28,8 @@ def import_topics() -> None:
 
 @import_topics.command(short_help="Copy Kafka topics with keys, headers and timestamps.")
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
-@click.option("--into", required=True, metavar="TOPIC", help="The topic to copy into; made when it is not there.")
-@click.option("--from", "servers", required=True, metavar="HOST:PORT,...", help="The Kafka that has the topics.")
+@click.option("--into", required=True, metavar="TOPIC", help="Topic to copy into; created if it does not exist.")
+@click.option("--from", "servers", required=True, metavar="HOST:PORT,...", help="Kafka cluster with the topics.")
 @click.option("--groups", is_flag=True, help="Copy the positions of the consumer groups, too.")
 @broker_options
 @json_option

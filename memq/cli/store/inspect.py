@@ -20,7 +20,7 @@ _CODEC_NAMES = {number: name for name, number in CODECS.items()}
 
 @click.command()
 @click.argument("target", metavar="URI|FILE|FOLDER")
-@click.option("--records", is_flag=True, help="Print the records as JSON lines; produce --input json takes them.")
+@click.option("--records", is_flag=True, help="Print the records as JSON lines, the input of produce --input json.")
 @settings_options
 @json_option
 def inspect(target: str, records: bool, as_json: bool, config: str | None, profile: str | None) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Say what would be named, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="List the pointers that would be written; change nothing.")
 @setting_options("data", "cluster", *rules_of(PartSettings))
 @json_option
 def restore(*, dry_run: bool, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:

@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Name what no pointer names, and change nothing.")
-@click.option("--pending", is_flag=True, help="Name what waits for a later pass, and what is kept; change nothing.")
-@click.option("--keep", metavar="KEY|all", help="Keep an object that waits, or all of them: no sweep deletes it.")
-@click.option("--release", metavar="KEY|all", help="Keep an object no longer, or all of them.")
+@click.option("--dry-run", is_flag=True, help="List the objects that no pointer names; change nothing.")
+@click.option(
+    "--pending", is_flag=True, help="List the objects that wait for a later pass, and the kept ones; change nothing."
+)
+@click.option("--keep", metavar="KEY|all", help="Keep a waiting object, or all of them: no sweep deletes it.")
+@click.option("--release", metavar="KEY|all", help="Release a kept object, or all of them.")
 @setting_options("data", "cluster", "sweep_age_ms", "sweep_confirm_ms", "staged_age_ms", *rules_of(PartSettings))
 @json_option
 def sweep(

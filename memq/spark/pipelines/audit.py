@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @click.command("audit")
 @topic_options
-@click.option("--parquet", metavar="PATH", help="Write the table there; what was there is replaced.")
+@click.option("--parquet", metavar="PATH", help="Write the table to this path, replacing its content.")
 @click.option("--report", metavar="TOPIC", help="Send the table to this topic, a JSON record for each row.")
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
 def command(

@@ -35,7 +35,7 @@ def topic_options(function: Callable[..., Any]) -> Callable[..., Any]:
         metavar="NAME=VALUE",
         help='Option of format("memq"), such as queue, store, config, start, end, partitionBytes.',
     )(function)
-    function = click.option("-b", "--brokers", metavar="HOST:PORT", help="A broker; else MEMQ_BROKERS.")(function)
+    function = click.option("-b", "--brokers", metavar="HOST:PORT", help="A broker; default: MEMQ_BROKERS.")(function)
     return click.argument("topic")(function)
 
 

@@ -14,18 +14,18 @@ export function clusterPage() {
     const rows = [...all("broker").values()].sort((a, b) => (a.broker < b.broker ? -1 : 1));
     brokers.replaceChildren(...(rows.length ? rows.map(card) : [h("p", { class: "empty" }, "No broker has answered yet.")]));
     const found = one("plan");
-    plan.replaceChildren(h("h2", {}, "What the governor would change"), found ? plainTable("Plan", ["Topic", "#Partition", "From", "To", "Because"],
-      found.changes.map((row) => [row.topic, row.partition, row.before || "–", row.after || "–", row.reason]), "There is nothing to move.") : h("p", { class: "empty" }, "Not known yet."),
+    plan.replaceChildren(h("h2", {}, "Moves that the governor plans"), found ? plainTable("Plan", ["Topic", "#Partition", "From", "To", "Because"],
+      found.changes.map((row) => [row.topic, row.partition, row.before || "–", row.after || "–", row.reason]), "The governor plans no move.") : h("p", { class: "empty" }, "Not known yet."),
       ...(found?.notes ?? []).map((note) => h("p", { class: "note" }, note)));
   }
 
   function showClients() {
     const found = one("clients");
     const silent = found?.silent ? h("span", { class: "badge warn" }, `${count(found.silent)} silent: what they do is unknown`) : null;
-    clients.replaceChildren(...[h("h2", {}, "Clients that report ", found ? h("span", { class: "note" }, `${count(found.total)} `) : null, silent),
+    clients.replaceChildren(...[h("h2", {}, "Reporting clients ", found ? h("span", { class: "note" }, `${count(found.total)} `) : null, silent),
       found ? plainTable("Clients", ["Client", "Kind", "Name", "Host", "#Partitions", "#Clock ahead", "Heard", "State"], found.shown.map((row) => [h("code", {}, row.client), row.kind, row.name, row.host,
         count(row.partitions), ahead(row.skew_ms), ago(row.heard_ms), h("span", { class: `badge ${row.silent ? "warn" : "ok"}` }, row.silent ? "silent" : "reports")]), "No client reports.")
-        : h("p", { class: "empty" }, one("about")?.audited ? "Not known yet." : "Nobody audits here, so nobody reports."),
+        : h("p", { class: "empty" }, one("about")?.audited ? "Not known yet." : "No auditor runs here, so no client reports."),
       found && found.total > found.shown.length ? h("p", { class: "note" }, `and ${count(found.total - found.shown.length)} more`) : null].filter(Boolean));
   }
 

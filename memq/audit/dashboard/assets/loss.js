@@ -32,7 +32,7 @@ const COLUMNS = [
 
 export function lossPage([id]) {
   let chosen = id ?? null;
-  const table = new Table({ label: "Findings", columns: COLUMNS, keyOf: (row) => row.id, sort: 6, descending: true, empty: "No finding fits.", open: (row) => { location.hash = findingLink(row.id); } });
+  const table = new Table({ label: "Findings", columns: COLUMNS, keyOf: (row) => row.id, sort: 6, descending: true, empty: "No finding matches the filter.", open: (row) => { location.hash = findingLink(row.id); } });
   const words = h("input", { type: "search", placeholder: "Topic, producer, object", "aria-label": "Filter findings", oninput: () => show() });
   const held = h("input", { type: "checkbox", checked: !id, onchange: () => show() });
   const detail = h("section", { class: "card", "aria-label": "Finding", "aria-live": "polite" });
@@ -45,17 +45,17 @@ export function lossPage([id]) {
     const rows = [...all("finding").values()].filter((row) => (!held.checked || !row.resolved_ms) &&
       [row.topic, row.producer, row.object, row.group, row.kind].some((text) => text.toLowerCase().includes(part)));
     table.set(rows);
-    note.textContent = one("about")?.audited === false ? "Nobody audits here: that nothing is found does not mean that nothing is lost." : "";
+    note.textContent = one("about")?.audited === false ? "No auditor runs here: an empty list does not prove that nothing is lost." : "";
     const finding = all("finding").get(chosen);
     if (finding && finding === shown) return;  // its buttons keep the focus
     shown = finding;
-    detail.replaceChildren(...(finding ? inDetail(finding, checked) : [h("p", { class: "empty" }, chosen ? "This finding is not known here." : "Choose a finding to see what it names.")]));
+    detail.replaceChildren(...(finding ? inDetail(finding, checked) : [h("p", { class: "empty" }, chosen ? "Unknown finding." : "Select a finding to see its details.")]));
   }
 
   return {
     title: "Findings",
     table,
-    element: h("div", {}, h("div", { class: "head" }, h("h1", {}, "Findings"), h("span", { class: "grow" }), h("label", { class: "check" }, held, "only those that hold"), words,
+    element: h("div", {}, h("div", { class: "head" }, h("h1", {}, "Findings"), h("span", { class: "grow" }), h("label", { class: "check" }, held, "open only"), words,
       ...["csv", "json"].map((kind) => h("a", { class: "button", href: `/api/findings?format=${kind}`, download: "", "aria-label": `Export all findings as ${kind.toUpperCase()}` }, kind.toUpperCase()))), note,
       h("div", { class: "split" }, table.element, detail)),
     update: (kinds) => { if (kinds.has("finding") || kinds.has("about")) show(); },
@@ -103,8 +103,8 @@ function inDetail(finding, checked) {
       ["Id", h("code", {}, finding.id)],
     ]),
     h("div", { class: "actions" },
-      finding.offset >= 0 ? h("button", { type: "button", onclick: verify }, "Verify") : h("span", { class: "note" }, "It is in no pointer, so there is no object to verify."),
-      finding.object ? h("a", { class: "button", href: objectLink(finding.object, finding.block) }, "Look into the object") : null,
+      finding.offset >= 0 ? h("button", { type: "button", onclick: verify }, "Verify") : h("span", { class: "note" }, "No pointer has these records, so no object can be verified."),
+      finding.object ? h("a", { class: "button", href: objectLink(finding.object, finding.block) }, "Open the object") : null,
       one("about")?.acknowledge && !finding.acknowledged_by && !finding.resolved_ms ? h("button", { type: "button", onclick: acknowledge }, "Acknowledge") : null),
     said,
     checked,

@@ -20,7 +20,7 @@ const COLUMNS = [
 export function objectPage(_, query) {
   const key = query.get("key") ?? "";
   const chosen = query.get("block");
-  const table = new Table({ label: "Blocks", columns: COLUMNS, keyOf: (row) => String(row.number), sort: 0, empty: "The object has no index that can be read.", open: (row) => { location.replace(objectLink(key, row.number)); } });
+  const table = new Table({ label: "Blocks", columns: COLUMNS, keyOf: (row) => String(row.number), sort: 0, empty: "The object's index can't be read.", open: (row) => { location.replace(objectLink(key, row.number)); } });
   const about = h("section", { class: "card", "aria-label": "Object" }, h("p", { class: "empty" }, "Fetching and checking …"));
   const block = h("section", { class: "card", "aria-label": "Block", hidden: chosen === null });
 

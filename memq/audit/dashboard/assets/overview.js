@@ -53,7 +53,7 @@ export function overviewPage() {
     const words = filter.value.trim().toLowerCase();
     const every = [...all("topic").values()];
     const rows = every.filter((row) => FILTERS[chosen](row) && (!word || (row.word ?? "unknown") === word) && row.name.toLowerCase().includes(words));
-    table.say(every.length ? "No topic fits." : one("about")?.cluster ? "There is no topic yet. The first one is made by: memq topic create NAME" : "Waiting for a broker's answer.");
+    table.say(every.length ? "No topic fits." : one("about")?.cluster ? "No topic exists yet. Create one with: memq topic create NAME" : "Waiting for a broker's answer.");
     table.set(rows);
     number.textContent = `${count(rows.length)} of ${count(every.length)}`;
     tiles.replaceChildren(...summary(every));

@@ -86,8 +86,8 @@ function sections(state, { redraw, load }) {
   const [stagesTitle, funnelTitle] = [h("span"), h("span")];
   const [stagesPart, funnelPart, funnelNote, latencyPart, lagPart, heatPart, findingsPart, groupsPart, partitionsPart, settingsPart] = Array.from({ length: 10 }, part);
   const group = choice("group", "Group", (value) => { state.group = value; load(); });
-  const stage = choice("stage", "Until which stage", (value) => { state.stage = value; redraw(); });
-  const unit = choice("unit", "Lag in which unit", (value) => { state.unit = value; redraw(); });
+  const stage = choice("stage", "Stage", (value) => { state.stage = value; redraw(); });
+  const unit = choice("unit", "Unit of the lag", (value) => { state.unit = value; redraw(); });
   const card = (title, ...children) => h("section", { class: "card" }, h("h2", {}, title), ...children);
   const legends = legend([...STAGES.map((each, at) => [`s${at}`, each]), ["mark", "something is wrong"]]);
   const groupLabel = h("label", { class: "note" }, "Fetched and processed by group ", group.element);
@@ -97,7 +97,7 @@ function sections(state, { redraw, load }) {
     card(["Latency until ", stage.element], latencyPart),
     card(["Lag in ", unit.element], lagPart),
     h("section", { class: "card wide" }, h("h2", {}, "Records by partition"), heatPart, legend([["h5", "many"], ["h1", "few"], ["hz", "none"], ["mark", "something is wrong"], ["hn", "unknown"]])),
-    h("section", { class: "card wide" }, h("h2", {}, "Findings that hold"), findingsPart),
+    h("section", { class: "card wide" }, h("h2", {}, "Open findings"), findingsPart),
     card("Groups", groupsPart),
     card("Partitions", partitionsPart),
     h("section", { class: "card wide" }, h("details", {}, h("summary", {}, "Settings"), settingsPart)));
@@ -108,7 +108,7 @@ function sections(state, { redraw, load }) {
     findingsPart.replaceChildren(plainTable("Findings of this topic", ["Finding", "#Partition", "#Records", "Producer", "Sequences", "#First seen", "Acknowledged"],
       found.slice(0, FINDINGS_SHOWN).map((each) => [h("a", { href: findingLink(each.id) }, each.kind), each.partition, count(each.records), h("code", {}, each.producer),
         h("span", { class: "mono" }, sequences(each.ranges.slice(0, 3)) + (each.ranges.length > 3 ? " …" : "")), time(each.first_seen_ms), each.acknowledged_by && `by ${each.acknowledged_by}`]),
-      "None is known."), more);
+      "No open finding is known."), more);
   }
 
   function draw() {
