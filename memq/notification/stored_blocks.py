@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from memq.errors import IdentityConflictError, MemqError, RetryableError
+from memq.errors import DeniedError, IdentityConflictError, MemqError, RetryableError, StoreError
 from memq.format.blocks.header import BlockHeader, StoredBlock
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, decode_pointer
@@ -157,6 +157,8 @@ class BlockSearch:
             entries = await self._index_of(pointer)
         except RetryableError:
             raise
+        except DeniedError as error:  # a store that rotates its keys denies for a while
+            raise StoreError(f"{self._name}: {error}") from error
         except MemqError as error:
             key = pointer.locations[0].key if pointer.locations else ""
             self._events.error("index-unread", f"{self._name} object {key}: {error}")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from memq.errors import CorruptDataError, QueueError, StoreError
+from memq.errors import CorruptDataError, DeniedError, QueueError, StoreError
 from memq.format.blocks.header import StoredBlock, parse_header
 from memq.format.object import BlockEntry
 from memq.format.pointer import Location, Pointer, ProducerRanges, encode_pointer
@@ -238,9 +238,10 @@ def test_an_index_that_cant_be_read_is_told_and_one_that_may_be_read_later_is_an
         log.indexes[unread] = CorruptDataError("bad index")
         assert (await log.find((7, 0, 5), (7, 6, 9)))[7, 0, 5] == Copies((stored((7, 3, 5)),), unread=True)
         assert (await log.find((7, 0, 3)))[7, 0, 3] == Copies((), unread=True)
-        log.indexes[unread] = StoreError("503")
-        with pytest.raises(StoreError):
-            await log.find((7, 0, 3))
+        for passing in (StoreError("503"), DeniedError("the store's keys rotate")):
+            log.indexes[unread] = passing
+            with pytest.raises(StoreError):
+                await log.find((7, 0, 3))
 
     asyncio.run(work())
     assert "index-unread: clicks/0 object batch-0: bad index" in [each.getMessage() for each in caplog.records]
