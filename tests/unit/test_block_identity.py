@@ -23,7 +23,7 @@ from memq.protocol.messages import Nack, decode_message
 from memq.runtime.tasks import TaskOwner
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, read_partitions
 from tests.brokers import PRODUCER, BareClient, block_of, run, running_broker, until, write_frame
-from tests.unit.test_broker_epochs import connected, gated, pointers, processor_of, until_sealed
+from tests.unit.test_broker_epochs import connected, control, gated, pointers, processor_of, until_sealed
 
 
 def code_of(frame: Frame) -> str:
@@ -313,6 +313,28 @@ def test_a_copy_is_found_whose_queue_time_another_clock_set() -> None:
             await fenced(broker, client, topic)
             assert (await client.send_again(topic, block_of(topic, 0, [b"v"]))).api == Api.ACK
             assert broker.services.counters.duplicate_blocks == 1
+            await client.close()
+
+    run(work())
+
+
+def test_a_copy_is_found_whose_pointer_lies_behind_one_that_was_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another partition's pointer lies between: what was just published is behind what its owner has read."""
+    monkeypatch.setattr(known_blocks, "RECENT_BLOCKS_MAX", 0)
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            client, topic = await connected(broker, TopicSettings())
+            await client.open(topic)
+            await sent(client, topic, 0, [b"v"])
+            (read,) = read_partitions(topic)
+            other = replace(control(topic, "opened", 1), write_partition=1)
+            await broker.services.queue.publish(other)
+            await sent(client, topic, 1, [b"w"])
+            own = processor_of(broker, topic)._owned()
+            assert own.own_end() == (await broker.services.queue.span(read)).end > own.read_to
+            assert await answer_to_copy(client, topic, 1, [b"w"]) == Api.THROTTLE
+            assert broker.services.counters.conflicting_blocks == 0
             await client.close()
 
     run(work())
