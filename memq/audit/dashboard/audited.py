@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from memq.audit.dashboard.sources import AuditNews, PartitionMinute, TopicVerdict
 from memq.audit.dashboard.view import ClientRow, FindingRow
-from memq.audit.live.evidence import EVIDENCE_MAX
-from memq.audit.live.finding import LiveFinding
+from memq.audit.live.finding import EVIDENCE_MAX, LiveFinding
 from memq.audit.live.rows import OK, QUEUE, MinuteCounts, quantile_ms
 from memq.audit.live.storage.database import Database
 from memq.audit.live.storage.store import AuditStore

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Sequence
 from hashlib import blake2b
+from io import StringIO
 from typing import Any
 
 import msgspec
@@ -14,6 +17,11 @@ RANGES_MAX = 256  # that a finding names; its count is exact
 IN_QUEUE = "queue"
 IN_OBJECT = "object"
 IN_GROUP = "consumer"
+EVIDENCE_MAX = 100_000  # findings of one export
+_COLUMNS = (
+    *("id", "kind", "stage", "group", "topic", "topic_id", "partition", "minute", "producer", "records", "ranges"),
+    *("object", "block", "offset", "cause", "first_seen_ms", "resolved_ms", "acknowledged_by", "acknowledged_ms"),
+)
 
 
 class LiveFinding(msgspec.Struct, kw_only=True):
@@ -70,3 +78,17 @@ def finding_id(*key: object) -> str:
     Two findings with one id would hide each other: of 100,000, with 64 bits, one time in 3.7 billion.
     """
     return blake2b("\n".join(map(str, key)).encode(), digest_size=8).hexdigest()
+
+
+def csv_of(found: Sequence[LiveFinding]) -> str:
+    """Return findings as CSV with a line of names.
+
+    Ranges as first-last, both included, with spaces between.
+    """
+    text = StringIO()
+    writer = csv.writer(text)
+    writer.writerow(_COLUMNS)
+    for finding in found:
+        values = finding.to_json() | {"ranges": " ".join(f"{first}-{next_ - 1}" for first, next_ in finding.ranges)}
+        writer.writerow([values[column] for column in _COLUMNS])
+    return text.getvalue()

@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 
 import click
 
-from memq.audit.live.evidence import EVIDENCE_MAX, csv_of
-from memq.audit.live.finding import LiveFinding
+from memq.audit.live.finding import EVIDENCE_MAX, LiveFinding, csv_of
 from memq.audit.live.rows import QUANTILES, QUEUE, percentile_name
 from memq.audit.live.storage.database import Database
 from memq.audit.live.storage.store import AuditStore
