@@ -53,6 +53,8 @@ class SentRecord:
     given_up: bool = False
     written: bool = False  # with acks=0: nothing else is heard of it
     repeats: bool = False  # its writer may send it again in another order, under another identity
+    staged: bool = False  # nobody waits for it before its batch is decided, or ever, where the batch is another one
+    batch: frozenset[int] = frozenset()  # the partitions of the staged batch that is acked as a whole
     places: dict[Source, Place] = field(default_factory=dict)  # by identity: where the reference stream has it
 
     @property
@@ -110,14 +112,24 @@ class Checker:
     # ---- producers ---------------------------------------------------------------------------
 
     def sent(
-        self, producer: str, partition: int, number: int, value: bytes, *, keyed: bool = False, repeats: bool = False
+        self,
+        producer: str,
+        partition: int,
+        number: int,
+        value: bytes,
+        *,
+        keyed: bool = False,
+        repeats: bool = False,
+        staged: bool = False,
     ) -> None:
         """A producer is about to send a record; `number` grows within producer and partition, or key if `keyed`.
 
         One that `repeats` is a task that may run again: once for each identity of its rows.
         """
         assert value not in self.records, f"value {value!r} was used before"
-        self.records[value] = SentRecord((producer, partition), number, self._now(), keyed=keyed, repeats=repeats)
+        self.records[value] = SentRecord(
+            (producer, partition), number, self._now(), keyed=keyed, repeats=repeats, staged=staged
+        )
 
     def ack(self, value: bytes) -> None:
         """A producer was told that the record is acked with `all`; of a task that repeats each try may be."""

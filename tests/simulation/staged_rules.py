@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from memq.format.manifest import Manifest
 from tests.simulation.checker import Checker
@@ -16,6 +16,7 @@ class StagedRules:
         self._fail = fail
         self._numbers: dict[str, int] = {}
         self._objects: dict[str, list[bytes]] = {}
+        self._offered: set[tuple[str, int]] = set()
         self._committed: dict[tuple[str, int], Manifest] = {}
 
     def known(self, name: str) -> int:
@@ -26,12 +27,22 @@ class StagedRules:
         """Return a record that nobody made before."""
         number = self._numbers[name] = self._numbers.get(name, 0) + 1
         value = f"{name} {batch} {partition} {number} ".encode() + filling
-        self._checker.sent(name, partition, number, value)
+        self._checker.sent(name, partition, number, value, staged=True)
         return value
 
     def staged(self, key: str, values: list[bytes]) -> None:
         """An object holds these records."""
         self._objects[key] = values
+
+    def offered(self, name: str, batch: int, keys: Iterable[str]) -> None:
+        """A batch is about to be committed: the first objects decide what it is, where the store does not fail."""
+        if (name, batch) in self._offered:
+            return
+        self._offered.add((name, batch))
+        records = [self._checker.records[value] for key in keys for value in self._objects[key]]
+        partitions = frozenset(record.stream[1] for record in records)
+        for record in records:
+            record.batch = partitions
 
     def committed(self, name: str, batch: int, manifest: Manifest) -> None:
         """A commit has returned: what the manifest names is there, whoever made it."""

@@ -63,6 +63,7 @@ class StagedLife:
         try:
             await commits.topics(["t"])
             objects = [await self._stage(commits, batch) for _ in range(self._node.random.randint(1, OBJECTS_MAX))]
+            self._rules.offered(self._node.name, batch, [staged.key for staged in objects])
             try:
                 manifest = await commits.commit(batch, objects, self._store, timeout_s=COMMIT_S)
             except InvalidRequestError:  # an earlier try, with other rows, has decided what the batch is
