@@ -33,7 +33,7 @@ DESCRIPTIONS = {
     "columns": "columns to read, with commas; damage can only be had so",
     "start": "beginning, end, a time (RFC 3339 or epoch ms), or positions 0:17:3, with commas; topic=0:17:3 of several",
     "end": "where to stop, as start; a stream has none",
-    "schema": "DDL of the values' fields: they are decoded, and stand in place of the column value",
+    "schema": "DDL of the values' fields: they are decoded, and replace the column value",
     "valueformat": "what values are with schema: json or avro",
     "avroschema": "the schema that values were written with, as JSON, for avro",
     "onmalformed": "a value that is not what schema says: fail, or null in all its fields",
