@@ -154,7 +154,7 @@ def test_without_a_topic_and_without_an_answer_it_says_so(browser: Browser) -> N
     with Cluster() as cluster, served(cluster.address) as pages:
         tab = Tab(browser, pages.url, "dark")
         tab.open()
-        tab.see("There is no topic yet")
+        tab.see("No topic exists yet")
         tab.keep("no-topics")
         tab.open("#/loss")
         tab.see("No auditor runs here")
