@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
+
+import pytest
 
 from memq.broker.broker import Broker
 from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, ClientLimits
@@ -216,3 +219,8 @@ def block_of(topic: Topic, first: int, values: list[bytes], *, partition: int = 
 def write_frame(block: bytes, *, stream: int = 1, first_sent_ms: int = 0) -> bytes:
     """A WRITE frame with a block."""
     return WRITE_PREFIX.pack(len(block), Api.WRITE, 0, stream, first_sent_ms) + block
+
+
+def events_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the names of the warnings and errors in the log: the level of others depends on what ran before."""
+    return [each.getMessage().partition(":")[0] for each in caplog.records if each.levelno >= logging.WARNING]

@@ -38,6 +38,7 @@ from memq.protocol.forward import decode_forward
 from memq.protocol.frames import Api
 from memq.protocol.messages import Done
 from memq.topic import CLOCK_ERROR_MS, Topic, read_partitions
+from tests.brokers import events_of
 from tests.skipping_loop import run_skipping, skip
 from tests.unit.test_broker_opening import Opening
 from tests.unit.test_broker_peer import Wire
@@ -143,10 +144,6 @@ class Bench:
         """Forward until nothing is held."""
         await self.start()
         await self.forwarder.drain()
-
-
-def events_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [line.partition(":")[0] for line in caplog.messages]
 
 
 def test_blocks_go_to_the_new_owner_once_no_publish_of_the_lost_epoch_can_land() -> None:

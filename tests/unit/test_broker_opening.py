@@ -40,7 +40,7 @@ from memq.settings import BrokerSettings
 from memq.storage_handlers import ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Topic, TopicSettings, equal_slots, read_partitions
-from tests.brokers import BareClient, block_of, no_spool, run, running_broker, write_frame
+from tests.brokers import BareClient, block_of, events_of, no_spool, run, running_broker, write_frame
 from tests.skipping_loop import run_skipping, skip, skipping_runtime
 from tests.unit.test_broker_epochs import connected, control, pointers, processor_of
 from tests.unit.test_broker_proofs import Longest
@@ -67,10 +67,6 @@ def failing(part: Any, name: str, *errors: Exception) -> list[Exception]:
 
     setattr(part, name, call)
     return left
-
-
-def events_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [line.partition(":")[0] for line in caplog.messages]
 
 
 @pytest.mark.parametrize("error", [QueueError("not now"), DeniedError("not you"), TimeoutError()], ids=repr)

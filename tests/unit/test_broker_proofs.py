@@ -31,7 +31,7 @@ from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import Api, encode_frame
 from memq.protocol.messages import Close, MetadataRequest, encode_message
 from memq.topic import PartitionSlots, ReadPartition, Topic, TopicSettings, read_partitions
-from tests.brokers import PRODUCER, BareClient, GatedStore, block_of, run, running_broker, until, write_frame
+from tests.brokers import PRODUCER, BareClient, GatedStore, block_of, events_of, run, running_broker, until, write_frame
 from tests.contract.manual_clock import ManualClock
 from tests.skipping_loop import run_skipping
 from tests.unit.test_broker_epochs import READ, Owner, connected, gated, pointers, processor_of, until_sealed
@@ -179,10 +179,6 @@ async def publisher_on(owner: Owner, queue: MemoryQueue, *, patient: bool = True
     """Return a publisher of `owner` on another queue."""
     await queue.create([READ], 30_000)
     return Publisher(replace(owner.publisher._services, queue=queue), owner.own, READ, patient=patient)
-
-
-def events_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [line.partition(":")[0] for line in caplog.messages]
 
 
 PASSING = [QueueError("not now"), TimeoutError(), DeniedError("not you"), NotFoundError("no such topic")]

@@ -26,7 +26,7 @@ from memq.runtime.network import Runtime
 from memq.storage_handlers import ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, read_partitions
-from tests.brokers import BareClient, block_of, run, running_broker, until, write_frame
+from tests.brokers import BareClient, block_of, events_of, run, running_broker, until, write_frame
 from tests.cold import parts_on
 from tests.sweeps import sweep_twice
 
@@ -482,10 +482,6 @@ def test_a_topic_with_a_damaged_pointer_is_not_swept() -> None:
             await rig.client.close()
 
     run(work())
-
-
-def events_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [line.partition(":")[0] for line in caplog.messages]
 
 
 def test_a_topic_whose_queue_is_gone_is_an_error_that_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:

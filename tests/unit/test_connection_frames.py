@@ -19,10 +19,9 @@ from memq.limits import KIB, MIB
 from memq.protocol.frames import PREFIX, AckLevel, Api, FrameReader, encode_frame
 from memq.protocol.messages import Nack, Redirect, Throttle, decode_message
 from memq.runtime.network import Runtime
-from tests.brokers import block_of, write_frame
+from tests.brokers import block_of, events_of, write_frame
 from tests.contract.manual_clock import ManualClock
 from tests.unit.peers import HELLO, TOPIC, House, Peer, Wire
-from tests.unit.test_broker_opening import events_of
 
 SLAB = 64 * KIB
 
