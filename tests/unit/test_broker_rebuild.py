@@ -289,6 +289,31 @@ def test_what_was_named_before_is_left_out_by_partition_and_producer() -> None:
     assert three.named_ms == 2_006, "since when names are known"
 
 
+def test_other_records_under_sequences_that_were_named_are_no_copy() -> None:
+    """What a fenced owner stored has no pointer, and the next instance of the producer used its sequences again."""
+    rebuilder = Rebuilder(TOPIC, "c-1", "main")
+    orphan, acked = block(0, [b"never acked"]), block(0, [b"acked"])
+    assert rebuilder.pointer(whole(joined((batch(6), [orphan])))) is not None
+    both = whole(joined((batch(8), [orphan, acked])), 8)
+    pointer = rebuilder.pointer(both)
+    assert pointer is not None
+    assert pointer.skip == (0,)
+    assert rebuilder.pointer(both) is None
+
+
+def test_blocks_are_compared_for_twice_the_dedup_window() -> None:
+    rebuilder = Rebuilder(TOPIC, "c-1", "main")
+    window_ms = TOPIC.settings.dedup_window_ms
+    found = whole(joined((batch(6), [block(0, [b"a"])])))
+    later = [replace(found, entry=found.entry._replace(appended_ms=2_006 + age)) for age in (0, 2 * window_ms)]
+    other = whole(joined((batch(6), [block(9, [b"b"])])))
+    assert rebuilder.pointer(later[0]) is not None
+    for age_ms, copies in ((2 * window_ms, 1), (2 * window_ms + 1, 0)):
+        rebuilder.pointer(replace(other, entry=other.entry._replace(appended_ms=2_006 + age_ms)))
+        other = whole(joined((batch(6), [block(19, [b"b"])])))
+        assert (rebuilder.pointer(later[1]) is None) == bool(copies)
+
+
 # ---- the log that is there -----------------------------------------------------------------------
 
 READ = read_partitions(TOPIC)[0]

@@ -4,11 +4,13 @@ Theory. A pointer holds nothing that its object does not say, but for its place 
 totals owe to it. Within a write partition batches were published by epoch and batch sequence, so taken in that order
 they have their places again. What lay there without a pointer (an upload of an owner that was fenced) can't be told
 from what had one; its producers sent the same sequences again, so each block is named where it first appears, and a
-batch of nothing new is left out. A block that nobody acked may so appear, once, as guarantee 3 allows.
+batch of nothing new is left out. A block that nobody acked may so appear, once, as guarantee 3 allows. Sequences alone
+do not make a copy: a later instance of a named producer gives the sequences of what was never acked to other records.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, replace
 
 from memq.broker.partition.batch import producer_ranges
@@ -17,7 +19,6 @@ from memq.format.blocks.header import Buffer, check_block, parse_header
 from memq.format.manifest import Manifest
 from memq.format.object import BatchEntry, BlockEntry, ObjectIndex, batch_checksum, open_object, parse_trailer
 from memq.format.pointer import Location, NamedProducer, Pointer, bounded_ranges
-from memq.format.ranges import RangeSet
 from memq.limits import POINTER_RANGES_MAX, TRAILER_BYTES
 from memq.topic import Topic, Totals, writer_id
 
@@ -174,20 +175,18 @@ class Rebuilder:
         self._topic = topic
         self._cluster = cluster
         self._store = store
-        self._named: dict[tuple[int, int], RangeSet] = {}  # by write partition and producer
+        self._blocks: dict[tuple[int, ...], None] = {}  # those of the last dedup window, in which copies lie
+        self._ages: deque[tuple[int, tuple[int, ...]]] = deque()
         self._totals: dict[int, Totals] = {}
         self._names_ms: dict[int, int] = {}  # by write partition: since when there are named producers
 
     def pointer(self, found: FoundBatch) -> Pointer | None:
         """Return the pointer of the next batch of its partition; None when all its blocks were named already."""
         entry, blocks = found.entry, found.blocks
-        skip = tuple(
-            number
-            for number, block in enumerate(blocks)
-            if self._ranges(entry.partition, block.producer_id).covers(block.first_sequence, block.next_sequence)
-        )
+        skip = tuple(number for number, block in enumerate(blocks) if _identity(entry, block) in self._blocks)
         if len(skip) == len(blocks):
             return None
+        self._remember(found)
         sequences = [(block.producer_id, block.first_sequence, block.next_sequence) for block in blocks]
         producers, complete = bounded_ranges(producer_ranges(sequences), POINTER_RANGES_MAX)
         tag_bits = 0
@@ -229,10 +228,18 @@ class Rebuilder:
             named=found.named,
             named_ms=self._names_ms.get(entry.partition, 0),
         )
-        for producer, first, next_ in sequences:
-            self._ranges(entry.partition, producer).add(first, next_)
         self._totals[entry.partition] = pointer.totals.plus(pointer.records, pointer.stored_bytes)
         return pointer
 
-    def _ranges(self, partition: int, producer: int) -> RangeSet:
-        return self._named.setdefault((partition, producer), RangeSet())
+    def _remember(self, found: FoundBatch) -> None:
+        now_ms = found.entry.appended_ms
+        while self._ages and self._ages[0][0] < now_ms - 2 * self._topic.settings.dedup_window_ms:
+            del self._blocks[self._ages.popleft()[1]]
+        for identity in dict.fromkeys(_identity(found.entry, block) for block in found.blocks):
+            if identity not in self._blocks:
+                self._blocks[identity] = None
+                self._ages.append((now_ms, identity))
+
+
+def _identity(entry: BatchEntry, block: BlockEntry) -> tuple[int, ...]:
+    return entry.partition, block.producer_id, block.first_sequence, block.next_sequence, block.checksum
