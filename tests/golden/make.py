@@ -57,7 +57,7 @@ def full_builder() -> BlockBuilder:
 def plain_builder() -> BlockBuilder:
     """Values alone, and one time for all."""
     builder = BlockBuilder()
-    builder.extend([b"one", b"two", b"three"])
+    builder.append_many([b"one", b"two", b"three"])
     return builder
 
 

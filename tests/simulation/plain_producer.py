@@ -123,7 +123,7 @@ class PlainProducer:
         while len(self.blocks) >= BLOCKS_MAX:
             await self._wait_change()
         builder = BlockBuilder()
-        builder.extend(list(values))
+        builder.append_many(list(values))
         sealed = builder.seal(
             producer_id=self.producer_id,
             first_sequence=self._next,

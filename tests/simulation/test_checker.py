@@ -32,7 +32,7 @@ def block(
 ) -> SealedBlock:
     """Seal one block."""
     builder = BlockBuilder()
-    builder.extend(list(values))
+    builder.append_many(list(values))
     scope = scope_of(bytes.fromhex(TOPIC_ID), partition)
     return builder.seal(producer_id=producer, first_sequence=first, scope=scope, now_ms=now_ms)
 

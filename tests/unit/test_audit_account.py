@@ -151,7 +151,7 @@ def test_common_and_apart_share_the_pieces() -> None:
 
 def sealed(values: list[bytes], now_ms: int = 1, first: int = 0) -> BlockHeader:
     builder = BlockBuilder()
-    builder.extend(list(values))
+    builder.append_many(list(values))
     return builder.seal(producer_id=7, first_sequence=first, scope=0, now_ms=now_ms, codec="none").header
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from memq.errors import CorruptDataError, InvalidRequestError, MemqError, TooLargeError, UnsupportedFormatError
 from memq.format.blocks import header as block
 from memq.format.blocks.arrow import block_rows, table
-from memq.format.blocks.builder import BlockBuilder
+from memq.format.blocks.builder import KEYED, PLAIN, TIMED, BlockBuilder
 from memq.format.blocks.columns import BlockReader, open_block
 from memq.format.blocks.header import HEADER, BlockHeader, check_block, parse_header, scope_of, tag_bit
 from memq.format.blocks.verify import verify_block
@@ -91,7 +91,9 @@ def test_extend_is_append_repeated(rows: list[Record], keys: bool, times: bool, 
         builder.append(b"first")
     for row, stamp in zip(rows, stamps, strict=True):
         one.append(row[0], row[1] if keys else None, None, stamp if times else None, tag)
-    many.extend([row[0] for row in rows], [row[1] for row in rows] if keys else None, stamps if times else None, tag)
+    many.append_many(
+        [row[0] for row in rows], [row[1] for row in rows] if keys else None, stamps if times else None, tag
+    )
     for builder in (one, many):
         builder.append(b"last", headers=[("h", b"")])
     read = [list(open_block(seal(builder).data).records()) for builder in (one, many)]
@@ -99,15 +101,42 @@ def test_extend_is_append_repeated(rows: list[Record], keys: bool, times: bool, 
     assert one.count == many.count == len(rows) + 2
 
 
-@given(st.lists(st.binary(max_size=30), min_size=1))
-def test_a_fast_caller_may_append_to_the_columns(values: list[bytes]) -> None:
-    slow, fast = build([(value, None, (), None, None) for value in values]), BlockBuilder()
-    assert fast.plain
-    for value in values:
-        fast.values.append(value)
-        fast.raw_bytes += len(value) + fast.row_cost
+@given(st.lists(st.binary(max_size=30), min_size=1), st.sampled_from([PLAIN, KEYED, TIMED]))
+def test_a_fast_caller_may_append_to_the_rows(values: list[bytes], shape: int) -> None:
+    rows = [(value, b"k", 7 + number) for number, value in enumerate(values)]
+    slow, fast = BlockBuilder(), BlockBuilder()
+    for builder, some in ((slow, rows), (fast, rows[:1])):
+        for value, key, time in some:
+            builder.append(value, key if shape > PLAIN else None, None, time if shape == TIMED else None)
+    assert fast.shape == shape
+    for row in rows[1:]:
+        fast.cells.extend(row[:shape])
+        fast.room -= len(row[0]) + (shape > PLAIN) + fast.row_cost
     assert (fast.raw_bytes, fast.count) == (slow.raw_bytes, slow.count)
     assert seal(fast).data == seal(slow).data
+
+
+@given(records((True, True, True, True)), st.data())
+def test_a_block_says_the_same_however_its_records_came(rows: list[Record], data: st.DataObject) -> None:
+    """The bytes follow from the records alone, whether they lay in rows, in columns, or in both."""
+    one = build(rows)
+    mixed, at = BlockBuilder(), 0
+    while at < len(rows):
+        value, key, headers, time, tag = rows[at]
+        end = at + data.draw(st.integers(1, 4), label="end")
+        alike = [row for row in rows[at:end] if not row[2] and row[4] == tag and (row[1] is None) == (key is None)]
+        alike = [row for row in alike if (row[3] is None) == (time is None)]
+        if headers or len(alike) < len(rows[at:end]):
+            mixed.append(value, key, headers, time, tag)
+            at += 1
+            continue
+        keys = None if key is None else [row[1] for row in alike]
+        times = None if time is None else [row[3] or 0 for row in alike]
+        mixed.append_many([row[0] for row in alike], keys, times, tag)
+        at = end
+    assert seal(mixed).data == seal(one).data
+    assert seal(mixed).data == seal(mixed).data, "a block may be sealed again, under another identity"
+    assert list(open_block(seal(mixed).data).records()) == list(open_block(seal(one).data).records())
 
 
 def test_a_column_that_says_nothing_is_not_written() -> None:
@@ -156,7 +185,7 @@ def test_a_full_block_takes_no_more_and_stays_whole() -> None:
         lambda: builder.append(bytes(64)),
         lambda: builder.append(b"", headers=[("h", bytes(64))]),
         lambda: builder.append(b"", headers=[("h" * 64, b"")]),
-        lambda: builder.extend([b""] * 64),
+        lambda: builder.append_many([b""] * 64),
     )
     for extra in attempts:
         with pytest.raises(TooLargeError, match="16777216 are allowed"):
@@ -164,13 +193,12 @@ def test_a_full_block_takes_no_more_and_stays_whole() -> None:
     assert builder.count == 1
     assert seal(builder).header.raw_length <= BLOCK_RAW_BYTES_MAX
     with pytest.raises(TooLargeError, match="1048576 are allowed"):
-        BlockBuilder().extend([None] * (BLOCK_RECORDS_MAX + 1))
+        BlockBuilder().append_many([None] * (BLOCK_RECORDS_MAX + 1))
 
 
 def test_a_new_column_counts_for_all_records_before_it() -> None:
     builder = BlockBuilder()
-    builder.extend([None] * BLOCK_RECORDS_MAX)
-    builder.values.pop()
+    builder.append_many([None] * (BLOCK_RECORDS_MAX - 1))
     with pytest.raises(TooLargeError):
         builder.append(b"", b"k", (), 1, None)
     assert builder.count == BLOCK_RECORDS_MAX - 1
@@ -209,11 +237,11 @@ def test_a_block_has_a_bounded_dictionary() -> None:
 
 def test_columns_of_unequal_length_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="1 keys for 2 values"):
-        BlockBuilder().extend([b"", b""], keys=[b""])
+        BlockBuilder().append_many([b"", b""], keys=[b""])
     with pytest.raises(InvalidRequestError, match="3 timestamps for 2 values"):
-        BlockBuilder().extend([b"", b""], timestamps_ms=[1, 2, 3])
+        BlockBuilder().append_many([b"", b""], timestamps_ms=[1, 2, 3])
     with pytest.raises(InvalidRequestError, match="outside"):
-        BlockBuilder().extend([b"", b""], timestamps_ms=[1, 1 << 53])
+        BlockBuilder().append_many([b"", b""], timestamps_ms=[1, 1 << 53])
 
 
 # ---- damage ----------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ from memq.client.bulk.import_plan import (
 from memq.client.producer.fields import RecordColumns, RecordFields
 from memq.client.producer.window import ProducerWindow
 from memq.client.producer.window_events import Acked, Opened, OpenStream, Room, Sealed, UnackedBlock, WriteBlock
+from memq.format.blocks.columns import open_block
+from tests.unit.blocks import seal
 
 Source = list[tuple[int, RecordFields]]
 
@@ -71,7 +73,8 @@ def test_many_at_once_are_cut_as_one_by_one(seed: int) -> None:
     done.append(cutter.end())
     rows = [(number, RecordFields(value, None, None, None, None)) for number, value in enumerate(many.values)]
     assert [(each.first, each.next) for each in done if each is not None] == cut(rows, 0, len(rows))
-    assert [value for each in done if each is not None for value in each.columns.values] == many.values
+    blocks = [open_block(seal(each.columns).data) for each in done if each is not None]
+    assert [value for block in blocks for value in block.values()] == many.values
 
 
 def test_a_block_has_its_bounds() -> None:

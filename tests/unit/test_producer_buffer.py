@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from memq.client.producer.delivery import Delivery
 from memq.client.producer.fields import as_bytes, check_fields, check_many
-from memq.client.producer.open_block import PendingBlock, Route, RowBlock
+from memq.client.producer.open_block import OpenBlock, PendingBlock, Route
 from memq.client.producer.partitioner import PartitionMap
 from memq.client.producer.producer import Producer
 from memq.client.producer.send_buffer import BLOCK_COST_BYTES, SendBuffer
@@ -27,6 +27,11 @@ from memq.topic import TopicSettings, slot_of_key
 from tests.unit.toy_broker import toy_topic
 
 Sent = tuple[bytes | None, bytes | None, int | None]
+
+
+def sealed(block: OpenBlock) -> BlockReader:
+    """What a reader finds in a block when it is sealed now."""
+    return open_block(block.seal(producer_id=5, first_sequence=0, scope=1, now_ms=0, codec="none").data)
 
 
 class Hands:
@@ -303,11 +308,11 @@ def test_rows_that_come_late_are_taken_back_once_each() -> None:
     hands.send(b"in time")
     (partition,) = hands.buffer.buffers()
     block = partition.open
-    assert isinstance(block, RowBlock)
+    assert block is not None
     block.close()
     same = b"late"
     block.cells += [same, same]
-    assert block.build().values == [b"in time"]
+    assert sealed(block).values() == [b"in time"]
     assert [block.take_late((same,)) for _ in range(3)] == [True, True, False]
     assert not block.take_late((block.cells[0],))
 
@@ -317,7 +322,7 @@ def test_of_late_rows_with_a_key_and_a_time_the_right_one_is_taken_back() -> Non
     hands.send(b"in time", b"k", timestamp_ms=1)
     (partition,) = hands.buffer.buffers()
     block = partition.open
-    assert isinstance(block, RowBlock)
+    assert block is not None
     block.close()
     value, key, rows = b"late", b"key", [object() for _ in range(3)]
     for number in rows:
@@ -326,14 +331,30 @@ def test_of_late_rows_with_a_key_and_a_time_the_right_one_is_taken_back() -> Non
     assert block.take_late((value, key, rows[1]))
     assert block.cells[3:] == [value, key, rows[0], value, key, rows[2]]
     assert not block.take_late((value, key, rows[1]))
-    built = block.build()
-    assert (built.values, built.keys, built.timestamps) == ([b"in time"], [b"k"], [1])
+    built = sealed(block)
+    assert (built.values(), built.keys(), built.timestamps()) == ([b"in time"], [b"k"], [1])
+
+
+def test_a_row_that_comes_while_rows_become_columns_is_taken_back() -> None:
+    """Its thread saw the block of keyed records; another one put a record with a header there, with the lock."""
+    hands = Hands()
+    hands.send(b"in time", b"k")
+    (partition,) = hands.buffer.buffers()
+    block = partition.open
+    assert block is not None
+    hands.buffer.put(hands.route, check_fields(b"other", headers={"h": b""}), None)
+    assert partition.open is block, "the same block continues, with its promise"
+    late = (b"late", b"k")
+    block.cells.extend(late)
+    assert (block.closed, block.count) == (True, 2)
+    assert hands.buffer.place_late(block, late) is None
+    assert (block.cells, sealed(block).values()) == ([], [b"in time", b"other"])
 
 
 def test_a_block_is_closed_before_its_rows_are_counted() -> None:
     class Rows(list[object]):
         def __len__(self) -> int:
-            assert isinstance(block, RowBlock)
+            assert block is not None
             seen.append(block.closed)
             return super().__len__()
 
@@ -342,7 +363,7 @@ def test_a_block_is_closed_before_its_rows_are_counted() -> None:
     hands.send(b"v")
     (partition,) = hands.buffer.buffers()
     block = partition.open
-    assert isinstance(block, RowBlock)
+    assert block is not None
     block.cells = Rows(block.cells)
     block.close()
     assert seen == [True]
@@ -367,7 +388,7 @@ def test_a_block_that_cannot_be_sealed_fails_alone() -> None:
     hands.send(b"v")
     (partition,) = hands.buffer.buffers()
     assert partition.open is not None
-    partition.open.cells[0] = 5  # type: ignore[union-attr]  # as a careless fast caller would
+    partition.open.cells[0] = 5  # as a careless fast caller would
     hands.buffer.seal_open(partition)
     (pending,) = hands.buffer.take_ready(partition)
     assert isinstance(pending.error, InvalidRequestError)

@@ -88,7 +88,7 @@ class Cutter:
 
         Return the number of the next.
         They follow on what came before, and the first one has this offset. `ends` are the bytes of all records up to
-        each, with it. Where nothing fits, end the block. Raises: as `BlockBuilder.extend`.
+        each, with it. Where nothing fits, end the block. Raises: as `BlockBuilder.append_many`.
         """
         count, before = self._columns.count, ends[start - 1] if start else 0
         fits = bisect_right(ends, before + BLOCK_BYTES_MAX - self._bytes, start, end)
@@ -97,7 +97,7 @@ class Cutter:
             self._first, next_ = offset, max(next_, start + 1)
         assert offset == self._first + count, f"{offset} does not follow on {self._first} + {count}"
         if next_ > start:
-            self._columns.extend(*many.part(start, next_))
+            self._columns.append_many(*many.part(start, next_))
             self._bytes += ends[next_ - 1] - before
         return next_
 

@@ -102,7 +102,7 @@ class StagedObjectBuilder:
                 continue
             part = self._part(topic, place)
             before = part.open.raw_bytes
-            part.open.extend(*many.part(start, row))
+            part.open.append_many(*many.part(start, row))
             self.bytes += part.open.raw_bytes - before
             place = self._seal_full(part, place, now_ms, keyless=many.keys is None)
             start, size = row, 0

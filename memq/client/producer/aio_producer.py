@@ -119,7 +119,7 @@ class AsyncProducer:
             elif key is None and timestamp_ms is None and topic in buffer.sticky:
                 block = buffer.sticky[topic]
                 room = block.room - (len(value) + 5)
-                if room >= 0:  # the rule is that of RowBlock; there is one thread here
+                if room >= 0:  # the rule is that of BlockBuilder; there is one thread here
                     block.cells.append(value)
                     block.room = room
                     return cast(AsyncDelivery, block.delivery)

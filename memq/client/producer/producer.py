@@ -198,7 +198,7 @@ class Producer:
         Raises: TypeError; TooLargeError; NotFoundError; UnreachableError when the topic is new to this producer and no
         broker answers; BufferFullError; ClosedError; ForkedError.
         """
-        # 100 ns is the goal: one look-up, one append, no lock, no call. The rule is that of RowBlock.
+        # 100 ns is the goal: one look-up, one append, no lock, no call. The rule is that of BlockBuilder.
         if type(value) is bytes and headers is None and tag is None and partition is None:
             try:
                 if key is None and timestamp_ms is None:

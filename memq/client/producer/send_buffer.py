@@ -15,23 +15,10 @@ from zlib import crc32
 
 from memq.client.producer.delivery import AsyncDelivery, Delivery
 from memq.client.producer.fields import RecordColumns, RecordFields, check_size
-from memq.client.producer.open_block import (
-    KEYED,
-    MIXED,
-    PLAIN,
-    ROW_COSTS,
-    TIMED,
-    Gate,
-    MixedBlock,
-    PartitionBuffer,
-    PendingBlock,
-    Route,
-    RowBlock,
-    shape_of,
-)
+from memq.client.producer.open_block import Gate, OpenBlock, PartitionBuffer, PendingBlock, Route
 from memq.client.producer.settings import ProducerSettings
 from memq.errors import BufferFullError, InvalidRequestError, MemqError, TooLargeError
-from memq.format.blocks.builder import BlockBuilder
+from memq.format.blocks.builder import KEYED, PLAIN, ROW_COSTS, TIMED, BlockBuilder
 from memq.limits import KIB, SEQUENCE_END, TIME_MS_END
 from memq.runtime.allocator import keep_freed_blocks
 from memq.runtime.network import Runtime
@@ -43,7 +30,7 @@ ASIDE_BYTES_MIN = 64 * KIB  # to wake a thread takes 20 us, to compress so much 
 _TIME_MS_LEAST = -TIME_MS_END
 _ROW = 24  # at least what the columns of a row cost, with a header or two
 _CHUNK_RECORDS = 2_048  # that are measured at once: their lengths stay in the cache
-_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()  # what RowBlock's way without the lock rests on
+_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()  # what BlockBuilder's way in without a lock rests on
 _Delivery = Delivery | AsyncDelivery
 
 
@@ -51,7 +38,7 @@ class SendBuffer:
     """Open blocks, cut blocks and the memory they claim.
 
     `sticky` is the fast way in: by topic, the open block of values that keyless records go to. It is used without
-    the lock, by the rule of `RowBlock`: when there is `room` for `len(value) + 5`, append the value to `cells`, set
+    the lock, by the rule of `BlockBuilder`: when there is `room` for `len(value) + 5`, append the value to `cells`, set
     `room`, and look at `closed`.
     `aside` is given a function and a block to seal by it; it says whether another thread does so, else the caller
     has to. None: there are no such threads, and callers seal all that they cut.
@@ -68,7 +55,7 @@ class SendBuffer:
     ) -> None:
         keep_freed_blocks()
         self.lock = threading.Lock()
-        self.sticky: dict[str, RowBlock] = {}
+        self.sticky: dict[str, OpenBlock] = {}
         self.pending_bytes = 0
         self.waiting = 0  # how many callers wait for room; `room_made` is called while there are some
         self.releases = 0  # how often memory was given back
@@ -178,16 +165,16 @@ class SendBuffer:
             row = (value, key, timestamp_ms)
             if block.shape != TIMED or not _TIME_MS_LEAST < timestamp_ms < TIME_MS_END:
                 return None
-        room = block.room - (len(value) + len(key) + block.row_cost)  # type: ignore[union-attr]  # by its shape
+        room = block.room - (len(value) + len(key) + block.row_cost)
         if room < 0:
             return None
-        block.cells.extend(row)  # type: ignore[union-attr]  # as above
-        block.room = room  # type: ignore[union-attr]  # as above
-        if not block.closed and route.current:  # type: ignore[union-attr]  # as above
+        block.cells.extend(row)
+        block.room = room
+        if not block.closed and route.current:
             return block.delivery
-        return self.place_late(block, row)  # type: ignore[arg-type]  # as above
+        return self.place_late(block, row)
 
-    def place_late(self, block: RowBlock, row: tuple[object, ...]) -> _Delivery | None:
+    def place_late(self, block: OpenBlock, row: tuple[object, ...]) -> _Delivery | None:
         """Return the delivery of a row added to a closed block in time; None if it must be put again.
 
         A row that came into an open block by a map that is not current any more must, too.
@@ -211,9 +198,9 @@ class SendBuffer:
                     buffer = route.buffers[route.map.place_of_key(fields.key)]
                 else:
                     buffer = self._keyless_home(route, size, cut)
-                block = self._block_with_room(buffer, size, cut, shape_of(fields))
+                block = self._block_with_room(buffer, size, cut)
                 try:
-                    block.append(fields)
+                    block.append(*fields)
                 except MemqError:
                     self._drop_empty(block)
                     raise
@@ -224,7 +211,7 @@ class SendBuffer:
         finally:
             self.seal(cut)
 
-    def put_block(self, route: Route, partition: int, first: int, columns: BlockBuilder) -> _Delivery:
+    def put_block(self, route: Route, partition: int, first: int, builder: BlockBuilder) -> _Delivery:
         """Seal these records, with sequences from `first`, as one block; only one caller may do so.
 
         Raises: TooLargeError; BufferFullError when there is no room now: the records stay as they are.
@@ -234,13 +221,13 @@ class SendBuffer:
                 raise self.refusal
             buffer = route.buffers[route.map.place_of(partition)]
             assert buffer.open is None, "blocks of two kinds in one partition"
-            block = MixedBlock(buffer, self._make_delivery(), columns.raw_bytes, self._runtime.clock.monotonic())
-            block.builder, block.slots_hold = columns, False
-            self._claim(block.limit + BLOCK_COST_BYTES)
+            self._claim(builder.raw_bytes + BLOCK_COST_BYTES)
             buffer.next_sequence = first
-            pending = self._cut(block)
+            delivery, now_s = self._make_delivery(), self._runtime.clock.monotonic()
+            pending = PendingBlock(builder, buffer, delivery, self._deadline_s(buffer, now_s), builder.raw_bytes)
+            self._queue(pending)
         self.seal([pending])
-        return pending.delivery
+        return delivery
 
     def put_many(self, route: Route, many: RecordColumns, delivered: list[Any]) -> RecordColumns | None:
         """Add as many records as there is room for; the deliveries of their blocks are added to `delivered`.
@@ -310,8 +297,8 @@ class SendBuffer:
         delivered: list[Any],
     ) -> int:
         """Add the records from `start` on, whose sizes are given; return how many there was room for."""
-        shape = PLAIN if many.keys is None and many.timestamps_ms is None and many.tag is None else MIXED
-        row = _ROW if shape == MIXED else ROW_COSTS[PLAIN]
+        plain = many.keys is None and many.timestamps_ms is None and many.tag is None
+        row = ROW_COSTS[PLAIN] if plain else _ROW
         cut: list[PendingBlock] = []
         done, count, left = 0, len(sizes), sum(sizes) + row * len(sizes)
         try:
@@ -321,10 +308,10 @@ class SendBuffer:
                 route = self._current(route)
                 while done < count:
                     home = buffer or self._keyless_home(route, sizes[done] + row, cut)
-                    block = self._block_with_room(home, sizes[done] + row, cut, shape, left)
+                    block = self._block_with_room(home, sizes[done] + row, cut, left)
                     fits, size = _prefix(sizes, done, row, left, block.limit - block.raw_bytes)
                     try:
-                        block.extend(many, start + done, start + done + fits, size)
+                        block.append_many(*many.part(start + done, start + done + fits), size)
                     except MemqError:
                         self._drop_empty(block)
                         raise
@@ -350,12 +337,15 @@ class SendBuffer:
             cut.append(self._cut(block))
         return route.sticky.home if route.sticky is not None else route.next_turn()
 
-    def _keep_sticky(self, route: Route, block: RowBlock | MixedBlock, *, keyless: bool) -> None:
+    def _keep_sticky(self, route: Route, block: OpenBlock, *, keyless: bool) -> None:
         """Make the block the one for keyless records, and allow its path without the lock while simple."""
         if keyless:
             route.sticky = block
-        if route.lockless and route.sticky is block and isinstance(block, RowBlock) and block.shape == PLAIN:
-            self.sticky[route.topic.name] = block
+        topic = route.topic.name
+        if route.lockless and route.sticky is block and block.shape == PLAIN:
+            self.sticky[topic] = block
+        elif self.sticky.get(topic) is block:
+            del self.sticky[topic]
 
     def _current(self, route: Route) -> Route:
         """Return the route of the topic now: another one may have come between the look for it and the lock."""
@@ -363,12 +353,10 @@ class SendBuffer:
 
     # ---- blocks ------------------------------------------------------------------------------
 
-    def _block_with_room(
-        self, buffer: PartitionBuffer, size: int, cut: list[PendingBlock], shape: int, wish: int = 0
-    ) -> RowBlock | MixedBlock:
+    def _block_with_room(self, buffer: PartitionBuffer, size: int, cut: list[PendingBlock], wish: int = 0) -> OpenBlock:
         """Return a partition's open block with room for `size` bytes, and for up to `wish` if cheap.
 
-        It is the one there is, grown, or a new one of the shape. Columns that are new to a block widen its older rows:
+        It is the one there is, grown, or a new one. Columns that are new to a block widen its older rows:
         that may put it over its limit by a part, never over the bounds of the format, which are 16 times larger.
         """
         if self.refusal is not None:
@@ -376,7 +364,7 @@ class SendBuffer:
         block = buffer.open
         if block is not None:
             if self._grow(block, block.raw_bytes + size, block.raw_bytes + wish):
-                return self._mix(block, shape)
+                return block
             cut.append(self._cut(block))
         most = self._settings.block_bytes
         limit = max(size + KIB, min(most, max(FIRST_LIMIT_BYTES, wish + KIB)))
@@ -384,41 +372,31 @@ class SendBuffer:
             limit = max(limit, buffer.first_limit)
         self._claim(limit + BLOCK_COST_BYTES)
         delivery, now_s = self._make_delivery(), self._runtime.clock.monotonic()
-        new = RowBlock(buffer, delivery, limit, now_s, shape) if shape else MixedBlock(buffer, delivery, limit, now_s)
-        buffer.open = new
+        new = buffer.open = OpenBlock(buffer, delivery, limit, now_s)
         self.opened_blocks += 1
         if not buffer.cut:  # else the I/O side is told, or will be by the seal: one wake less for each full block
             self._tell(buffer)
         return new
 
-    def _drop_empty(self, block: RowBlock | MixedBlock) -> None:
+    def _drop_empty(self, block: OpenBlock) -> None:
         """Withdraw a block whose first record was refused: the I/O side finds it empty."""
+        block.close()
         if block.count:
             return
-        block.close()
-        self._unstick(block, None)
+        self._unstick(block)
         block.home.open = None
         self.pending_bytes -= block.limit + BLOCK_COST_BYTES
 
-    def _mix(self, block: RowBlock | MixedBlock, shape: int) -> RowBlock | MixedBlock:
-        """Return the block, or, for a record of another shape, the mixed block that it becomes."""
-        if not isinstance(block, RowBlock) or block.shape == shape:
-            return block
-        block.close()
-        mixed = block.home.open = MixedBlock.instead_of(block)
-        self._unstick(block, mixed)
-        return mixed
-
-    def _unstick(self, block: RowBlock | MixedBlock, successor: MixedBlock | None) -> None:
-        """Close the way without the lock to a block, and let keyless records go to its successor."""
+    def _unstick(self, block: OpenBlock) -> None:
+        """Let no more keyless records go to a block."""
         topic = block.home.topic.name
         if self.sticky.get(topic) is block:
             del self.sticky[topic]
         route = self._routes.get(topic)
         if route is not None and route.sticky is block:
-            route.sticky = successor
+            route.sticky = None
 
-    def _grow(self, block: RowBlock | MixedBlock, needed: int, wished: int) -> bool:
+    def _grow(self, block: OpenBlock, needed: int, wished: int) -> bool:
         """Double the block's limit until it suffices. False when it would exceed block_bytes: it is full."""
         most = self._settings.block_bytes
         if needed <= block.limit:
@@ -437,22 +415,30 @@ class SendBuffer:
             raise self.full_error()
         self.pending_bytes += count
 
-    def _cut(self, block: RowBlock | MixedBlock) -> PendingBlock:
+    def _cut(self, block: OpenBlock) -> PendingBlock:
         """End an open block: from here on it has its sequences and its place in the order."""
         block.close()
-        self._unstick(block, None)
+        self._unstick(block)
         buffer = block.home
-        route = self._routes.get(buffer.topic.name)
-        timeout_s = route.delivery_timeout_s if route is not None else self._settings.delivery_timeout_s
-        records = block.count_closed if isinstance(block, RowBlock) else block.count
-        pending = PendingBlock(block, buffer.next_sequence, records, block.opened_s + timeout_s)
-        buffer.next_sequence = pending.next
         buffer.first_limit = min(block.raw_bytes * 5 // 4, self._settings.block_bytes)
-        assert buffer.next_sequence < SEQUENCE_END
         buffer.open = None
+        pending = PendingBlock(block, buffer, block.delivery, self._deadline_s(buffer, block.opened_s), block.limit)
+        if block.slots_hold:
+            pending.slots = buffer.slots
+        self._queue(pending)
+        return pending
+
+    def _deadline_s(self, buffer: PartitionBuffer, opened_s: float) -> float:
+        route = self._routes.get(buffer.topic.name)
+        return opened_s + (route.delivery_timeout_s if route is not None else self._settings.delivery_timeout_s)
+
+    def _queue(self, pending: PendingBlock) -> None:
+        """Give a block its place in the order of its partition."""
+        buffer = pending.home
+        buffer.next_sequence = pending.next
+        assert buffer.next_sequence < SEQUENCE_END
         buffer.unsettled[pending.first] = None
         buffer.cut.append(pending)
-        return pending
 
     def seal(self, cut: list[PendingBlock]) -> None:
         """Seal blocks that were cut: without the lock, so that threads compress side by side.
@@ -464,22 +450,18 @@ class SendBuffer:
                 self._seal(pending)
 
     def _seal(self, pending: PendingBlock) -> None:
-        block, pending.block = pending.block, None
-        assert block is not None, "a block is sealed once"
+        builder, pending.builder = pending.builder, None
+        assert builder is not None, "a block is sealed once"
         try:
-            pending.data = (
-                block.build()
-                .seal(
-                    producer_id=self._producer_id,
-                    first_sequence=pending.first,
-                    scope=pending.home.scope,
-                    now_ms=self._runtime.clock.wall_ms(),
-                    codec=self._settings.codec,
-                    slot_range=pending.slots,
-                    producer_epoch=pending.home.producer_epoch,
-                )
-                .data
-            )
+            pending.data = builder.seal(
+                producer_id=self._producer_id,
+                first_sequence=pending.first,
+                scope=pending.home.scope,
+                now_ms=self._runtime.clock.wall_ms(),
+                codec=self._settings.codec,
+                slot_range=pending.slots,
+                producer_epoch=pending.home.producer_epoch,
+            ).data
         except MemqError as error:
             pending.error = error
         except Exception as error:  # noqa: BLE001  # one block fails, with its cause; the order of the others stays
