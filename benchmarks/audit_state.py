@@ -6,10 +6,9 @@ import asyncio
 from pathlib import Path
 
 from memq.audit.live.partition_state import PartitionState
-from memq.audit.live.rows import QUEUE, MinuteCounts
 from memq.audit.live.storage.database import SqliteDatabase
 from memq.audit.live.storage.store import AuditStore, PartitionChanges, Step
-from memq.audit.minutes import MINUTE_MS
+from memq.audit.minutes import MINUTE_MS, QUEUE, MinuteRow
 from memq.runtime.clock import SystemClock
 
 TOPICS = 1_000
@@ -44,10 +43,10 @@ async def _fill(path: Path, minutes: int) -> None:
         await database.close()
 
 
-def _row(number: int, minute: int) -> MinuteCounts:
+def _row(number: int, minute: int) -> MinuteRow:
     """Return a minute in which all is well: as many records as topic and minute say."""
     records = 100 + (number * 7 + minute * 13) % 900
-    row = MinuteCounts()
+    row = MinuteRow()
     queue, group = row.side(QUEUE), row.side("report")
     for name in ("sent", "acked", "committed"):
         queue.count(name, records)

@@ -1,12 +1,12 @@
-"""Outcomes of each producer's records by minute of queue time, in sums of the verdict. Pure.
+"""Records by minute, side and outcome, as counts that can be added: of both audits. Pure.
 
-Minutes are those of the queue: owners prove them, and no producer's clock moves them. What is missing has no time of
-its own; it is dated by the pointer that showed it missing. Rows of one key may come several times, and are added up.
+A row is a difference: who keeps rows adds those of one minute together, in any order. So a minute may be an hour old
+when a slow group reports it, and nobody has to hold it in memory until then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memq.audit.account import Balance, TailKnowledge
@@ -24,7 +24,10 @@ WORDS = {
     "in_flight": "in flight",
     "late": "late",
 }
-COUNTS = ("sent", "delivered", "copies", *WORDS)
+COUNTS = ("sent", "delivered", "copies", *WORDS)  # of a row of the table
+QUEUE = ""  # the side of producers and queue; each group has one of its own name
+OK, IN_FLIGHT = "ok", WORDS["in_flight"]
+QUANTILES = (0.5, 0.9, 0.99)
 Stream = tuple[int, int]  # write partition, producer
 
 
@@ -49,27 +52,74 @@ def watermark_ms(settings: TopicSettings, now_ms: int) -> int:
 
 
 @dataclass(slots=True)
-class MinuteRow:
-    """Records of one producer in one write partition and minute (Unix ms of its start).
+class CountSide:
+    """Counts of records by name, and a histogram for each stage: records by bucket, as reports have them.
 
-    `sent` are all that are known to have been sent: delivered, or in one of the kinds that are missing. Of those
-    delivered, `late` came by a pointer of an older epoch. `committed` has for each group how many it has processed.
+    Names on the queue's side: sent, acked, gave-up, committed, copies, and `WORDS`; on a group's side: fetched,
+    dropped, processed, and `WORDS`. `silent` counts clients whose word is missing for the minute. The table of
+    `Minutes` has in `sent` all that are known to have been sent: delivered, or in one of the kinds that are missing.
     """
 
-    partition: int
-    producer: int
-    minute_ms: int
-    sent: int = 0
-    delivered: int = 0
-    copies: int = 0
-    lost: int = 0
-    corrupt: int = 0
-    doubled: int = 0
-    unread: int = 0
-    unknown: int = 0
-    in_flight: int = 0
-    late: int = 0
-    committed: list[int] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    latency: dict[str, dict[int, int]] = field(default_factory=dict)
+
+    def count(self, name: str, records: int) -> None:
+        """Add to one count."""
+        if records:
+            self.counts[name] = self.counts.get(name, 0) + records
+
+    def time(self, stage: str, buckets: Iterable[tuple[int, int]]) -> None:
+        """Add to the histogram of a stage."""
+        found = self.latency.setdefault(stage, {})
+        for bucket, records in buckets:
+            found[bucket] = found.get(bucket, 0) + records
+
+    def __getitem__(self, name: str) -> int:
+        return self.counts.get(name, 0)
+
+
+@dataclass(slots=True)
+class MinuteRow:
+    """One minute, of a write partition or of one producer there: the sides of the queue and of each group."""
+
+    sides: dict[str, CountSide] = field(default_factory=dict)
+
+    def side(self, name: str) -> CountSide:
+        """Return a side, made when it is new."""
+        return self.sides.setdefault(name, CountSide())
+
+    def add(self, other: MinuteRow) -> None:
+        """Add another row of the same minute."""
+        for name, theirs in other.sides.items():
+            mine = self.side(name)
+            for count, records in theirs.counts.items():
+                mine.count(count, records)
+            for stage, buckets in theirs.latency.items():
+                mine.time(stage, buckets.items())
+
+    def in_flight(self, name: str) -> int:
+        """Return how many records a side is known to await: sent and not queued, or queued and not processed."""
+        queue = self.side(QUEUE)
+        if name == QUEUE:
+            return max(queue["sent"] - queue["committed"] - queue["gave-up"] - queue["lost"] - queue["unknown"], 0)
+        mine = self.side(name)
+        over = mine["processed"] + mine["lost"] + mine["unknown"] + queue["corrupt"]
+        return max(queue["committed"] - over, 0)
+
+    def word(self, name: str) -> str:
+        """Return the state of the minute: the gravest of the queue's side and the group's.
+
+        Without the word of a client that may have had more to say it is unknown, never ok.
+        """
+        sides = [self.side(QUEUE)] if name == QUEUE else [self.side(QUEUE), self.side(name)]
+        for column, word in WORDS.items():
+            if any(side[column] > 0 for side in sides):
+                return word
+            if column == "unknown" and any(side["silent"] > 0 for side in sides):
+                return word
+            if column == "in_flight" and self.in_flight(name):
+                return word
+        return OK
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +152,14 @@ class _Missing:
 
 
 class Minutes:
-    """Counts by minute.
+    """The table of an audit: each producer's records by minute of queue time (Unix ms of its start).
 
-    `committed` has by read partition the positions of all groups, None where there is none.
-    Memory: one row for each stream and minute since `take_rows`, and one entry for each hole and each bad block.
+    Owners prove that time, and no producer's clock moves it. What is missing has no time of its own; it is dated by the
+    pointer that showed it missing. `committed` has by read partition the positions of all groups, None where there is
+    none. Memory: one row for each stream and minute since `take_rows`, and one entry for each hole and each bad block.
     """
 
-    def __init__(self, committed: Mapping[int, Sequence[Position | None]] | None = None) -> None:
+    def __init__(self, committed: Mapping[int, Mapping[str, Position | None]] | None = None) -> None:
         self._committed = committed or {}
         self._rows: dict[tuple[Stream, int], MinuteRow] = {}
         self._missing: dict[Stream, _Missing] = {}
@@ -120,19 +171,15 @@ class Minutes:
         """Take a sound block, of whose records `new` were not delivered before and `doubled` a second time."""
         self._missing_of(met.stream).meet(met.first, met.next, _minute(met.time_ms))
         row = self._row(met.stream, met.time_ms)
-        row.sent += new
-        row.delivered += new
-        row.doubled += doubled
-        row.late += new if met.late else 0
-        groups = self._committed.get(met.position.read_partition, ())
-        row.committed = [
-            count + min(new, _before(met, position))
-            for count, position in zip(row.committed or [0] * len(groups), groups, strict=True)
-        ]
+        counts = {"sent": new, "delivered": new, "doubled": doubled, "late": new if met.late else 0}
+        for name, records in counts.items():
+            row.side(QUEUE).count(name, records)
+        for group, position in self._committed.get(met.position.read_partition, {}).items():
+            row.side(group).count("processed", min(new, _before(met, position)))
 
     def copy(self, met: Met) -> None:
         """Take a block that readers drop."""
-        self._row(met.stream, met.time_ms).copies += met.next - met.first
+        self._row(met.stream, met.time_ms).side(QUEUE).count("copies", met.next - met.first)
 
     def miss(self, met: Met) -> None:
         """Take a block that readers don't get.
@@ -147,13 +194,13 @@ class Minutes:
         """Take the end that a producer named."""
         self._missing_of(stream).meet(next_, next_, _minute(time_ms))
 
-    def take_rows(self) -> list[MinuteRow]:
-        """Return the rows so far, in order, and forget them."""
-        rows = [self._rows[key] for key in sorted(self._rows)]
+    def take_rows(self) -> dict[tuple[Stream, int], MinuteRow]:
+        """Return the rows so far by stream and minute, in order, and forget them."""
+        rows = {key: self._rows[key] for key in sorted(self._rows)}
         self._rows.clear()
         return rows
 
-    def settle(self, balances: Sequence[Balance]) -> list[MinuteRow]:
+    def settle(self, balances: Sequence[Balance]) -> dict[tuple[Stream, int], MinuteRow]:
         """Date what is missing in the end, and return the rows that are left.
 
         What was met before is forgotten.
@@ -170,18 +217,36 @@ class Minutes:
 
     def _date(self, stream: Stream, kind: str, ranges: Sequence[Range]) -> None:
         for minute_ms, count in _dated(ranges, sorted(self._missing_of(stream).dated)):
-            row = self._row(stream, minute_ms)
-            row.sent += count
-            setattr(row, kind, getattr(row, kind) + count)
+            for name in ("sent", kind):
+                self._row(stream, minute_ms).side(QUEUE).count(name, count)
 
     def _missing_of(self, stream: Stream) -> _Missing:
         return self._missing.setdefault(stream, _Missing())
 
     def _row(self, stream: Stream, time_ms: int) -> MinuteRow:
-        key = (stream, _minute(time_ms))
-        if key not in self._rows:
-            self._rows[key] = MinuteRow(*stream, key[1])
-        return self._rows[key]
+        return self._rows.setdefault((stream, _minute(time_ms)), MinuteRow())
+
+
+def percentile_name(part: float) -> str:
+    """Return what a quantile is called: p50, p90, p99."""
+    return f"p{100 * part:g}"
+
+
+def quantile_ms(buckets: dict[int, int], part: float) -> float:
+    """Return the latency in ms below which `part` of the records are, 0 without any.
+
+    Bucket b holds 2^(b-1) up to 2^b ms, bucket 0 less than 1 ms; within a bucket records are taken as evenly spread,
+    so the result is at most a factor of two off.
+    """
+    total = sum(buckets.values())
+    before, wanted = 0, part * total
+    for bucket in sorted(buckets):
+        here = buckets[bucket]
+        if here and before + here >= wanted:
+            low = 0.0 if bucket == 0 else 2.0 ** (bucket - 1)
+            return low + (2.0**bucket - low) * (wanted - before) / here
+        before += here
+    return 0.0
 
 
 def _minute(time_ms: int) -> int:

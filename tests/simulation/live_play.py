@@ -14,8 +14,8 @@ from memq.audit.live.finding import LiveFinding
 from memq.audit.live.partition import PartitionAudit
 from memq.audit.live.partition_state import PartitionState
 from memq.audit.live.report_partition import Client, Key, ReportPartitionAudit
-from memq.audit.live.rows import MinuteCounts
 from memq.audit.live.storage.state import decode_state, encode_state
+from memq.audit.minutes import MinuteRow
 from memq.audit.verdict import Kind
 from memq.errors import CorruptDataError
 from memq.format.ranges import RangeSet
@@ -54,7 +54,7 @@ class Said:
     """All that an audit said: records that it named, rows by partition and minute, pointers that it could not read."""
 
     named: Named = field(default_factory=dict)
-    rows: dict[tuple[int, int], MinuteCounts] = field(default_factory=dict)
+    rows: dict[tuple[int, int], MinuteRow] = field(default_factory=dict)
     unreadable: dict[int, None] = field(default_factory=dict)
 
     def count(self, name: str) -> int:
@@ -67,7 +67,7 @@ class Said:
 
     def word(self, partition: int, minute: int, side: str) -> str:
         """Return the verdict on a side; one of which nothing is known has that of the queue."""
-        return self.rows.get((partition, minute), MinuteCounts()).word(side)
+        return self.rows.get((partition, minute), MinuteRow()).word(side)
 
 
 class LivePlay:
@@ -134,7 +134,7 @@ class LivePlay:
         for (_, partition), audit in self._audits.items():
             audit.settle(self._now_ms)
             for minute, row in audit.take_rows().items():
-                self.said.rows.setdefault((partition, minute), MinuteCounts()).add(row)
+                self.said.rows.setdefault((partition, minute), MinuteRow()).add(row)
             self._note_findings(partition, audit)
         if self._dies and self._draw.random() < DEATH_RATE:
             self._restart()

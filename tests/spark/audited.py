@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from memq.audit.live.finding import LiveFinding
-from memq.audit.live.rows import MinuteCounts
 from memq.audit.live.storage.database import SqliteDatabase
 from memq.audit.live.view import AuditView
+from memq.audit.minutes import MinuteRow
 from memq.cli.audit.live_audit import live_audit
 from memq.format.pointer import ProducerRanges, decode_pointer
 from memq.runtime.network import Runtime
 from tests.processes import BrokerProcess
 
 KEEP_MS, WAIT_S = 86_400_000, 240.0
-Done = Callable[[MinuteCounts, list[LiveFinding]], bool]
+Done = Callable[[MinuteRow, list[LiveFinding]], bool]
 
 
 @contextmanager
@@ -52,12 +52,12 @@ def audit_until(broker: BrokerProcess, folder: Path, topic: str, done: Done) -> 
 
 async def _audit_until(address: str, folder: Path, topic: str, done: Done) -> None:
     database = SqliteDatabase(folder / "audit.sqlite")
-    view, row, findings = AuditView(database), MinuteCounts(), list[LiveFinding]()
+    view, row, findings = AuditView(database), MinuteRow(), list[LiveFinding]()
     try:
         async with asyncio.timeout(WAIT_S), live_audit(address, database, KEEP_MS, Runtime()) as audit:
             while not done(row, findings):
                 await audit.step()
-                row = next((each.row for each in await view.topics(0, 1 << 40) if each.topic == topic), MinuteCounts())
+                row = next((each.row for each in await view.topics(0, 1 << 40) if each.topic == topic), MinuteRow())
                 findings = await view.findings(all_=True)
     except TimeoutError:
         pytest.fail(f"this is all that is known: {row.sides} {findings}")

@@ -8,8 +8,8 @@ from typing import Any
 from memq.audit.live.finding import LiveFinding
 from memq.audit.live.partition import PartitionAudit
 from memq.audit.live.report_partition import Client, ReportPartitionAudit
-from memq.audit.live.rows import MinuteCounts
 from memq.audit.live.storage.state import decode_state, encode_state
+from memq.audit.minutes import MinuteRow
 from memq.format.pointer import Pointer, ProducerEnd, decode_pointer, encode_pointer
 from memq.format.ranges import Range
 from memq.format.report import Begin, Report, ReportedDamage, ReportPart, ReportSpan, decode_report, encode_report
@@ -36,7 +36,7 @@ class Desk:
         self.now_ms = NOW_MS
         self.audit = PartitionAudit(TOPIC, 0)
         self.home = ReportPartitionAudit(lambda key: self.audit if key == (TOPIC.id, 0) else None)
-        self.rows: dict[int, MinuteCounts] = {}
+        self.rows: dict[int, MinuteRow] = {}
         self.findings: dict[str, LiveFinding] = {}
         self.totals = Totals()
         self.offset = 0
@@ -116,7 +116,7 @@ class Desk:
         else:
             self.audit.settle(self.now_ms)
         for minute, row in self.audit.take_rows().items():
-            self.rows.setdefault(minute, MinuteCounts()).add(row)
+            self.rows.setdefault(minute, MinuteRow()).add(row)
         for finding in self.audit.take_findings():
             self.findings[finding.id] = finding
         books = decode_state(type(self.audit.books), encode_state(self.audit.books))
@@ -134,4 +134,4 @@ class Desk:
 
     def word(self, group: str = "", minute: int = MINUTE) -> str:
         """Return the verdict on a minute."""
-        return self.rows.get(minute, MinuteCounts()).word(group)
+        return self.rows.get(minute, MinuteRow()).word(group)

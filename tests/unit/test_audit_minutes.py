@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 
 import pytest
 
 from memq.audit.auditor import Auditor
 from memq.audit.checks.batch_check import BatchCheck, BlockCheck, missing_batch
 from memq.audit.checks.checked_entry import CheckedEntry
-from memq.audit.minutes import COUNTS, MINUTE_MS, WORDS, MinuteRow, Minutes, watermark_ms
+from memq.audit.minutes import COUNTS, MINUTE_MS, QUEUE, WORDS, MinuteRow, Minutes, watermark_ms
 from memq.errors import CorruptDataError, UnreachableError
 from memq.format.pointer import Pointer, ProducerEnd, encode_pointer
 from memq.notification import Entry, Span
@@ -39,42 +38,35 @@ def opened(minute: int, epoch: int) -> Step:
     return minute, pointer(kind="opened", epoch=epoch), None
 
 
-def counted(steps: list[Step], *committed: Position | None, now_minute: int = 1_000) -> dict[str, MinuteRow]:
+def counted(steps: list[Step], now_minute: int = 1_000, **committed: Position | None) -> dict[str, MinuteRow]:
     """Return the rows of an audit of these steps by `producer@minute`, added up and held against the balances."""
     minutes = Minutes({0: committed})
     auditor = Auditor(TOPIC, minutes=minutes)
     auditor.open_partition(0, Span(0, len(steps)))
-    rows: list[MinuteRow] = []
+    taken = []
     for offset, (minute, named, check) in enumerate(steps):
         entry = Entry(offset, BEGIN_MS + minute * MINUTE_MS + 7, encode_pointer(named))
         auditor.take(0, CheckedEntry(entry, named, check))
-        rows += minutes.take_rows() if offset % 3 == 0 else []
+        taken += [minutes.take_rows()] if offset % 3 == 0 else []
     balances = auditor.balances(BEGIN_MS + now_minute * MINUTE_MS)
-    rows += minutes.settle(balances)
+    taken.append(minutes.settle(balances))
     assert not len(minutes)
+    total, rows = MinuteRow(), dict[str, MinuteRow]()
+    for key, row in ((key, row) for each in taken for key, row in each.items()):
+        (_, producer), minute_ms = key
+        rows.setdefault(f"{producer}@{(minute_ms - BEGIN_MS) // MINUTE_MS}", MinuteRow()).add(row)
+        total.add(row)
     for kind in ("lost", "corrupt", "doubled", "unread"):
         told = sum(next_ - first for balance in balances for first, next_ in getattr(balance, kind))
-        assert sum(getattr(row, kind) for row in rows) == told
+        assert total.side(QUEUE)[kind] == told
     unproven = sum(next_ - first for balance in balances for first, next_ in balance.unproven)
-    assert sum(row.in_flight + row.unknown for row in rows) == unproven
-    assert sum(row.delivered for row in rows) == sum(balance.delivered for balance in balances)
-    return added(rows)
-
-
-def added(rows: list[MinuteRow]) -> dict[str, MinuteRow]:
-    found: dict[str, MinuteRow] = {}
-    for row in rows:
-        name = f"{row.producer}@{(row.minute_ms - BEGIN_MS) // MINUTE_MS}"
-        whole = found.setdefault(name, MinuteRow(row.partition, row.producer, row.minute_ms))
-        for count in COUNTS:
-            setattr(whole, count, getattr(whole, count) + getattr(row, count))
-        counts = Counter(dict(enumerate(whole.committed))) + Counter(dict(enumerate(row.committed)))
-        whole.committed = [counts[at] for at in range(max(len(whole.committed), len(row.committed)))]
-    return found
+    assert total.side(QUEUE)["in_flight"] + total.side(QUEUE)["unknown"] == unproven
+    assert total.side(QUEUE)["delivered"] == sum(balance.delivered for balance in balances)
+    return rows
 
 
 def counts_of(row: MinuteRow) -> dict[str, int]:
-    return {count: getattr(row, count) for count in COUNTS if getattr(row, count)}
+    return row.side(QUEUE).counts
 
 
 def test_what_is_missing_is_dated_by_the_pointer_that_showed_it() -> None:
@@ -121,10 +113,9 @@ def test_an_open_tail_is_in_flight_first_and_unknown_later(now: int, kind: str) 
 
 def test_groups_have_processed_what_lies_before_their_positions() -> None:
     steps = [batch(0, (5, 0, 4), (6, 0, 3)), batch(1, (5, 4, 8))]
-    rows = counted(steps, Position(0, 0, 5), None, Position(0, 1, 2), Position(0, 9))
-    assert rows["5@0"].committed == [4, 0, 4, 4]
-    assert rows["6@0"].committed == [1, 0, 3, 3]
-    assert rows["5@1"].committed == [0, 0, 2, 4]
+    rows = counted(steps, a=Position(0, 0, 5), b=None, c=Position(0, 1, 2), d=Position(0, 9))
+    done = {name: [row.side(group)["processed"] for group in "abcd"] for name, row in rows.items()}
+    assert done == {"5@0": [4, 0, 4, 4], "6@0": [1, 0, 3, 3], "5@1": [0, 0, 2, 4]}
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -137,7 +128,7 @@ def test_the_table_adds_up_to_the_balances(seed: int) -> None:
         cause = draw.choice([None] * 6 + [CorruptDataError("flipped"), UnreachableError("no answer")])
         steps.append(batch(minute, *runs, cause=cause, epoch=draw.choice([1, 1, 2])))
     steps += [ended(60, producer, 90) for producer in draw.sample(range(1, 4), 2)]
-    counted(steps, Position(0, 30))
+    counted(steps, a=Position(0, 30))
 
 
 def test_words_and_watermark() -> None:

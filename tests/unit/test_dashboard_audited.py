@@ -12,18 +12,17 @@ from memq.audit.dashboard.audited import LiveSource
 from memq.audit.live.finding import LiveFinding
 from memq.audit.live.partition_state import PartitionState
 from memq.audit.live.report_partition import Client
-from memq.audit.live.rows import QUEUE, MinuteCounts
 from memq.audit.live.storage.database import SqliteDatabase
 from memq.audit.live.storage.store import AuditStore, PartitionChanges, Step
-from memq.audit.minutes import MINUTE_MS
+from memq.audit.minutes import MINUTE_MS, QUEUE, MinuteRow
 from memq.errors import NotFoundError
 from memq.runtime.clock import SystemClock
 
 NOW = SystemClock().wall_ms() // MINUTE_MS
 
 
-def row(records: int, **wrong: int) -> MinuteCounts:
-    found = MinuteCounts()
+def row(records: int, **wrong: int) -> MinuteRow:
+    found = MinuteRow()
     for name in ("sent", "acked", "committed"):
         found.side(QUEUE).count(name, records)
     for name, count in wrong.items():
@@ -38,7 +37,7 @@ def lost(topic: str, records: int) -> LiveFinding:
     )  # fmt: skip
 
 
-def changes(topic: str, rows: dict[int, MinuteCounts], *findings: LiveFinding) -> PartitionChanges:
+def changes(topic: str, rows: dict[int, MinuteRow], *findings: LiveFinding) -> PartitionChanges:
     return PartitionChanges(topic, PartitionState(), rows, list(findings))
 
 

@@ -16,8 +16,8 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import memq
-from memq.audit.live.rows import MinuteCounts
 from memq.audit.live.view import TopicSummary
+from memq.audit.minutes import MinuteRow
 from memq.broker.ingest.quotas import ClientLimits
 from memq.broker.ingest.rate_limit import RatePerSecond
 from memq.broker.process import metrics_of
@@ -80,7 +80,7 @@ NO_STATS = ConsumerStats(Counts(), retries=0, commits=0, dead_letters=0, transit
 
 def a_topic() -> TopicSummary:
     """A topic of which something is known."""
-    row = MinuteCounts()
+    row = MinuteRow()
     row.side("").time("acked", [(3, 10)])
     return TopicSummary("clicks", "id", {}, row, 0)
 

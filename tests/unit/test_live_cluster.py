@@ -13,10 +13,10 @@ import pytest
 
 import memq
 from memq.audit.live.finding import LiveFinding
-from memq.audit.live.rows import MinuteCounts
 from memq.audit.live.service import LiveAudit, Page
 from memq.audit.live.storage.database import Database, SqliteDatabase
 from memq.audit.live.view import AuditView, TopicSummary
+from memq.audit.minutes import MinuteRow
 from memq.cli import main
 from memq.cli.audit.audit_state import database_at
 from memq.cli.audit.live_audit import GroupReports, live_audit
@@ -274,8 +274,8 @@ def test_a_log_that_fails_makes_the_minutes_of_its_partition_unknown_and_no_othe
             raise QueueError("no leader")
         return await span(queue, partition)
 
-    async def known(database: Database) -> dict[int, MinuteCounts]:
-        found: dict[int, MinuteCounts] = {0: MinuteCounts(), 1: MinuteCounts()}
+    async def known(database: Database) -> dict[int, MinuteRow]:
+        found: dict[int, MinuteRow] = {0: MinuteRow(), 1: MinuteRow()}
         for minute in await AuditView(database).minutes("clicks", 0, 1 << 40):
             found[minute.partition].add(minute.row)
         return found

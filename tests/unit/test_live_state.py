@@ -11,10 +11,10 @@ import pytest
 
 from memq.audit.live.partition_state import PartitionState
 from memq.audit.live.report_partition import Client
-from memq.audit.live.rows import MinuteCounts
 from memq.audit.live.storage.database import Database, SqliteDatabase
 from memq.audit.live.storage.store import AuditStore, PartitionChanges, Step
 from memq.audit.live.view import AuditView, latencies
+from memq.audit.minutes import MinuteRow
 from memq.errors import GenerationFencedError, NotFoundError
 from tests.postgres import postgres_url
 from tests.unit.audited import TOPIC
@@ -145,7 +145,7 @@ def test_rows_are_added_up_and_findings_kept_with_their_acknowledgement(open_dat
 
 
 def test_latencies_come_from_the_histograms() -> None:
-    row = MinuteCounts()
+    row = MinuteRow()
     row.side("g").time("fetched", [(0, 10), (4, 80), (10, 10)])
     found = latencies([row, row])
     assert found[("g", "fetched")] == {0.5: 12.0, 0.9: 16.0, 0.99: pytest.approx(972.8)}

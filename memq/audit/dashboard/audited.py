@@ -5,11 +5,10 @@ from __future__ import annotations
 from memq.audit.dashboard.sources import AuditNews, PartitionMinute, TopicVerdict
 from memq.audit.dashboard.view import ClientRow, FindingRow
 from memq.audit.live.finding import EVIDENCE_MAX, LiveFinding
-from memq.audit.live.rows import OK, QUEUE, MinuteCounts, quantile_ms
 from memq.audit.live.storage.database import Database
 from memq.audit.live.storage.store import AuditStore
 from memq.audit.live.view import AuditView, Heard
-from memq.audit.minutes import MINUTE_MS, WORDS
+from memq.audit.minutes import MINUTE_MS, OK, QUEUE, WORDS, MinuteRow, quantile_ms
 from memq.audit.verdict import Kind
 from memq.runtime.clock import Clock
 
@@ -78,7 +77,7 @@ class LiveSource:
 
     async def _verdict(self, topic: str) -> TopicVerdict:
         now = self._clock.wall_ms() // MINUTE_MS
-        total, committed = MinuteCounts(), dict[int, int]()
+        total, committed = MinuteRow(), dict[int, int]()
         for minute in await self._view.minutes(topic, now - VERDICT_MINUTES, now + 1):
             total.add(minute.row)
             committed[minute.minute] = committed.get(minute.minute, 0) + minute.row.side(QUEUE)["committed"]

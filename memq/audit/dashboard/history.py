@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from memq.audit.dashboard.sources import PartitionMinute
 from memq.audit.dashboard.view import History
-from memq.audit.live.rows import OK, QUANTILES, QUEUE, quantile_ms
-from memq.audit.minutes import WORDS
+from memq.audit.minutes import OK, QUANTILES, QUEUE, WORDS, quantile_ms
 
 SPANS = {60: 1, 360: 5, 1440: 15}  # minutes shown: minutes in one column
 QUEUE_COUNTS = ("sent", "acked", "committed", "lost", "doubled", "corrupt", "unknown")

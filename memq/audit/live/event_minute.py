@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from memq.audit.account import apart, common
 from memq.audit.live.partition_state import AuditedProducer
-from memq.audit.live.rows import QUEUE, MinuteCounts
+from memq.audit.minutes import QUEUE
+from memq.audit.minutes import MinuteRow as MinuteCounts
 from memq.format.ranges import Range, RangeSet
 
 WAIT_MS = 60_000  # for a report that names the minute of what the queue shows

@@ -14,7 +14,7 @@ import msgspec
 from memq.audit.account import apart, common
 from memq.audit.live.event_minute import Dated
 from memq.audit.live.finding import LiveFinding, finding_id
-from memq.audit.live.rows import MinuteCounts
+from memq.audit.minutes import MinuteRow
 from memq.audit.verdict import Kind
 from memq.format.ranges import Range, RangeSet
 from memq.format.report import ReportedDamage
@@ -46,7 +46,7 @@ class OpenFindings:
     """
 
     def __init__(
-        self, place: tuple[str, str, int], findings: dict[str, LiveFinding], rows: Callable[[int], MinuteCounts]
+        self, place: tuple[str, str, int], findings: dict[str, LiveFinding], rows: Callable[[int], MinuteRow]
     ) -> None:
         self._topic, self._topic_id, self._partition = place
         self._findings = findings

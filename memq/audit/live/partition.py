@@ -19,9 +19,8 @@ from memq.audit.live.finding import IN_GROUP, IN_QUEUE, LiveFinding
 from memq.audit.live.group_readers import distrust_reading, take_reading
 from memq.audit.live.open_findings import OpenFindings, Wrong
 from memq.audit.live.partition_state import NO_END_MS, AuditedGroup, AuditedProducer, PartitionState, Told
-from memq.audit.live.rows import QUEUE, MinuteCounts
 from memq.audit.live.streams import StreamAudit
-from memq.audit.minutes import MINUTE_MS, active_ms, late_ms, watermark_ms, window_ms
+from memq.audit.minutes import MINUTE_MS, QUEUE, MinuteRow, active_ms, late_ms, watermark_ms, window_ms
 from memq.audit.totals import RunningTotals
 from memq.audit.verdict import Kind
 from memq.errors import MemqError
@@ -56,7 +55,7 @@ class PartitionAudit:
         self.partition = partition
         self.books = books or PartitionState()
         self._dirty: dict[int, None] = dict.fromkeys(self.books.streams)
-        self._rows: dict[int, MinuteCounts] = {}
+        self._rows: dict[int, MinuteRow] = {}
         self._changed = False
         self._next_offset = self.books.next_offset
         self._findings = OpenFindings((topic.name, topic.id, partition), self.books.findings, self._row)
@@ -235,7 +234,7 @@ class PartitionAudit:
 
     # ---- what comes out ------------------------------------------------------------------------------
 
-    def take_rows(self) -> dict[int, MinuteCounts]:
+    def take_rows(self) -> dict[int, MinuteRow]:
         """Return what is to be added to the rows of minutes since the last call, by Unix minute."""
         rows, self._rows = {minute: row for minute, row in self._rows.items() if row.sides}, {}
         return rows
@@ -348,8 +347,8 @@ class PartitionAudit:
             stream = self.books.streams[producer] = AuditedProducer(Account(recent, self.books.copies_ms))
         return stream
 
-    def _row(self, minute: int) -> MinuteCounts:
-        return self._rows.setdefault(minute, MinuteCounts())
+    def _row(self, minute: int) -> MinuteRow:
+        return self._rows.setdefault(minute, MinuteRow())
 
     # ---- the verdict ---------------------------------------------------------------------------------
 

@@ -14,10 +14,10 @@ import msgspec
 
 from memq.audit.live.finding import LiveFinding
 from memq.audit.live.report_partition import Client
-from memq.audit.live.rows import QUANTILES, QUEUE, MinuteCounts, quantile_ms
 from memq.audit.live.storage.database import Database, Execute
 from memq.audit.live.storage.state import decode_state
 from memq.audit.live.storage.store import PartitionFacts
+from memq.audit.minutes import QUANTILES, QUEUE, MinuteRow, quantile_ms
 from memq.errors import NotFoundError
 
 ROWS_MAX = 200_000  # that one question may read
@@ -31,7 +31,7 @@ class Minute:
     topic_id: str
     partition: int
     minute: int
-    row: MinuteCounts
+    row: MinuteRow
 
     @property
     def groups(self) -> list[str]:
@@ -53,7 +53,7 @@ class TopicSummary:
     topic: str
     topic_id: str
     partitions: dict[int, PartitionFacts]
-    row: MinuteCounts
+    row: MinuteRow
     findings: int  # that hold and are grave
 
     def word(self, group: str = QUEUE) -> str:
@@ -110,7 +110,7 @@ class AuditView:
             found: dict[tuple[str, str], TopicSummary] = {}
             holding: dict[str, int] = dict(execute(_HOLDING, ()))
             for topic, topic_id, part, facts in execute("SELECT topic, topic_id, part, facts FROM audits", ()):
-                fresh = TopicSummary(topic, topic_id, {}, MinuteCounts(), holding.get(topic_id, 0))
+                fresh = TopicSummary(topic, topic_id, {}, MinuteRow(), holding.get(topic_id, 0))
                 summary = found.setdefault((topic, topic_id), fresh)
                 summary.partitions[part] = _facts(facts)
             rows = execute(
@@ -119,7 +119,7 @@ class AuditView:
             )
             for topic, topic_id, counts in rows:
                 if (topic, topic_id) in found:
-                    found[topic, topic_id].row.add(decode_state(MinuteCounts, bytes(counts)))
+                    found[topic, topic_id].row.add(decode_state(MinuteRow, bytes(counts)))
             return [found[key] for key in sorted(found)]
 
         return await self._database.run(work)
@@ -134,7 +134,7 @@ class AuditView:
             (topic, first_minute, next_minute, since, ROWS_MAX),
         )
         return [
-            Minute(name, id_, part, minute, decode_state(MinuteCounts, bytes(row)))
+            Minute(name, id_, part, minute, decode_state(MinuteRow, bytes(row)))
             for name, id_, part, minute, row in found
         ]
 
@@ -191,9 +191,9 @@ def _facts(data: bytes) -> PartitionFacts:
     return msgspec.msgpack.decode(bytes(data), type=PartitionFacts)
 
 
-def latencies(rows: Iterable[MinuteCounts]) -> dict[tuple[str, str], dict[float, float]]:
+def latencies(rows: Iterable[MinuteRow]) -> dict[tuple[str, str], dict[float, float]]:
     """Return p50, p90 and p99 in ms of each stage, by group ("" for producers) and stage, over some rows."""
-    total = MinuteCounts()
+    total = MinuteRow()
     for row in rows:
         total.add(row)
     return {

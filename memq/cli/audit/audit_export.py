@@ -10,8 +10,8 @@ from prometheus_client.core import Metric
 
 from memq.audit.live.finding import LiveFinding
 from memq.audit.live.report_partition import Client
-from memq.audit.live.rows import QUEUE, CountSide, percentile_name
 from memq.audit.live.view import AuditView, TopicSummary, latencies
+from memq.audit.minutes import QUEUE, CountSide, percentile_name
 from memq.cli.exporter import export
 from memq.observe.metrics import lines_of
 from memq.runtime.network import Address, Runtime

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 import click
 
 from memq.audit.live.finding import EVIDENCE_MAX, LiveFinding, csv_of
-from memq.audit.live.rows import QUANTILES, QUEUE, percentile_name
 from memq.audit.live.storage.database import Database
 from memq.audit.live.storage.store import AuditStore
 from memq.audit.live.verification import verify_finding
 from memq.audit.live.view import AuditView, TopicSummary, latencies
+from memq.audit.minutes import QUANTILES, QUEUE, percentile_name
 from memq.cli.audit.audit_state import OpenState, state_of, written_state
 from memq.cli.audit.live_audit import live_audit
 from memq.cli.cluster.embedded_services import Beside, dashboard_beside

@@ -25,7 +25,7 @@ class AuditPlan:
     spans: Mapping[int, Span]
     pieces: Sequence[PointerSpan]
     groups: Sequence[str]
-    committed: Mapping[int, Sequence[Position | None]]
+    committed: Mapping[int, Mapping[str, Position | None]]
     now_ms: int
 
 
@@ -47,7 +47,7 @@ async def plan_audit(options: ReadOptions) -> AuditPlan:
             spans={partition.partition: span for partition, span in spans.items()},
             pieces=pieces,
             groups=list(groups),
-            committed={each.partition: [groups[group].get(each) for group in groups] for each in spans},
+            committed={each.partition: {group: groups[group].get(each) for group in groups} for each in spans},
             now_ms=runtime.clock.wall_ms(),
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from memq.audit.auditor import Auditor
 from memq.audit.checks.checked_entry import decode_checked, encode_checked
 from memq.audit.checks.checker import Checker
 from memq.audit.checks.whole_object import ReadObject
-from memq.audit.minutes import COUNTS, MINUTE_MS, WORDS, MinuteRow, Minutes, watermark_ms
+from memq.audit.minutes import COUNTS, MINUTE_MS, OK, QUEUE, WORDS, MinuteRow, Minutes, Stream, watermark_ms
 from memq.audit.verdict import Verdict
 from memq.format.blocks.header import Buffer
 from memq.format.pointer import Location
@@ -85,7 +85,7 @@ def table_of(judged: DataFrame, plan: AuditPlan) -> DataFrame:
 
 
 def _word() -> Column:
-    word = functions.lit("ok")
+    word = functions.lit(OK)
     for count, told in reversed(WORDS.items()):
         word = functions.when(functions.col(count) > 0, functions.lit(told)).otherwise(word)
     return word
@@ -145,16 +145,17 @@ def _judged(plan: AuditPlan, batches: Batches) -> Iterator[Row]:
                 now, auditor = partition, _open(plan, partition, minutes)
             auditor.take(partition, decode_checked(data.as_py()))
             if len(minutes) >= MINUTE_ROWS_MAX:
-                yield from map(_row_of, minutes.take_rows())
+                yield from _rows_of(plan, minutes.take_rows())
     yield from _ended(plan, auditor, minutes) if now is not None else ()
 
 
 def _ended(plan: AuditPlan, auditor: Auditor, minutes: Minutes) -> Iterator[Row]:
-    yield from map(_row_of, minutes.settle(auditor.balances(plan.now_ms)))
+    yield from _rows_of(plan, minutes.settle(auditor.balances(plan.now_ms)))
     yield {"verdict": pickle.dumps(auditor.verdict(plan.now_ms))}
 
 
-def _row_of(row: MinuteRow) -> Row:
-    counts = {name: getattr(row, name) for name in COUNTS}
-    keys = {"partition": row.partition, "producer_id": row.producer, "minute": row.minute_ms * 1_000}
-    return {**keys, **counts, "committed": row.committed}
+def _rows_of(plan: AuditPlan, rows: Mapping[tuple[Stream, int], MinuteRow]) -> Iterator[Row]:
+    for ((partition, producer), minute_ms), row in rows.items():
+        keys = {"partition": partition, "producer_id": producer, "minute": minute_ms * 1_000}
+        counts = {name: row.side(QUEUE)[name] for name in COUNTS}
+        yield {**keys, **counts, "committed": [row.side(group)["processed"] for group in plan.groups]}

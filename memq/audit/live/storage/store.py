@@ -14,10 +14,9 @@ import msgspec
 from memq.audit.live.finding import LiveFinding
 from memq.audit.live.partition_state import PartitionState
 from memq.audit.live.report_partition import Client, Key
-from memq.audit.live.rows import MinuteCounts
 from memq.audit.live.storage.database import Database, Execute
 from memq.audit.live.storage.state import decode_state, encode_state
-from memq.audit.minutes import MINUTE_MS
+from memq.audit.minutes import MINUTE_MS, MinuteRow
 from memq.errors import GenerationFencedError, NotFoundError
 
 FINDINGS_KEPT_MAX = 100_000  # those that changed longest ago are deleted first
@@ -47,7 +46,7 @@ class PartitionChanges:
 
     topic: str
     books: PartitionState
-    rows: dict[int, MinuteCounts]
+    rows: dict[int, MinuteRow]
     findings: list[LiveFinding]
 
     @property
@@ -160,10 +159,10 @@ def _next_version(execute: Execute) -> int:
     return number
 
 
-def _add_row(execute: Execute, key: Key, topic: str, minute: int, row: MinuteCounts, version: int) -> None:
+def _add_row(execute: Execute, key: Key, topic: str, minute: int, row: MinuteRow, version: int) -> None:
     found = execute("SELECT counts FROM minutes WHERE topic_id = ? AND part = ? AND minute = ?", (*key, minute))
     if found:
-        row.add(decode_state(MinuteCounts, bytes(found[0][0])))
+        row.add(decode_state(MinuteRow, bytes(found[0][0])))
     execute(
         "INSERT INTO minutes VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (topic_id, part, minute) DO UPDATE SET"
         " counts = excluded.counts, version = excluded.version",
