@@ -10,6 +10,7 @@ FLOW = "memq/client/consumer/fetch/partition_cursor.py"
 OPENER = "memq/client/consumer/opener.py"
 SESSION = "memq/client/consumer/group/session.py"
 DIRECT = "memq/client/bulk/direct_writer.py"
+COPIER = "memq/client/bulk/copier.py"
 
 STORED = "            for assigned, committed in due.values():\n                assigned.ledger.stored(committed)\n"
 
@@ -150,14 +151,14 @@ CLIENT_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         DIRECT,
         "a task ends before its blocks are in the queue",
-        "        while self._pending:\n            await self._settle()\n        for core in",
-        "        for core in",
+        "                await self._writers[-1].drain()\n                break",
+        "                break",
     ),
     (
-        DIRECT,
+        COPIER,
         "blocks of an order that was refused are not sent again",
-        "            except IdentityConflictError:\n                again.append(sent)",
-        "            except IdentityConflictError:\n                pass",
+        "refused.append(self._pending.popleft()[1])",
+        "self._pending.popleft()",
     ),
     (
         DIRECT,
@@ -174,7 +175,7 @@ CLIENT_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         DIRECT,
         "the block that is open at the end is not sent",
-        "        for home in self._homes.values():\n            await self._end(home)\n        while",
+        "        for cut in self._cutter.end():\n            await self._send(cut)\n        while",
         "        while",
     ),
 )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
+from memq.client.bulk.block_cutter import BLOCK_BYTES_MAX
 from memq.client.bulk.direct_writer import ORDERS_MAX, DirectIdentity, DirectWriter
-from memq.client.bulk.import_plan import BLOCK_BYTES_MAX
 from memq.client.consumer.aio_consumer import AsyncConsumer
 from memq.client.producer.core import ProducerCore
 from memq.client.producer.delivery import AsyncDelivery
@@ -128,8 +128,7 @@ async def run_task(
     if dies_after is None:
         await writer.finish()
     else:
-        while writer._pending:
-            await writer._settle()
+        await writer._writers[-1].drain()
         await writer.abandon()
 
 
@@ -195,10 +194,10 @@ def test_a_block_whose_outcome_is_unknown_is_not_sent_under_another_identity() -
             writer = DirectWriter(broker.address, DirectIdentity("w", "", 1, 0))
             for row in LARGE:
                 await writer.add(TOPIC, row)
-            unknown: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            unknown.set_exception(OutcomeUnknownError("sent and not acked"))
-            sent = writer._pending[0]
-            writer._pending[0] = sent._replace(delivery=cast(AsyncDelivery, unknown))
+            unknown = AsyncDelivery()
+            unknown.settle(OutcomeUnknownError("sent and not acked"))
+            pending = writer._writers[-1]._pending
+            pending[0] = unknown, pending[0][1]
             with pytest.raises(OutcomeUnknownError):
                 await writer.finish()
             await writer.abandon()
@@ -223,7 +222,7 @@ def test_the_producers_of_all_orders_are_closed(monkeypatch: pytest.MonkeyPatch)
             await super().close(timeout_s)
             closed.append(self)
 
-    monkeypatch.setattr("memq.client.bulk.direct_writer.ProducerCore", Noted)
+    monkeypatch.setattr("memq.client.bulk.copier.ProducerCore", Noted)
 
     async def work() -> None:
         async with asyncio.timeout(END_S), running_broker() as broker:

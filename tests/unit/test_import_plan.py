@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from itertools import accumulate
 
 import pytest
 
-from memq.client.bulk.import_plan import (
-    BLOCK_BYTES_MAX,
-    BLOCK_RECORDS_MAX,
-    Cut,
-    Cutter,
-    decode_plan,
-    encode_plan,
-    producer_of,
-)
+from memq.client.bulk.block_cutter import BLOCK_BYTES_MAX, BLOCK_RECORDS_MAX, Cut, Cutter, RecordCutter
+from memq.client.bulk.import_plan import decode_plan, encode_plan, producer_of
 from memq.client.producer.fields import RecordColumns, RecordFields
+from memq.client.producer.partitioner import PartitionMap
 from memq.client.producer.window import ProducerWindow
 from memq.client.producer.window_events import Acked, Opened, OpenStream, Room, Sealed, UnackedBlock, WriteBlock
 from memq.format.blocks.columns import open_block
 from tests.unit.blocks import seal
+from tests.unit.toy_broker import toy_topic
 
 Source = list[tuple[int, RecordFields]]
 
@@ -37,7 +33,7 @@ def source(seed: int, count: int = 3_000) -> Source:
 
 
 def cut(records: Source, begin: int, end: int) -> list[tuple[int, int]]:
-    cutter = Cutter()
+    cutter = Cutter("clicks", 0)
     done: list[Cut | None] = [
         cutter.add(offset, fields, fields.size) for offset, fields in records if begin <= offset < end
     ]
@@ -61,20 +57,54 @@ def test_many_at_once_are_cut_as_one_by_one(seed: int) -> None:
     sizes = [rng.choice((0, 0, 30, 2_000, BLOCK_BYTES_MAX // 3, BLOCK_BYTES_MAX + 1)) for _ in range(200)]
     sizes += [rng.choice((0, 1)) for _ in range(BLOCK_RECORDS_MAX * 2)]
     rng.shuffle(sizes)
-    many, cutter = RecordColumns([bytes(size) for size in sizes], None, None, None), Cutter()
+    many, cutter = RecordColumns([bytes(size) for size in sizes], None, None, None), Cutter("clicks", 0)
     done: list[Cut | None] = []
     at = 0
     while at < len(sizes):
         count = min(rng.choice((1, 5, 1_000, 30_000)), len(sizes) - at)
         part, ends, taken = many.part(at, at + count), list(accumulate(sizes[at : at + count])), 0
-        while (taken := cutter.extend(at + taken, part, taken, count, ends)) < count:
+        while (taken := cutter.extend(part, taken, count, ends)) < count:
             done.append(cutter.end())
         at += count
     done.append(cutter.end())
     rows = [(number, RecordFields(value, None, None, None, None)) for number, value in enumerate(many.values)]
     assert [(each.first, each.next) for each in done if each is not None] == cut(rows, 0, len(rows))
-    blocks = [open_block(seal(each.columns).data) for each in done if each is not None]
+    blocks = [open_block(seal(each.builder).data) for each in done if each is not None]
     assert [value for block in blocks for value in block.values()] == many.values
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_records_of_many_partitions_are_cut_alike_however_they_come(seed: int) -> None:
+    """A call whose last record began a block, where the next partition had none, ended with an IndexError.
+
+    And a block all of whose keys are null had a column of keys, or had none, depending on the calls.
+    """
+    rng = random.Random(seed)
+    places = PartitionMap(toy_topic(partitions=rng.choice((1, 3))))
+    sizes = [rng.choice((0, 30, 60, 99, 100, 101)) for _ in range(300)]
+    keys: list[bytes | None] | None = [b"%d" % rng.randrange(9) for _ in sizes] if rng.random() < 0.5 else None
+    if keys is not None and rng.random() < 0.5:
+        keys = [key if rng.random() < 0.8 else None for key in keys]
+    many, one, several = (
+        RecordColumns([bytes(size) for size in sizes], keys, None, None),
+        RecordCutter(100),
+        RecordCutter(100),
+    )
+    singles: list[Cut | None] = []
+    for value, key in zip(many.values, keys or [None] * len(sizes), strict=True):
+        fields = RecordFields(value, key, None, None, None)
+        singles.append(one.add("clicks", places, fields, fields.size, None))
+    cuts: list[Cut] = []
+    at = 0
+    while at < len(sizes):
+        part = many.part(at, at + rng.choice((1, 2, 3, 50)))
+        cuts += several.add_many("clicks", places, part, part.sizes(0, len(part.values)))
+        at += len(part.values)
+
+    def blocks(found: Sequence[Cut | None]) -> list[tuple[int, int, bytes]]:
+        return sorted((cut.partition, cut.first, bytes(seal(cut.builder).data)) for cut in found if cut is not None)
+
+    assert blocks([*cuts, *several.end()]) == blocks([*singles, *one.end()])
 
 
 def test_a_block_has_its_bounds() -> None:

@@ -7,8 +7,8 @@ import pytest
 from memq.broker.broker import Broker
 from memq.broker.partition.named_producers import NamedProducers
 from memq.client.arguments import runtime_of
+from memq.client.bulk.block_cutter import Cut, Cutter
 from memq.client.bulk.copier import FixedIdentityWriter
-from memq.client.bulk.import_plan import Cut, Cutter
 from memq.client.consumer.aio_consumer import AsyncConsumer
 from memq.client.link_pool import bootstrap_addresses
 from memq.client.producer.aio_producer import AsyncProducer
@@ -28,7 +28,7 @@ async def values_of(broker: Broker) -> list[bytes]:
 
 
 def cut_of(first: int, values: list[bytes]) -> Cut:
-    cutter = Cutter()
+    cutter = Cutter("clicks", 0)
     for number, value in enumerate(values):
         fields = RecordFields(value, None, None, 1_000 + number, None)
         cutter.add(first + number, fields, fields.size)
@@ -38,7 +38,7 @@ def cut_of(first: int, values: list[bytes]) -> Cut:
 
 
 async def copy(broker: Broker, *cuts: Cut) -> None:
-    copier = FixedIdentityWriter(bootstrap_addresses(broker.address), runtime_of(None), "clicks", 0, 0x77, 0)
+    copier = FixedIdentityWriter(bootstrap_addresses(broker.address), runtime_of(None), 0x77)
     try:
         for cut in cuts:
             await copier.put(cut)

@@ -61,7 +61,7 @@ def blocks_of(body: bytes) -> Told:
 
 async def staged(store: MemoryHandler, topic: Topic, values: int) -> list[StagedObject]:
     """Stage small blocks whose times wander over five minutes, back and forth."""
-    writer = StagedWriter("memq", {topic.name: topic}, store, WRITER, block_bytes=100, object_bytes=2_000)
+    writer = StagedWriter("memq", {topic.name: topic}, store, WRITER, block_bytes=60, object_bytes=2_000)
     for number in range(values):
         time_ms = NOW_MS + (number // 7 % 5) * MINUTE_MS
         await writer.add(topic.name, b"%020d" % number, timestamp_ms=time_ms, partition=number % len(topic.partitions))

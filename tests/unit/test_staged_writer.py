@@ -370,7 +370,7 @@ def test_a_manifest_reads_back_and_any_other_bytes_are_named() -> None:
 
 
 class Packed:
-    """An object of a builder with blocks of at least 200 bytes, for a topic of three partitions."""
+    """An object of a builder with blocks of up to 200 bytes, for a topic of three partitions."""
 
     def __init__(self, codec: str = "none") -> None:
         self.topic = toy_topic(partitions=3, settings=TopicSettings(record_bytes_max=1_024))
@@ -407,10 +407,10 @@ class Packed:
 @pytest.mark.parametrize(
     ("sizes", "expected"),
     [
-        ([100, 100, 100, 100], [(0, [100, 100]), (1, [100, 100])]),
-        ([100, 99, 1, 1], [(0, [100, 99, 1]), (1, [1])]),
-        ([200, 100, 99, 1], [(0, [200]), (1, [100, 99, 1])]),
-        ([300, 300, 300, 300], [(0, [300]), (0, [300]), (1, [300]), (2, [300])]),
+        ([100, 100, 100, 100], [(0, [100, 100]), (0, [100]), (1, [100])]),
+        ([100, 99, 1, 1], [(0, [100, 99, 1]), (0, [1])]),
+        ([200, 100, 99, 1], [(0, [200]), (0, [100]), (1, [99, 1])]),
+        ([300, 300, 300, 300], [(0, [300]), (0, [300]), (1, [300]), (1, [300])]),
         ([1], [(0, [1])]),
     ],
 )
@@ -424,20 +424,21 @@ def test_many_records_without_keys_are_cut_at_the_size_of_a_block_and_take_turns
 
 def test_blocks_of_single_records_are_cut_at_their_size_and_only_free_ones_take_turns() -> None:
     packed = Packed()
-    for size in (179, 1, 178, 1, 179):  # a block costs 16 bytes, and each of its rows 5
+    for size in (199, 1, 100, 101, 50):
         packed.add(bytes(size))
     packed.add(bytes(300), partition=2)
     packed.add(bytes(300), key=b"k1")  # of the second partition
     packed.add(bytes(1))
     packed.add_many([50, 300], [None, b"k1"])
     assert packed.blocks()[1] == [
-        (0, [179]),
-        (0, [1, 50]),
-        (1, [1, 178]),
+        (0, [199, 1]),
+        (0, [100]),
+        (1, [101, 50]),
         (1, [300]),
+        (1, [1]),
         (1, [300]),
-        (2, [1, 179]),
         (2, [300]),
+        (2, [50]),
     ]
 
 
@@ -454,12 +455,12 @@ def test_a_block_with_a_record_of_a_chosen_partition_may_hold_any_key() -> None:
 def test_what_a_staged_object_holds_is_known_while_it_grows() -> None:
     packed = Packed("zstd")
     packed.add(bytes(100))
-    assert packed.builder.bytes == 105
+    assert packed.builder.bytes == 100
     packed.add_many([50])
-    assert packed.builder.bytes == 160
+    assert packed.builder.bytes == 150
     packed.add(bytes(500), partition=1)
     staged, _ = packed.blocks()
-    assert abs(packed.builder.bytes - staged.index_offset) <= 2 * 16, "what was packed counts as it is packed"
+    assert packed.builder.bytes == staged.index_offset, "sealed blocks count as they are packed"
     assert staged.index_offset < 500, "and it was packed"
 
 

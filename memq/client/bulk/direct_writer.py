@@ -8,29 +8,19 @@ owner compares checksums and refuses them, and they are sent once more under the
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import accumulate, repeat
-from typing import NamedTuple, cast
+from dataclasses import dataclass
 
 from memq.client.arguments import runtime_of
-from memq.client.bulk.import_plan import BLOCK_BYTES_MAX, Cut, Cutter
+from memq.client.bulk.block_cutter import Cut, RecordCutter
+from memq.client.bulk.copier import FixedIdentityWriter
 from memq.client.link_pool import bootstrap_addresses
-from memq.client.observers.report_carrier import ReportCarrier
-from memq.client.producer.core import ProducerCore
-from memq.client.producer.delivery import AsyncDelivery
-from memq.client.producer.fields import BytesLike, HeadersLike, RecordColumns, check_fields, check_many, check_size
-from memq.client.producer.open_block import Route
-from memq.client.producer.settings import ProducerSettings
-from memq.errors import BufferFullError, IdentityConflictError, MemqError
-from memq.limits import MIB, PRODUCER_ID_END
+from memq.client.producer.fields import BytesLike, HeadersLike, check_fields, check_many, check_size
+from memq.errors import IdentityConflictError
+from memq.limits import PRODUCER_ID_END
 from memq.runtime.network import Runtime
 
-BLOCKS_IN_FLIGHT_MAX = 16
 ORDERS_MAX = 16  # so many orders of its records a task may meet within the dedup window
 
 
@@ -52,30 +42,6 @@ class DirectIdentity:
         return int.from_bytes(hashlib.sha256(named.encode()).digest()[:8], "big") % (PRODUCER_ID_END - 1) + 1
 
 
-@dataclass(slots=True)
-class _Home:
-    """One partition: its open block, and the sequence of its next record."""
-
-    topic: str
-    partition: int
-    cutter: Cutter = field(default_factory=Cutter)
-    next: int = 0
-
-    def take(self, many: RecordColumns, start: int, end: int, ends: Sequence[int]) -> int:
-        """See `Cutter.extend`."""
-        next_ = self.cutter.extend(self.next, many, start, end, ends)
-        self.next += next_ - start
-        return next_
-
-
-class _Sent(NamedTuple):
-    """One block on its way."""
-
-    home: _Home
-    cut: Cut
-    delivery: AsyncDelivery
-
-
 class DirectWriter:
     """One task's side. `finish` returns when all is in the queue."""
 
@@ -88,17 +54,12 @@ class DirectWriter:
         runtime: Runtime | None = None,
     ) -> None:
         self._identity = identity
-        self._settings = ProducerSettings(
-            codec=codec, pending_bytes_max=BLOCKS_IN_FLIGHT_MAX * (BLOCK_BYTES_MAX + 32 * MIB)
-        )
+        self._codec = codec
         self._runtime = runtime_of(runtime)
         self._bootstrap = bootstrap_addresses(brokers)
-        self._order = 0
-        self._core = self._make_core()
-        self._earlier: list[ProducerCore] = []  # of the orders before
-        self._homes: dict[tuple[str, int], _Home] = {}
-        self._turns: dict[str, int] = {}  # by topic the place whose turn it is to get records without a key
-        self._pending: deque[_Sent] = deque()
+        self._cutter = RecordCutter()
+        self._writers: list[FixedIdentityWriter] = []  # by order; the last one sends
+        self._begin_order()
 
     async def add(
         self,
@@ -113,18 +74,11 @@ class DirectWriter:
         """Send a record, with the others of its block. Arguments and errors as those of `memq.Producer.send`."""
         fields = check_fields(value, key, headers, timestamp_ms, tag)
         size = fields.size
-        route = await self._route(topic)
+        route = await self._writers[-1].route(topic)
         check_size(size, route.topic)
-        if partition is None:
-            home = self._home(route, self._turn(route) if key is None else route.map.place_of_key(fields.key or b""))
-        else:
-            home = self._home(route, route.map.place_of(partition))
-        cut = home.cutter.add(home.next, fields, size)
-        home.next += 1
+        cut = self._cutter.add(topic, route.map, fields, size, partition)
         if cut is not None:
-            await self._send(home, cut)
-            if key is None and partition is None:
-                self._next_turn(route)
+            await self._send(cut)
 
     async def add_many(
         self,
@@ -141,140 +95,57 @@ class DirectWriter:
         many = check_many(values, keys, timestamps_ms, tag)
         if not many.values:
             return
-        route = await self._route(topic)
+        route = await self._writers[-1].route(topic)
         sizes = many.sizes(0, len(many.values))
         check_size(max(sizes), route.topic)
-        if many.keys is None:
-            await self._add_in_turn(route, many, list(accumulate(sizes)))
-        elif len(route.buffers) == 1:
-            await self._extend(self._home(route, 0), many, list(accumulate(sizes)))
-        elif None in many.keys:  # whose turn it is follows from all records before
-            for value, key, time_ms in zip(many.values, many.keys, many.timestamps_ms or repeat(None), strict=False):
-                await self.add(topic, value, key, None, time_ms, tag)
-        else:
-            rows: dict[int, list[int]] = {}
-            for row, place in enumerate(map(route.map.place_of_key, cast(Sequence[bytes], many.keys))):
-                rows.setdefault(place, []).append(row)
-            for place, chosen in rows.items():
-                ends = list(accumulate(map(sizes.__getitem__, chosen)))
-                await self._extend(self._home(route, place), many.pick(chosen), ends)
+        for cut in self._cutter.add_many(topic, route.map, many, sizes):
+            await self._send(cut)
 
     async def finish(self) -> None:
         """Send what is left; return when all of it is in the queue.
 
         Raises: what became of a block that is not.
         """
-        for home in self._homes.values():
-            await self._end(home)
-        while self._pending:
-            await self._settle()
-        for core in (*self._earlier, self._core):
-            await core.close()
+        for cut in self._cutter.end():
+            await self._send(cut)
+        while True:
+            try:
+                await self._writers[-1].drain()
+                break
+            except IdentityConflictError as error:
+                await self._change_order(error)
+        for writer in self._writers:
+            await writer.close()
 
     async def abandon(self) -> None:
-        """Let go of everything at once; what is under way may still arrive."""
-        for sent in self._pending:
-            sent.delivery.observed = True
-        for core in (*self._earlier, self._core):
-            with suppress(MemqError):
-                await core.close(0.0)
+        """Close everything at once; blocks in flight may still arrive."""
+        for writer in self._writers:
+            await writer.abandon()
 
-    def _make_core(self) -> ProducerCore:
-        return ProducerCore(
-            self._settings,
-            self._runtime,
-            self._bootstrap,
-            AsyncDelivery,
-            self._wake,
-            lambda: None,
-            producer_id=self._identity.producer_id(self._order),
-            carrier=ReportCarrier,
-            kind="spark-writer",
+    def _begin_order(self) -> None:
+        producer_id = self._identity.producer_id(len(self._writers))
+        writer = FixedIdentityWriter(
+            self._bootstrap, self._runtime, producer_id, codec=self._codec, kind="spark-writer"
         )
+        self._writers.append(writer)
 
-    async def _route(self, topic: str) -> Route:
-        return self._core.buffer.route(topic) or await self._core.route(topic)
-
-    def _home(self, route: Route, place: int) -> _Home:
-        topic, partition = route.topic.name, route.map.partitions[place]
-        home = self._homes.get((topic, partition))
-        if home is None:
-            home = self._homes[topic, partition] = _Home(topic, partition)
-        return home
-
-    def _turn(self, route: Route) -> int:
-        return self._turns.setdefault(route.topic.name, 0) % len(route.buffers)
-
-    def _next_turn(self, route: Route) -> None:
-        self._turns[route.topic.name] = route.map.next_place(self._turn(route), lambda _: False)
-
-    async def _add_in_turn(self, route: Route, many: RecordColumns, ends: Sequence[int]) -> None:
-        """Add records without a key. The first one of a new block is still of the turn before."""
-        done = 0
+    async def _send(self, cut: Cut) -> None:
         while True:
-            home = self._home(route, self._turn(route))
-            done = home.take(many, done, len(ends), ends)
-            if done == len(ends):
-                return
-            await self._end(home)
-            done = home.take(many, done, done + 1, ends)
-            self._next_turn(route)
-
-    async def _extend(self, home: _Home, many: RecordColumns, ends: Sequence[int]) -> None:
-        """Add records of one partition."""
-        done = 0
-        while (done := home.take(many, done, len(ends), ends)) < len(ends):
-            await self._end(home)
-
-    async def _end(self, home: _Home) -> None:
-        cut = home.cutter.end()
-        if cut is not None:
-            await self._send(home, cut)
-
-    async def _send(self, home: _Home, cut: Cut) -> None:
-        while len(self._pending) >= BLOCKS_IN_FLIGHT_MAX:
-            await self._settle()
-        while True:
-            route = await self._route(home.topic)
             try:
-                delivery = self._core.buffer.put_block(route, home.partition, cut.first, cut.columns)
-            except BufferFullError:
-                if not self._pending:
-                    raise
-                await self._settle()
-                continue
-            self._pending.append(_Sent(home, cut, cast(AsyncDelivery, delivery)))
-            return
+                await self._writers[-1].put(cut)
+                return
+            except IdentityConflictError as error:
+                await self._change_order(error)
 
-    async def _settle(self) -> None:
-        """Wait for the oldest block. Raises: what became of it."""
-        sent = self._pending.popleft()
-        try:
-            await sent.delivery
-        except IdentityConflictError as error:
-            await self._change_order(sent, error)
+    async def _change_order(self, error: IdentityConflictError) -> None:
+        """Send the refused blocks, and all that follows, under the identity of the next order.
 
-    async def _change_order(self, refused: _Sent, error: IdentityConflictError) -> None:
-        """Send what was refused, and all that follows, under the identity of the next order.
-
-        What an earlier attempt has sent in this order is known there. Raises: what became of another block; the
+        Blocks that an earlier attempt sent in this order are known there. Raises: the error of another block; the
         refusal, after ORDERS_MAX orders.
         """
-        again = [refused]
-        while self._pending:
-            sent = self._pending.popleft()
-            try:
-                await sent.delivery
-            except IdentityConflictError:
-                again.append(sent)
-        if self._order + 1 >= ORDERS_MAX:
+        again = await self._writers[-1].take_refused()
+        if len(self._writers) >= ORDERS_MAX:
             raise error
-        self._order += 1
-        self._earlier.append(self._core)
-        self._core = self._make_core()
-        for sent in again:
-            await self._send(sent.home, sent.cut)
-
-    def _wake(self) -> None:
-        for core in (*self._earlier, self._core):
-            asyncio.get_running_loop().call_soon(core.drain)
+        self._begin_order()
+        for cut in again:
+            await self._send(cut)

@@ -159,8 +159,8 @@ class KafkaImport:
         begin = max(offset, held.next if held is not None else 0)
         if planned is None or begin >= planned:
             begin, planned = max(begin, ends[0]), max(ends[1], begin, ends[0])
-        copier = FixedIdentityWriter(self._bootstrap, self._runtime, target.name, place[1], producer, begin)
-        return PartitionImport(place, imported, copier, planned, max(ends[1], planned))
+        copier = FixedIdentityWriter(self._bootstrap, self._runtime, producer, begin)
+        return PartitionImport(place, imported, copier, target.name, planned, max(ends[1], planned))
 
     async def _wait_out(self, target: Topic, held: Held) -> None:
         """The plan of an earlier run is gone: wait until nothing of that run can be on its way any more."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from memq.client.bulk.block_cutter import Cutter
 from memq.client.bulk.copier import FixedIdentityWriter
-from memq.client.bulk.import_plan import Cutter, encode_plan
+from memq.client.bulk.import_plan import encode_plan
 from memq.client.bulk.import_progress import ImportProgress
 from memq.client.producer.fields import RecordFields
 from memq.errors import TooLargeError
@@ -14,7 +15,13 @@ class PartitionImport:
     """`end`: of the plan that is being fulfilled; `last_end`: where this run stops."""
 
     def __init__(
-        self, place: Place, imported: ImportProgress, copier: FixedIdentityWriter, end: int, last_end: int
+        self,
+        place: Place,
+        imported: ImportProgress,
+        copier: FixedIdentityWriter,
+        target: str,
+        end: int,
+        last_end: int,
     ) -> None:
         self.place = place
         self.imported = imported
@@ -24,7 +31,7 @@ class PartitionImport:
         self.begin = copier.acked
         self.records = 0
         self.reached = copier.acked >= end  # the plan's end was met in the source
-        self._cutter = Cutter()
+        self._cutter = Cutter(target, place[1])
 
     @property
     def position(self) -> tuple[int, str]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from awscrt.checksums import crc32c
 
+from memq.client.bulk.block_cutter import Cut, RecordCutter
 from memq.client.producer.fields import RecordColumns, RecordFields, check_size
 from memq.client.producer.partitioner import PartitionMap
 from memq.errors import NotFoundError
-from memq.format.blocks.builder import BlockBuilder
+from memq.format.blocks.builder import SealedBlock
 from memq.format.blocks.header import BlockHeader, Buffer, scope_of
 from memq.format.manifest import DIGEST_END, StagedObject, StagedPiece, digest_of
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
@@ -21,15 +22,11 @@ from memq.topic import Topic
 
 @dataclass(slots=True)
 class _Part:
-    """Content for one partition: its open block, and its sealed blocks."""
+    """Sealed blocks of one partition."""
 
     topic: Topic
     partition: int
-    slots: tuple[int, int]
-    open: BlockBuilder = field(default_factory=BlockBuilder)
-    blocks: list[tuple[BlockHeader, bytes | bytearray]] = field(default_factory=list)
-    next_sequence: int = 0
-    slots_hold: bool = True  # nobody chose the partition of a record in the open block himself
+    blocks: list[SealedBlock] = field(default_factory=list)
 
 
 def _times(headers: Iterable[BlockHeader]) -> tuple[tuple[int, int], ...]:
@@ -51,10 +48,9 @@ class StagedObjectBuilder:
         self._digest = 0
         self._topics = topics
         self._maps: dict[str, PartitionMap] = {}
-        self._turns: dict[str, int] = {}
+        self._cutter = RecordCutter(block_bytes)
         self._parts: dict[tuple[str, int], _Part] = {}
         self._producer_id = producer_id
-        self._block_bytes = block_bytes
         self._codec = codec
 
     def add(self, topic: str, fields: RecordFields, partition: int | None, now_ms: int) -> None:
@@ -62,50 +58,21 @@ class StagedObjectBuilder:
 
         Raises: NotFoundError for a topic that was not named before, or a partition; TooLargeError, InvalidRequestError.
         """
-        known = self._known(topic)
-        check_size(fields.size, known)
-        places = self._maps[topic]
-        if partition is not None:
-            place = places.place_of(partition)
-        else:
-            place = self._turns[topic] if fields.key is None else places.place_of_key(fields.key)
-        part = self._part(known, place)
-        before = part.open.raw_bytes
-        part.open.append(*fields)
-        self.bytes += part.open.raw_bytes - before
+        places, size = self._places(topic, fields.size), fields.size
+        cut = self._cutter.add(topic, places, fields, size, partition)
+        self.bytes += size
         self._digest += digest_of((fields.value,), (fields.key,))
-        part.slots_hold = part.slots_hold and partition is None
-        self._seal_full(part, place, now_ms, keyless=fields.key is None and partition is None)
+        if cut is not None:
+            self._seal(cut, now_ms)
 
     def add_many(self, topic: str, many: RecordColumns, now_ms: int) -> None:
         """Add records by key, or without. Raises: as `add`."""
-        known = self._known(topic)
-        places = self._maps[topic]
-        self._digest += digest_of(many.values, many.keys or ())
-        if many.keys is None:
-            self._extend(known, self._turns[topic], many, now_ms)
-            return
-        rows: dict[int, list[int]] = {}
-        for row, key in enumerate(many.keys):
-            place = self._turns[topic] if key is None else places.place_of_key(key)
-            rows.setdefault(place, []).append(row)
-        for place, chosen in rows.items():
-            self._extend(known, place, many.pick(chosen), now_ms)
-
-    def _extend(self, topic: Topic, place: int, many: RecordColumns, now_ms: int) -> None:
         sizes = many.sizes(0, len(many.values))
-        check_size(max(sizes), topic)
-        start, size = 0, 0
-        for row, each in enumerate(sizes, 1):
-            size += each
-            if size < self._block_bytes and row < len(sizes):
-                continue
-            part = self._part(topic, place)
-            before = part.open.raw_bytes
-            part.open.append_many(*many.part(start, row))
-            self.bytes += part.open.raw_bytes - before
-            place = self._seal_full(part, place, now_ms, keyless=many.keys is None)
-            start, size = row, 0
+        places = self._places(topic, max(sizes))
+        self.bytes += sum(sizes)
+        self._digest += digest_of(many.values, many.keys or ())
+        for cut in self._cutter.add_many(topic, places, many, sizes):
+            self._seal(cut, now_ms)
 
     def build(self, cluster: str, writer: str, key: str, now_ms: int) -> tuple[list[Buffer], int, StagedObject]:
         """Return the object's bytes in pieces, their crc32c, and what the manifest says of it.
@@ -118,14 +85,16 @@ class StagedObjectBuilder:
         buffers: list[Buffer] = []
         topics: dict[ObjectTopic, int] = {}
         offset = 0
-        for part in self._sealed(now_ms):
+        for cut in self._cutter.end():
+            self._seal(cut, now_ms)
+        for _, part in sorted(self._parts.items()):
             first_block, start = len(entries), offset
-            for header, data in part.blocks:
-                entries.append(BlockEntry.from_header(header, offset))
-                buffers.append(data)
-                offset += len(data)
+            for block in part.blocks:
+                entries.append(BlockEntry.from_header(block.header, offset))
+                buffers.append(block.data)
+                offset += len(block.data)
             number = topics.setdefault(ObjectTopic(part.topic.name, part.topic.id), len(topics))
-            records, count = part.next_sequence, len(part.blocks)
+            records, count = part.blocks[-1].header.next_sequence, len(part.blocks)
             batches.append(
                 BatchEntry(
                     start, offset - start, now_ms, len(batches), records, first_block, count, part.partition, 0, number
@@ -139,8 +108,8 @@ class StagedObjectBuilder:
                     offset=start,
                     length=offset - start,
                     records=records,
-                    raw_bytes=sum(header.raw_length for header, _ in part.blocks),
-                    times=_times(header for header, _ in part.blocks),
+                    raw_bytes=sum(block.header.raw_length for block in part.blocks),
+                    times=_times(block.header for block in part.blocks),
                 )
             )
         meta = ObjectMeta(cluster=cluster, broker=writer, topics=tuple(topics), created_ms=now_ms)
@@ -159,49 +128,28 @@ class StagedObjectBuilder:
         )
         return buffers, checksum, staged
 
-    def _known(self, topic: str) -> Topic:
+    def _places(self, topic: str, size: int) -> PartitionMap:
+        """Return the partitions for a record of `size` bytes."""
         known = self._topics.get(topic)
         if known is None:
             raise NotFoundError(f"topic {topic[:60]!a} is none that this writer knows")
-        if topic not in self._maps:
-            self._maps[topic], self._turns[topic] = PartitionMap(known), 0
-        return known
+        check_size(size, known)
+        places = self._maps.get(topic)
+        if places is None:
+            places = self._maps[topic] = PartitionMap(known)
+        return places
 
-    def _part(self, topic: Topic, place: int) -> _Part:
-        places = self._maps[topic.name]
-        partition = places.partitions[place]
-        part = self._parts.get((topic.name, partition))
-        if part is None:
-            part = self._parts[topic.name, partition] = _Part(topic, partition, places.slots[place])
-        return part
-
-    def _seal_full(self, part: _Part, place: int, now_ms: int, *, keyless: bool) -> int:
-        """Seal the open block when it is full; return the place that comes next for records without a key."""
-        if part.open.raw_bytes < self._block_bytes:
-            return place
-        self._seal(part, now_ms)
-        if keyless:
-            name = part.topic.name
-            place = self._turns[name] = self._maps[name].next_place(place, lambda _: False)
-        return place
-
-    def _sealed(self, now_ms: int) -> Iterator[_Part]:
-        for _, part in sorted(self._parts.items()):
-            if part.open.count:
-                self._seal(part, now_ms)
-            yield part
-
-    def _seal(self, part: _Part, now_ms: int) -> None:
-        raw_bytes = part.open.raw_bytes
-        sealed = part.open.seal(
+    def _seal(self, cut: Cut, now_ms: int) -> None:
+        topic, places = self._topics[cut.topic], self._maps[cut.topic]
+        part = self._parts.setdefault((cut.topic, cut.partition), _Part(topic, cut.partition))
+        slots = places.slots[places.place_of(cut.partition)]
+        sealed = cut.builder.seal(
             producer_id=self._producer_id,
-            first_sequence=part.next_sequence,
-            scope=scope_of(part.topic.id_bytes, part.partition),
+            first_sequence=cut.first,
+            scope=scope_of(topic.id_bytes, cut.partition),
             now_ms=now_ms,
             codec=self._codec,
-            slot_range=part.slots if part.slots_hold else (0, SLOTS - 1),
+            slot_range=(0, SLOTS - 1) if cut.chosen else slots,
         )
-        part.next_sequence += sealed.header.count
-        part.blocks.append((sealed.header, sealed.data))
-        part.open, part.slots_hold = BlockBuilder(), True
-        self.bytes += len(sealed.data) - raw_bytes
+        part.blocks.append(sealed)
+        self.bytes += len(sealed.data) - cut.size

@@ -43,7 +43,8 @@ class StagedWriter:
         cluster, topics, store: what `StagedCommits` says of the cluster, and the store opened here. More topics may be
             put into `topics` later.
         writer: the writer's name.
-        block_bytes, object_bytes: raw size at which a block is sealed; about the size at which an object is put.
+        block_bytes: most bytes of values, keys and headers in a block, which has at most 10,000 records.
+        object_bytes: about the size at which an object is put.
     """
 
     def __init__(

@@ -150,6 +150,8 @@ class BlockBuilder:
         count = len(values)
         if keys is not None:
             _check_length("keys", len(keys), count)
+            if count and keys[0] is None and all(key is None for key in keys):
+                keys = None  # the same bytes as record by record
         if timestamps_ms is not None and count:
             _check_length("timestamps", len(timestamps_ms), count)
             _check_timestamps(min(timestamps_ms), max(timestamps_ms))
