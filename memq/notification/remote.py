@@ -99,16 +99,16 @@ class RemoteQueue:
 
     async def span(self, partition: ReadPartition) -> Span:
         """See `PointerReader.span`."""
-        return (await self.spans([partition]))[partition]
+        found = (await self.spans([partition]))[partition]
+        if isinstance(found, MemqError):
+            raise found
+        return found
 
-    async def spans(self, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Span]:
-        """Return the spans of several partitions. Raises: the error of the first whose log fails."""
+    async def spans(self, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Span | MemqError]:
+        """Return the span of each partition, or its error. Raises: the first error when all logs fail."""
         answer = await self._poll(PollSpans(partitions=[ref_of(partition) for partition in partitions]))
-        for part in answer.partitions:
-            if part.error is not None:
-                raise error_of(part.error)
-        spans = {partition_of(part.partition): (part.begin, part.end) for part in answer.partitions}
-        return {partition: checked_span(partition, *span) for partition, span in spans.items()}
+        answered = {partition_of(part.partition): part for part in answer.partitions}
+        return {partition: _span_of(partition, answered.get(partition)) for partition in partitions}
 
     async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
         """See `PointerReader.seek_time`."""
@@ -192,6 +192,17 @@ class RemoteQueue:
 
 
 # ---- between the wire and the port --------------------------------------------------------------
+
+
+def _span_of(partition: ReadPartition, part: PartitionEntries | None) -> Span | MemqError:
+    if part is None:
+        return QueueError(f"a broker left partition {partition.partition} of '{partition.topic}' out of its answer")
+    if part.error is not None:
+        return error_of(part.error)
+    try:
+        return checked_span(partition, part.begin, part.end)
+    except QueueError as error:
+        return error
 
 
 def ref_of(partition: ReadPartition) -> PartitionRef:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -13,6 +13,7 @@ from memq.audit.dashboard.poller import Poller
 from memq.audit.dashboard.stream import Feed
 from memq.audit.dashboard.view import About, TopicRow
 from memq.client.admin.aio_admin import AsyncAdmin
+from memq.client.log_answers import LogAnswers
 from memq.runtime.network import Runtime
 from memq.testing import Cluster
 from memq.topic import Topic, Totals
@@ -28,9 +29,9 @@ class Counting(AsyncAdmin):
         super().__init__(brokers)
         self.asked: list[str] = []
 
-    async def end_totals(self, topic: Topic) -> dict[int, Totals]:
+    async def end_totals(self, topic: Topic, partitions: Iterable[int] | None = None) -> LogAnswers[int, Totals]:
         self.asked.append(topic.name)
-        return await super().end_totals(topic)
+        return await super().end_totals(topic, partitions)
 
     def taken(self) -> list[str]:
         """Return what was asked since the last look."""

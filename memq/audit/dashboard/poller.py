@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -29,12 +29,14 @@ from memq.audit.dashboard.view import (
 from memq.audit.live.finding import LiveFinding
 from memq.audit.minutes import MINUTE_MS
 from memq.client.admin.aio_admin import AsyncAdmin
+from memq.client.admin.group_positions import GroupDescription, PartitionProgress
+from memq.client.log_answers import LogAnswers
 from memq.errors import DeniedError, MemqError, NotFoundError
 from memq.protocol.messages import TopicMetadata
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime
 from memq.runtime.tasks import TaskOwner
-from memq.topic import Topic
+from memq.topic import Topic, Totals
 
 TOPICS_S = 2.0  # between rounds
 CLUSTER_S = 2.0
@@ -43,6 +45,9 @@ CLIENTS_S = 5.0
 CLIENTS_SHOWN_MAX = 200
 ENDS_MAX = 2_000  # partitions that a round asks for their ends, all at once; the next one goes on from there
 TOTALS_MAX = 100  # partitions that have grown and are asked for their totals, by a few requests each, in a round
+GROUPS_AT_ONCE_MAX = 8  # that are asked for their lag at the same time
+TEXTS_MAX = 3  # reasons in one line
+Number = TypeVar("Number", int, float)
 FINDINGS_MAX = 5_000  # on the board: those that hold, and the last ones that are over
 
 
@@ -73,7 +78,8 @@ class Poller:
         self._lags = LagHistory()  # in records
         self._delays = LagHistory()  # in ms
         self._next_topic = ""
-        self._ends: dict[str, tuple[str, tuple[int, ...]]] = {}  # id and ends of a topic when it was asked for totals
+        self._ends: dict[str, tuple[str, dict[int, int]]] = {}  # id and ends of a topic when it was asked for totals
+        self._failed: dict[str, dict[int, str]] = {}  # why logs of a topic did not answer the last time, by number
         self._audit_version = 0
         self._findings: dict[str, None] = {}
         self._troubles: dict[str, str] = {}
@@ -81,7 +87,7 @@ class Poller:
     def start(self) -> None:
         """Begin the rounds."""
         self._feed.board.put("about", "", self._about)
-        rounds: list[tuple[str, float, Callable[[], Awaitable[None]]]] = [
+        rounds: list[tuple[str, float, Callable[[], Awaitable[str | None]]]] = [
             ("topics", TOPICS_S, self._look_at_topics),
             ("totals", TOPICS_S, self._look_at_totals),
             ("groups", TOPICS_S, self._look_at_groups),
@@ -129,7 +135,8 @@ class Poller:
                 PartitionRow(
                     partition=part.partition,
                     owner=owners.get(part.partition, ""),
-                    records=self._records_of(name, part.read_partition),
+                    records=self._rates.total(name, part.read_partition),
+                    error=self._failed.get(name, {}).get(part.read_partition, ""),
                 )
                 for part in topic.partitions
             ),
@@ -164,19 +171,22 @@ class Poller:
 
     # ---- rounds --------------------------------------------------------------------------------------
 
-    async def _rounds(self, name: str, pause_s: float, look: Callable[[], Awaitable[None]]) -> None:
-        """Look again and again; what fails is shown and logged, and tried again."""
+    async def _rounds(self, name: str, pause_s: float, look: Callable[[], Awaitable[str | None]]) -> None:
+        """Look again and again. The board and the log show what a round could not learn, or why it failed."""
         outage = self._events.outage("dashboard.round-failed", "dashboard.round-back")
         while True:
             try:
-                await look()
+                trouble = await look()
+            except MemqError as error:
+                trouble = str(error)
+            if trouble:
+                self._troubles[name] = f"{name}: {trouble}"
+                outage.failed(self._troubles[name])
+            else:
                 self._troubles.pop(name, None)
                 outage.passed()
-            except MemqError as error:
-                self._troubles[name] = f"{name}: {error}"
-                outage.failed(f"{name}: {error}")
-            trouble = "; ".join(self._troubles.values())
-            about = msgspec.structs.replace(self._about, cluster=self._admin.cluster, trouble=trouble)
+            troubles = "; ".join(self._troubles.values())
+            about = msgspec.structs.replace(self._about, cluster=self._admin.cluster, trouble=troubles)
             self._feed.board.put("about", "", about)
             self._feed.announce()
             await asyncio.sleep(pause_s)
@@ -187,43 +197,69 @@ class Poller:
         self._known.topics = topics
         self._rates.keep(dict.fromkeys(topics))
         self._ends = {name: known for name, known in self._ends.items() if name in topics}
+        self._failed = {name: known for name, known in self._failed.items() if name in topics}
         self._put_topics()
 
-    async def _look_at_groups(self) -> None:
+    async def _look_at_groups(self) -> str:
+        """Ask how far all groups are. Return what is unknown."""
         self._known.groups = found = await self._groups()
         minute = self._clock.wall_ms() // MINUTE_MS
         rows = [row for each in found.values() for row in each]
         for lags in (self._lags, self._delays):
             lags.keep({(row.topic, row.group): None for row in rows})
         for row in rows:
-            self._lags.take(row.topic, row.group, minute, row.lag_records)
-            self._delays.take(row.topic, row.group, minute, round(row.lag_seconds * 1000))
+            if row.lag_records is not None and row.lag_seconds is not None:
+                self._lags.take(row.topic, row.group, minute, row.lag_records)
+                self._delays.take(row.topic, row.group, minute, round(row.lag_seconds * 1000))
         self._feed.board.put_all("group", {f"{row.topic}\n{row.group}": row for row in rows})
+        return _counted([f"lag of group '{row.group}' in '{row.topic}': {row.error}" for row in rows if row.error])
 
-    async def _look_at_totals(self) -> None:
-        """Ask where topics end, and those that have grown for their totals, as many of both as one round may."""
+    async def _look_at_totals(self) -> str:
+        """Ask where topics end, and those that have grown for their totals, as many of both as one round may.
+
+        Return which logs did not answer.
+        """
         topics, following = self._turn()
         try:
             ends = await self._admin.ends(topics)
         except NotFoundError:
-            return  # one was deleted, which the next look at all topics shows
+            return ""  # one was deleted, which the next look at all topics shows
         asked = 0
         for topic in topics:
-            now = (topic.id, ends[topic.name])
-            if self._ends.get(topic.name) == now:
+            known = ends[topic.name]
+            now = (topic.id, dict(known))
+            if self._ends.get(topic.name) == now and not known.unknown:
                 self._rates.stand(topic.name, int(self._clock.monotonic() * 1000), self._clock.wall_ms())
                 continue
             self._next_topic = topic.name
-            if asked and asked + topic.read_partitions > TOTALS_MAX:
-                return
-            asked += topic.read_partitions
-            try:
-                totals = await self._admin.end_totals(topic)
-            except NotFoundError:
-                continue  # deleted meanwhile
-            self._rates.take(topic.name, totals, int(self._clock.monotonic() * 1000), self._clock.wall_ms())
-            self._ends[topic.name] = now
+            if asked and asked + len(known) > TOTALS_MAX:
+                return self._sick_logs()
+            asked += len(known)
+            if await self._take_totals(topic, known):
+                self._ends[topic.name] = now
         self._next_topic = following
+        return self._sick_logs()
+
+    async def _take_totals(self, topic: Topic, ends: LogAnswers[int, int]) -> bool:
+        """Ask the logs of a topic that have an end for their totals; return whether all logs answered."""
+        failed: dict[int, MemqError] = dict(ends.unknown)
+        totals: Mapping[int, Totals] = {}
+        if ends:
+            try:
+                totals = found = await self._admin.end_totals(topic, ends)
+                failed |= found.unknown
+            except NotFoundError:
+                return False  # deleted meanwhile
+            except MemqError as error:
+                failed |= dict.fromkeys(ends, error)
+        now_ms = int(self._clock.monotonic() * 1000)
+        self._rates.take(topic.name, totals, now_ms, self._clock.wall_ms(), frozenset(failed))
+        self._failed[topic.name] = {number: str(error) for number, error in failed.items()}
+        return not failed
+
+    def _sick_logs(self) -> str:
+        logs = [f"'{name}'/{number}: {why}" for name, each in self._failed.items() for number, why in each.items()]
+        return _counted(logs)
 
     def _turn(self) -> tuple[list[Topic], str]:
         """Return the topics of the next round and the name that follows them."""
@@ -239,31 +275,31 @@ class Poller:
         return found, ""
 
     async def _groups(self) -> dict[str, list[GroupRow]]:
-        """Return how far groups are, by topic; the one that is furthest behind first."""
+        """Return how far groups are, by topic: unknown lags first, then the one that is furthest behind."""
         found: dict[str, list[GroupRow]] = {}
-        for name in await self._admin.groups():
-            try:
-                group = await self._admin.group(name)
-            except NotFoundError:
-                continue
-            lags: dict[str, tuple[int, int, float]] = {}
-            for part in group.partitions:
-                records, size, seconds = lags.get(part.place.topic, (0, 0, 0.0))
-                lag = part.lag
-                lags[part.place.topic] = (records + lag.records, size + lag.bytes, max(seconds, round(lag.seconds, 1)))
-            for topic, (records, size, seconds) in lags.items():
-                row = GroupRow(
-                    group=name,
-                    topic=topic,
-                    members=len(group.members),
-                    lag_records=records,
-                    lag_bytes=size,
-                    lag_seconds=seconds,
-                )
-                found.setdefault(topic, []).append(row)
+        turns = asyncio.Semaphore(GROUPS_AT_ONCE_MAX)
+        asked = (self._group_rows(turns, name) for name in await self._admin.groups())
+        for rows in await asyncio.gather(*asked):
+            for row in rows:
+                found.setdefault(row.topic, []).append(row)
         for rows in found.values():
-            rows.sort(key=lambda row: (-row.lag_records, row.group))
+            rows.sort(key=lambda row: (row.lag_records is not None, -(row.lag_records or 0), row.group))
         return found
+
+    async def _group_rows(self, turns: asyncio.Semaphore, name: str) -> list[GroupRow]:
+        """Return a group by topic. When it does not answer, its last rows without lag, and the reason."""
+        async with turns:
+            try:
+                return _rows_of(await self._admin.group(name))
+            except NotFoundError:
+                return []
+            except MemqError as error:
+                return [
+                    msgspec.structs.replace(row, lag_records=None, lag_bytes=None, lag_seconds=None, error=str(error))
+                    for rows in (self._known.groups or {}).values()
+                    for row in rows
+                    if row.group == name
+                ]
 
     def _put_topics(self) -> None:
         minute = self._clock.wall_ms() // MINUTE_MS
@@ -280,8 +316,8 @@ class Poller:
             partitions=len(topic.partitions),
             records_s=round(rate, 1) if rate is not None else None,
             bytes_s=round(size) if size is not None else None,
-            lag_records=max(row.lag_records for row in groups) if groups else None,
-            lag_seconds=max(row.lag_seconds for row in groups) if groups else None,
+            lag_records=_most([row.lag_records for row in groups or ()]),
+            lag_seconds=_most([row.lag_seconds for row in groups or ()]),
             lost=verdict.lost if verdict else None,
             doubled=verdict.doubled if verdict else None,
             corrupt=verdict.corrupt if verdict else None,
@@ -369,8 +405,39 @@ class Poller:
         shown = tuple(found[:CLIENTS_SHOWN_MAX])
         self._feed.board.put("clients", "", Clients(total=len(found), silent=silent, shown=shown))
 
-    def _records_of(self, topic: str, read_partition: int) -> int | None:
-        return self._rates.total(topic, read_partition)
+
+def _rows_of(group: GroupDescription) -> list[GroupRow]:
+    """Return a group's lag by topic; None where the log of a partition did not answer."""
+    parts: dict[str, list[PartitionProgress]] = {}
+    for part in group.partitions:
+        parts.setdefault(part.place.topic, []).append(part)
+    return [_row_of(group, topic, each) for topic, each in parts.items()]
+
+
+def _row_of(group: GroupDescription, topic: str, parts: Sequence[PartitionProgress]) -> GroupRow:
+    errors = [f"partition {part.place.partition}: {part.error}" for part in parts if part.error is not None]
+    lags = [part.lag for part in parts] if not errors else None
+    return GroupRow(
+        group=group.group,
+        topic=topic,
+        members=len(group.members),
+        lag_records=sum(lag.records for lag in lags) if lags is not None else None,
+        lag_bytes=sum(lag.bytes for lag in lags) if lags is not None else None,
+        lag_seconds=round(max(lag.seconds for lag in lags), 1) if lags is not None else None,
+        error=_counted(errors),
+    )
+
+
+def _most(values: Sequence[Number | None]) -> Number | None:
+    """Return the greatest value, None when there is none or one is unknown."""
+    known = [value for value in values if value is not None]
+    return max(known) if known and len(known) == len(values) else None
+
+
+def _counted(texts: Sequence[str]) -> str:
+    """Return the first texts and the number of the others."""
+    more = f"; and {len(texts) - TEXTS_MAX} more" if len(texts) > TEXTS_MAX else ""
+    return "; ".join(texts[:TEXTS_MAX]) + more
 
 
 def _nobody_audits(finding: str) -> NotFoundError:

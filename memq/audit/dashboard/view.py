@@ -24,7 +24,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 class TopicRow(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the overview.
 
-    Lag is that of the group that is furthest behind, `p99_ms` from send to queue.
+    Lag is that of the group that is furthest behind, unknown when that of a group is; `p99_ms` from send to queue.
     `spark` has the records of each of the last SPARK_MINUTES whole minutes, the newest last.
     """
 
@@ -43,22 +43,30 @@ class TopicRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a consumer group is in one topic."""
+    """How far a consumer group is in one topic.
+
+    The lag is None when a log does not answer; `error` is the reason.
+    """
 
     group: str
     topic: str
     members: int
-    lag_records: int
-    lag_bytes: int
-    lag_seconds: float
+    lag_records: int | None
+    lag_bytes: int | None
+    lag_seconds: float | None
+    error: str = ""
 
 
 class PartitionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A write partition of a topic: its owner ("" if none) and the number of records ever written."""
+    """A write partition of a topic: its owner ("" if none) and the number of records ever written.
+
+    `error` is why its log did not answer, "" when it did.
+    """
 
     partition: int
     owner: str
     records: int | None = None
+    error: str = ""
 
 
 class FindingRow(msgspec.Struct, frozen=True, kw_only=True):

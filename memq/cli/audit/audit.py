@@ -13,6 +13,7 @@ from memq.audit.verdict import Finding, Verdict
 from memq.cli.options import broker_options, brokers_of, json_option
 from memq.cli.output import ProgressBar, count_text, print_json, print_table, talk
 from memq.cli.run import FAILED, OK
+from memq.notification import Span
 from memq.notification.remote import RemoteQueue
 from memq.runtime.network import Runtime
 from memq.settings import Value
@@ -83,7 +84,7 @@ async def audit_by_brokers(brokers: str, name: str, read: list[int]) -> Verdict:
 
 async def _count_pointers(queue: RemoteQueue, topic: Topic) -> int:
     spans = await queue.spans(read_partitions(topic))
-    return sum(span.end - span.begin for span in spans.values())
+    return sum(span.end - span.begin for span in spans.values() if isinstance(span, Span))
 
 
 def _counter(read: list[int], progress: ProgressBar) -> Callable[[int], None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -12,6 +12,7 @@ from memq.client.admin.group_positions import GroupDescription, Reset
 from memq.client.background import Background
 from memq.client.consumer.settings import Point
 from memq.client.link_pool import CONNECT_TIMEOUT_MS
+from memq.client.log_answers import LogAnswers
 from memq.protocol.messages import TopicMetadata, WireBroker, WireClient, WireLoad
 from memq.runtime.network import Runtime
 from memq.topic import Topic, Totals
@@ -81,19 +82,20 @@ class Admin:
         """Return a topic with the owners of its partitions. Raises: NotFoundError, InvalidNameError."""
         return self._background.run(self._core.topic(name))
 
-    def ends(self, topics: Sequence[Topic]) -> dict[str, tuple[int, ...]]:
-        """Return the pointer offsets at which the read partitions of topics end, by name.
+    def ends(self, topics: Sequence[Topic]) -> dict[str, LogAnswers[int, int]]:
+        """Return the pointer offsets at which read partitions end, by name of the topic and number.
 
-        Raises: NotFoundError.
+        A log that fails is in `unknown` of its topic. Raises: NotFoundError; the first error when all logs fail.
         """
         return self._background.run(self._core.ends(topics))
 
-    def end_totals(self, topic: Topic) -> dict[int, Totals]:
+    def end_totals(self, topic: Topic, partitions: Iterable[int] | None = None) -> LogAnswers[int, Totals]:
         """Return how much each read partition of a topic holds, by number, what retention took included.
 
-        Raises: NotFoundError.
+        With `partitions` only these. A log that fails is in `unknown`.
+        Raises: NotFoundError; the first error when all logs fail.
         """
-        return self._background.run(self._core.end_totals(topic))
+        return self._background.run(self._core.end_totals(topic, partitions))
 
     def alter_topic(self, name: str, *, settings: Settings) -> Topic:
         """Change settings of a topic and return it.

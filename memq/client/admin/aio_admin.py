@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
@@ -16,9 +15,10 @@ from memq.client.consumer.offset_resolver import Lag, OffsetResolver
 from memq.client.consumer.record import place_of
 from memq.client.consumer.settings import Point, check_point, point_of
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
+from memq.client.log_answers import Key, LogAnswers, Value, ask_logs
 from memq.client.metadata import ClusterMetadata
 from memq.client.producer.fields import check_kind, check_switch
-from memq.errors import InvalidRequestError, InvalidSettingError, MemqError, NotFoundError, RetryableError
+from memq.errors import InvalidRequestError, InvalidSettingError, MemqError, NotFoundError
 from memq.limits import PARTITIONS_MAX
 from memq.notification import GroupState, Span
 from memq.notification.remote import RemoteQueue
@@ -45,7 +45,6 @@ from memq.topic import Committed, Position, ReadPartition, Topic, Totals, check_
 ANSWER_S = 30.0
 DRAIN_ANSWER_S = 60.0
 SPANS_MAX = 1_000  # partitions that are asked for their ends in one request
-LOGS_AT_ONCE_MAX = 16  # partitions whose lag is asked for at the same time; one that hangs takes one of these places
 GROUPS_NAMED_MAX = 20  # in the error about one that is not there
 Settings = Mapping[str, int | bool | str]
 
@@ -132,30 +131,36 @@ class AsyncAdmin:
             raise NotFoundError(f"topic '{name}' does not exist")
         return found
 
-    async def ends(self, topics: Sequence[Topic]) -> dict[str, tuple[int, ...]]:
-        """Return the pointer offsets at which the read partitions of topics end, by name.
+    async def ends(self, topics: Sequence[Topic]) -> dict[str, LogAnswers[int, int]]:
+        """Return the pointer offsets at which read partitions end, by name of the topic and number.
 
-        Raises: NotFoundError.
+        A log that fails is in `unknown` of its topic. Raises: NotFoundError; the first error when all logs fail.
         """
         _check_topics(topics)
         await self._pool.reach(self._connect_timeout_s)
         partitions = [partition for topic in topics for partition in read_partitions(topic)]
-        found: dict[ReadPartition, Span] = {}
+        found: dict[ReadPartition, int | MemqError] = {}
         for at in range(0, len(partitions), SPANS_MAX):
-            found |= await self._queue.spans(partitions[at : at + SPANS_MAX])
-        return {topic.name: tuple(found[each].end for each in read_partitions(topic)) for topic in topics}
+            found |= await self._ends_of(partitions[at : at + SPANS_MAX])
+        _there(LogAnswers(found)).one_known()
+        return {
+            topic.name: LogAnswers({each.partition: found[each] for each in read_partitions(topic)}) for topic in topics
+        }
 
-    async def end_totals(self, topic: Topic) -> dict[int, Totals]:
+    async def end_totals(self, topic: Topic, partitions: Iterable[int] | None = None) -> LogAnswers[int, Totals]:
         """Return how much each read partition of a topic holds, by number, what retention took included.
 
-        Raises: NotFoundError.
+        With `partitions` only these. A log that fails is in `unknown`.
+        Raises: NotFoundError; the first error when all logs fail.
         """
         _check_topics([topic])
         await self._pool.reach(self._connect_timeout_s)
-        return {
-            each.partition: await self._places.end_totals(each, topic.settings, topic.writers_of(each))
-            for each in read_partitions(topic)
-        }
+        wanted = None if partitions is None else frozenset(partitions)
+        found = await ask_logs(
+            [each for each in read_partitions(topic) if wanted is None or each.partition in wanted],
+            lambda each: self._places.end_totals(each, topic.settings, topic.writers_of(each)),
+        )
+        return _there(LogAnswers({each.partition: answer for each, answer in found.items()})).one_known()
 
     async def alter_topic(self, name: str, *, settings: Settings) -> Topic:
         """Change settings of a topic and return it.
@@ -197,13 +202,12 @@ class AsyncAdmin:
             if topic.id in read
             for partition in read_partitions(topic)
         ]
-        turns = asyncio.Semaphore(LOGS_AT_ONCE_MAX)
-        progress = await asyncio.gather(
-            *(
-                self._progress(turns, topic, partition, state, holders.get(partition, ""))
-                for topic, partition in partitions
-            )
-        )
+        of = {partition: topic for topic, partition in partitions}
+        lags = await ask_logs(of, lambda each: self._lag(of[each], each, state.committed.get(each)))
+        progress = [
+            PartitionProgress(place_of(each), _position_in(state, each), holders.get(each, ""), measured)
+            for each, measured in lags.items()
+        ]
         return GroupDescription(name, state.generation, tuple(sorted(state.members)), tuple(progress))
 
     async def reset_group(
@@ -303,17 +307,13 @@ class AsyncAdmin:
             hint = f"the groups are: {there}" if names else "there are no groups"
             raise NotFoundError(str(error), hint=hint) from error
 
-    async def _progress(
-        self, turns: asyncio.Semaphore, topic: Topic, partition: ReadPartition, state: GroupState, member: str
-    ) -> PartitionProgress:
-        committed = state.committed.get(partition)
-        measured: Lag | MemqError
-        async with turns:
-            try:
-                measured = await self._lag(topic, partition, committed)
-            except RetryableError as error:
-                measured = error
-        return PartitionProgress(place_of(partition), committed.position if committed else None, member, measured)
+    async def _ends_of(self, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, int | MemqError]:
+        """Ask for the ends of partitions in one request; when all fail, each has the error."""
+        try:
+            found = await self._queue.spans(partitions)
+        except MemqError as error:
+            return dict.fromkeys(partitions, error)
+        return {each: span.end if isinstance(span, Span) else span for each, span in found.items()}
 
     async def _lag(self, topic: Topic, partition: ReadPartition, committed: Committed | None) -> Lag:
         if committed is None:
@@ -333,6 +333,19 @@ class AsyncAdmin:
         """Return how much lies before a position."""
         here = await self._pointers_before(topic, partition, position)
         return here.plus(position.record_index, 0)
+
+
+def _there(answers: LogAnswers[Key, Value]) -> LogAnswers[Key, Value]:
+    """Return the answers. Raises: NotFoundError when one is about a topic that does not exist."""
+    for error in answers.unknown.values():
+        if isinstance(error, NotFoundError):
+            raise error
+    return answers
+
+
+def _position_in(state: GroupState, partition: ReadPartition) -> Position | None:
+    committed = state.committed.get(partition)
+    return committed.position if committed else None
 
 
 def _sendable(settings: Settings) -> dict[str, bool | int | str]:

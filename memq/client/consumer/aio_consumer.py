@@ -17,6 +17,7 @@ from memq.client.consumer.offset_resolver import Lag
 from memq.client.consumer.record import TopicPartition, place_of
 from memq.client.consumer.settings import ConsumerSettings, OnDamaged, OnExpired, Point, topics_of
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
+from memq.client.log_answers import LogAnswers
 from memq.errors import MemqError
 from memq.limits import MIB
 from memq.runtime.network import Runtime
@@ -181,8 +182,12 @@ class AsyncConsumer:
         """Return what the group has stored. Raises: InvalidRequestError without a group; RetryableError."""
         return await self._core.committed()
 
-    async def lag(self) -> dict[TopicPartition, Lag]:
-        """Return how much lies between each position and the end of its partition now."""
+    async def lag(self) -> LogAnswers[TopicPartition, Lag]:
+        """Return how much lies between each position and the end of its partition now.
+
+        A partition whose log does not answer is not in the mapping: `unknown` there has its error.
+        Raises: the first error when all logs fail.
+        """
         return await self._core.lag()
 
     def stats(self) -> ConsumerStats:

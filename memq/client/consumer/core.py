@@ -27,6 +27,7 @@ from memq.client.consumer.opener import Opener
 from memq.client.consumer.record import TopicPartition, place_of
 from memq.client.consumer.settings import ConsumerSettings, Point, check_point
 from memq.client.link_pool import LinkPool
+from memq.client.log_answers import LogAnswers, ask_logs
 from memq.client.metadata import ClusterMetadata
 from memq.client.observers.report_carrier import ReportCarrier
 from memq.client.observers.reporter import CLOSE_S_MAX as REPORT_S_MAX
@@ -274,18 +275,24 @@ class ConsumerCore:
         stored = await self._queue.committed(self.settings.group or "", self._partitions())
         return {place_of(key): value.position for key, value in stored.items()}
 
-    async def lag(self) -> dict[TopicPartition, Lag]:
-        """Return how much lies between each position and the end of its partition now."""
+    async def lag(self) -> LogAnswers[TopicPartition, Lag]:
+        """Return how much lies between each position and the end of its partition now.
+
+        Raises: the first error when all logs fail.
+        """
         await self.start()
-        lags: dict[TopicPartition, Lag] = {}
-        for partition, assigned in list(self._reading.assigned.items()):
-            position, totals = self._here(assigned)
-            topic = self._topics[partition.topic]
-            if totals is None:
-                writers = topic.writers_of(partition)
-                totals = await self._places.totals_of(assigned.flow, topic.settings, writers)
-            lags[assigned.place] = await self._places.lag(topic, partition, position, totals, self._runtime.clock)
-        return lags
+        read = dict(self._reading.assigned)
+        found = await ask_logs(read, lambda key: self._lag(key, read[key]))
+        return LogAnswers({place_of(key): lag for key, lag in found.items()}).one_known()
+
+    async def _lag(self, partition: ReadPartition, assigned: Assigned) -> Lag:
+        topic = self._topics.get(partition.topic)
+        if topic is None:
+            raise NotFoundError(f"topic '{partition.topic}' does not exist any more")
+        position, totals = self._here(assigned)
+        if totals is None:
+            totals = await self._places.totals_of(assigned.flow, topic.settings, topic.writers_of(partition))
+        return await self._places.lag(topic, partition, position, totals, self._runtime.clock)
 
     def _here(self, assigned: Assigned) -> tuple[Position, Totals | None]:
         """Return what comes next in a partition, and the totals before its pointer where they are at hand."""

@@ -25,13 +25,13 @@ export function s(name, attributes = {}, ...children) {
 }
 
 /** What is not known is said, and never looks like a number. */
-export function unknown() {
-  return h("span", { class: "unknown" }, "unknown");
+export function unknown(why = "") {
+  return why ? h("span", { class: "unknown", title: why }, `unknown: ${why}`) : h("span", { class: "unknown" }, "unknown");
 }
 
-/** Show a value by `write`, or say that it is not known. */
-export function known(value, write = String) {
-  return value === null || value === undefined ? unknown() : write(value);
+/** Show a value by `write`, or say that it is not known, and why. */
+export function known(value, write = String, why = "") {
+  return value === null || value === undefined ? unknown(why) : write(value);
 }
 
 // Not by Intl.NumberFormat: to make the first one takes longer than all else before the first content.

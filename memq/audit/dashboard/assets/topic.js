@@ -128,9 +128,9 @@ function sections(state, { redraw, load }) {
     drawLag(history, page, nobody);
     heatPart.replaceChildren(Object.keys(history.heat).length ? heat(history) : h("p", { class: "empty" }, "Not known yet."));
     groupsPart.replaceChildren(plainTable("Groups", ["Group", "#Members", "#Lag", "#Bytes", "#Waiting"],
-      read.map((row) => [row.group, count(row.members), count(row.lag_records), bytes(row.lag_bytes), duration(row.lag_seconds)]), nobody));
+      read.map((row) => [row.group, count(row.members), known(row.lag_records, count, row.error), known(row.lag_bytes, bytes, row.error), known(row.lag_seconds, duration, row.error)]), nobody));
     partitionsPart.replaceChildren(plainTable("Partitions", ["#Partition", "Owner", "#Records so far"],
-      page.partitions.map((row) => [row.partition, row.owner || h("span", { class: "badge warn" }, "nobody"), known(row.records, count)]), "None."));
+      page.partitions.map((row) => [row.partition, row.owner || h("span", { class: "badge warn" }, "nobody"), known(row.records, count, row.error)]), "None."));
     settingsPart.replaceChildren(h("p", { class: "note" }, "id ", h("code", {}, page.id)),
       plainTable("Settings", ["Setting", "Value"], Object.entries(page.settings).map(([key, value]) => [h("code", {}, key), String(value)]), "None."));
     findings();
