@@ -1,6 +1,6 @@
 # Everything a person or the CI runs. `make demo` and `make check` need Python >= 3.11 and make, nothing else.
 .NOTPARALLEL:
-.PHONY: help demo audit-demo cluster-demo spark-demo check tools test test-integration localstack localstack-down simulate chaos bench soak lint constraints format types imports tidy clean
+.PHONY: help demo audit-demo cluster-demo spark-demo check tools test test-component test-integration localstack localstack-down simulate chaos bench soak lint constraints format types imports tidy clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -41,8 +41,11 @@ check: tools lint types imports ## everything that CI runs
 tools:                          ## what the tests want of apt, if root on Debian runs this
 	@.ci/tools
 
-test: lint types imports        ## the ring without servers, below a minute
+test: lint types imports        ## the rings that start nothing, below a minute
 	HYPOTHESIS_PROFILE=quick $(PYTEST) -m "not thorough" tests/test_tidy.py tests/unit tests/contract tests/model tests/simulation
+
+test-component: $(DEV)          ## parts with a broker, a cluster or a process of this machine
+	$(PYTEST) tests/component
 
 test-integration: $(DEV)        ## real processes on this machine
 	$(PYTEST) tests/integration tests/chaos

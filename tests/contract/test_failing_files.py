@@ -28,10 +28,10 @@ from memq.storage_handlers.filesystem import FilesystemHandler
 from memq.storage_handlers.folders import sync_folder
 from memq.topic import Topic
 from tests.brokers import BareClient, block_of, write_frame
+from tests.component.test_broker_cluster import Rig, rig
+from tests.component.test_broker_forward import gate_of, pointers
+from tests.component.test_broker_spool import ON_DISK
 from tests.failing_files import FailingFiles
-from tests.unit.test_broker_cluster import Rig, rig
-from tests.unit.test_broker_forward import gate_of, pointers
-from tests.unit.test_broker_spool import ON_DISK
 
 BLOCKS = 12
 

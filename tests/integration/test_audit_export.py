@@ -9,11 +9,11 @@ from memq.audit.live.storage.database import SqliteDatabase
 from memq.audit.live.storage.store import AuditStore
 from memq.audit.live.view import AuditView
 from memq.cli.audit.audit_export import Known, audit_metrics
+from tests.component.test_live_state import a_step
 from tests.integration.test_lag_export import exporter, scraped
 from tests.unit.audited import TOPIC
 from tests.unit.blocks import NOW_MS
 from tests.unit.live_desk import MINUTE, PRODUCER, Desk, span
-from tests.unit.test_live_state import a_step
 
 
 async def judged(database: SqliteDatabase) -> None:

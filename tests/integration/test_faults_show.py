@@ -31,11 +31,11 @@ from memq.runtime.clock import SystemClock
 from memq.testing import Cluster
 from memq.topic import ReadPartition, TopicSettings
 from tests.brokers import BareClient, block_of, running_broker, write_frame
+from tests.component.test_broker_cluster import rig
+from tests.component.test_broker_forward import QUICK, gate_of, seized
+from tests.component.test_broker_memory import BUDGET, gated_broker, overload
+from tests.component.test_broker_spool import ON_DISK, GatedDisk, left_behind, replayed, until
 from tests.s3_faults import Fault, faulty_s3, place_of
-from tests.unit.test_broker_cluster import rig
-from tests.unit.test_broker_forward import QUICK, gate_of, seized
-from tests.unit.test_broker_memory import BUDGET, gated_broker, overload
-from tests.unit.test_broker_spool import ON_DISK, GatedDisk, left_behind, replayed, until
 
 PAGE = Path(__file__).parents[2] / "docs" / "events.md"
 TIMEOUT_S = 60.0

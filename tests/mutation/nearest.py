@@ -119,7 +119,7 @@ class Near(msgspec.Struct, forbid_unknown_fields=True):
     def files_of(self, mutant: Mutant) -> list[str]:
         """Return the test files for a mutant; those that name its module when none is kept."""
         if mutant.path not in self.files:
-            files = sorted((ROOT / "tests").glob("unit/test_*.py"))
+            files = sorted(path for ring in ("unit", "component") for path in (ROOT / "tests" / ring).glob("test_*.py"))
             named = [file for file in files if mutant.module in file.read_text(encoding="utf-8")]
             self.files[mutant.path] = [file.relative_to(ROOT).as_posix() for file in named]
         return self.files[mutant.path]

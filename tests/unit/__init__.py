@@ -1,1 +1,1 @@
-"""Tests of one part each, without processes and servers."""
+"""Tests of one part each: no broker, no process, no server (`conftest.py` refuses them)."""

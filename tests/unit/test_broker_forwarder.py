@@ -39,8 +39,8 @@ from memq.protocol.frames import Api
 from memq.protocol.messages import Done
 from memq.topic import CLOCK_ERROR_MS, Topic, read_partitions
 from tests.brokers import events_of
+from tests.component.test_broker_opening import Opening
 from tests.skipping_loop import run_skipping, skip
-from tests.unit.test_broker_opening import Opening
 from tests.unit.test_broker_peer import Wire
 from tests.unit.test_broker_rebuild import TOPIC, batch, block, flipped, joined
 

@@ -17,8 +17,8 @@ from memq.errors import ObjectExistsError, StoreError
 from memq.format.blocks.header import Buffer
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
+from tests.component.test_broker_opening import Opening
 from tests.skipping_loop import run_skipping, skip
-from tests.unit.test_broker_opening import Opening
 
 PARTS: list[bytes | memoryview] = [b"one", b"two"]
 BODY = ObjectBody("memq/one", PARTS, crc32c(b"onetwo"), 6)

@@ -15,7 +15,7 @@ from memq.client.producer.delivery import Ack, Delivery
 from memq.client.producer.producer import Producer
 from memq.errors import BufferFullError, MemqError
 from memq.topic import slot_of_key
-from tests.unit.test_producer_sync import Server
+from tests.component.test_producer_sync import Server
 from tests.unit.toy_broker import ToyBroker, run, toy_topic
 
 Row = dict[str, Any]

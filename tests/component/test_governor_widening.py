@@ -24,8 +24,8 @@ from memq.protocol.connection import ANONYMOUS
 from memq.protocol.messages import AdminAnswer, DescribeCluster
 from memq.runtime.logs import EventLog
 from memq.topic import Topic, TopicSettings, equal_slots
+from tests.component.test_broker_cluster import rig
 from tests.contract.manual_clock import ManualClock
-from tests.unit.test_broker_cluster import rig
 
 MOST = 1_000_000
 Loads = dict[int, int]

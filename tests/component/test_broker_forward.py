@@ -24,7 +24,7 @@ from memq.protocol.messages import Forward, Nack, decode_message
 from memq.storage_handlers import Buffer
 from memq.topic import ReadPartition, Topic, TopicSettings
 from tests.brokers import PRODUCER, BareClient, block_of, write_frame
-from tests.unit.test_broker_cluster import Rig, rig
+from tests.component.test_broker_cluster import Rig, rig
 
 QUICK = TopicSettings(stale_publish_ms=1_000)  # how long a lost epoch waits before it is read on
 PATIENT = TopicSettings(stale_publish_ms=1_000, seal_when_idle=False, batch_age_ms_max=600_000)

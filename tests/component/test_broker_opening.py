@@ -41,9 +41,9 @@ from memq.storage_handlers import ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Topic, TopicSettings, equal_slots, read_partitions
 from tests.brokers import BareClient, block_of, events_of, no_spool, run, running_broker, write_frame
+from tests.component.test_broker_epochs import connected, control, pointers, processor_of
+from tests.component.test_broker_proofs import Longest
 from tests.skipping_loop import run_skipping, skip, skipping_runtime
-from tests.unit.test_broker_epochs import connected, control, pointers, processor_of
-from tests.unit.test_broker_proofs import Longest
 
 
 @asynccontextmanager

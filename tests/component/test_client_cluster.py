@@ -20,7 +20,7 @@ from memq.protocol.messages import Metadata, Owner, TopicMetadata
 from memq.runtime.network import Runtime, parse_address
 from memq.topic import Topic, TopicSettings, equal_slots
 from tests.brokers import run
-from tests.unit.test_broker_cluster import Rig, rig
+from tests.component.test_broker_cluster import Rig, rig
 from tests.unit.test_producer_window import block, moved, new_window
 
 PRODUCERS = 100

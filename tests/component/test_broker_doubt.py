@@ -38,9 +38,9 @@ from memq.runtime.clock import SystemClock
 from memq.storage_handlers import Buffer
 from memq.topic import ReadPartition, Topic
 from tests.brokers import BareClient, block_of, write_frame
-from tests.unit.test_broker_cluster import Rig, rig
-from tests.unit.test_broker_forward import QUICK, Seized, gate_of, held_at, pointers, seized
-from tests.unit.test_broker_spool import left_behind, records, until
+from tests.component.test_broker_cluster import Rig, rig
+from tests.component.test_broker_forward import QUICK, Seized, gate_of, held_at, pointers, seized
+from tests.component.test_broker_spool import left_behind, records, until
 
 T = TypeVar("T")
 

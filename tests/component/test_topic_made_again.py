@@ -26,7 +26,7 @@ from memq.protocol.messages import (
 )
 from memq.runtime.network import Runtime, parse_address
 from memq.topic import ReadPartition, Topic, TopicSettings, read_partitions
-from tests.unit.test_broker_cluster import Rig, rig
+from tests.component.test_broker_cluster import Rig, rig
 from tests.unit.toy_broker import ToyBroker, ToyConnection, address_of, run, toy_topic
 
 

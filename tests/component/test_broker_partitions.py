@@ -27,8 +27,8 @@ from memq.governor import Assignment, BrokerEntry
 from memq.protocol.messages import Owner
 from memq.topic import ReadPartition, Topic, TopicSettings, equal_slots, read_partitions
 from tests.brokers import BareClient, GatedStore, block_of, events_of, run, running_broker, until, write_frame
-from tests.unit.test_broker_opening import failing
-from tests.unit.test_topic_processor import turns
+from tests.component.test_broker_opening import failing
+from tests.component.test_topic_processor import turns
 
 MINE, NEAR = "this-one", "near:1"
 

@@ -1,4 +1,4 @@
-"""docs/metrics.md has every metric and alert: `python -m tests.unit.test_docs_metrics` writes it, the test compares.
+"""docs/metrics.md has all metrics and alerts: `python -m tests.component.test_docs_metrics` writes it, tests compare.
 
 What is exported must be in the table `memq.observe.metrics`, and all of the table exported by somebody.
 """
@@ -144,7 +144,7 @@ def exported() -> str:
 
 
 def test_the_page_has_every_metric_and_alert() -> None:
-    assert PAGE.read_text() == page(), "write it again: python -m tests.unit.test_docs_metrics"
+    assert PAGE.read_text() == page(), "write it again: python -m tests.component.test_docs_metrics"
 
 
 def test_what_is_exported_is_in_the_table_and_all_of_the_table_is_exported() -> None:

@@ -20,7 +20,7 @@ from memq.limits import KIB
 from memq.runtime.network import Runtime
 from memq.storage_handlers import Buffer
 from memq.topic import Topic, TopicSettings, equal_slots, is_internal, slot_of_key
-from tests.unit.test_broker_cluster import Rig, rig
+from tests.component.test_broker_cluster import Rig, rig
 
 Change = Callable[[Topic, int], Topic]
 KEYS = [b"key-%d" % number for number in range(16)]

@@ -36,8 +36,8 @@ from memq.notification import Entries, Publication
 from memq.notification.memory import MemoryQueue
 from memq.topic import ReadPartition, Topic, TopicSettings
 from tests.brokers import PRODUCER, RUN_S_MAX, GatedStore, block_of, events_of, run, running_broker, until, write_frame
-from tests.unit.test_broker_epochs import connected, control, pointers, processor_of, until_held
-from tests.unit.test_broker_opening import failing, owning
+from tests.component.test_broker_epochs import connected, control, pointers, processor_of, until_held
+from tests.component.test_broker_opening import failing, owning
 
 AGED = TopicSettings(seal_when_idle=False, batch_age_ms_max=60_000)
 

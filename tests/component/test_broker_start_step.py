@@ -14,9 +14,9 @@ from memq.errors import UnreachableError
 from memq.governor.memory import MemoryCoordinator
 from memq.runtime.logs import EventLog
 from memq.topic import TopicSettings
+from tests.component.test_broker_cluster import rig
+from tests.component.test_broker_proofs import Longest
 from tests.skipping_loop import run_skipping, skipping_runtime
-from tests.unit.test_broker_cluster import rig
-from tests.unit.test_broker_proofs import Longest
 
 CALLS = ["topics", "register", "brokers", "assignments"]
 

@@ -29,8 +29,8 @@ from memq.storage_handlers import ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import ReadPartition, Topic
 from tests.brokers import run, running_broker
+from tests.component.test_broker_retention import HOUR_MS, Rig
 from tests.unit.lying_queue import LyingQueue
-from tests.unit.test_broker_retention import HOUR_MS, Rig
 
 DAY_MS = 24 * HOUR_MS
 BATCHES = 5

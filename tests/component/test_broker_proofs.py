@@ -32,9 +32,9 @@ from memq.protocol.frames import Api, encode_frame
 from memq.protocol.messages import Close, MetadataRequest, encode_message
 from memq.topic import PartitionSlots, ReadPartition, Topic, TopicSettings, read_partitions
 from tests.brokers import PRODUCER, BareClient, GatedStore, block_of, events_of, run, running_broker, until, write_frame
+from tests.component.test_broker_epochs import READ, Owner, connected, gated, pointers, processor_of, until_sealed
 from tests.contract.manual_clock import ManualClock
 from tests.skipping_loop import run_skipping
-from tests.unit.test_broker_epochs import READ, Owner, connected, gated, pointers, processor_of, until_sealed
 
 
 def foreign(owner: Owner) -> Publication:
