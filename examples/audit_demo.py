@@ -20,7 +20,7 @@ from folders import claim, clear
 from injury import Injury, injure
 
 import memq
-from memq.audit.live.finding import LiveFinding
+from memq.audit.finding import Finding
 from memq.audit.live.storage.database import SqliteDatabase
 from memq.audit.live.view import AuditView
 
@@ -70,7 +70,7 @@ def receive(address: str) -> None:
     print(f"the group '{GROUP}' has read {count:,} records, and committed", flush=True)
 
 
-async def until(data: Path, ask: Callable[[AuditView], Awaitable[list[LiveFinding] | None]]) -> list[LiveFinding]:
+async def until(data: Path, ask: Callable[[AuditView], Awaitable[list[Finding] | None]]) -> list[Finding]:
     """Ask the auditor's state again and again until there is an answer."""
     state = SqliteDatabase(data / "audit.sqlite")
     view, found = AuditView(state), None
@@ -84,7 +84,7 @@ async def until(data: Path, ask: Callable[[AuditView], Awaitable[list[LiveFindin
         await state.close()
 
 
-async def all_queued(view: AuditView, records: int) -> list[LiveFinding] | None:
+async def all_queued(view: AuditView, records: int) -> list[Finding] | None:
     """Return nothing found once all records are sent, acked and queued by what the auditor knows."""
     for summary in await view.topics(0, 1 << 40):
         side = summary.row.side("")
@@ -93,19 +93,19 @@ async def all_queued(view: AuditView, records: int) -> list[LiveFinding] | None:
     return None
 
 
-async def all_named(view: AuditView, injuries: list[Injury]) -> list[LiveFinding] | None:
+async def all_named(view: AuditView, injuries: list[Injury]) -> list[Finding] | None:
     """Return the findings once there is one for each injury."""
     found = await view.findings(TOPIC)
     return found if all(any(is_of(finding, injury) for finding in found) for injury in injuries) else None
 
 
-def is_of(finding: LiveFinding, injury: Injury) -> bool:
+def is_of(finding: Finding, injury: Injury) -> bool:
     """Whether a finding names exactly the records of an injury."""
-    named = (finding.kind, finding.partition, finding.producer, finding.ranges)
+    named = (finding.kind.value, finding.partition, finding.producer, finding.ranges)
     return named == (injury.what, injury.partition, injury.producer, ((injury.first, injury.next),))
 
 
-def sound(found: list[LiveFinding], injuries: list[Injury]) -> bool:
+def sound(found: list[Finding], injuries: list[Injury]) -> bool:
     """Whether every finding is of an injury; the block that comes twice is doubled in the queue and for the group."""
     strange = [finding for finding in found if not any(is_of(finding, injury) for injury in injuries)]
     for finding in strange:

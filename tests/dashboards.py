@@ -18,7 +18,7 @@ import msgspec
 from memq.audit.dashboard.server import Dashboard
 from memq.audit.dashboard.sources import AuditNews, AuditSource, PartitionMinute, TopicVerdict
 from memq.audit.dashboard.view import ClientRow, FindingRow
-from memq.audit.live.finding import LiveFinding
+from memq.audit.finding import Finding
 from memq.errors import NotFoundError
 from memq.settings import DashboardSettings
 
@@ -32,7 +32,7 @@ class WrittenAudit:
     verdicts: dict[str, TopicVerdict] = field(default_factory=dict)
     found: dict[str, FindingRow] = field(default_factory=dict)
     rows: dict[str, list[PartitionMinute]] = field(default_factory=dict)
-    named: dict[str, LiveFinding] = field(default_factory=dict)
+    named: dict[str, Finding] = field(default_factory=dict)
     heard: list[ClientRow] = field(default_factory=list)
     version: int = 1
 
@@ -44,12 +44,12 @@ class WrittenAudit:
     async def minutes(self, topic: str, first: int, end: int) -> list[PartitionMinute]:
         return [row for row in self.rows.get(topic, []) if first <= row.minute < end]
 
-    async def finding(self, id_: str) -> LiveFinding:
+    async def finding(self, id_: str) -> Finding:
         if id_ not in self.named:
             raise NotFoundError(f"there is no finding '{id_}'")
         return self.named[id_]
 
-    async def findings(self) -> list[LiveFinding]:
+    async def findings(self) -> list[Finding]:
         return list(self.named.values())
 
     async def clients(self) -> list[ClientRow]:

@@ -1,1 +1,1 @@
-"""Accounts and verdicts on records that were lost, doubled or damaged, and their collector."""
+"""The audit engine: one account, finding, verdict and minute for batch audit, live audit and Spark."""

@@ -13,24 +13,15 @@ from dataclasses import dataclass, field, replace
 from memq.audit.account import Account, Balance, Evidence, Fate, RecentRanges, TailKnowledge
 from memq.audit.checks.batch_check import NO_NUMBER, BatchCheck, BlockCheck
 from memq.audit.checks.checked_entry import CheckedEntry
+from memq.audit.finding import IN_OBJECT, IN_QUEUE, Finding, Kind
 from memq.audit.minutes import Met, Minutes, active_ms, late_ms, window_ms
 from memq.audit.totals import RunningTotals
-from memq.audit.verdict import (
-    BALANCES_MAX,
-    PLACES_MAX,
-    THROUGH_STORE,
-    Coverage,
-    Finding,
-    FindingPlace,
-    Kind,
-    Outcome,
-    PartitionCoverage,
-    Verdict,
-)
+from memq.audit.verdict import BALANCES_MAX, THROUGH_STORE, Coverage, PartitionCoverage, Tallies, Verdict
 from memq.errors import CorruptDataError, MemqError, TooLargeError
 from memq.format.blocks.header import BlockHeader, StoredBlock
 from memq.format.pointer import Pointer
 from memq.format.ranges import RangeSet
+from memq.limits import SEQUENCE_END
 from memq.notification import Span
 from memq.topic import Position, Topic
 
@@ -91,17 +82,6 @@ class _WritePartition:
             self.starts[epoch] = number if start is None else min(start, number)
 
 
-@dataclass(slots=True)
-class _Tally:
-    count: int = 0
-    places: list[FindingPlace] = field(default_factory=list)
-
-    def add(self, count: int, place: FindingPlace) -> None:
-        self.count += count
-        if len(self.places) < PLACES_MAX:
-            self.places.append(place)
-
-
 class Auditor:
     """Audits one topic. Call `open_partition` before the entries of a read partition; `verdict` ends it.
 
@@ -121,7 +101,7 @@ class Auditor:
         self._writes: dict[int, _WritePartition] = {}
         self._contents = Contents()
         self._accounts: dict[tuple[int, int], Account] = {}
-        self._tallies: dict[Kind, _Tally] = {}
+        self._found = Tallies()
 
     # ---- what is read ------------------------------------------------------------------------------
 
@@ -135,7 +115,7 @@ class Auditor:
         self._reads[partition] = replace(before, error=str(error))
         self._unread[partition] = None
         self._forget_totals(partition)
-        self._find(Kind.UNREAD, 1, FindingPlace(partition, cause=str(error)))
+        self._found.add(1, Finding(kind=Kind.UNREAD, partition=partition, cause=str(error)))
 
     def take(self, partition: int, checked: CheckedEntry) -> None:
         """Take an entry that was read and checked."""
@@ -155,12 +135,10 @@ class Auditor:
         """Take an entry whose pointer can't be read: damaged, or newer than this version."""
         self._count_pointer(partition)
         self._forget_totals(partition)
-        place = FindingPlace(partition, offset=offset, cause=str(error))
-        if isinstance(error, CorruptDataError):
-            self._find(Kind.POINTER, 1, place)
-        else:
+        kind = Kind.POINTER if isinstance(error, CorruptDataError) else Kind.UNREAD
+        if kind is Kind.UNREAD:
             self._unread[partition] = None
-            self._find(Kind.UNREAD, 1, place)
+        self._found.add(1, Finding(kind=kind, partition=partition, offset=offset, cause=str(error)))
 
     def take_control(self, partition: int, offset: int, time_ms: int, pointer: Pointer) -> None:
         """Take a pointer without a batch; `time_ms` is its queue time."""
@@ -177,43 +155,37 @@ class Auditor:
         if len(write.batches) > EPOCHS_MAX:
             raise TooLargeError(f"partition {pointer.partition} has over {EPOCHS_MAX} epochs")
         for fault in check.faults:
-            self._find(Kind.FAULT, 1, FindingPlace(partition, offset=offset, object=check.key, cause=fault))
+            wrong = Finding(kind=Kind.FAULT, partition=partition, offset=offset, object=check.key, cause=fault)
+            self._found.add(1, wrong)
         if not check.complete and any(block.unread for block in check.blocks):
             self._unread[partition] = None
         skip, late, record_index = frozenset(pointer.skip), pointer.epoch < write.epoch, 0
         for block in check.blocks:
-            place = _place_of(block, pointer.partition, offset, check.key)
             position = Position(partition, offset, record_index)
             met = Met((pointer.partition, block.producer), block.first, block.next, time_ms, position, late)
             record_index += block.next - block.first
             if block.cause is not None:
-                self._take_unsound(block, block.cause, met, place)
+                self._take_unsound(block, block.cause, met, check.key)
             elif block.number in skip:
                 self._drop(met)
             else:
-                self._deliver(met, place, block.header)
+                self._deliver(met, block, check.key)
 
     # ---- the verdict -------------------------------------------------------------------------------
 
     def verdict(self, now_ms: int) -> Verdict:
         """Return the verdict; producers that were seen shortly before `now_ms` (Unix ms) may still be sending."""
-        balances = self.balances(now_ms)
-        tallies = {kind: _Tally(tally.count, list(tally.places)) for kind, tally in self._tallies.items()}
+        balances, found = self.balances(now_ms), Tallies(self._found)
         for balance in balances:
-            _tell_balance(balance, tallies)
+            _tell_balance(balance, found)
         for partition, write in sorted(self._writes.items()):
             if write.read_partition not in self._unread:  # else the hole may be what was not read
-                _tell_batches(partition, write, tallies)
-        findings = tuple(
-            Finding(kind, tallies[kind].count, tuple(tallies[kind].places)) for kind in Kind if kind in tallies
-        )
-        outcomes = [finding.kind.outcome for finding in findings]
+                _tell_batches(partition, write, found)
         return Verdict(
             topic=self._topic.name,
             topic_id=self._topic.id,
-            outcome=next((outcome for outcome in Outcome if outcome in outcomes), Outcome.CLEAN),
-            findings=findings,
-            coverage=self._covered(balances, tallies),
+            findings=tuple(found),
+            coverage=self._covered(balances),
             balances=tuple(sorted(balances, key=lambda balance: balance.clean)[:BALANCES_MAX]),
         )
 
@@ -232,7 +204,7 @@ class Auditor:
             active_since_ms=now_ms - self._active_ms,
         )
 
-    def _covered(self, balances: list[Balance], tallies: dict[Kind, _Tally]) -> Coverage:
+    def _covered(self, balances: list[Balance]) -> Coverage:
         return replace(
             self._coverage,
             partitions=tuple(self._reads[partition] for partition in sorted(self._reads)),
@@ -242,7 +214,7 @@ class Auditor:
             producers_in_flight=sum(balance.tail is TailKnowledge.IN_FLIGHT for balance in balances),
             burned=sum(balance.burned for balance in balances),
             expired=sum(balance.expired for balance in balances),
-            unread=tallies[Kind.UNREAD].count if Kind.UNREAD in tallies else 0,
+            unread=sum(tally.count for tally in self._found if tally.kind is Kind.UNREAD),
         )
 
     # ---- inside --------------------------------------------------------------------------------------
@@ -251,7 +223,7 @@ class Auditor:
         self._count_pointer(partition)
         if pointer.topic_id != self._topic.id:
             cause = f"pointer belongs to topic id {pointer.topic_id}, not to {self._topic.id}"
-            self._find(Kind.FAULT, 1, FindingPlace(partition, offset=offset, cause=cause))
+            self._found.add(1, Finding(kind=Kind.FAULT, partition=partition, offset=offset, cause=cause))
         write = self._writes.get(pointer.partition)
         if write is None:
             begin = self._reads[partition].begin
@@ -263,7 +235,8 @@ class Auditor:
         missing = write.totals.take(pointer, follows_copies=time_ms <= write.copies_ms)
         if missing:
             cause = f"its totals count {missing} records that no pointer before it shows"
-            self._find(Kind.TOTALS, missing, FindingPlace(pointer.partition, offset=offset, cause=cause))
+            wrong = Finding(kind=Kind.TOTALS, partition=pointer.partition, offset=offset, cause=cause)
+            self._found.add(missing, wrong)
         return write
 
     def _forget_totals(self, partition: int) -> None:
@@ -281,16 +254,16 @@ class Auditor:
             account = self._accounts[partition, producer] = Account(recent, self._writes[partition].copies_ms)
         return account
 
-    def _take_unsound(self, block: BlockCheck, cause: MemqError, met: Met, place: FindingPlace) -> None:
+    def _take_unsound(self, block: BlockCheck, cause: MemqError, met: Met, key: str) -> None:
         damaged = isinstance(cause, CorruptDataError)
-        self._find(Kind.CORRUPT if damaged else Kind.UNREAD, 1, place)
+        self._found.add(1, _finding(Kind.CORRUPT if damaged else Kind.UNREAD, block, met, key, str(cause)))
         if block.producer:
             self._account(*met.stream).miss(met.first, met.next, met.time_ms, damaged=damaged)
             if self._minutes is not None:
                 self._minutes.miss(met)
 
-    def _deliver(self, met: Met, place: FindingPlace, header: BlockHeader | None) -> None:
-        account, partition = self._account(*met.stream), met.stream[0]
+    def _deliver(self, met: Met, block: BlockCheck, key: str) -> None:
+        account, partition, header = self._account(*met.stream), met.stream[0], block.header
         delivered, doubled = account.delivered.total, account.doubled.total
         differs = False
         if header is not None:
@@ -304,7 +277,7 @@ class Auditor:
         doubled = account.doubled.total - doubled
         if fate is Fate.DOUBLED:
             # A record that is delivered a third time was counted already; its place is named all the same.
-            self._find(Kind.DOUBLED, doubled, replace(place, cause=OTHER_BYTES) if differs else place)
+            self._found.add(doubled, _finding(Kind.DOUBLED, block, met, key, OTHER_BYTES if differs else ""))
         if self._minutes is not None:
             self._minutes.deliver(met, new=account.delivered.total - delivered, doubled=doubled)
 
@@ -322,40 +295,36 @@ class Auditor:
         grown = {name: getattr(self._coverage, name) + amount for name, amount in amounts.items()}
         self._coverage = replace(self._coverage, **grown)
 
-    def _find(self, kind: Kind, count: int, place: FindingPlace) -> None:
-        self._tallies.setdefault(kind, _Tally()).add(count, place)
 
-
-def _place_of(block: BlockCheck, partition: int, offset: int, key: str) -> FindingPlace:
-    known = block.producer != 0
-    return FindingPlace(
-        partition,
-        producer=block.producer if known else None,
-        first=block.first if known else None,
-        next=block.next if known else None,
-        offset=offset,
+def _finding(kind: Kind, block: BlockCheck, met: Met, key: str, cause: str) -> Finding:
+    return Finding(
+        kind=kind,
+        stage=IN_OBJECT if block.number != NO_NUMBER else IN_QUEUE,
+        partition=met.stream[0],
+        producer=block.producer,
+        ranges=((block.first, block.next),) if block.producer else (),
+        offset=met.position.pointer_offset,
         object=key,
-        block=block.number if block.number != NO_NUMBER else None,
-        cause="" if block.cause is None else str(block.cause),
+        block=max(block.number, 0),
+        cause=cause,
     )
 
 
-def _tell_balance(balance: Balance, tallies: dict[Kind, _Tally]) -> None:
+def _tell_balance(balance: Balance, found: Tallies) -> None:
     """Add what is missing of one producer.
 
     Damaged, unread and doubled blocks were told where they were met.
     """
-    for kind, ranges in ((Kind.LOST, balance.lost), (Kind.HOLE, balance.unproven)):
-        for first, next_ in ranges:
-            place = FindingPlace(balance.partition, producer=balance.producer, first=first, next=next_)
-            tallies.setdefault(kind, _Tally()).add(next_ - first, place)
+    wrong = [(Kind.LOST, piece) for piece in balance.lost] + [(Kind.HOLE, piece) for piece in balance.unproven]
     if balance.tail is not TailKnowledge.PROVEN:
         kind = Kind.IN_FLIGHT if balance.tail is TailKnowledge.IN_FLIGHT else Kind.UNKNOWN
-        place = FindingPlace(balance.partition, producer=balance.producer, first=balance.next_sequence)
-        tallies.setdefault(kind, _Tally()).add(1, place)
+        wrong.append((kind, (balance.next_sequence, SEQUENCE_END)))
+    for kind, (first, next_) in wrong:
+        place = Finding(kind=kind, partition=balance.partition, producer=balance.producer, ranges=((first, next_),))
+        found.add(next_ - first if kind.unit == "record" else 1, place)
 
 
-def _tell_batches(partition: int, write: _WritePartition, tallies: dict[Kind, _Tally]) -> None:
+def _tell_batches(partition: int, write: _WritePartition, found: Tallies) -> None:
     """Batch sequences are dense within an epoch: a hole is a batch whose pointer is gone.
 
     They start at 0, except in epochs whose start retention may have taken.
@@ -364,4 +333,4 @@ def _tell_batches(partition: int, write: _WritePartition, tallies: dict[Kind, _T
         start = write.starts[epoch]
         for first, next_ in numbers.holes(numbers.next if start is None else start, numbers.next):
             cause = f"epoch {epoch} has no pointer of batch {first}" + (f" to {next_ - 1}" if next_ > first + 1 else "")
-            tallies.setdefault(Kind.BATCH_HOLE, _Tally()).add(next_ - first, FindingPlace(partition, cause=cause))
+            found.add(next_ - first, Finding(kind=Kind.BATCH_HOLE, partition=partition, cause=cause))

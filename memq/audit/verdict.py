@@ -5,101 +5,53 @@ Pure values, with their JSON.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from enum import Enum
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from memq.audit.account import Balance, TailKnowledge
+from memq.audit.finding import Finding, Kind, Outcome
+from memq.errors import InvalidRequestError
 from memq.format.ranges import Range
 
 PLACES_MAX = 10  # places that a finding names; its counts are exact
 BALANCES_MAX = 1_000  # producers that a verdict lists, those with findings first
 RANGES_MAX = 10
 THROUGH_STORE = "the store"
+# What an auditor adds when it has read all, by write partition; the others come as it reads.
+_BY_WRITE_PARTITION = (Kind.LOST, Kind.HOLE, Kind.IN_FLIGHT, Kind.UNKNOWN, Kind.BATCH_HOLE)
 
 
-class Outcome(Enum):
-    """The verdict in one word, the gravest that holds."""
-
-    LOST = "lost"
-    DAMAGED = "damaged"
-    DOUBLED = "doubled"
-    INCOMPLETE = "incomplete"
-    CLEAN = "clean"
-
-
-class Kind(Enum):
-    """The classes of findings, with the unit of their counts and the outcome that they lead to."""
-
-    LOST = ("lost", "record", Outcome.LOST)
-    CORRUPT = ("corrupt", "block", Outcome.DAMAGED)
-    POINTER = ("unreadable pointer", "pointer", Outcome.DAMAGED)
-    BATCH_HOLE = ("missing batch", "batch", Outcome.DAMAGED)
-    TOTALS = ("counted, not shown", "record", Outcome.DAMAGED)
-    FAULT = ("contradiction", "batch", Outcome.DAMAGED)
-    DOUBLED = ("doubled", "record", Outcome.DOUBLED)
-    UNREAD = ("not read", "place", Outcome.INCOMPLETE)
-    HOLE = ("unproven hole", "record", Outcome.INCOMPLETE)
-    IN_FLIGHT = ("in flight", "producer", Outcome.INCOMPLETE)
-    UNKNOWN = ("unknown tail", "producer", Outcome.INCOMPLETE)
-
-    def __init__(self, title: str, unit: str, outcome: Outcome) -> None:
-        self.title = title
-        self.unit = unit
-        self.outcome = outcome
-
-
-@dataclass(frozen=True, slots=True)
-class FindingPlace:
-    """Where something was found; what is not known is None.
-
-    Sequences are half-open, `offset` is a pointer's.
-    """
-
-    partition: int
-    producer: int | None = None
-    first: int | None = None
-    next: int | None = None
-    offset: int | None = None
-    object: str | None = None
-    block: int | None = None
-    cause: str = ""
-
-    def __str__(self) -> str:
-        parts = [f"partition {self.partition}"]
-        if self.producer is not None:
-            parts.append(f"producer {self.producer:016x}")
-        if self.first is not None:
-            parts.append(f"sequences {self.first} to {self.next - 1}" if self.next else f"from sequence {self.first}")
-        if self.offset is not None:
-            parts.append(f"pointer {self.offset}")
-        if self.object is not None:
-            parts.append(f"object {self.object}")
-        if self.block is not None:
-            parts.append(f"block {self.block}")
-        return " ".join(parts) + (f": {self.cause}" if self.cause else "")
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields that are known; the producer as 16 hex digits."""
-        named = asdict(self)
-        if self.producer is not None:
-            named["producer"] = f"{self.producer:016x}"
-        return {name: value for name, value in named.items() if value not in (None, "")}
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One class of findings: how many units of its kind, and the first places."""
+@dataclass(slots=True)
+class Tally:
+    """The findings of one kind: how many units, and the first places."""
 
     kind: Kind
-    count: int
-    places: tuple[FindingPlace, ...]
+    count: int = 0
+    places: list[Finding] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Return kind, count, unit and places."""
-        places = [place.to_json() for place in self.places]
-        return {"kind": self.kind.title, "count": self.count, "unit": self.kind.unit, "places": places}
+        places = [place.place_json() for place in self.places]
+        return {"kind": self.kind.value, "count": self.count, "unit": self.kind.unit, "places": places}
+
+
+class Tallies:
+    """Counts findings by kind; begins with those of `told`."""
+
+    def __init__(self, told: Iterable[Tally] = ()) -> None:
+        self._tallies = {each.kind: Tally(each.kind, each.count, list(each.places)) for each in told}
+
+    def add(self, count: int, place: Finding) -> None:
+        """Add units of a kind, with their place."""
+        tally = self._tallies.setdefault(place.kind, Tally(place.kind))
+        tally.count += count
+        if len(tally.places) < PLACES_MAX:
+            tally.places.append(place)
+
+    def __iter__(self) -> Iterator[Tally]:
+        """Yield what there is, in the order of the kinds."""
+        return (self._tallies[kind] for kind in Kind if kind in self._tallies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,19 +120,24 @@ class Verdict:
 
     topic: str
     topic_id: str
-    outcome: Outcome
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Tally, ...] = ()
     coverage: Coverage = field(default_factory=Coverage)
     balances: tuple[Balance, ...] = ()
+
+    @property
+    def outcome(self) -> Outcome:
+        """The gravest outcome of the findings."""
+        outcomes = {found.kind.outcome for found in self.findings}
+        return next((outcome for outcome in Outcome if outcome in outcomes), Outcome.CLEAN)
 
     @property
     def passed(self) -> bool:
         """Whether nothing is wrong: clean, or merely incomplete."""
         return self.outcome in (Outcome.CLEAN, Outcome.INCOMPLETE)
 
-    def finding(self, kind: Kind) -> Finding:
-        """Return the finding of a kind; an empty one when there is none."""
-        return next((found for found in self.findings if found.kind is kind), Finding(kind, 0, ()))
+    def finding(self, kind: Kind) -> Tally:
+        """Return the findings of a kind; an empty tally when there are none."""
+        return next((found for found in self.findings if found.kind is kind), Tally(kind))
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as JSON values; producers are 16 hex digits, ranges are half-open pairs."""
@@ -196,6 +153,52 @@ class Verdict:
     def __str__(self) -> str:
         records = f"{_count(self.coverage.records, 'record')} of {_count(self.coverage.producers, 'producer')}"
         return f"{self.outcome.value}: topic '{self.topic}', {records}"
+
+
+def merge_verdicts(parts: Sequence[Verdict]) -> Verdict:
+    """Return the verdict on a topic; `parts` are those of its read partitions, in their order.
+
+    All pointers of a write partition lie in one read partition, and nothing is known across them: so one auditor for
+    each read partition finds what one auditor of all would find.
+    Raises: InvalidRequestError when there is none, or when they are of several topics.
+    """
+    topics = {(part.topic, part.topic_id) for part in parts}
+    if len(topics) != 1:
+        raise InvalidRequestError(f"verdicts of {len(topics)} topics can't become one (give those of one topic)")
+    name, topic_id = topics.pop()
+    balances = sorted(
+        (balance for part in parts for balance in part.balances),
+        key=lambda balance: (balance.clean, balance.partition, balance.producer),
+    )
+    return Verdict(
+        topic=name,
+        topic_id=topic_id,
+        findings=tuple(_merge_findings(parts)),
+        coverage=_merge_coverage([part.coverage for part in parts]),
+        balances=tuple(balances[:BALANCES_MAX]),
+    )
+
+
+def _merge_findings(parts: Sequence[Verdict]) -> Iterator[Tally]:
+    for kind in Kind:
+        found = [part.finding(kind) for part in parts]
+        count = sum(tally.count for tally in found)
+        places = [place for tally in found for place in tally.places]
+        if kind in _BY_WRITE_PARTITION:
+            places.sort(key=lambda place: place.partition)
+        if count:
+            yield Tally(kind, count, places[:PLACES_MAX])
+
+
+def _merge_coverage(parts: Sequence[Coverage]) -> Coverage:
+    apart = ("partitions", "through")
+    counts = {
+        each.name: sum(getattr(part, each.name) for part in parts)
+        for each in fields(Coverage)
+        if each.name not in apart
+    }
+    partitions = tuple(partition for part in parts for partition in part.partitions)
+    return Coverage(partitions=partitions, through=parts[0].through, **counts)
 
 
 def _count(count: int, noun: str) -> str:

@@ -14,8 +14,9 @@ from awscrt.checksums import crc32c
 
 from memq.audit.checks.whole_object import ReadObject
 from memq.audit.collector import audit
+from memq.audit.finding import Kind, Outcome
 from memq.audit.opened_topic import THROUGH_BROKER
-from memq.audit.verdict import THROUGH_STORE, Kind, Outcome, Verdict
+from memq.audit.verdict import THROUGH_STORE, Verdict
 from memq.broker.broker import Broker
 from memq.cli.audit.audit import audit_by_brokers, print_verdict
 from memq.client.link import Link, connect_link
@@ -25,6 +26,7 @@ from memq.format.blocks.header import Buffer, scope_of
 from memq.format.object import open_object
 from memq.format.pointer import Location, Pointer, decode_pointer, encode_pointer
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
+from memq.limits import SEQUENCE_END
 from memq.notification import Entries, Entry, Span
 from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import WRITE_PREFIX, Api, Frame
@@ -186,7 +188,7 @@ def test_a_producer_that_did_not_close_leaves_its_tail_open() -> None:
     verdict = run(nothing, close=False)
     assert verdict.outcome is Outcome.INCOMPLETE
     (place,) = verdict.finding(Kind.IN_FLIGHT).places
-    assert (place.producer, place.first) == (5, 12)
+    assert (place.producer, place.ranges) == (5, ((12, SEQUENCE_END),))
 
 
 def test_a_flipped_byte_is_corrupt_with_its_place(capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,7 +203,7 @@ def test_a_flipped_byte_is_corrupt_with_its_place(capsys: pytest.CaptureFixture[
     verdict = run(damage)
     assert verdict.outcome is Outcome.DAMAGED
     (place,) = verdict.finding(Kind.CORRUPT).places
-    assert (place.object, place.block, place.producer, place.first, place.next) == (keys[0], 0, 5, 6, 9)
+    assert (place.object, place.block, place.producer, place.ranges) == (keys[0], 0, 5, ((6, 9),))
     assert [finding.kind for finding in verdict.findings] == [Kind.CORRUPT], "what is corrupt is not lost as well"
     print_verdict(verdict)
     assert f"object {keys[0]} block 0" in capsys.readouterr().out
@@ -210,7 +212,7 @@ def test_a_flipped_byte_is_corrupt_with_its_place(capsys: pytest.CaptureFixture[
 def test_a_missing_object_is_corrupt_with_what_its_pointer_names() -> None:
     verdict = run(lambda world: world.store.delete(world.key_of(5)))
     (place,) = verdict.finding(Kind.CORRUPT).places
-    assert (place.producer, place.first, place.next, place.cause) == (6, 3, 6, "its object is missing")
+    assert (place.producer, place.ranges, place.cause) == (6, ((3, 6),), "its object is missing")
 
 
 def test_a_cut_object_and_one_that_is_too_long_are_found() -> None:
@@ -232,7 +234,7 @@ def test_a_pointer_that_is_gone_is_a_loss_and_a_hole() -> None:
     verdict = run(damage)
     assert verdict.outcome is Outcome.LOST
     (place,) = verdict.finding(Kind.LOST).places
-    assert (place.producer, place.first, place.next) == (5, 9, 12)
+    assert (place.producer, place.ranges) == (5, ((9, 12),))
     assert verdict.finding(Kind.BATCH_HOLE).count == 1
 
 

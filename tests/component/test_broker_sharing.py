@@ -10,7 +10,7 @@ import msgspec
 
 from memq.audit.checks.whole_object import ReadObject
 from memq.audit.collector import audit
-from memq.audit.verdict import Kind
+from memq.audit.finding import Kind
 from memq.broker.broker import Broker
 from memq.broker.partition.batch import seal_batch
 from memq.broker.partition.shared_objects import SharedObjects
@@ -97,7 +97,7 @@ def test_many_small_topics_make_few_objects_and_lose_nothing() -> None:
             assert await read_all(broker) == expected("1 ", "2 ")
             for topic in topics.values():
                 verdict = await audit(topic, broker.services.queue, store_reader(broker), SystemClock().wall_ms())
-                assert not [finding for finding in verdict.findings if finding.kind.title in ("lost", "corrupt")]
+                assert not [finding for finding in verdict.findings if finding.kind.value in ("lost", "corrupt")]
                 named = [
                     place for pointer in await pointers(broker.services.queue, topic) for place in pointer.locations
                 ]

@@ -20,7 +20,7 @@ from memq.audit.dashboard.door.exposure import is_loopback
 from memq.audit.dashboard.server import Dashboard
 from memq.audit.dashboard.stream import TAILS_MAX
 from memq.audit.dashboard.view import FindingRow
-from memq.audit.live.finding import LiveFinding
+from memq.audit.finding import Finding
 from memq.errors import InvalidSettingError, UnreachableError
 from memq.settings import DashboardSettings
 from memq.testing import Cluster
@@ -162,9 +162,9 @@ def test_a_damaged_block_is_named(cluster: Cluster) -> None:
         assert pages.json(f"/api/block?key={key}&block=0")["error"]
 
 
-def named(topic_id: str, **of_it: Any) -> LiveFinding:
+def named(topic_id: str, **of_it: Any) -> Finding:
     place = {"topic": "broken", "topic_id": topic_id, "partition": 0, "minute": 0, "producer": 1, "kind": "corrupt"}
-    return LiveFinding(**{"id": "f", "stage": "object", "offset": 0} | place | of_it)  # type: ignore[arg-type]
+    return Finding(**{"id": "f", "stage": "object", "offset": 0} | place | of_it)  # type: ignore[arg-type]
 
 
 def test_a_finding_is_verified_by_what_lies_in_the_store_now(cluster: Cluster) -> None:

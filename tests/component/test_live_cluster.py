@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 import memq
-from memq.audit.live.finding import LiveFinding
+from memq.audit.finding import Finding
 from memq.audit.live.service import LiveAudit, Page
 from memq.audit.live.storage.database import Database, SqliteDatabase
 from memq.audit.live.view import AuditView, TopicSummary
@@ -94,7 +94,7 @@ def with_database(url: str, work: Callable[[Database], Awaitable[None]]) -> None
     asyncio.run(run())
 
 
-async def findings(database: Database) -> list[LiveFinding]:
+async def findings(database: Database) -> list[Finding]:
     return await AuditView(database).findings()
 
 

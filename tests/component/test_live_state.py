@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from memq.audit.finding import IN_QUEUE, Kind
+from memq.audit.live.partition import PartitionAudit
 from memq.audit.live.partition_state import PartitionState
 from memq.audit.live.report_partition import Client
 from memq.audit.live.storage.database import Database, SqliteDatabase
+from memq.audit.live.storage.state import decode_state
 from memq.audit.live.storage.store import AuditStore, PartitionChanges, Step
 from memq.audit.live.view import AuditView, latencies
-from memq.audit.minutes import MinuteRow
+from memq.audit.minutes import QUEUE, MinuteRow
+from memq.audit.totals import RunningTotals
 from memq.errors import GenerationFencedError, NotFoundError
+from memq.format.ranges import RangeSet
 from tests.postgres import postgres_url
 from tests.unit.audited import TOPIC
 from tests.unit.live_desk import MINUTE, PRODUCER, Desk, span
@@ -116,7 +123,7 @@ def test_rows_are_added_up_and_findings_kept_with_their_acknowledgement(open_dat
             await store.save(a_step("one", "2:7:0", desk))
             seen = await view.version()
             (finding,) = await view.findings("clicks")
-            assert (finding.kind, finding.ranges, finding.records) == ("lost", ((10, 30),), 20)
+            assert (finding.kind.value, finding.ranges, finding.records) == ("lost", ((10, 30),), 20)
             await store.acknowledge(finding.id, "ada", 5)
             with pytest.raises(NotFoundError, match="there is no finding"):
                 await store.acknowledge("nobody", "ada", 5)
@@ -152,10 +159,46 @@ def test_latencies_come_from_the_histograms() -> None:
 
 
 def test_state_that_is_no_state_is_damage() -> None:
-    from memq.audit.live.storage.state import decode_state
     from memq.errors import CorruptDataError
 
     with pytest.raises(CorruptDataError, match="can't be read"):
         decode_state(PartitionState, b"\xc1")
     with pytest.raises(CorruptDataError, match="can't be read"):
         decode_state(dict[int, Client], b"")
+
+
+# Books of a version with other types, which has 10 of 30 records that were acked with all in the queue.
+STORED = (
+    b"c-"
+    b"m!B%We}f6m=HeWQ7E5qkI5WCh3FrC)gpDBaeMEF`2Qael%s*06SEamLG^9V<%LI{s0o{2ej*M*dg&3;bx{U%9SOL@7U*_bMF0kD&fG!s^2$Y"
+    b"8}mH}4&vNg64Ll^`FlX-NhT!6%rd}1AvEyw1yh9pv&xlFC^l$#t1QjT+cJSvNK%@C8p&obRs+q=c<m@q#*~xx$ZKFA?YqSYQPl`BF38%e$eT"
+    b"<sFvlmibx%ms%j&{y>V92gskUUnArt$6r0{y+$|V`_NnlEASJ;Vn5()5$Pn?$c<7>Ug%-"
+    b"QoVAo))Zl{69zfV^MI*QH3AQ#~~ALv4>aCIJE20GT#@0t3`A2^Kd*UCs;&J0Y!-"
+    b"vf+wQYc>KpoP?C_L+px4P{@=!xZ@XcA)N&?zG$4ie2Oo^hzcuYdi<$o@`pTXw&qS28D%SBsRLtHLawF8)GmFhl`G6);54Tx@WXi@X(5OipY7"
+    b"1CT@Kyt-p<D6Za;!w<nd?0|4Yw?_+pkRV^_YWP*zh=TJ(T<hMgIjd3A^dziLO_-p1zE_Vb-"
+    b"xnlKLihv!9stw9+|5?>3f<jo7MxMQH#%8Kz6twbZZdEzyd>8kn7R>`O{@S}3DJrZ`%rdjr^Eo57&cA<o{puI|71GCdI$rKwBU-"
+    b"xGDtuM5(@xxA@YA`C>hpNxt5g3OGokOGI<jwTo#A*_1a5E-XFLKEDI+bqIsa@#YXzfti=|#Qm^{9)h6GgZ%)}x!~-hE!j%&LsvjO5{89PDO#"
+)
+
+
+def test_an_upgrade_reads_what_was_stored_before_it() -> None:
+    books = decode_state(PartitionState, zlib.decompress(base64.b85decode(STORED)))
+    (finding,) = books.findings.values()
+    assert (finding.kind, finding.ranges, finding.stage, finding.grave) == (Kind.LOST, ((10, 30),), IN_QUEUE, True)
+    desk = Desk()
+    desk.audit = PartitionAudit(TOPIC, 0, books)
+    assert (books.totals, books.epoch, books.streams[PRODUCER].account.delivered) == (
+        RunningTotals(0, 10), 1, RangeSet([(0, 10)])
+    )  # fmt: skip
+    desk.offset = books.next_offset
+    desk.queue((PRODUCER, 10, 30))
+    desk.audit.settle(desk.now_ms)
+    assert [(each.id, each.resolved_ms > 0) for each in desk.audit.take_findings()] == [(finding.id, True)]
+    row = decode_state(MinuteRow, STORED_ROW)
+    assert (row.word(QUEUE), row.side(QUEUE).counts) == ("lost", {"sent": 30, "acked": 30, "committed": 10, "lost": 20})
+
+
+STORED_ROW = (
+    b"\x81\xa5sides\x81\xa0\x82\xa6counts\x84\xa4sent\x1e\xa5acked\x1e\xa9committed\n\xa4lost\x14"
+    b"\xa7latency\x83\xa9committed\x80\xa4sent\x80\xa5acked\x80"
+)

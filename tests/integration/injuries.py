@@ -15,7 +15,7 @@ from random import Random
 import msgspec
 from awscrt.checksums import crc32c
 
-from memq.audit.live.finding import IN_GROUP, IN_OBJECT, IN_QUEUE
+from memq.audit.finding import IN_GROUP, IN_OBJECT, IN_QUEUE
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import parse_header, scope_of
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index, open_object

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from memq.audit.checks.whole_object import ReadObject, read_by_ranges
 from memq.audit.collector import audit
-from memq.audit.verdict import Kind, Verdict
+from memq.audit.finding import Kind
+from memq.audit.verdict import Verdict
 from memq.errors import CorruptDataError, NotFoundError
 from memq.format.blocks.header import Buffer
 from memq.format.pointer import Location
@@ -94,7 +95,7 @@ class AuditRules:
         for kind in WRONG:
             found = verdict.finding(kind)
             if found.count:
-                self._fail(f"the audit of a sound log names {found.count} of '{kind.title}': {found.places[0]}")
+                self._fail(f"the audit of a sound log names {found.count} of '{kind.value}': {found.places[0]}")
         twice = [delivered_twice(log.entries[log.begin :]) for log in self._logs.values()]
         records = sum(ranges.total for sources in twice for ranges in sources.values())
         found = verdict.finding(Kind.DOUBLED)

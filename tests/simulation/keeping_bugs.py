@@ -189,7 +189,7 @@ KEEPING_BUGS = (
         "audit passes over damage",
         "memq.audit.auditor",
         "Auditor.take_batch",
-        "self._take_unsound(block, block.cause, met, place)",
+        "self._take_unsound(block, block.cause, met, check.key)",
         "pass",
         level="calm",
     ),

@@ -15,9 +15,8 @@ from msgspec.structs import replace
 
 from memq.audit.account import apart, common
 from memq.audit.checks.batch_index import named
-from memq.audit.live.finding import IN_GROUP, IN_OBJECT, IN_QUEUE
+from memq.audit.finding import IN_GROUP, IN_OBJECT, IN_QUEUE, Kind
 from memq.audit.minutes import window_ms
-from memq.audit.verdict import Kind
 from memq.format.object import BlockEntry, open_object
 from memq.format.pointer import Pointer, ProducerRanges
 from memq.format.ranges import Range, RangeSet
@@ -74,7 +73,7 @@ class LiveFaults:
         at, _, part, span = self._draw.choice(spans)
         first = self._reach((part.partition, span.producer)) + 10
         wrong = replace(span, ranges=(*span.ranges, (first, first + 3)))
-        key = (Kind.LOST.title, IN_QUEUE, "", part.partition, span.producer)
+        key = (Kind.LOST, IN_QUEUE, "", part.partition, span.producer)
         return Injury(self._with(at, part, span, (wrong,)), {key: RangeSet([(first, first + 3)])})
 
     def half_a_block_again(self) -> Injury | None:
@@ -89,7 +88,7 @@ class LiveFaults:
             return None
         entry, last = self._draw.choice(blocks)
         block = LogBlock(last.source, last.following - 1, last.following + 1, 0, (b"", b""))
-        key = (Kind.DOUBLED.title, IN_QUEUE, "", *last.source)
+        key = (Kind.DOUBLED, IN_QUEUE, "", *last.source)
         doubled = RangeSet([(last.following - 1, last.following)])
         return Injury([*self._history, self._behind(entry.pointer, (block,))], {key: doubled})
 
@@ -403,7 +402,7 @@ class LiveFaults:
         if not spans:
             return None
         at, report, part, span = self._draw.choice(spans)
-        key = (kind.title, IN_GROUP, report.name, part.partition, span.producer)
+        key = (kind, IN_GROUP, report.name, part.partition, span.producer)
         return Injury(self._with(at, part, span, change(span)), {key: RangeSet(span.ranges)})
 
     def _once(self, wanted: Found) -> bool:
@@ -468,7 +467,7 @@ FAULTS: dict[str, tuple[Callable[[LiveFaults], Injury | None], ...]] = {
 def _named(kind: Kind, stage: str, blocks: Iterable[LogBlock]) -> Named:
     found = Named()
     for block in blocks:
-        found.setdefault((kind.title, stage, "", *block.source), RangeSet()).add(block.first, block.following)
+        found.setdefault((kind, stage, "", *block.source), RangeSet()).add(block.first, block.following)
     return found
 
 

@@ -10,13 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from memq.audit.account import apart
-from memq.audit.live.finding import LiveFinding
+from memq.audit.finding import Finding, Kind
 from memq.audit.live.partition import PartitionAudit
 from memq.audit.live.partition_state import PartitionState
 from memq.audit.live.report_partition import Client, Key, ReportPartitionAudit
 from memq.audit.live.storage.state import decode_state, encode_state
 from memq.audit.minutes import MinuteRow
-from memq.audit.verdict import Kind
 from memq.errors import CorruptDataError
 from memq.format.ranges import RangeSet
 from memq.format.report import Report
@@ -27,8 +26,8 @@ ROUND_RATE = 0.2
 DEATH_RATE = 0.5  # of an auditor that dies, after each round
 AWAY_MS = 600_000
 LATER_MS = 3_600_000
-IDS = (Kind.LOST.title, Kind.DOUBLED.title, Kind.CORRUPT.title)  # of findings that name records
-Named = dict[tuple[str, str, str, int, int], RangeSet]  # kind, stage, group, partition, producer
+IDS = (Kind.LOST, Kind.DOUBLED, Kind.CORRUPT)  # of findings that name records
+Named = dict[tuple[Kind, str, str, int, int], RangeSet]  # kind, stage, group, partition, producer
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,7 @@ class LivePlay:
         for finding in audit.take_findings():
             if finding.kind in IDS and finding.resolved_ms and not _is_held_otherwise(finding, audit):
                 self._fail(f"the live audit takes back what it said: {finding}")
-            if finding.kind == Kind.POINTER.title:
+            if finding.kind is Kind.POINTER:
                 self.said.unreadable[finding.offset] = None
             key = (finding.kind, finding.stage, finding.group, partition, finding.producer)
             for piece in finding.ranges if finding.kind in IDS else ():
@@ -159,7 +158,7 @@ class LivePlay:
             self._homes[number] = ReportPartitionAudit(self._audits.get, clients)
 
 
-def _is_held_otherwise(finding: LiveFinding, audit: PartitionAudit) -> bool:
+def _is_held_otherwise(finding: Finding, audit: PartitionAudit) -> bool:
     """Whether the records of a finding that is over are named by others: a late report may tell a better cause."""
     others = RangeSet()
     for other in audit.books.findings.values():

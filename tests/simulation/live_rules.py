@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from memq.audit.account import apart
 from memq.audit.checks.batch_index import named
-from memq.audit.live.finding import IN_OBJECT, IN_QUEUE
-from memq.audit.verdict import Kind
+from memq.audit.finding import IN_OBJECT, IN_QUEUE, Kind
 from memq.format.object import open_object
 from memq.format.ranges import RangeSet
 from memq.format.report import Report, ReportedDamage
@@ -55,14 +54,14 @@ class LiveRules:
         sound = self._play(self._history, draw)
         for (kind, stage, group, *source), ranges in sound.named.items():
             there = faults.there.get((source[0], source[1]), RangeSet())
-            if (kind, stage) == (Kind.CORRUPT.title, IN_OBJECT) and not apart(
+            if (kind, stage) == (Kind.CORRUPT, IN_OBJECT) and not apart(
                 ranges, self._refused.get((source[0], source[1]), RangeSet())
             ):
                 continue  # a store that lied once, as "not found": the reader got none of this, and says so
-            if kind == Kind.DOUBLED.title and not apart(ranges, self._twice.get((source[0], source[1]), RangeSet())):
+            if kind is Kind.DOUBLED and not apart(ranges, self._twice.get((source[0], source[1]), RangeSet())):
                 continue  # other records under the same sequences: readers deliver both
-            if (kind, stage) != (Kind.LOST.title, IN_QUEUE) or apart(ranges, there) != list(ranges):
-                self._fail(f"the live audit of a sound run says {kind} in {stage} {group} of {source}: {ranges}")
+            if (kind, stage) != (Kind.LOST, IN_QUEUE) or apart(ranges, there) != list(ranges):
+                self._fail(f"the live audit of a sound run says {kind.value} in {stage} {group} of {source}: {ranges}")
         self._agree("nothing", self._history, sound, draw)
         for stage, known in FAULTS.items():
             for injure in known:
@@ -131,5 +130,5 @@ class LiveRules:
         return LivePlay(self._topic, self._partitions, draw, self._fail, dies=dies).play(history, away_from)
 
 
-def _both(one: Named, other: Named, key: tuple[str, str, str, int, int]) -> RangeSet:
+def _both(one: Named, other: Named, key: tuple[Kind, str, str, int, int]) -> RangeSet:
     return RangeSet([*one.get(key, RangeSet()), *other.get(key, RangeSet())])

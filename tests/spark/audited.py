@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from memq.audit.live.finding import LiveFinding
+from memq.audit.finding import Finding
 from memq.audit.live.storage.database import SqliteDatabase
 from memq.audit.live.view import AuditView
 from memq.audit.minutes import MinuteRow
@@ -20,7 +20,7 @@ from memq.runtime.network import Runtime
 from tests.processes import BrokerProcess
 
 KEEP_MS, WAIT_S = 86_400_000, 240.0
-Done = Callable[[MinuteRow, list[LiveFinding]], bool]
+Done = Callable[[MinuteRow, list[Finding]], bool]
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def audit_until(broker: BrokerProcess, folder: Path, topic: str, done: Done) -> 
 
 async def _audit_until(address: str, folder: Path, topic: str, done: Done) -> None:
     database = SqliteDatabase(folder / "audit.sqlite")
-    view, row, findings = AuditView(database), MinuteRow(), list[LiveFinding]()
+    view, row, findings = AuditView(database), MinuteRow(), list[Finding]()
     try:
         async with asyncio.timeout(WAIT_S), live_audit(address, database, KEEP_MS, Runtime()) as audit:
             while not done(row, findings):

@@ -8,7 +8,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from memq.audit.live.finding import LiveFinding
+from memq.audit.finding import Finding
 from memq.audit.minutes import MinuteRow
 from tests.spark.audited import audit_until, auditing_broker
 from tests.spark.streams import run_to_end
@@ -19,7 +19,7 @@ WRITTEN = 300
 
 
 def test_what_spark_writes_and_follows_is_ok(spark: SparkSession, tmp_path: Path) -> None:
-    def is_whole(row: MinuteRow, findings: list[LiveFinding]) -> bool:
+    def is_whole(row: MinuteRow, findings: list[Finding]) -> bool:
         assert findings == [], "not even for a while"
         queue, stream = row.side(""), row.side(STREAM)
         told = (queue["sent"], queue["acked"], queue["committed"], stream["processed"])

@@ -10,7 +10,7 @@ import pyarrow
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from memq.audit.live.finding import LiveFinding
+from memq.audit.finding import Finding
 from memq.audit.minutes import MinuteRow
 from memq.client.io_thread import io_thread
 from memq.format.ranges import RangeSet
@@ -96,10 +96,10 @@ class Rig:
         for _ in range(2):  # the second one is told that all is there
             commit(options, WRITER, self.batches, objects, "", remember=True)
 
-    def audit_until(self, done: Callable[[MinuteRow, list[LiveFinding]], bool]) -> None:
+    def audit_until(self, done: Callable[[MinuteRow, list[Finding]], bool]) -> None:
         audit_until(self.broker, self.folder, TOPIC, done)
 
-    def is_whole(self, row: MinuteRow, findings: list[LiveFinding]) -> bool:
+    def is_whole(self, row: MinuteRow, findings: list[Finding]) -> bool:
         """Whether all that was written has gone all the way; no finding may come up meanwhile."""
         assert findings == []
         queue, stream = row.side(""), row.side(STREAM)
@@ -127,8 +127,8 @@ def test_what_goes_well_is_ok_and_what_vanishes_is_named(tmp_path: Path) -> None
         gone = take_pointers_away(tmp_path, TOPIC, rig.batches)
         assert sum(next_ - first for each in gone for first, next_ in each.ranges) == WRITTEN
 
-        def is_named(row: MinuteRow, findings: list[LiveFinding]) -> bool:
-            assert {(each.kind, each.stage) for each in findings} <= {("lost", "queue")}
+        def is_named(row: MinuteRow, findings: list[Finding]) -> bool:
+            assert {(each.kind.value, each.stage) for each in findings} <= {("lost", "queue")}
             named = {(each.producer, each.partition): each.ranges for each in findings}
             lost = sum(each.records for each in findings)
             assert {producer for producer, _ in named} <= {each.producer for each in gone}
@@ -158,8 +158,8 @@ def test_what_a_task_passes_over_is_lost_for_the_stream(tmp_path: Path) -> None:
         ((partition, records),) = passed_over
         assert len(query.seen) == rig.records - records
 
-        def is_named(row: MinuteRow, findings: list[LiveFinding]) -> bool:
-            assert {(each.kind, each.stage, each.group) for each in findings} <= {("lost", "consumer", STREAM)}
+        def is_named(row: MinuteRow, findings: list[Finding]) -> bool:
+            assert {(each.kind.value, each.stage, each.group) for each in findings} <= {("lost", "consumer", STREAM)}
             return [(each.partition, each.records) for each in findings] == [(partition, records)]
 
         rig.audit_until(is_named)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from memq.audit.live.finding import LiveFinding
+from memq.audit.finding import Finding
 from memq.audit.live.partition import PartitionAudit
 from memq.audit.live.report_partition import Client, ReportPartitionAudit
 from memq.audit.live.storage.state import decode_state, encode_state
@@ -37,7 +37,7 @@ class Desk:
         self.audit = PartitionAudit(TOPIC, 0)
         self.home = ReportPartitionAudit(lambda key: self.audit if key == (TOPIC.id, 0) else None)
         self.rows: dict[int, MinuteRow] = {}
-        self.findings: dict[str, LiveFinding] = {}
+        self.findings: dict[str, Finding] = {}
         self.totals = Totals()
         self.offset = 0
         self._numbers: dict[int, int] = {}
@@ -127,7 +127,7 @@ class Desk:
     def found(self, *, grave: bool = True) -> list[tuple[str, str, str, int, tuple[Range, ...]]]:
         """Return kind, stage, group, producer and ranges of the findings that hold."""
         return sorted(
-            (each.kind, each.stage, each.group, each.producer, each.ranges)
+            (each.kind.value, each.stage, each.group, each.producer, each.ranges)
             for each in self.findings.values()
             if not each.resolved_ms and each.grave >= grave
         )

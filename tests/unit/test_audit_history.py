@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from memq.audit.auditor import Auditor
 from memq.audit.checks.batch_check import BatchCheck, BlockCheck
-from memq.audit.verdict import Kind, Outcome, Verdict
+from memq.audit.finding import Kind, Outcome
+from memq.audit.verdict import Verdict
 from memq.errors import CorruptDataError, StoreError, UnsupportedFormatError
 from memq.format.pointer import Adopted, ProducerEnd
 from memq.format.ranges import Range, RangeSet

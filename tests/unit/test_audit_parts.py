@@ -10,8 +10,8 @@ import pytest
 from memq.audit.auditor import Auditor
 from memq.audit.checks.batch_check import BatchCheck, BlockCheck, check_batch, missing_batch
 from memq.audit.checks.checked_entry import CheckedEntry, decode_checked, encode_checked
-from memq.audit.parts import merge_verdicts
-from memq.audit.verdict import Kind, Verdict
+from memq.audit.finding import Kind
+from memq.audit.verdict import Verdict, merge_verdicts
 from memq.errors import CorruptDataError, InvalidRequestError, NotFoundError, UnreachableError
 from memq.format.pointer import Pointer, ProducerEnd, encode_pointer
 from memq.notification import Entry, Span

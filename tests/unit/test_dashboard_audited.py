@@ -9,7 +9,7 @@ import pytest
 
 from memq.audit.dashboard import audited
 from memq.audit.dashboard.audited import LiveSource
-from memq.audit.live.finding import LiveFinding
+from memq.audit.finding import Finding, Kind
 from memq.audit.live.partition_state import PartitionState
 from memq.audit.live.report_partition import Client
 from memq.audit.live.storage.database import SqliteDatabase
@@ -30,14 +30,12 @@ def row(records: int, **wrong: int) -> MinuteRow:
     return found
 
 
-def lost(topic: str, records: int) -> LiveFinding:
-    return LiveFinding(
-        id="aa", kind="lost", stage="queue", topic=topic, topic_id=f"id-{topic}", partition=0, minute=NOW, producer=1,
-        records=records,
-    )  # fmt: skip
+def lost(topic: str, records: int) -> Finding:
+    place = {"topic": topic, "topic_id": f"id-{topic}", "partition": 0, "producer": 1}
+    return Finding(id="aa", kind=Kind.LOST, minute=NOW, records=records, **place)  # type: ignore[arg-type]
 
 
-def changes(topic: str, rows: dict[int, MinuteRow], *findings: LiveFinding) -> PartitionChanges:
+def changes(topic: str, rows: dict[int, MinuteRow], *findings: Finding) -> PartitionChanges:
     return PartitionChanges(topic, PartitionState(), rows, list(findings))
 
 

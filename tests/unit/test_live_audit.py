@@ -7,6 +7,7 @@ from itertools import permutations
 
 import pytest
 
+from memq.audit.finding import Kind
 from memq.audit.live import partition
 from memq.audit.live.group_readers import MEMBERS_MAX
 from memq.audit.minutes import active_ms
@@ -301,7 +302,7 @@ def test_a_damaged_block_is_corrupt_with_its_place_and_not_lost() -> None:
     desk.read(span("processed", (0, 10)), begin="0:0:0", committed="0:3:0", damages=[damage, nameless])
     desk.read(begin="0:0:0", committed="0:1:0", damages=[damage], client=201, group="other")
     desk.settle()
-    found = [finding for finding in desk.findings.values() if finding.kind == "corrupt"]
+    found = [finding for finding in desk.findings.values() if finding.kind is Kind.CORRUPT]
     assert [(each.object, each.block, each.offset, each.ranges) for each in found] == [
         (KEY, 0, 1, ((10, 20),)),
         ("other", 0, 2, ()),
@@ -381,7 +382,8 @@ def test_a_record_that_the_totals_count_and_no_pointer_shows_is_told() -> None:
     desk.totals = desk.totals.plus(7, 1)
     desk.queue((PRODUCER, 17, 20))
     desk.settle()
-    assert [(each.kind, each.records, each.offset) for each in desk.findings.values()] == [("counted, not shown", 7, 1)]
+    (finding,) = desk.findings.values()
+    assert (finding.kind, finding.records, finding.offset) == (Kind.TOTALS, 7, 1)
 
 
 def test_a_repeated_report_changes_nothing() -> None:

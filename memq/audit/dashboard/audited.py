@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from memq.audit.dashboard.sources import AuditNews, PartitionMinute, TopicVerdict
 from memq.audit.dashboard.view import ClientRow, FindingRow
-from memq.audit.live.finding import EVIDENCE_MAX, LiveFinding
+from memq.audit.finding import EVIDENCE_MAX, Finding, Kind
 from memq.audit.live.storage.database import Database
 from memq.audit.live.storage.store import AuditStore
 from memq.audit.live.view import AuditView, Heard
 from memq.audit.minutes import MINUTE_MS, OK, QUEUE, WORDS, MinuteRow, quantile_ms
-from memq.audit.verdict import Kind
 from memq.runtime.clock import Clock
 
 VERDICT_MINUTES = 60  # that a topic's word is about; findings count as long as they hold
@@ -17,7 +16,7 @@ TOPICS_MAX = 100  # whose minutes are read for one answer; the others come with 
 RANGES_MAX = 100
 _Held = tuple[str, int]  # kind and records of a finding that holds and is grave
 _GRAVITY = {word: gravity for gravity, word in enumerate((*WORDS.values(), OK))}
-_COUNTED = (Kind.LOST.title, Kind.CORRUPT.title, Kind.DOUBLED.title)
+_COUNTED = (Kind.LOST.value, Kind.CORRUPT.value, Kind.DOUBLED.value)
 
 
 class LiveSource:
@@ -51,11 +50,11 @@ class LiveSource:
             for name, side in minute.row.sides.items()
         ]
 
-    async def finding(self, id_: str) -> LiveFinding:
+    async def finding(self, id_: str) -> Finding:
         """See `AuditSource.finding`."""
         return await self._view.finding(id_)
 
-    async def findings(self) -> list[LiveFinding]:
+    async def findings(self) -> list[Finding]:
         """See `AuditSource.findings`."""
         return await self._view.findings(all_=True, limit=EVIDENCE_MAX)
 
@@ -67,11 +66,11 @@ class LiveSource:
         """See `AuditSource.acknowledge`."""
         await self._store.acknowledge(finding, who, self._clock.wall_ms())
 
-    def _hold(self, finding: LiveFinding) -> None:
+    def _hold(self, finding: Finding) -> None:
         holding = self._holding.setdefault(finding.topic, {})
         holding.pop(finding.id, None)
         if finding.grave and not finding.resolved_ms:
-            holding[finding.id] = (finding.kind, finding.records)
+            holding[finding.id] = (finding.kind.value, finding.records)
         if not holding:
             del self._holding[finding.topic]
 
@@ -112,10 +111,10 @@ def _client_of(heard: Heard) -> ClientRow:
     )
 
 
-def _row_of(finding: LiveFinding) -> FindingRow:
+def _row_of(finding: Finding) -> FindingRow:
     return FindingRow(
         id=finding.id,
-        kind=finding.kind,
+        kind=finding.kind.value,
         stage=finding.stage,
         topic=finding.topic,
         partition=finding.partition,

@@ -9,7 +9,7 @@ from memq.audit.checks.object_check import ObjectVerdict, check_object
 from memq.audit.checks.whole_object import read_by_ranges
 from memq.audit.dashboard.records import RecordReader
 from memq.audit.dashboard.view import BlockPage, BlockRow, ObjectPage
-from memq.audit.live.finding import LiveFinding
+from memq.audit.finding import Finding
 from memq.audit.live.verification import Verification, verify_finding
 from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.record import Record, block_records
@@ -71,7 +71,7 @@ class ObjectInspector:
         _, data = await self._fetch(key)
         return await _aside(self._block_page, key, memoryview(data), number, first)
 
-    async def verify(self, finding: LiveFinding) -> Verification:
+    async def verify(self, finding: Finding) -> Verification:
         """Fetch a finding's batch again and say what it holds now. Raises: as `verify_finding`."""
         return await verify_finding(self._brokers, finding, self._runtime)
 

@@ -20,7 +20,7 @@ from memq.audit.dashboard.objects import ObjectInspector
 from memq.audit.dashboard.poller import Poller
 from memq.audit.dashboard.records import TAIL_RECORDS_S_MAX, Query, RecordReader
 from memq.audit.dashboard.stream import Feed, Seats, tail_events
-from memq.audit.live.finding import csv_of
+from memq.audit.finding import csv_of
 from memq.errors import (
     CorruptDataError,
     DeniedError,

@@ -26,7 +26,7 @@ from memq.audit.dashboard.view import (
     TopicPage,
     TopicRow,
 )
-from memq.audit.live.finding import LiveFinding
+from memq.audit.finding import Finding
 from memq.audit.minutes import MINUTE_MS
 from memq.client.admin.aio_admin import AsyncAdmin
 from memq.client.admin.group_positions import GroupDescription, PartitionProgress
@@ -149,13 +149,13 @@ class Poller:
             ),
         )
 
-    async def finding(self, id_: str) -> LiveFinding:
+    async def finding(self, id_: str) -> Finding:
         """Return a finding. Raises: NotFoundError."""
         if self._audit is None:
             raise _nobody_audits(id_)
         return await self._audit.finding(id_)
 
-    async def findings(self) -> Sequence[LiveFinding]:
+    async def findings(self) -> Sequence[Finding]:
         """Return all findings that are kept; none where nobody audits."""
         return await self._audit.findings() if self._audit is not None else ()
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from memq.audit.dashboard.view import ClientRow, FindingRow
-from memq.audit.live.finding import LiveFinding
+from memq.audit.finding import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +68,11 @@ class AuditSource(Protocol):
         """Return the rows of a topic from minute `first` up to, not with, `end`."""
         ...
 
-    async def finding(self, id_: str) -> LiveFinding:
+    async def finding(self, id_: str) -> Finding:
         """Return a finding with all that is known of it. Raises: NotFoundError."""
         ...
 
-    async def findings(self) -> Sequence[LiveFinding]:
+    async def findings(self) -> Sequence[Finding]:
         """Return open and closed findings, the latest change first, at most EVIDENCE_MAX."""
         ...
 

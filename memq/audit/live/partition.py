@@ -14,15 +14,14 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from memq.audit.account import Account, Balance, Evidence, Fate, RecentRanges, apart, common
+from memq.audit.finding import IN_GROUP, IN_QUEUE, Finding, Kind
 from memq.audit.live.event_minute import EventMinutes
-from memq.audit.live.finding import IN_GROUP, IN_QUEUE, LiveFinding
 from memq.audit.live.group_readers import distrust_reading, take_reading
-from memq.audit.live.open_findings import OpenFindings, Wrong
+from memq.audit.live.open_findings import OpenFindings
 from memq.audit.live.partition_state import NO_END_MS, AuditedGroup, AuditedProducer, PartitionState, Told
 from memq.audit.live.streams import StreamAudit
 from memq.audit.minutes import MINUTE_MS, QUEUE, MinuteRow, active_ms, late_ms, watermark_ms, window_ms
 from memq.audit.totals import RunningTotals
-from memq.audit.verdict import Kind
 from memq.errors import MemqError
 from memq.format.pointer import Pointer
 from memq.format.ranges import Range, RangeSet
@@ -118,7 +117,9 @@ class PartitionAudit:
         missing = books.totals.take(pointer, follows_copies=time_ms <= books.copies_ms)
         if missing:
             cause = f"the totals of pointer {offset} count {missing} records that no pointer before it shows"
-            self._findings.told(Wrong(Kind.TOTALS, IN_QUEUE, 0, cause), offset, missing, minute, time_ms)
+            wrong = self._wrong(Kind.TOTALS, cause)
+            wrong.offset, wrong.records = offset, missing
+            self._findings.told(wrong, minute, time_ms)
         late, books.epoch = pointer.epoch < books.epoch, max(books.epoch, pointer.epoch)
         for end in pointer.ended:
             self._stream(end.producer).account.close(end, time_ms)
@@ -138,8 +139,9 @@ class PartitionAudit:
         self.books.next_offset = offset + 1
         if self.books.totals is not None:
             self.books.totals.forget()
-        wrong = Wrong(Kind.POINTER, IN_QUEUE, 0, str(error))
-        self._findings.told(wrong, offset, 0, time_ms // MINUTE_MS, time_ms)
+        wrong = self._wrong(Kind.POINTER, str(error))
+        wrong.offset = offset
+        self._findings.told(wrong, time_ms // MINUTE_MS, time_ms)
 
     def pass_blindly(self, offset: int, time_ms: int, error: MemqError) -> None:
         """Note a pointer whose content is unknown: of a newer version, or with an unreadable index.
@@ -239,7 +241,7 @@ class PartitionAudit:
         rows, self._rows = {minute: row for minute, row in self._rows.items() if row.sides}, {}
         return rows
 
-    def take_findings(self) -> list[LiveFinding]:
+    def take_findings(self) -> list[Finding]:
         """Return the findings that changed since the last call; those that are over have `resolved_ms`."""
         return self._findings.take_changed()
 
@@ -379,7 +381,7 @@ class PartitionAudit:
             (Kind.HOLE, _UNPROVEN_BLIND, blind),
             (Kind.DOUBLED, "twice in the queue, and no reader drops it", list(stream.account.doubled)),
         ):
-            self._hold(Wrong(kind, IN_QUEUE, producer, cause), pieces, stream, now_ms)
+            self._hold(self._wrong(kind, cause, producer), pieces, stream, now_ms)
 
     def _below_end(self, producer: int, stream: AuditedProducer, now_ms: int) -> list[Range]:
         """Return the ranges below a producer's reported end that no pointer has.
@@ -413,9 +415,13 @@ class PartitionAudit:
                 (Kind.HOLE, _UNPROVEN_MEMBER, _apart_from(progress.unproven, [progress.ever, stream.corrupt])),
                 (Kind.DOUBLED, "processed twice", list(progress.doubled)),
             ):
-                self._hold(Wrong(kind, IN_GROUP, producer, cause, group), found, stream, now_ms)
+                self._hold(self._wrong(kind, cause, producer, group), found, stream, now_ms)
 
-    def _hold(self, wrong: Wrong, pieces: list[Range], stream: AuditedProducer, now_ms: int) -> None:
+    def _wrong(self, kind: Kind, cause: str, producer: int = 0, group: str = "") -> Finding:
+        stage = IN_GROUP if group else IN_QUEUE
+        return Finding(kind=kind, partition=self.partition, stage=stage, producer=producer, group=group, cause=cause)
+
+    def _hold(self, wrong: Finding, pieces: list[Range], stream: AuditedProducer, now_ms: int) -> None:
         fallback = (stream.account.seen_ms or now_ms) // MINUTE_MS
         dating = EventMinutes(stream)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from memq.audit.account import Account
-from memq.audit.live.finding import LiveFinding
+from memq.audit.finding import Finding
 from memq.audit.live.marks import Marks
 from memq.audit.totals import RunningTotals
 from memq.format.ranges import RangeSet
@@ -163,7 +163,7 @@ class PartitionState:
     streams: dict[int, AuditedProducer] = field(default_factory=dict)
     groups: dict[str, AuditedGroup] = field(default_factory=dict)
     damaged: dict[int, bool] = field(default_factory=dict)
-    findings: dict[str, LiveFinding] = field(default_factory=dict)
+    findings: dict[str, Finding] = field(default_factory=dict)
     objects: dict[int, str] = field(default_factory=dict)
     told: list[Told] = field(default_factory=list)
     unread: dict[int, bool] = field(default_factory=dict)

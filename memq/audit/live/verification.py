@@ -8,7 +8,7 @@ from memq.audit.account import common
 from memq.audit.checks.batch_check import BatchCheck, BlockCheck
 from memq.audit.checks.checked_entry import CheckedEntry
 from memq.audit.checks.checker import check_one
-from memq.audit.live.finding import LiveFinding
+from memq.audit.finding import Finding
 from memq.audit.opened_topic import opened_topic
 from memq.errors import NotFoundError
 from memq.format.ranges import RangeSet
@@ -54,7 +54,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[str, ...] = ()
 
 
-async def verify_finding(brokers: str, finding: LiveFinding, runtime: Runtime | None = None) -> Verification:
+async def verify_finding(brokers: str, finding: Finding, runtime: Runtime | None = None) -> Verification:
     """Check a finding's batch, straight from its store where that opens here, else through a broker.
 
     It only reads.
@@ -76,7 +76,7 @@ async def verify_finding(brokers: str, finding: LiveFinding, runtime: Runtime | 
         return verification_of(finding, checked, opened.through)
 
 
-def verification_of(finding: LiveFinding, checked: CheckedEntry, through: str) -> Verification:
+def verification_of(finding: Finding, checked: CheckedEntry, through: str) -> Verification:
     """Return what a check of the finding's pointer says of its records. Pure."""
     told = Verification(
         topic=finding.topic, partition=finding.partition, offset=finding.offset, through=through, says=""
@@ -101,7 +101,7 @@ def verification_of(finding: LiveFinding, checked: CheckedEntry, through: str) -
     )
 
 
-def _named(finding: LiveFinding, block: BlockCheck) -> int:
+def _named(finding: Finding, block: BlockCheck) -> int:
     """Return how many records of a block the finding names."""
     if block.producer != finding.producer or block.first >= block.next:
         return 0
@@ -109,7 +109,7 @@ def _named(finding: LiveFinding, block: BlockCheck) -> int:
     return sum(next_ - first for first, next_ in pieces)
 
 
-def _says(finding: LiveFinding, check: BatchCheck, held: int) -> str:
+def _says(finding: Finding, check: BatchCheck, held: int) -> str:
     damage = f"{check.damaged} of {len(check.blocks)} blocks are damaged" if check.damaged else "every block is sound"
     records = f"; sound blocks hold {held:,} of the {finding.records:,} records that the finding names"
     return f"object {check.key}: {damage}{records if finding.ranges else ''}"

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from memq.audit.live.finding import LiveFinding
+from memq.audit.finding import Finding
 from memq.audit.live.report_partition import Client
 from memq.audit.live.storage.database import Database, Execute
 from memq.audit.live.storage.state import decode_state
@@ -67,7 +67,7 @@ class Changed:
 
     version: int
     topics: tuple[tuple[str, str], ...] = ()
-    findings: tuple[LiveFinding, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class AuditView:
             for name, id_, part, minute, row in found
         ]
 
-    async def findings(self, topic: str = "", *, all_: bool = False, limit: int = 1_000) -> list[LiveFinding]:
+    async def findings(self, topic: str = "", *, all_: bool = False, limit: int = 1_000) -> list[Finding]:
         """Return findings of one topic, or of all, the newest first: those that hold and are grave.
 
         With `all_` also those that are over, and those that are merely unproven.
@@ -150,7 +150,7 @@ class AuditView:
         )
         return [_finding(each) for each in found]
 
-    async def finding(self, id_: str) -> LiveFinding:
+    async def finding(self, id_: str) -> Finding:
         """Return one finding. Raises: NotFoundError."""
         found = await self._ask(f"{_FINDINGS} WHERE id = ?", (id_,))
         if not found:
@@ -181,9 +181,9 @@ _MINUTES = (
 _FINDINGS = "SELECT body, acknowledged_by, acknowledged_ms FROM findings"
 
 
-def _finding(found: tuple[Any, ...]) -> LiveFinding:
+def _finding(found: tuple[Any, ...]) -> Finding:
     body, who, when = found
-    finding = decode_state(LiveFinding, bytes(body))
+    finding = decode_state(Finding, bytes(body))
     return msgspec.structs.replace(finding, acknowledged_by=str(who), acknowledged_ms=when)
 
 

@@ -9,7 +9,7 @@ import click
 
 from memq.audit.collector import audit as audit_topic
 from memq.audit.opened_topic import opened_topic
-from memq.audit.verdict import Finding, Verdict
+from memq.audit.verdict import Tally, Verdict
 from memq.cli.options import broker_options, brokers_of, json_option
 from memq.cli.output import ProgressBar, count_text, print_json, print_table, talk
 from memq.cli.run import FAILED, OK
@@ -58,11 +58,11 @@ def print_verdict(verdict: Verdict) -> None:
     click.echo(f"coverage: {_BREAK.join(parts)}")
 
 
-def _row(finding: Finding) -> tuple[object, ...]:
-    shown = [_shortened(str(place)) for place in finding.places[:PLACES_SHOWN]]
+def _row(finding: Tally) -> tuple[object, ...]:
+    shown = [_shortened(place.where) for place in finding.places[:PLACES_SHOWN]]
     more = " …" if len(finding.places) > PLACES_SHOWN else ""
     unit = count_text(finding.count, finding.kind.unit).split(" ", 1)[1]
-    return (finding.kind.title, finding.count, unit, "; ".join(shown) + more)
+    return (finding.kind.value, finding.count, unit, "; ".join(shown) + more)
 
 
 def _shortened(text: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
-from memq.audit.live.finding import LiveFinding
+from memq.audit.finding import Finding
 from memq.audit.live.report_partition import Client
 from memq.audit.live.view import AuditView, TopicSummary, latencies
 from memq.audit.minutes import QUEUE, CountSide, percentile_name
@@ -28,7 +28,7 @@ class Known:
     """The data of one round: topics with their last hour, open findings, reporting clients."""
 
     topics: Sequence[TopicSummary]
-    findings: Sequence[LiveFinding]
+    findings: Sequence[Finding]
     clients: Sequence[Client]
     now_ms: int
 
@@ -52,7 +52,7 @@ def audit_metrics(known: Known) -> list[Metric]:
 
     A topic without findings has zeros, so that an alert can fire on a change.
     """
-    holding = Counter((finding.topic, finding.kind) for finding in known.findings)
+    holding = Counter((finding.topic, finding.kind.value) for finding in known.findings)
     for topic in known.topics:
         for kind in ("lost", "doubled", "corrupt"):
             holding.setdefault((topic.topic, kind), 0)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import click
 
-from memq.audit.live.finding import EVIDENCE_MAX, LiveFinding, csv_of
+from memq.audit.finding import EVIDENCE_MAX, Finding, csv_of
 from memq.audit.live.storage.database import Database
 from memq.audit.live.storage.store import AuditStore
 from memq.audit.live.verification import verify_finding
@@ -248,5 +248,5 @@ def _summary_json(summary: TopicSummary) -> dict[str, Any]:
     return {"topic": summary.topic, "topic_id": summary.topic_id, "findings": summary.findings, "sides": sides}
 
 
-def _minute_text(finding: LiveFinding) -> str:
+def _minute_text(finding: Finding) -> str:
     return time_text(finding.minute * MINUTE_MS)[:16] + "Z"

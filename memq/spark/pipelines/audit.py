@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from memq.audit.parts import merge_verdicts
-from memq.audit.verdict import Verdict
+from memq.audit.verdict import Verdict, merge_verdicts
 from memq.client.io_thread import io_thread
 from memq.spark.options import ReadOptions
 from memq.spark.pipelines.audit_plan import AuditPlan, plan_audit
@@ -85,6 +84,7 @@ def print_verdict(verdict: Verdict, *, as_json: bool) -> None:
         click.echo(json.dumps(verdict.to_json()))
         return
     for found in verdict.findings:
-        click.echo(f"{found.kind.title}: {found.count} {found.kind.unit}(s); {'; '.join(map(str, found.places[:3]))}")
+        places = "; ".join(place.where for place in found.places[:3])
+        click.echo(f"{found.kind.value}: {found.count} {found.kind.unit}(s); {places}")
     click.echo(f"verdict: {verdict}")
     click.echo(f"coverage: {verdict.coverage}")

@@ -6,14 +6,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from memq.audit.live.finding import LiveFinding
+from memq.audit.finding import Finding
 from memq.audit.live.partition_state import PartitionState
 from memq.audit.live.report_partition import Client
 from memq.audit.minutes import MinuteRow
 from memq.errors import CorruptDataError
 from memq.format.ranges import RangeSet
 
-Kept = TypeVar("Kept", PartitionState, MinuteRow, LiveFinding, dict[int, Client])
+Kept = TypeVar("Kept", PartitionState, MinuteRow, Finding, dict[int, Client])
 
 
 def _flat(value: Any) -> Any:
@@ -32,7 +32,7 @@ def _rounded(kind: type, value: Any) -> Any:
 _encode = msgspec.msgpack.Encoder(enc_hook=_flat).encode
 _DECODERS: dict[Any, msgspec.msgpack.Decoder[Any]] = {
     kind: msgspec.msgpack.Decoder(kind, dec_hook=_rounded)
-    for kind in (PartitionState, MinuteRow, LiveFinding, dict[int, Client])
+    for kind in (PartitionState, MinuteRow, Finding, dict[int, Client])
 }
 
 

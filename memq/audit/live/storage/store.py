@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from memq.audit.live.finding import LiveFinding
+from memq.audit.finding import Finding
 from memq.audit.live.partition_state import PartitionState
 from memq.audit.live.report_partition import Client, Key
 from memq.audit.live.storage.database import Database, Execute
@@ -47,7 +47,7 @@ class PartitionChanges:
     topic: str
     books: PartitionState
     rows: dict[int, MinuteRow]
-    findings: list[LiveFinding]
+    findings: list[Finding]
 
     @property
     def facts(self) -> PartitionFacts:
@@ -170,7 +170,7 @@ def _add_row(execute: Execute, key: Key, topic: str, minute: int, row: MinuteRow
     )
 
 
-def _put_finding(execute: Execute, finding: LiveFinding, version: int) -> None:
+def _put_finding(execute: Execute, finding: Finding, version: int) -> None:
     execute(
         "INSERT INTO findings VALUES (?, ?, ?, ?, ?, ?, ?, '', 0, ?) ON CONFLICT (id) DO UPDATE SET"
         " body = excluded.body, resolved_ms = excluded.resolved_ms, version = excluded.version",
