@@ -10,7 +10,7 @@ from memq.broker.broker import Broker
 from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, ClientLimits
 from memq.broker.process import STORE_NAME, Companion, run_broker, traces_of
 from memq.broker.spool.files import SpoolFiles
-from memq.broker.upkeep.pointers import LogReading
+from memq.broker.upkeep.pointers import whole_log
 from memq.broker.upkeep.retention import sweep
 from memq.errors import CorruptDataError
 from memq.format.key import sweep_prefix
@@ -96,11 +96,12 @@ async def check_objects(folder: DataFolder, store: FilesystemHandler, queue: Sql
         if not entry.key.startswith(sweep_prefix(folder.cluster)):
             return
     for partition in await queue.partitions():
-        async for _, pointer in LogReading(queue, partition, lambda text: None).entries():
-            if pointer is not None and pointer.locations:
-                raise CorruptDataError(
-                    f"data folder '{folder.path}' has no objects of cluster '{folder.cluster}', but its queue names"
-                    f" some, the first is '{pointer.locations[0].key}' of topic '{pointer.topic}'",
-                    hint=f"put '{folder.objects}' back from a copy ('memq verify {folder.path}' names what is missing);"
-                    " to begin without these records, start with another folder",
-                )
+        _, known = await whole_log(queue, partition, lambda text: None)
+        named = next((pointer for _, pointer in known if pointer is not None and pointer.locations), None)
+        if named is not None:
+            raise CorruptDataError(
+                f"data folder '{folder.path}' has no objects of cluster '{folder.cluster}', but its queue names"
+                f" some, the first is '{named.locations[0].key}' of topic '{named.topic}'",
+                hint=f"put '{folder.objects}' back from a copy ('memq verify {folder.path}' names what is missing);"
+                " to begin without these records, start with another folder",
+            )

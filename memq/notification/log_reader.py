@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 
 from memq.errors import QueueError
 from memq.limits import POLL_BYTES_MAX
-from memq.notification import Entry, PointerReader, Span
+from memq.notification import Entries, Entry, PointerReader, Span
 from memq.notification.refusals import checked_span
 from memq.topic import ReadPartition
 
@@ -22,22 +22,38 @@ async def valid_span(queue: PointerReader, partition: ReadPartition) -> Span:
     return checked_span(partition, span.begin, span.end)
 
 
+def falls_short(entries: Entries, end: int) -> bool:
+    """Whether an answer has no entries and is not the end either: `end` is valid and was read before."""
+    return not entries and entries.next < end
+
+
+async def page_before(
+    queue: PointerReader, partition: ReadPartition, first: int, end: int, bytes_max: int = POLL_BYTES_MAX
+) -> Entries:
+    """Return entries from offset `first` on; an answer without entries is the end of the log.
+
+    `end` is an end that was read before, or an offset below it. Raises: QueueError when the queue shows no entry and
+    has not reached `end` either; as `PointerReader.read`.
+    """
+    entries = await queue.read(partition, first, bytes_max)
+    if falls_short(entries, end) or entries.next <= first < end:
+        raise QueueError(
+            f"read partition {partition.partition} of topic '{partition.topic}' shows nothing at offset {first}, "
+            f"and its end was {end} before",
+            hint="read it again; if that stays, see A lost queue in docs/operations.md",
+        )
+    return entries
+
+
 async def entries_between(
     queue: PointerReader, partition: ReadPartition, first: int, end: int, bytes_max: int = POLL_BYTES_MAX
 ) -> AsyncIterator[list[Entry]]:
     """Yield all entries from offset `first` up to, not with, `end`, in pages that are not empty.
 
-    `end` is an end that was read before, or an offset below it. Raises: QueueError when the queue shows no entry and
-    has not reached `end` either; as `PointerReader.read`.
+    `end` and errors are those of `page_before`.
     """
     while first < end:
-        entries = await queue.read(partition, first, bytes_max)
-        if entries.next <= first:
-            raise QueueError(
-                f"read partition {partition.partition} of topic '{partition.topic}' shows nothing at offset {first}, "
-                f"and its end was {end} before",
-                hint="read it again; if that stays, see A lost queue in docs/operations.md",
-            )
+        entries = await page_before(queue, partition, first, end, bytes_max)
         page = [entry for entry in entries if entry.offset < end]
         if page:
             yield page

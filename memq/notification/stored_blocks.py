@@ -16,6 +16,7 @@ from memq.format.blocks.header import BlockHeader, StoredBlock
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, decode_pointer
 from memq.notification import Entry, PointerReader
+from memq.notification.log_reader import page_before
 from memq.runtime.logs import EventLog
 from memq.topic import ReadPartition
 
@@ -116,11 +117,9 @@ class BlockSearch:
     async def _entries(self, first: int, end: int) -> list[Entry]:
         found: list[Entry] = []
         while first < end:
-            page = await self._queue.read(self._read, first, READ_BYTES)
+            page = await page_before(self._queue, self._read, first, end, READ_BYTES)
             found += [entry for entry in page if entry.offset < end]
             self.shown_beyond = self.shown_beyond or page.next > end
-            if page.next <= first:
-                break
             first = page.next
         return found
 

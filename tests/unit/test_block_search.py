@@ -19,6 +19,7 @@ from memq.runtime.logs import EventLog
 from memq.topic import ReadPartition
 from tests.contract.manual_clock import ManualClock
 from tests.unit.blocks import build, seal
+from tests.unit.lying_queue import LyingQueue
 
 TOPIC_ID = "0" * 31 + "1"
 READ = ReadPartition("clicks", TOPIC_ID, 0)
@@ -121,6 +122,23 @@ def test_the_blocks_that_share_a_sequence_with_a_claim_are_found() -> None:
         for claim in ((7, 15, 20), (8, 0, 10), (8, 15, 16), (9, 10, 15)):
             assert await log.find(claim) == {}
         assert log.opened == [], "no pointer names these"
+
+    asyncio.run(work())
+
+
+def test_an_empty_read_before_the_end_finds_nothing_out() -> None:
+    """It was taken for the end of the log: a block that the queue holds counted as absent."""
+
+    async def work() -> None:
+        log = await Log().start()
+        await log.batch((7, 0, 10))
+        await log.batch((7, 10, 5))
+        lying = LyingQueue(log)
+        search = BlockSearch(lying, READ, 0, log.index_of, EventLog(log.clock), "clicks/0")
+        assert (await search.find([(7, 10, 15)], 0, 2))[7, 10, 15] == Copies((stored((7, 10, 5)),))
+        lying.over_at = 1
+        with pytest.raises(QueueError, match="shows nothing at offset 1, and its end was 2 before"):
+            await search.find([(7, 10, 15)], 0, 2)
 
     asyncio.run(work())
 
@@ -275,21 +293,6 @@ def test_the_search_goes_back_in_steps_that_grow_and_ends_where_all_is_found(mon
         log.reads.clear()
         assert (7, 97, 98) in await log.find((7, 97, 98))
         assert log.reads == [96, 97, 98, 99]
-
-    asyncio.run(work())
-
-
-def test_a_queue_that_shows_nothing_ends_the_step() -> None:
-    class Blind(Log):
-        async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
-            self.reads.append(offset)
-            return Entries([], offset)
-
-    async def work() -> None:
-        log = await Blind().start()
-        await log.batch((7, 0, 1))
-        assert await log.find((7, 0, 1)) == {}
-        assert log.reads == [0]
 
     asyncio.run(work())
 

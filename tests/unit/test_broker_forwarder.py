@@ -33,11 +33,11 @@ from memq.format.blocks.header import parse_header
 from memq.format.pointer import encode_pointer
 from memq.format.ranges import RangeSet
 from memq.limits import FORWARD_S_MAX, KIB
-from memq.notification import Publication
+from memq.notification import Entries, Publication
 from memq.protocol.forward import decode_forward
 from memq.protocol.frames import Api
 from memq.protocol.messages import Done
-from memq.topic import CLOCK_ERROR_MS, Topic, read_partitions
+from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, read_partitions
 from tests.brokers import events_of
 from tests.component.test_broker_opening import Opening
 from tests.skipping_loop import run_skipping, skip
@@ -177,6 +177,26 @@ def test_what_the_queue_holds_already_is_not_brought() -> None:
         await bench.done()
         assert [data for _, _, data in bench.owner.asked] == bench.blocks[2:]
         assert bench.counters.forwarded_blocks == 1
+
+    run_skipping(work())
+
+
+def test_an_empty_read_before_the_end_shows_no_block_to_be_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was taken for the end of the log, and blocks that the queue held were brought to the new owner."""
+
+    async def work() -> None:
+        bench = Bench()
+        await bench.queue.create([bench.read], 30_000)
+        await bench.land(*bench.blocks[:2])
+        read, short = bench.queue.read, [True, True]
+
+        async def cut(partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+            return Entries((), offset) if short and short.pop() else await read(partition, offset, bytes_max)
+
+        monkeypatch.setattr(bench.queue, "read", cut)
+        await bench.done()
+        assert [data for _, _, data in bench.owner.asked] == bench.blocks[2:]
+        assert (short, bench.counters.forward_retries) == ([], 2)
 
     run_skipping(work())
 

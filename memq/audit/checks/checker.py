@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from memq.audit.checks.batch_check import BatchCheck, check_batch, check_part, merge_copies, missing_batch
 from memq.audit.checks.checked_entry import CheckedEntry
 from memq.audit.checks.whole_object import ReadObject
-from memq.errors import CorruptDataError, MemqError, NotFoundError, QueueError, RetryableError
+from memq.errors import CorruptDataError, MemqError, NotFoundError, RetryableError
 from memq.format.blocks.header import Buffer
 from memq.format.key import is_of_many
 from memq.format.pointer import Location, Pointer, decode_pointer
-from memq.limits import MIB, POLL_BYTES_MAX
-from memq.notification import Entries, Entry, PointerReader, Span
-from memq.notification.log_reader import valid_span
+from memq.limits import MIB
+from memq.notification import Entry, PointerReader, Span
+from memq.notification.log_reader import page_before, valid_span
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
 from memq.topic import ReadPartition, Topic
 
@@ -40,7 +41,7 @@ class Checker:
 
     async def span(self, partition: ReadPartition) -> Span:
         """Return what the queue holds of a partition. Raises: as `PointerReader.span`, after some tries."""
-        return await self._patiently(lambda: self._queue.span(partition))
+        return await self._patiently(partial(valid_span, self._queue, partition))
 
     async def check(self, partition: ReadPartition, piece: Span) -> AsyncIterator[CheckedEntry]:
         """Yield all entries of a piece, in order. Raises: as `PointerReader.read`, after some tries."""
@@ -63,27 +64,16 @@ class Checker:
         """Yield what `piece` holds, read in pages; say so when retention was faster."""
         first = piece.begin
         while first < piece.end:
-            page = await self._read_page(partition, first)
+            page = await self._patiently(partial(page_before, self._queue, partition, first, piece.end))
             entries = [entry for entry in page if first <= entry.offset < piece.end]
-            behind = entries[0].offset if entries else min(max(page.next, first), piece.end)
+            behind = entries[0].offset if entries else min(page.next, piece.end)
             if behind > first and (await self._queue.span(partition)).begin > first:
                 # Offsets need not be dense; but this is a hole that was none when the audit began.
                 error = NotFoundError(f"retention took pointers {first} to {behind - 1} while the audit ran")
                 yield CheckedEntry(Entry(first, 0, b""), error=error)
             for entry in entries:
                 yield _decoded(entry)
-            first = page.next if page.next > first else piece.end
-
-    async def _read_page(self, partition: ReadPartition, offset: int) -> Entries:
-        """Read a page; one that shows nothing is believed where the partition's end lies before it."""
-
-        async def read() -> Entries:
-            page = await self._queue.read(partition, offset, POLL_BYTES_MAX)
-            if page.next <= offset and offset < (await valid_span(self._queue, partition)).end:
-                raise QueueError(f"nothing is shown at offset {offset}, which lies before the end")
-            return page
-
-        return await self._patiently(read)
+            first = page.next
 
     # ---- objects -----------------------------------------------------------------------------------
 
@@ -174,8 +164,10 @@ async def check_one(topic: Topic, queue: PointerReader, read: ReadObject, partit
 
     Raises: as `PointerReader.read`, after some tries.
     """
-    async for checked in Checker(queue, read).check(topic.read_partition_of(partition), Span(offset, offset + 1)):
-        return checked
+    checker, log = Checker(queue, read), topic.read_partition_of(partition)
+    if offset < (await checker.span(log)).end:
+        async for checked in checker.check(log, Span(offset, offset + 1)):
+            return checked
     return CheckedEntry(Entry(offset, 0, b""), error=NotFoundError(f"no pointer lies at {offset} any more"))
 
 

@@ -14,6 +14,7 @@ from memq.errors import CorruptDataError, DeniedError, MemqError, RetryableError
 from memq.format.object import BlockEntry, open_object
 from memq.format.pointer import Pointer, decode_pointer
 from memq.notification import Entries, Entry
+from memq.notification.log_reader import page_before
 from memq.notification.stored_blocks import BlockSearch
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
 from memq.topic import ReadPartition
@@ -32,12 +33,9 @@ class PointerResolver:
         self._partition = partition
         self._name = name
 
-    async def read(self, offset: int) -> Entries:
-        """Return some entries from `offset` on, none only at the end.
-
-        Raises: as `PointerReader.read` of the queue.
-        """
-        return await self._services.queue.read(self._partition, offset, READ_BYTES)
+    async def read(self, offset: int, end: int) -> Entries:
+        """Return some entries from `offset` on, none only at the end. See `page_before`, also for errors."""
+        return await page_before(self._services.queue, self._partition, offset, end, READ_BYTES)
 
     async def pointer(self, entry: Entry) -> Pointer | None:
         """Return the pointer of an entry with all its producers, None when it is damaged.

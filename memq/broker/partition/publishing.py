@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from memq.broker.partition.ownership import Ownership, Phase
 from memq.broker.partition.pointer_resolver import PointerResolver
 from memq.broker.services import Services
-from memq.errors import DeniedError, EpochFencedError, NotFoundError, QueueError, RetryableError
+from memq.errors import DeniedError, EpochFencedError, NotFoundError, RetryableError
 from memq.format.pointer import Pointer, encode_pointer
 from memq.notification import Entry, Publication
 from memq.runtime.backoff import backoff_s
@@ -122,11 +122,9 @@ class Publisher:
             handed_over_s = self._now()
             try:
                 async with asyncio.timeout(self.own.stale_publish_s):
-                    entries = await self._log.read(self.own.read_to)
+                    entries = await self._log.read(self.own.read_to, max(end, self.own.own_end()))
                     for entry in entries:
                         await self._meet(entry)
-                if not entries and entries.next < max(end, self.own.own_end()):
-                    raise QueueError(f"the queue shows nothing at offset {self.own.read_to}, which is not its end")
             except self._passing as error:
                 tries += 1
                 self._services.events.warning("queue-retry", f"{self._name()}, try {tries}: {error}")

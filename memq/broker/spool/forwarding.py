@@ -24,6 +24,7 @@ from memq.broker.spool.unpublished_blocks import UnpublishedBlock, UnpublishedBl
 from memq.errors import CorruptDataError, MemqError, NotFoundError, OutcomeUnknownError, RetryableError, TimedOutError
 from memq.format.blocks.header import check_block, parse_header, scope_of
 from memq.limits import FORWARD_S_MAX, MIB
+from memq.notification.log_reader import valid_span
 from memq.notification.stored_blocks import Copies, claim_of, conflict_of
 from memq.runtime.backoff import backoff_s
 from memq.runtime.tasks import TaskOwner
@@ -167,10 +168,12 @@ class Forwarder:
         """Read the queue to its end, and let go of what it holds. Return the moment at which it held no more."""
         read = held.topic.read_partition_of(held.partition)
         log = PointerResolver(self._services, read, held.name)
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            end = (await valid_span(self._services.queue, read)).end
         while True:
             handed_over_s = self._now()
             async with asyncio.timeout(READ_TIMEOUT_S):
-                entries = await log.read(held.read_to)
+                entries = await log.read(held.read_to, end)
                 for entry in entries:
                     held.meet(entry.offset, await log.pointer(entry))
             if not entries:

@@ -4,7 +4,8 @@ Theory. Retention and the sweep delete what a log does not name, so an answer th
 read is no proof that a log is over: a queue that lost its connection has answered so. The witness is the span, read
 before the first page: the reading must reach its end, and its offsets must follow on each other from its beginning. It
 continues behind that end, for what landed meanwhile: a sweep reads pointers last. (`memq.notification.log_reader` reads
-up to an end.) Every queue numbers its entries densely, and takes them from the front only; so a hole is a loss.
+up to an end, and has the rule for an empty read.) Every queue numbers its entries densely, and takes them from the
+front only; so a hole is a loss.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from memq.errors import CorruptDataError, QueueError
 from memq.format.pointer import Pointer, decode_pointer
 from memq.notification import Entry, PointerReader, Span
+from memq.notification.log_reader import falls_short
 from memq.topic import ReadPartition
 
 READ_BYTES = 1 << 20
@@ -58,7 +60,7 @@ class LogReading:
                 offset = entry.offset + 1
                 yield entry, self._decoded(entry)
             page = await self._queue.read(self._partition, offset, READ_BYTES)
-        if page.next < span.end:
+        if falls_short(page, span.end):
             self.fault = f"the queue shows nothing from offset {offset} on, though its end is {span.end}"
         elif offset < span.end:
             await self._skipped(offset, span.end)
