@@ -116,6 +116,9 @@ class FakeAdmin:
     def poll(self, timeout_s: float) -> int:
         return 0
 
+    def list_topics(self, timeout: float) -> SimpleNamespace:
+        return SimpleNamespace(cluster_id="kafka-1", topics=self._library.topics)
+
     def describe_topics(self, topics: TopicCollection, request_timeout: float) -> dict[str, Future[Any]]:
         names: Any = topics.topic_names
         if self._library.short > 0:
@@ -131,9 +134,11 @@ class FakeAdmin:
         count = len(self._library.topics[name]) - (self._library.narrow > 0)
         self._library.narrow -= 1
         parts = [SimpleNamespace(id=number, leader=SimpleNamespace(id=1)) for number in range(count)]
-        return _done(SimpleNamespace(partitions=parts))
+        return _done(SimpleNamespace(partitions=parts, topic_id=f"id of {name}"))
 
-    def list_offsets(self, asked: Mapping[TopicPartition, Any], request_timeout: float) -> dict[Any, Future[Any]]:
+    def list_offsets(
+        self, asked: Mapping[TopicPartition, Any], request_timeout: float, isolation_level: Any = None
+    ) -> dict[Any, Future[Any]]:
         return {place: self._offset((place.topic, place.partition), spec) for place, spec in asked.items()}
 
     def _offset(self, place: Place, spec: Any) -> Future[Any]:

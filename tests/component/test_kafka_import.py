@@ -21,7 +21,8 @@ from memq.format.blocks.header import parse_header
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.notification import Entries, Entry, Span
-from memq.notification.kafka.reading.source import KafkaSource, Place, SourceEnd, SourceRecord, SourceTopic
+from memq.notification.kafka.admin import Place
+from memq.notification.kafka.reading.source import KafkaSource, SourceEnd, SourceRecord, SourceTopic
 from memq.runtime.clock import Clock, SystemClock
 from memq.runtime.network import Runtime
 from memq.topic import Position, ReadPartition, TopicSettings

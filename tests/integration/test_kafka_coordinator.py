@@ -21,10 +21,10 @@ from tests.integration.kafka import kafka_queue, running_kafka
 _ASKER = """
 import asyncio, sys
 from memq.errors import NotFoundError, QueueError
-from memq.notification.kafka.topics import KafkaTopics
+from memq.notification.kafka.admin import KafkaAdmin
 from tests.integration.kafka import kafka_queue
 
-seen = KafkaTopics.check
+seen = KafkaAdmin.check
 
 async def check(self):
     await seen(self)
@@ -33,12 +33,12 @@ async def check(self):
 
 async def main():
     queue = kafka_queue(sys.argv[1], prefix="coordinator.", request_timeout_ms=1_000)
-    KafkaTopics.check = check
+    KafkaAdmin.check = check
     try:
         await ask(queue)
     except QueueError as error:
         print("failed:", error, flush=True)
-    KafkaTopics.check = seen
+    KafkaAdmin.check = seen
     assert sys.stdin.readline()
     for _ in range(20):  # what came late is served meanwhile
         try:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
-from confluent_kafka import KafkaError
 
-from memq.errors import ClosedError, QueueError
+from memq.errors import ClosedError, MemqError, QueueError
 from memq.limits import MIB
 from memq.notification import Entry, Publication
+from memq.notification.kafka.admin import Asked, Place
 from memq.notification.kafka.names import Names
 from memq.notification.kafka.queue import KafkaQueue
-from memq.notification.kafka.reading.offsets import Asked, Place
 from memq.runtime.clock import SystemClock
 from memq_localstack.servers import Server
 from tests.contract.queues import HANG_S, STALE_MS, part
@@ -117,13 +116,13 @@ def test_what_is_asked_of_many_partitions_at_once_is_one_request_whatever_it_is(
             await _fill(queue)
             offsets, topic = queue._offsets, Names(PREFIX + "asked.").kafka_topic(part())
             noted: list[int] = []
-            list_ = offsets._list
+            list_ = queue._admin.list_offsets
 
-            async def noting(asked: Asked) -> dict[Place, KafkaError]:
+            async def noting(asked: Mapping[Place, Asked], *, committed: bool = False) -> dict[Place, int | MemqError]:
                 noted.append(len(asked))
-                return await list_(asked)
+                return await list_(asked, committed=committed)
 
-            offsets._list = noting  # type: ignore[method-assign]
+            queue._admin.list_offsets = noting  # type: ignore[method-assign]
             now_ms = SystemClock().wall_ms()
             asks = [
                 *(offsets.begin(topic, number) for number in range(0, PARTITIONS - 1, 2)),

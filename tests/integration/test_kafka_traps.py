@@ -34,7 +34,7 @@ from memq.notification import Publication, Span
 from memq.notification.kafka.names import Names
 from memq.notification.kafka.queue import KafkaQueue
 from memq.notification.kafka.reading.offsets import Offsets
-from memq.notification.kafka.topics import KafkaTopics
+from memq.notification.kafka.topic_metadata_cache import TopicMetadataCache
 from memq.runtime.clock import SystemClock
 from memq.topic import ReadPartition
 from memq_localstack.servers import Server
@@ -191,9 +191,9 @@ def test_a_topic_that_kafka_shows_late_is_looked_at_before_it_is_used(kafka: Ser
     name = Names("late.").kafka_topic(part())
     admin = AdminClient({"bootstrap.servers": kafka.address})
     admin.create_topics([NewTopic(name, 1, 1, config={"retention.ms": "60000"})])[name].result()
-    count, asked = KafkaTopics.count, 0
+    count, asked = TopicMetadataCache.count, 0
 
-    async def late(self: KafkaTopics, topic: str) -> int:
+    async def late(self: TopicMetadataCache, topic: str) -> int:
         nonlocal asked
         asked += 1
         return 0 if asked < 3 else await count(self, topic)
@@ -202,7 +202,7 @@ def test_a_topic_that_kafka_shows_late_is_looked_at_before_it_is_used(kafka: Ser
         with pytest.raises(InvalidSettingError, match=r"retention\.ms = 60000"):
             await queue.create([part()], STALE_MS)
 
-    monkeypatch.setattr(KafkaTopics, "count", late)
+    monkeypatch.setattr(TopicMetadataCache, "count", late)
     over_kafka(kafka, work, prefix="late.")
 
 

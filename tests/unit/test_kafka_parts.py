@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -13,9 +14,9 @@ from hypothesis import strategies as st
 
 from memq.errors import GenerationFencedError, InvalidNameError, InvalidRequestError, InvalidSettingError, QueueError
 from memq.notification import Entry
+from memq.notification.kafka.failures import LastErrors
 from memq.notification.kafka.groups.holdings import Holdings
 from memq.notification.kafka.groups.hosted_groups import decode_commit, encode_metadata
-from memq.notification.kafka.last_errors import LastErrors
 from memq.notification.kafka.names import Names
 from memq.notification.kafka.reading.fetcher import LOOKS_MAX, AssignedConsumer, EntryFetcher
 from memq.notification.kafka.reading.tail_cache import ENTRY_BYTES, TailCache
@@ -217,6 +218,21 @@ def test_what_came_back_needs_the_new_generation() -> None:
     holdings.check_commit(holdings.generation, at(A))
     with pytest.raises(InvalidRequestError):
         holdings.check_commit(holdings.generation, {A: Committed(Position(1, 1))})
+
+
+# ---- faults of the library -------------------------------------------------------------------
+
+
+def test_every_fault_of_the_library_has_its_place_and_its_test() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs/architecture.md").read_text().partition("## Faults of librdkafka")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:2] == "| "]
+    for fault, place, test in rows[1:]:
+        file, _, name = place.partition(", ")
+        source = (root / "memq/notification/kafka" / file.strip("`")).read_text()
+        assert (name or '"""').strip("`") in source, fault
+        assert (root / test.strip("`")).exists(), fault
+    assert len(rows) > 10
 
 
 # ---- reads -----------------------------------------------------------------------------------

@@ -16,11 +16,11 @@ from memq.errors import DeniedError, MemqError, NotFoundError, QueueError, Queue
 from memq.notification import Publication, Span
 from memq.notification.kafka import library as library_module
 from memq.notification.kafka import queue as queue_module
-from memq.notification.kafka.last_errors import LastErrors
+from memq.notification.kafka.failures import LastErrors
 from memq.notification.kafka.names import Names
 from memq.notification.kafka.queue import KafkaQueue
 from memq.notification.kafka.reading import offsets as offsets_module
-from memq.notification.kafka.reading.source import KafkaSource
+from memq.notification.kafka.reading.source import KafkaSource, SourceTopic
 from memq.notification.kafka.settings import kafka_settings
 from memq.notification.log_reader import all_entries
 from memq.runtime.network import Runtime
@@ -164,15 +164,15 @@ def test_an_end_that_was_asked_for_before_a_publish_may_lie_before_it(library: L
     async def work(queue: KafkaQueue) -> None:
         await queue.span(PARTITION)
         held = asyncio.Event()
-        offsets: Any = queue._offsets
-        listed = offsets._list
+        admin: Any = queue._admin
+        listed = admin.list_offsets
 
         async def late(asked: Any) -> Any:
             found = await listed(asked)
             await held.wait()
             return found
 
-        offsets._list = late
+        admin.list_offsets = late
         reading = asyncio.create_task(queue.read(PARTITION, RECORDS, ALL))
         await until(lambda: library.asked == 3)
         assert await queue.publish(publication(b"new")) == RECORDS
@@ -389,17 +389,29 @@ def test_a_client_that_does_not_end_is_left_behind(
 # ---- the source of an import -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("answers", "said"), [([INVALID], "-1001 is no offset"), ([4, 3], "ends at 3, before it")])
+@pytest.mark.parametrize(("answers", "said"), [([INVALID], "which is no offset"), ([4, 3], "ends at 3, before it")])
 def test_a_copy_begins_with_valid_offsets_alone(library: Library, answers: list[int], said: str) -> None:
     async def work() -> None:
         source = KafkaSource(kafka_settings("kafka://localhost", {}), Runtime().clock)
-        admin: Any = source._admin
-        listed = admin.list_offsets
-        admin.list_offsets = lambda asked, isolation_level, request_timeout: listed(asked, request_timeout)
         library.offsets.extend(answers)
         with pytest.raises(QueueError, match=said):
             await source.ends([(TOPIC, 0)])
         assert await source.ends([(TOPIC, 0)]) == {(TOPIC, 0): (0, RECORDS)}
+        await source.close()
+
+    asyncio.run(work())
+
+
+def test_a_copy_learns_the_id_of_its_kafka_without_describe_cluster(library: Library) -> None:
+    """The library may end the process when that request times out; this one does not have it."""
+
+    async def work() -> None:
+        source = KafkaSource(kafka_settings("kafka://localhost", {}), Runtime().clock)
+        assert await source.describe([TOPIC]) == ("kafka-1", {TOPIC: SourceTopic(f"id of {TOPIC}", 1)})
+        library.unknown = 1
+        with pytest.raises(NotFoundError) as caught:
+            await source.describe([TOPIC])
+        assert "check --from" in caught.value.hint
         await source.close()
 
     asyncio.run(work())

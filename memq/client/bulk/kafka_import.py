@@ -25,7 +25,8 @@ from memq.client.consumer.fetch.fetcher import BatchFetcher
 from memq.client.consumer.offset_resolver import window_ms
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.errors import InvalidNameError, InvalidRequestError, MemqError, NotFoundError
-from memq.notification.kafka.reading.source import KafkaSource, Place, SourceEnd
+from memq.notification.kafka.admin import Place
+from memq.notification.kafka.reading.source import KafkaSource, SourceEnd
 from memq.notification.remote import RemoteQueue
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime

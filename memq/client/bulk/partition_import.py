@@ -8,7 +8,8 @@ from memq.client.bulk.import_plan import encode_plan
 from memq.client.bulk.import_progress import ImportProgress
 from memq.client.producer.fields import RecordFields
 from memq.errors import TooLargeError
-from memq.notification.kafka.reading.source import Place, SourceRecord
+from memq.notification.kafka.admin import Place
+from memq.notification.kafka.reading.source import SourceRecord
 
 
 class PartitionImport:

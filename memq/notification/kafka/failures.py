@@ -1,4 +1,4 @@
-"""Kafka's errors as memq's: the one place that judges librdkafka's codes."""
+"""Kafka's errors as memq's: the one place that judges librdkafka's codes and explains timeouts."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ _NOT_LET_IN = {
 }
 # Of librdkafka's texts for these codes: the connection ended before Kafka had judged the certificate or the login.
 _BROKEN_OFF = ("disconnected", "transport failure", "connection reset", "timed out", "end of file")
+_SILENT = (KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPORT)
 _FENCED = {
     KafkaError.UNKNOWN_MEMBER_ID,
     KafkaError.ILLEGAL_GENERATION,
@@ -51,7 +52,7 @@ _INVALID = {  # and what to do
 }
 
 
-def failure(error: KafkaError | KafkaException, doing: str, behind: KafkaError | None = None) -> MemqError:
+def _failure(error: KafkaError | KafkaException, doing: str, behind: KafkaError | None) -> MemqError:
     """Return memq's error for one of Kafka's that was met while `doing` something.
 
     `behind` is what a connection complained of. It explains the error, and never changes its kind.
@@ -74,22 +75,60 @@ def failure(error: KafkaError | KafkaException, doing: str, behind: KafkaError |
     return QueueError(said, hint=_NOT_LET_IN.get(code) or (_NOT_LET_IN.get(behind.code(), "") if behind else ""))
 
 
-def denial(error: KafkaError, doing: str) -> DeniedError | None:
-    """Return the error for a refused login or certificate, None for any other message.
-
-    Only for a Kafka that has never answered: a running one refuses for a moment what it takes a moment later.
-    """
-    hint = _NOT_LET_IN.get(error.code())
-    if hint is None or any(words in error.str().lower() for words in _BROKEN_OFF):
-        return None
-    return DeniedError(f"{doing}: {error.str().lower()}", hint=hint)
-
-
-def is_not_let_in(error: KafkaError) -> bool:
-    """Whether a connection complains of a login or a certificate."""
-    return error.code() in _NOT_LET_IN
-
-
 def is_not_there(error: KafkaError) -> bool:
     """Whether a topic or a partition is not there."""
     return error.code() in _NOT_THERE
+
+
+def code_of(error: MemqError) -> int | None:
+    """Return Kafka's code behind one of memq's errors; None when it has no such cause."""
+    cause = error.__cause__
+    code: int | None = cause.args[0].code() if isinstance(cause, KafkaException) else None
+    return code
+
+
+class LastErrors:
+    """The last complaint of all clients of one queue.
+
+    A certificate or a login that is refused shows nowhere else.
+    A complaint explains a request that was not answered, and never changes the kind of its error: Kafka breaks off
+    handshakes when it stops and when it starts, and an outage is no denial. Clients call `note` on their own threads;
+    it only sets an attribute.
+    """
+
+    def __init__(self) -> None:
+        self._last: KafkaError | None = None
+        self._answered = False
+
+    def note(self, error: KafkaError) -> None:
+        """Take what a client complains of, as its `error_cb`."""
+        last, code = self._last, error.code()
+        if last is not None:
+            if code == KafkaError._ALL_BROKERS_DOWN:  # counts them, and has no reason
+                return
+            if code == KafkaError._TRANSPORT and last.code() in _NOT_LET_IN:  # what is lost is lost for that reason
+                return
+        self._last = error
+
+    def settled(self) -> None:
+        """Forget it: Kafka has answered."""
+        self._last = None
+        self._answered = True
+
+    def denial(self, doing: str) -> DeniedError | None:
+        """Return the error for a login or a certificate that was refused, None for any other complaint.
+
+        Only for a Kafka that has never answered: a running one refuses for a moment what it takes a moment later.
+        """
+        last = self._last
+        if last is None or self._answered or last.code() not in _NOT_LET_IN:
+            return None
+        text = last.str().lower()
+        if any(words in text for words in _BROKEN_OFF):
+            return None
+        return DeniedError(f"{doing}: {text}", hint=_NOT_LET_IN[last.code()])
+
+    def failure(self, error: KafkaError | KafkaException, doing: str) -> MemqError:
+        """Return memq's error for a request that failed, with the complaint that explains it."""
+        code = (error.args[0] if isinstance(error, KafkaException) else error).code()
+        return _failure(error, doing, self._last if code in _SILENT else None)

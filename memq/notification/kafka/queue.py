@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 from memq.errors import ClosedError, NotFoundError, QueueError
 from memq.notification import Entries, Entry, GroupState, Membership, Publication, Span
+from memq.notification.kafka.admin import KafkaAdmin, Place
+from memq.notification.kafka.failures import LastErrors
 from memq.notification.kafka.groups.hosted_groups import HostedGroups, Parts
 from memq.notification.kafka.groups.requests import KafkaGroupRequests
-from memq.notification.kafka.last_errors import LastErrors
 from memq.notification.kafka.library import admin_of
 from memq.notification.kafka.names import Names
 from memq.notification.kafka.reading.fetcher import EntryFetcher
-from memq.notification.kafka.reading.follower import Follower, Place
+from memq.notification.kafka.reading.follower import Follower
 from memq.notification.kafka.reading.offsets import Offsets
 from memq.notification.kafka.reading.tail_cache import TailCache
 from memq.notification.kafka.rights import Rights
@@ -25,7 +26,6 @@ from memq.notification.refusals import check_publication, checked_span
 from memq.notification.waiters import Waiters, until_reached
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime
-from memq.runtime.process_end import keep_to_end
 from memq.runtime.tasks import TaskOwner
 from memq.topic import Committed, ReadPartition, check_group
 
@@ -46,30 +46,23 @@ class KafkaQueue:
     def __init__(self, settings: KafkaSettings, runtime: Runtime) -> None:
         self._names = Names(settings.prefix)
         self._tasks = TaskOwner(self._fail, EventLog(runtime.clock))
-        self._complaints = LastErrors()
-        self._admin = admin_of(
-            settings.client(), self._complaints.note
-        )  # kept: without a name it dies with its answers
-        timeout_s = settings.request_timeout_ms / 1000
-        looks = TopicMetadataCache(self._admin, timeout_s, self._complaints, runtime.clock, self._tasks)
-        self._offsets = Offsets(self._admin, timeout_s, self._complaints, looks, self._tasks)
-        self._topics = KafkaTopics(self._admin, settings, self._complaints, looks, self._offsets, self._tasks)
-        self._requests = KafkaGroupRequests(
-            lambda: admin_of(settings.client(), self._complaints.note), self._topics, timeout_s
-        )
+        errors = LastErrors()
+        self._admin = KafkaAdmin(settings, errors)
+        self._looks = TopicMetadataCache(self._admin, runtime.clock, self._tasks)
+        self._offsets = Offsets(self._admin, self._looks, self._tasks)
+        self._topics = KafkaTopics(self._admin, settings, self._looks, self._offsets, self._tasks)
+        self._requests = KafkaGroupRequests(lambda: admin_of(settings.client(), errors.note), self._admin)
         self._rights = Rights(self._admin, settings, self._topics, self._requests)
         self._checked_s: float | None = None
         self._clock = runtime.clock
-        self._sender = Sender(settings, self._complaints, self._tasks)
-        self._fetcher = EntryFetcher(settings, runtime.clock, self._complaints, self._tasks)
-        self._follower = Follower(settings, runtime.clock, self._complaints, self._tasks, self._arrived, self._gone)
+        self._sender = Sender(settings, self._admin, self._tasks)
+        self._fetcher = EntryFetcher(settings, runtime.clock, errors, self._tasks)
+        self._follower = Follower(settings, runtime.clock, errors, self._tasks, self._arrived, self._gone)
         self._groups = HostedGroups(
             Parts(
                 self._admin,
                 settings,
                 self._names,
-                self._complaints,
-                self._topics,
                 self._requests,
                 self._tasks,
                 runtime.clock,
@@ -91,14 +84,14 @@ class KafkaQueue:
         """See `PointerWriter.publish`. One is under way per write partition; others of it wait."""
         check_publication(publication)
         topic, number = self._place(publication.partition)
-        await self._topics.known(topic, number)
+        await self._looks.need(topic, number)
         try:
             offset = await self._sender.send(topic, publication)
         except QueueError:
-            self._topics.forget(topic)  # it may have been deleted: the library says so only after a while
+            self._looks.forget(topic)  # it may have been deleted: the library says so only after a while
             raise
         except NotFoundError as error:
-            if number >= await self._topics.count(topic):
+            if number >= await self._looks.count(topic):
                 raise
             await self._sender.look_at(topic)
             raise QueueError(f"the producer knew Kafka topic '{topic}' as it was before it was widened") from error
@@ -121,7 +114,7 @@ class KafkaQueue:
         try:
             entries = await self._fetcher.fetch(topic, number, max(offset, 0), end, bytes_max)
         except NotFoundError as error:
-            if number >= await self._topics.count(topic):
+            if number >= await self._looks.count(topic):
                 raise
             raise QueueError(f"{error}, but Kafka shows it to others", hint=error.hint) from error
         self._offsets.prove(topic, number, entries.next)
@@ -151,7 +144,7 @@ class KafkaQueue:
     async def partitions(self, topic: str) -> list[ReadPartition]:
         """See `TopicFinder.partitions`."""
         found: list[ReadPartition] = []
-        for name, count in (await self._topics.counts()).items():
+        for name, count in (await self._admin.topic_counts()).items():
             first = self._names.read_partition(name, 0)
             if first is not None and first.topic == topic:
                 found += [ReadPartition(topic, first.topic_id, number) for number in range(count)]
@@ -194,7 +187,7 @@ class KafkaQueue:
 
     def _gone(self, place: Place) -> None:
         """Kafka does not show a partition: who waits for it looks, and learns whether it was deleted."""
-        self._topics.forget(place[0])
+        self._looks.forget(place[0])
         partition = self._names.read_partition(*place)
         if partition is not None:
             self._cache.drop(partition)
@@ -278,7 +271,7 @@ class KafkaQueue:
         """
         if self._closed is not None:
             raise ClosedError("the queue is closed") from self._closed
-        await self._topics.check()
+        await self._admin.check()
         now_s = self._clock.monotonic()
         if self._checked_s is None or now_s - self._checked_s >= CHECK_S:
             await self._rights.check()
@@ -289,10 +282,9 @@ class KafkaQueue:
         if self._closed is None:
             self._closed = ClosedError("closed by its owner")
         await self._groups.close()
-        await self._topics.close()
+        await self._admin.close()
         await self._sender.close()
         await self._follower.close()
         await self._fetcher.close()
         await self._tasks.stop()
         self._requests.close()
-        keep_to_end(self._admin)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from memq.errors import MemqError
@@ -24,7 +24,7 @@ class RequestCoalescer(Generic[Question, Found]):
 
     def __init__(
         self,
-        request: Callable[[Mapping[Question, asyncio.Future[Found | MemqError]]], Coroutine[Any, Any, None]],
+        request: Callable[[Sequence[Question]], Coroutine[Any, Any, Mapping[Question, Found | MemqError]]],
         subject: Callable[[Question], Hashable],
         asked_max: int,
         tasks: TaskOwner,
@@ -59,7 +59,8 @@ class RequestCoalescer(Generic[Question, Found]):
         async with self._slots:
             asked = self._next()  # who asks from here on shares the next request
             try:
-                await self._send(asked)
+                for question, found in (await self._send(list(asked))).items():
+                    asked[question].set_result(found)
             finally:
                 for waiting in asked.values():
                     waiting.cancel()  # nothing, unless this task is being stopped
@@ -76,9 +77,3 @@ class RequestCoalescer(Generic[Question, Found]):
         if self._waiting:
             self._request_soon()
         return asked
-
-
-def settle(waiting: asyncio.Future[Found | MemqError], found: Found | MemqError) -> None:
-    """Answer a question, unless nobody waits any more."""
-    if not waiting.done():
-        waiting.set_result(found)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from typing import Any
 
-from confluent_kafka import KafkaException, TopicCollection
-from confluent_kafka.admin import AclOperation, AdminClient
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AclOperation
 
 from memq.errors import DeniedError, NotFoundError, QueueError
+from memq.notification.kafka.admin import KafkaAdmin
+from memq.notification.kafka.failures import code_of
 from memq.notification.kafka.groups.requests import KafkaGroupRequests
 from memq.notification.kafka.settings import KafkaSettings
 from memq.notification.kafka.topics import READY_PAUSE_S, READY_TRIES, KafkaTopics
@@ -41,11 +42,10 @@ class Rights:
     """
 
     def __init__(
-        self, admin: AdminClient, settings: KafkaSettings, topics: KafkaTopics, requests: KafkaGroupRequests
+        self, admin: KafkaAdmin, settings: KafkaSettings, topics: KafkaTopics, requests: KafkaGroupRequests
     ) -> None:
         self._admin = admin
         self._settings = settings
-        self._timeout_s = settings.request_timeout_ms / 1000
         self._topics = topics
         self._requests = requests
         self._name = settings.prefix + CHECK
@@ -65,8 +65,8 @@ class Rights:
         try:
             await self._topics.make_if_absent(self._name)
         except DeniedError as error:
-            if not _is_of_topic(error):
-                raise
+            if code_of(error) != KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                raise  # a login, or the trust in a certificate
             return [TOPIC_RIGHTS[AclOperation.CREATE]]
         return _missing(TOPIC_RIGHTS, await self._operations())
 
@@ -74,12 +74,9 @@ class Rights:
         """Return what may be done with the topic, which may have been made a moment ago."""
         doing = f"asking for the rights on Kafka topic '{self._name}'"
         for _ in range(READY_TRIES):
-            asked = TopicCollection([self._name])
-            answer: Any = self._admin.describe_topics(
-                asked, include_authorized_operations=True, request_timeout=self._timeout_s
-            )[self._name]
+            answer = self._admin.describe_topics([self._name], rights=True)[self._name]
             try:
-                return (await self._topics.ask(answer, doing)).authorized_operations or ()
+                return (await self._admin.ask(answer, doing)).authorized_operations or ()
             except NotFoundError:
                 await asyncio.sleep(READY_PAUSE_S)
             except DeniedError:
@@ -92,7 +89,7 @@ class Rights:
             try:
                 found = await self._requests.describe(self._name, rights=True)
             except KafkaException as error:  # of a new Kafka, which makes the topic of all positions now, perhaps
-                failure = self._topics.failure(error, doing)
+                failure = self._admin.failure(error, doing)
                 if isinstance(failure, DeniedError):
                     return list(GROUP_RIGHTS.values())
                 if last == 1 or not isinstance(failure, QueueError):
@@ -117,9 +114,3 @@ class Rights:
 
 def _missing(wanted: Wanted, found: Collection[AclOperation]) -> Collection[tuple[str, str]]:
     return [right for operation, right in wanted.items() if operation not in found]
-
-
-def _is_of_topic(error: DeniedError) -> bool:
-    """Whether a right on a topic is missing, not a login or the trust in a certificate."""
-    cause = error.__cause__
-    return isinstance(cause, KafkaException) and cause.args[0].name().endswith("TOPIC_AUTHORIZATION_FAILED")

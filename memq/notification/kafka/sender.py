@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from memq.errors import ClosedError, MemqError, QueueError, QueueRefusedError, TooLargeError
 from memq.notification import Publication
-from memq.notification.kafka.last_errors import LastErrors
+from memq.notification.kafka.admin import KafkaAdmin
 from memq.notification.kafka.library import end_threads, producer_of
 from memq.notification.kafka.settings import KafkaSettings
 from memq.runtime.process_end import keep_to_end
@@ -46,15 +46,15 @@ class Sender:
     A publish that was handed over ends within `publish_timeout_ms`, also when Kafka is away.
     """
 
-    def __init__(self, settings: KafkaSettings, complaints: LastErrors, tasks: TaskOwner) -> None:
+    def __init__(self, settings: KafkaSettings, admin: KafkaAdmin, tasks: TaskOwner) -> None:
         self._settings = settings
-        self._complaints = complaints
+        self._admin = admin
+        self._complaints = admin.errors
         self._tasks = tasks
-        self._producer = producer_of(settings.producer(), complaints.note)
+        self._producer = producer_of(settings.producer(), self._complaints.note)
         self._retired: deque[Producer] = deque()
         self._lanes: dict[LaneKey, PublishLane] = {}
         self._pool = ThreadPool("kafka-sender", 1)
-        self._looks = ThreadPool("kafka-looks", 1)
         self._started = False
         self._stopping = False
 
@@ -93,10 +93,8 @@ class Sender:
 
     async def look_at(self, topic: str) -> None:
         """Let the producer look up a topic again: its partition count may be old. Raises: QueueError."""
-        try:
-            await self._looks.run(self._producer.list_topics, topic, self._settings.request_timeout_ms / 1000)
-        except KafkaException as error:
-            raise self._complaints.failure(error, f"looking at Kafka topic '{topic}'") from error
+        doing = f"looking at Kafka topic '{topic}'"
+        await self._admin.run(self._producer.list_topics, doing, topic, self._admin.timeout_s)
 
     def _hand_over(self, topic: str, publication: Publication, key: LaneKey, lane: PublishLane) -> Report:
         """Give the pointer to the library; the lane, which the caller has, is free again with the report."""
@@ -203,7 +201,6 @@ class Sender:
         """End the thread; what waits for Kafka is given up, its outcome is unknown."""
         self._stopping = True
         self._start_to_close()
-        await end_threads(self._looks)
         await end_threads(self._pool)
         keep_to_end(self._producer)
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient
-
 from memq.errors import MemqError, NotFoundError, QueueError
-from memq.notification.kafka.last_errors import LastErrors
-from memq.notification.kafka.library import answered
-from memq.notification.kafka.request_coalescer import RequestCoalescer, settle
+from memq.notification.kafka.admin import KafkaAdmin
+from memq.notification.kafka.request_coalescer import RequestCoalescer
 from memq.runtime.clock import Clock
 from memq.runtime.tasks import TaskOwner
 
@@ -51,12 +47,8 @@ class TopicMetadataCache:
     two answers, and GONE_S without another one when the topic was seen before; a topic never loses partitions.
     """
 
-    def __init__(
-        self, admin: AdminClient, timeout_s: float, complaints: LastErrors, clock: Clock, tasks: TaskOwner
-    ) -> None:
+    def __init__(self, admin: KafkaAdmin, clock: Clock, tasks: TaskOwner) -> None:
         self._admin = admin
-        self._timeout_s = timeout_s
-        self._complaints = complaints
         self._clock = clock
         self._shown: dict[str, TopicView] = {}
         self._seen: dict[str, int] = {}  # the greatest count of partitions that each topic has shown
@@ -85,6 +77,22 @@ class TopicMetadataCache:
         self._shown[topic] = found
         return found
 
+    async def count(self, topic: str) -> int:
+        """Return how many partitions a Kafka topic has now, 0 when it is not there."""
+        try:
+            return (await self.look(topic)).count
+        except NotFoundError:
+            return 0
+
+    async def need(self, topic: str, number: int) -> None:
+        """Prove that a partition is there, or was a while ago.
+
+        A producer would make Kafka make it, or wait for it.
+        """
+        shown = self._shown.get(topic)
+        if (shown is None or number >= shown.count) and number >= await self.count(topic):
+            raise NotFoundError(f"partition {number} of Kafka topic '{topic}' is not there")
+
     def _is_gone(self, topic: str) -> bool:
         now_s = self._clock.monotonic()
         if topic in self._seen and now_s < self._absent_s.setdefault(topic, now_s) + GONE_S:
@@ -106,26 +114,21 @@ class TopicMetadataCache:
         found = self._shown.get(topic)
         return found if found is not None and self._clock.monotonic() - found.shown_s <= FRESH_S else None
 
-    async def _describe(self, asked: Mapping[str, asyncio.Future[TopicView | MemqError]]) -> None:
-        answers = await self._answers(list(asked))
+    async def _describe(self, topics: Sequence[str]) -> dict[str, TopicView | MemqError]:
+        answers = await self._answers(topics)
         absent = [topic for topic, found in answers.items() if isinstance(found, NotFoundError)]
-        if absent:
-            answers |= await self._answers(absent)
-        for topic, found in answers.items():
-            settle(asked[topic], found)
+        return answers | await self._answers(absent) if absent else answers
 
-    async def _answers(self, topics: list[str]) -> dict[str, TopicView | MemqError]:
+    async def _answers(self, topics: Sequence[str]) -> dict[str, TopicView | MemqError]:
         shown_s = self._clock.monotonic()
-        answers = self._admin.describe_topics(TopicCollection(topics), request_timeout=self._timeout_s)
+        answers = self._admin.describe_topics(topics)
         works = (self._answer(topic, answers[topic], shown_s) for topic in topics)
         return dict(zip(topics, await asyncio.gather(*works), strict=True))
 
     async def _answer(self, topic: str, answer: Any, shown_s: float) -> TopicView | MemqError:
         try:
-            partitions = (await answered(answer)).partitions
-        except KafkaException as error:
-            self._admin.poll(0)  # hands over what the connection complained of
-            return self._complaints.failure(error, f"looking at Kafka topic '{topic}'")
-        self._complaints.settled()
+            partitions = (await self._admin.ask(answer, f"looking at Kafka topic '{topic}'")).partitions
+        except MemqError as error:
+            return error
         leaders = {each.id: None if each.leader is None else each.leader.id for each in partitions}
         return TopicView(tuple(leaders.get(number) for number in range(len(partitions))), shown_s)

@@ -9,27 +9,18 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    NewPartitions,
-    NewTopic,
-    ResourceType,
-)
+from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic, ResourceType
 
 from memq.errors import DeniedError, InvalidSettingError, MemqError, NotFoundError, QueueError
 from memq.limits import POINTER_BYTES_MAX
-from memq.notification.kafka.last_errors import LastErrors
-from memq.notification.kafka.library import answered, end_threads
+from memq.notification.kafka.admin import KafkaAdmin
+from memq.notification.kafka.failures import code_of
 from memq.notification.kafka.reading.offsets import Offsets
-from memq.notification.kafka.request_coalescer import RequestCoalescer, settle
+from memq.notification.kafka.request_coalescer import RequestCoalescer
 from memq.notification.kafka.settings import KafkaSettings
 from memq.notification.kafka.topic_metadata_cache import TopicMetadataCache
 from memq.runtime.tasks import TaskOwner
-from memq.runtime.threads import ThreadPool
 
 AHEAD_MS_MAX = 10_000
 STALE = "message.timestamp.before.max.ms"
@@ -46,10 +37,7 @@ _LARGEST_LEAST = 2 * POINTER_BYTES_MAX  # a pointer, and what Kafka writes aroun
 TopicConfig = Mapping[str, str]  # all settings of a Kafka topic
 READY_TRIES = 200  # 20 s: with many thousands of partitions Kafka shows a new topic seconds after it made it
 READY_PAUSE_S = 0.1
-NOBODY = "nobody"  # behind the prefix, the name of a topic that is asked for to hear anything at all
-_ABOUT_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED)
 ASKED_MAX = 64  # topics of one request: an answer names all of their settings
-LOOK_S = 0.2  # how often a check looks for what the library complains of
 
 
 class KafkaTopics:
@@ -57,93 +45,28 @@ class KafkaTopics:
 
     def __init__(
         self,
-        admin: AdminClient,
+        admin: KafkaAdmin,
         settings: KafkaSettings,
-        complaints: LastErrors,
         looks: TopicMetadataCache,
         offsets: Offsets,
         tasks: TaskOwner,
     ) -> None:
         self._admin = admin
+        self._client = admin.client
+        self._timeout_s = admin.timeout_s
         self._settings = settings
-        self._timeout_s = settings.request_timeout_ms / 1000
-        self._complaints = complaints
         self._offsets = offsets
-        self._lists = ThreadPool("kafka-lists", 1)
         self._looks = looks
         self._set: RequestCoalescer[str, TopicConfig] = RequestCoalescer(
             self._ask_settings, str, ASKED_MAX, tasks, "kafka topic settings"
         )
-        self._known: dict[str, int] = {}  # partitions of the topics that were there when they were looked at
-
-    async def check(self) -> None:
-        """Prove that Kafka answers, by asking for a topic that need not be there.
-
-        Raises: QueueError, DeniedError.
-        """
-        doing, name = f"asking Kafka at {self._settings.servers}", f"{self._settings.prefix}{NOBODY}"
-        answer = self._admin.describe_topics(TopicCollection([name]), request_timeout=self._timeout_s)[name]
-        waiting = asyncio.create_task(self._answered(answer, doing), name="kafka check")
-        try:
-            while not waiting.done():
-                await asyncio.wait((waiting,), timeout=LOOK_S)
-                self._admin.poll(0)
-                denial = self._complaints.denial(doing)
-                if denial is not None and not waiting.done():
-                    raise denial  # the library would try to log in until the request times out
-            waiting.result()
-        finally:
-            waiting.cancel()
-
-    async def _answered(self, answer: Any, doing: str) -> None:
-        """Wait for an answer about a topic, whatever it says of it."""
-        try:
-            await answered(answer)
-        except KafkaException as error:
-            if error.args[0].code() not in _ABOUT_TOPIC:
-                raise self.failure(error, doing) from error
-        self._complaints.settled()
-
-    async def known(self, topic: str, number: int) -> None:
-        """Prove that a partition is there, or was a while ago.
-
-        A producer would make Kafka make it, or wait for it.
-        """
-        if number >= self._known.get(topic, 0) and number >= await self.count(topic):
-            raise NotFoundError(f"partition {number} of Kafka topic '{topic}' is not there")
-
-    def forget(self, topic: str) -> None:
-        """Look again before the next use."""
-        self._known.pop(topic, None)
-        self._looks.forget(topic)
-
-    async def count(self, topic: str) -> int:
-        """Return how many partitions a Kafka topic has now, 0 when it is not there."""
-        try:
-            count = (await self._looks.look(topic)).count
-        except NotFoundError:
-            count = 0
-        self._known[topic] = count
-        return count
-
-    async def counts(self) -> dict[str, int]:
-        """Return how many partitions each Kafka topic has, of memq and of others."""
-        try:
-            found = await self._lists.run(self._admin.list_topics, timeout=self._timeout_s)
-        except KafkaException as error:
-            raise self._complaints.failure(error, "listing Kafka's topics") from error
-        return {name: len(topic.partitions) for name, topic in found.topics.items()}
-
-    async def close(self) -> None:
-        """End the thread."""
-        await end_threads(self._lists)
 
     async def create(self, topic: str, partitions: int, stale_publish_ms: int) -> None:
         """Make a Kafka topic, or bring the one that is there to this many partitions and this bound of age.
 
         Raises: InvalidSettingError when another hand has set what loses pointers; DeniedError, QueueError.
         """
-        found = await self.count(topic)
+        found = await self._looks.count(topic)
         if not found and not await self._make(topic, partitions, stale_publish_ms):
             found = await self._until_shown(topic)
         if found:
@@ -155,7 +78,7 @@ class KafkaTopics:
     async def make_if_absent(self, topic: str) -> None:
         """Make a Kafka topic of one partition that holds nothing. Raises: DeniedError, QueueError."""
         try:
-            found = await self.count(topic)
+            found = await self._looks.count(topic)
         except DeniedError:
             found = 0  # who may not look at a topic is not told whether it is there
         if not found:
@@ -165,10 +88,10 @@ class KafkaTopics:
         """Delete Kafka topics with all that they hold; those that are not there are fine."""
         if not topics:
             return
-        for topic, answer in self._admin.delete_topics(list(topics), request_timeout=self._timeout_s).items():
-            self.forget(topic)
+        for topic, answer in self._client.delete_topics(list(topics), request_timeout=self._timeout_s).items():
+            self._looks.forget(topic)
             try:
-                await self.ask(answer, f"deleting Kafka topic '{topic}'")
+                await self._admin.ask(answer, f"deleting Kafka topic '{topic}'")
             except NotFoundError:
                 pass
             else:
@@ -185,54 +108,40 @@ class KafkaTopics:
             await self._looks.look(topic)
         place = TopicPartition(topic, number, before)
         doing = f"trimming partition {number} of Kafka topic '{topic}'"
-        for answer in self._admin.delete_records([place], request_timeout=self._timeout_s).values():
+        for answer in self._client.delete_records([place], request_timeout=self._timeout_s).values():
             try:
-                await self.ask(answer, doing)
+                await self._admin.ask(answer, doing)
             except MemqError:
                 self._looks.forget(topic)
                 raise
 
-    async def ask(self, answer: Any, doing: str) -> Any:
-        """Return what Kafka answers to a request of the admin client."""
-        try:
-            found = await answered(answer)
-        except KafkaException as error:
-            raise self.failure(error, doing) from error
-        self._complaints.settled()
-        return found
-
-    def failure(self, error: KafkaException, doing: str) -> MemqError:
-        """Return memq's error for a failed admin request, with the last connection error."""
-        self._admin.poll(0)
-        return self._complaints.failure(error, doing)
-
     # ---- inside --------------------------------------------------------------------------------
 
-    async def _ask_settings(self, asked: Mapping[str, asyncio.Future[TopicConfig | MemqError]]) -> None:
-        resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in asked]
-        answers = self._admin.describe_configs(resources, request_timeout=self._timeout_s)
+    async def _ask_settings(self, topics: Sequence[str]) -> dict[str, TopicConfig | MemqError]:
+        resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+        answers = self._client.describe_configs(resources, request_timeout=self._timeout_s)
 
-        async def take(topic: str, answer: Any) -> None:
+        async def read(topic: str, answer: Any) -> TopicConfig | MemqError:
             try:
-                entries = await self.ask(answer, f"reading the settings of Kafka topic '{topic}'")
+                entries = await self._admin.ask(answer, f"reading the settings of Kafka topic '{topic}'")
             except MemqError as error:
-                settle(asked[topic], error)
-            else:
-                settle(asked[topic], {name: entry.value for name, entry in entries.items()})
+                return error
+            return {name: entry.value for name, entry in entries.items()}
 
-        await asyncio.gather(*(take(resource.name, answer) for resource, answer in answers.items()))
+        found = await asyncio.gather(*(read(resource.name, answer) for resource, answer in answers.items()))
+        return {resource.name: each for resource, each in zip(answers, found, strict=True)}
 
     async def _make(self, topic: str, partitions: int, stale_publish_ms: int) -> bool:
         """Make a Kafka topic. Returns False when it is there by another hand, maybe not shown yet."""
         settings = self._required() | {STALE: str(stale_publish_ms)}
         new = NewTopic(topic, partitions, self._settings.replication_factor, config=settings)
-        answer = self._admin.create_topics([new], request_timeout=self._timeout_s)[topic]
+        answer = self._client.create_topics([new], request_timeout=self._timeout_s)[topic]
         try:
-            await answered(answer)
-        except KafkaException as error:
-            if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+            await self._admin.ask(answer, f"making Kafka topic '{topic}'")
+        except MemqError as error:
+            if code_of(error) == KafkaError.TOPIC_ALREADY_EXISTS:
                 return False
-            raise self._complaints.failure(error, f"making Kafka topic '{topic}'") from error
+            raise
         return True
 
     def _required(self) -> dict[str, str]:
@@ -242,8 +151,8 @@ class KafkaTopics:
 
     async def _widen(self, topic: str, partitions: int) -> None:
         new = NewPartitions(topic, partitions)
-        answer = self._admin.create_partitions([new], request_timeout=self._timeout_s)[topic]
-        await self.ask(answer, f"widening Kafka topic '{topic}' to {partitions} partitions")
+        answer = self._client.create_partitions([new], request_timeout=self._timeout_s)[topic]
+        await self._admin.ask(answer, f"widening Kafka topic '{topic}' to {partitions} partitions")
 
     async def _look_at_settings(self, topic: str, stale_publish_ms: int) -> None:
         found = await self._set.ask(topic)
@@ -267,8 +176,8 @@ class KafkaTopics:
     async def _alter_stale(self, topic: str, stale_publish_ms: int) -> None:
         entry = ConfigEntry(STALE, str(stale_publish_ms), incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-        answers = self._admin.incremental_alter_configs([resource], request_timeout=self._timeout_s)
-        await self.ask(next(iter(answers.values())), f"setting {STALE} of Kafka topic '{topic}'")
+        answers = self._client.incremental_alter_configs([resource], request_timeout=self._timeout_s)
+        await self._admin.ask(next(iter(answers.values())), f"setting {STALE} of Kafka topic '{topic}'")
 
     async def _until_ready(self, topic: str, partitions: int) -> None:
         """Wait until every partition has an answering leader: a new topic has none at first."""
@@ -280,13 +189,12 @@ class KafkaTopics:
                     raise QueueError(f"Kafka topic '{topic}' was made but does not answer: {error}") from error
                 await asyncio.sleep(READY_PAUSE_S)
             else:
-                self._known[topic] = max(partitions, self._known.get(topic, 0))
                 return
 
     async def _until_shown(self, topic: str) -> int:
         """Wait until Kafka shows a topic that it says is there. Returns how many partitions it has."""
         for _ in range(READY_TRIES):
-            found = await self.count(topic)
+            found = await self._looks.count(topic)
             if found:
                 return found
             await asyncio.sleep(READY_PAUSE_S)
@@ -296,7 +204,7 @@ class KafkaTopics:
         """Wait until Kafka does not show a deleted topic any more, so that nobody who looks next finds it."""
         for _ in range(READY_TRIES):
             try:
-                if not await self.count(topic):
+                if not await self._looks.count(topic):
                     return
             except MemqError:
                 return

@@ -11,18 +11,16 @@ from random import Random
 from typing import Any
 
 from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
 
 from memq.errors import GenerationFencedError, InvalidRequestError, NotFoundError, QueueError, ThrottledError
 from memq.notification import GroupState, Membership
 from memq.notification.groups import OUTSIDE_GENERATION, check_member
+from memq.notification.kafka.admin import KafkaAdmin
 from memq.notification.kafka.groups.member import HostedMember
 from memq.notification.kafka.groups.positions import Positions
 from memq.notification.kafka.groups.requests import KafkaGroupRequests
-from memq.notification.kafka.last_errors import LastErrors
 from memq.notification.kafka.names import Names
 from memq.notification.kafka.settings import KafkaSettings
-from memq.notification.kafka.topics import KafkaTopics
 from memq.notification.refusals import OFFSET_END, RECORD_INDEX_END, TOTAL_END, check_position
 from memq.runtime.clock import Clock
 from memq.runtime.tasks import TaskOwner
@@ -53,11 +51,9 @@ _ACTIVE = (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.NON_EMPTY_GROUP, KafkaError.
 class Parts:
     """The parts of the groups, shared with the rest of the queue."""
 
-    admin: AdminClient
+    admin: KafkaAdmin
     settings: KafkaSettings
     names: Names
-    complaints: LastErrors
-    topics: KafkaTopics
     requests: KafkaGroupRequests
     tasks: TaskOwner
     clock: Clock
@@ -73,8 +69,7 @@ class HostedGroups:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._timeout_s = parts.settings.request_timeout_ms / 1000
-        self._stored = Positions(parts.settings, parts.complaints)
+        self._stored = Positions(parts.settings, parts.admin.errors)
         self._members: dict[tuple[str, str], HostedMember] = {}
         self._generation = parts.random.getrandbits(20) << 32
         self._expiring = False
@@ -125,7 +120,7 @@ class HostedGroups:
             )
         self._generation += 1 << 16
         settings = parts.settings.member(parts.names.kafka_group(group), name, session_timeout_ms)
-        member = HostedMember(name, settings, parts.names, parts.complaints, self._generation)
+        member = HostedMember(name, settings, parts.names, parts.admin.errors, self._generation)
         self._members[group, name] = member
         parts.tasks.start(member.serve(), f"kafka member {name}")
         if not self._expiring:
@@ -205,7 +200,7 @@ class HostedGroups:
         doing = f"committing {len(failed)} positions of group '{group}' ({names})"
         if error.code() in _PASSING:
             return QueueError(f"{doing}: {error.str().lower()}")
-        return self._parts.complaints.failure(error, doing)
+        return self._parts.admin.errors.failure(error, doing)
 
     async def _commit_outside(self, group: str, offsets: list[TopicPartition]) -> None:
         loop = asyncio.get_running_loop()
@@ -251,11 +246,7 @@ class HostedGroups:
 
     async def groups(self) -> Sequence[str]:
         """See `Groups.groups`."""
-        answer = self._parts.admin.list_consumer_groups(request_timeout=self._timeout_s)
-        listed = await self._parts.topics.ask(answer, "listing groups")
-        if listed.errors:  # of brokers that did not answer: their groups are not among those that are listed
-            raise self._parts.topics.failure(listed.errors[0], "listing groups")
-        names = [self._parts.names.group(each.group_id) for each in listed.valid]
+        names = [self._parts.names.group(each) for each in await self._parts.admin.list_groups()]
         return sorted(name for name in names if name is not None)
 
     async def describe(self, group: str) -> GroupState:
@@ -274,7 +265,7 @@ class HostedGroups:
         """Return the partitions of all Kafka topics of memq."""
         return [
             (topic, number)
-            for topic, count in (await self._parts.topics.counts()).items()
+            for topic, count in (await self._parts.admin.topic_counts()).items()
             for number in range(count)
             if self._parts.names.read_partition(topic, number) is not None
         ]
@@ -286,7 +277,7 @@ class HostedGroups:
         except KafkaException as error:
             if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
                 raise missing from error
-            raise self._parts.complaints.failure(error, f"describing group '{group}'") from error
+            raise self._parts.admin.errors.failure(error, f"describing group '{group}'") from error
         if found.state == ConsumerGroupState.DEAD:
             raise missing
         return found
@@ -307,7 +298,7 @@ class HostedGroups:
                 raise NotFoundError(f"group '{group}' is not there", hint="memq group list shows the groups") from error
             if code in _ACTIVE:
                 raise await self._active(group, f"group '{group}' can't be deleted") from error
-            raise self._parts.complaints.failure(error, f"deleting group '{group}'") from error
+            raise self._parts.admin.errors.failure(error, f"deleting group '{group}'") from error
 
 
 def encode_metadata(committed: Committed) -> str:

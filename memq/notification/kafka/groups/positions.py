@@ -14,7 +14,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from memq.errors import MemqError, NotFoundError, QueueError
-from memq.notification.kafka.last_errors import LastErrors
+from memq.notification.kafka.failures import LastErrors
 from memq.notification.kafka.library import consumer_of, end_threads
 from memq.notification.kafka.settings import KafkaSettings
 from memq.runtime.threads import ThreadPool

@@ -9,8 +9,8 @@ from typing import Any
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from memq.notification.kafka.admin import KafkaAdmin
 from memq.notification.kafka.library import answered
-from memq.notification.kafka.topics import KafkaTopics
 from memq.runtime.process_end import keep_for_ever, keep_to_end
 
 LIBRARY_TIMEOUT_S = 3_600.0  # the longest that librdkafka takes
@@ -30,20 +30,20 @@ class KafkaGroupRequests:
     A client whose connection breaks under such a request never asks that coordinator again (2.16: it stays in its
     state TRY_CONNECT). It can't be destroyed, either, and keeps a few threads. A new one takes its place, after pauses
     that grow until a request is answered: with a bound on their number requests failed until the broker was restarted.
-    All raise KafkaException, and what `KafkaTopics.check` raises.
+    All raise KafkaException, and what `KafkaAdmin.check` raises.
     """
 
-    def __init__(self, make: Callable[[], AdminClient], topics: KafkaTopics, timeout_s: float) -> None:
+    def __init__(self, make: Callable[[], AdminClient], kafka: KafkaAdmin) -> None:
         self._make = make
         self._client: AdminClient | None = None
         self._renewals = 0  # since a request was answered
         self._renew_at_s = 0.0  # on the loop's clock
-        self._topics = topics
-        self._timeout_s = timeout_s
+        self._kafka = kafka
+        self._timeout_s = kafka.timeout_s
 
     async def describe(self, group: str, *, rights: bool = False) -> Any:
         """Return the library's description of a Kafka group; with `rights`, what may be done with it, too."""
-        await self._topics.check()
+        await self._kafka.check()
         answers: Any = self._admin.describe_consumer_groups(
             [group], include_authorized_operations=rights, request_timeout=LIBRARY_TIMEOUT_S
         )
@@ -51,7 +51,7 @@ class KafkaGroupRequests:
 
     async def store(self, group: str, offsets: list[TopicPartition]) -> Sequence[TopicPartition]:
         """Set positions of a Kafka group that has no members; return them, each with its error."""
-        await self._topics.check()
+        await self._kafka.check()
         request = ConsumerGroupTopicPartitions(group, offsets)
         answers: Any = self._admin.alter_consumer_group_offsets([request], request_timeout=LIBRARY_TIMEOUT_S)
         stored: Sequence[TopicPartition] = (await self._answered(answers[group])).topic_partitions
@@ -59,7 +59,7 @@ class KafkaGroupRequests:
 
     async def delete(self, group: str) -> None:
         """Delete a Kafka group."""
-        await self._topics.check()
+        await self._kafka.check()
         answers: Any = self._admin.delete_consumer_groups([group], request_timeout=LIBRARY_TIMEOUT_S)
         await self._answered(answers[group])
 

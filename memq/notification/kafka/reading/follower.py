@@ -11,8 +11,8 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from memq.limits import MIB
 from memq.notification import Entry
-from memq.notification.kafka.failures import is_not_there
-from memq.notification.kafka.last_errors import LastErrors
+from memq.notification.kafka.admin import Place
+from memq.notification.kafka.failures import LastErrors, is_not_there
 from memq.notification.kafka.library import consumer_of, end_threads
 from memq.notification.kafka.reading.fetcher import entry_of
 from memq.notification.kafka.settings import KafkaSettings
@@ -25,7 +25,6 @@ QUEUED_BYTES_MAX = 8 * MIB
 MESSAGES_MAX = 1_000
 BATCHES_MAX = 4  # that the loop has not yet taken; then the thread waits, and the library stops fetching
 POLL_S = 0.05  # how long a new partition may wait to be followed
-Place = tuple[str, int]  # a Kafka topic and the number of a partition
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,33 +11,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from confluent_kafka import (
-    TIMESTAMP_NOT_AVAILABLE,
-    Consumer,
-    IsolationLevel,
-    KafkaError,
-    KafkaException,
-    Message,
-    TopicCollection,
-    TopicPartition,
-)
-from confluent_kafka.admin import OffsetSpec
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from memq.errors import GenerationFencedError, MemqError, NotFoundError, QueueError
+from memq.notification.kafka.admin import Asked, KafkaAdmin, Place
+from memq.notification.kafka.failures import LastErrors
 from memq.notification.kafka.groups.positions import Positions
-from memq.notification.kafka.last_errors import LastErrors
-from memq.notification.kafka.library import admin_of, answered, consumer_of, end_threads
+from memq.notification.kafka.library import consumer_of, end_threads
 from memq.notification.kafka.reading.fetcher import PASSING
 from memq.notification.kafka.settings import KafkaSettings
 from memq.runtime.clock import Clock
-from memq.runtime.process_end import keep_to_end
 from memq.runtime.threads import ThreadPool
 
 T = TypeVar("T")
 TAKE_RECORDS_MAX = 1_000
 JOIN_POLL_S = 0.1
 JOIN_S = 60.0  # a member that was killed is put out after its session, 6 s
-Place = tuple[str, int]  # a Kafka topic and the number of a partition
 
 
 class SourceRecord(NamedTuple):
@@ -75,10 +64,9 @@ class KafkaSource:
     def __init__(self, settings: KafkaSettings, clock: Clock) -> None:
         """Nothing is reached here. Raises: InvalidSettingError."""
         self._settings = settings
-        self._timeout_s = settings.request_timeout_ms / 1000
         self._clock = clock
         self._complaints = LastErrors()
-        self._admin = admin_of(settings.client(), self._complaints.note)
+        self._admin = KafkaAdmin(settings, self._complaints)
         self._pool = ThreadPool("kafka-source", 1)
         self._positions = Positions(settings, self._complaints)
         self._consumer: Consumer | None = None
@@ -90,21 +78,21 @@ class KafkaSource:
 
         Raises: NotFoundError, DeniedError, QueueError.
         """
-        try:  # not by describe_cluster: librdkafka 2.16 may end the process when that times out
-            listed = await self._pool.run(self._admin.list_topics, timeout=self._timeout_s)
-        except KafkaException as error:
-            raise self._failure(error, f"asking Kafka at {self._settings.servers}") from error
-        found: dict[str, SourceTopic] = {}
-        answers: Any = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=self._timeout_s)
-        for topic, answer in answers.items():
-            described = await self._ask(answer, f"looking at Kafka topic '{topic}'")
-            found[topic] = SourceTopic(str(described.topic_id), len(described.partitions))
-        return _id_of(listed.cluster_id), found
+        try:
+            listed = await self._admin.list_topics()  # not by describe_cluster, which may end the process
+            found = {
+                topic: await self._admin.ask(answer, f"looking at Kafka topic '{topic}'")
+                for topic, answer in self._admin.describe_topics(topics).items()
+            }
+        except (NotFoundError, QueueError) as error:
+            error.hint = "check --from and the names of the topics"
+            raise
+        described = {topic: SourceTopic(str(each.topic_id), len(each.partitions)) for topic, each in found.items()}
+        return _id_of(listed.cluster_id), described
 
     async def ends(self, places: Sequence[Place]) -> dict[Place, tuple[int, int]]:
         """Return the first offset of each partition, and the one behind its last record that is committed."""
-        begins = await self._offsets(places, OffsetSpec.earliest())  # type: ignore[no-untyped-call]  # of the library
-        ends = await self._offsets(places, OffsetSpec.latest())  # type: ignore[no-untyped-call]  # of the library
+        begins, ends = await self._offsets(places, "begin"), await self._offsets(places, "end")
         behind = [place for place in places if ends[place] < begins[place]]
         if behind:
             topic, number = behind[0]
@@ -112,28 +100,18 @@ class KafkaSource:
             raise QueueError(f"partition {number} of Kafka topic '{topic}' {span}")
         return {place: (begins[place], ends[place]) for place in places}
 
-    async def _offsets(self, places: Sequence[Place], spec: OffsetSpec) -> dict[Place, int]:
-        asked = {TopicPartition(*place): spec for place in places}
-        answers: Any = self._admin.list_offsets(
-            asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self._timeout_s
-        )
+    async def _offsets(self, places: Sequence[Place], asked: Asked) -> dict[Place, int]:
         found: dict[Place, int] = {}
-        for part, answer in answers.items():
-            offset = int((await self._ask(answer, "looking up offsets")).offset)
-            if offset < 0:  # librdkafka's answer, without an error, when the connection breaks under the request
-                raise QueueError(f"looking up offsets of Kafka topic '{part.topic}': {offset} is no offset")
-            found[part.topic, part.partition] = offset
+        for place, offset in (await self._admin.list_offsets(dict.fromkeys(places, asked), committed=True)).items():
+            if isinstance(offset, MemqError):
+                raise offset
+            found[place] = offset
         return found
 
     async def committed_of_others(self, places: Sequence[Place], own: str) -> dict[str, dict[Place, int]]:
         """Return the positions of all groups but `own` in these partitions."""
-        listed = await self._ask(
-            self._admin.list_consumer_groups(request_timeout=self._timeout_s), "listing Kafka's groups"
-        )
-        if listed.errors:  # of brokers that did not answer: their groups are not among those that are listed
-            raise self._failure(listed.errors[0], "listing Kafka's groups")
         found: dict[str, dict[Place, int]] = {}
-        for group in sorted(each.group_id for each in listed.valid if each.group_id != own):
+        for group in sorted(each for each in await self._admin.list_groups() if each != own):
             for part in await self._positions.of(group, places):
                 found.setdefault(group, {})[part.topic, part.partition] = part.offset
         return found
@@ -174,7 +152,7 @@ class KafkaSource:
         """Leave the group, and end the thread."""
         await self._positions.close()
         await end_threads(self._pool, self._consumer.close if self._consumer is not None else None)
-        keep_to_end(self._admin)
+        await self._admin.close()
 
     # ---- in the thread -------------------------------------------------------------------------
 
@@ -204,7 +182,7 @@ class KafkaSource:
         self._lost = True
 
     def _stored(self, places: Sequence[Place]) -> dict[Place, tuple[int, str]]:
-        parts = self._own().committed([TopicPartition(*place) for place in places], timeout=self._timeout_s)
+        parts = self._own().committed([TopicPartition(*place) for place in places], timeout=self._admin.timeout_s)
         for part in parts:
             if part.error is not None:  # else the copy would begin where nothing was stored
                 raise KafkaException(part.error)
@@ -256,19 +234,6 @@ class KafkaSource:
             return await self._pool.run(function, *arguments)
         except KafkaException as error:
             raise self._complaints.failure(error, "copying Kafka's topics") from error
-
-    async def _ask(self, answer: Any, doing: str) -> Any:
-        try:
-            return await answered(answer)
-        except KafkaException as error:
-            raise self._failure(error, doing) from error
-
-    def _failure(self, error: KafkaException, doing: str) -> MemqError:
-        self._admin.poll(0)
-        found = self._complaints.failure(error, doing)
-        if isinstance(found, NotFoundError | QueueError):
-            found.hint = "check --from and the names of the topics"
-        return found
 
 
 def _id_of(cluster: str | None) -> str:
