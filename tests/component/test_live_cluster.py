@@ -13,7 +13,7 @@ import pytest
 
 import memq
 from memq.audit.finding import Finding
-from memq.audit.live.service import LiveAudit, Page
+from memq.audit.live.service import NAME_TRIES, LiveAudit, Page
 from memq.audit.live.storage.database import Database, SqliteDatabase
 from memq.audit.live.view import AuditView, TopicSummary
 from memq.audit.minutes import MinuteRow
@@ -24,16 +24,18 @@ from memq.cli.cluster.embedded_services import auditor_beside
 from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.aio_consumer import AsyncConsumer
 from memq.client.link_pool import LinkPool, bootstrap_addresses
-from memq.errors import FencedError, QueueError, UnreachableError
-from memq.format.report import AUDIT_TOPIC, home_of
-from memq.notification import Span
+from memq.errors import FencedError, QueueError, RetryableError, UnreachableError
+from memq.format.pointer import encode_pointer
+from memq.format.report import AUDIT_TOPIC, ReportedDamage, home_of
+from memq.notification import Entry, Span
 from memq.notification.memory import MemoryQueue
 from memq.notification.remote import RemoteQueue
 from memq.runtime.network import Runtime
 from memq.testing import Cluster
 from memq.topic import AUDIT_GROUP, Position, ReadPartition
 from tests.postgres import postgres_url
-from tests.unit.audited import TOPIC
+from tests.skipping_loop import run_skipping, skipping_runtime
+from tests.unit.audited import TOPIC, data_pointer
 
 KEEP_MS = 86_400_000
 WAIT_S = 240.0
@@ -356,22 +358,42 @@ def test_a_home_whose_log_fails_delays_the_partitions_of_no_other_home(
         with_database(f"sqlite:{tmp_path / 'audit.sqlite'}", work)
 
 
-def test_a_damage_whose_pointer_can_not_be_read_stops_the_reports_for_three_rounds_alone() -> None:
-    class Failing:
-        async def read(self, *_: Any) -> Any:
-            raise QueueError("no leader")
+@pytest.mark.parametrize("part", ["log", "object"])
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_damage_that_can_not_be_named_stops_the_reports_for_three_rounds_alone(part: str, hangs: bool) -> None:
+    asked = 0
+
+    async def fail() -> None:
+        nonlocal asked
+        asked += 1
+        if hangs:
+            await asyncio.get_running_loop().create_future()
+        raise QueueError("no leader")
+
+    class Queue:
+        async def read(self, *_: Any) -> list[Entry]:
+            if part == "log":
+                await fail()
+            return [Entry(7, 1, encode_pointer(data_pointer([(1, 0, 10)])))]
+
+    async def read(*_: Any) -> Any:
+        await fail()
 
     async def work() -> None:
         nothing = cast("Any", None)
-        queue = cast("Any", Failing())
-        audit = LiveAudit(nothing, nothing, queue, nothing, nothing, Runtime(), KEEP_MS)
-        for _ in range(2):
-            with pytest.raises(QueueError):
-                await audit._pointer_at(TOPIC, 0, 7)
-        assert await audit._pointer_at(TOPIC, 0, 7) is None
+        audit = LiveAudit(
+            nothing, nothing, cast("Any", Queue()), cast("Any", read), nothing, skipping_runtime(), KEEP_MS
+        )
+        damage = ReportedDamage(object="c/x", block=1, offset=7, records=5, cause="checksum")
+        for _ in range(NAME_TRIES - 1):
+            with pytest.raises(RetryableError, match="within 5 s" if hangs else "no leader"):
+                await audit._named_damage(TOPIC, 0, damage)
+        for _ in range(5):
+            assert await audit._named_damage(TOPIC, 0, damage) == [damage]
+        assert asked == NAME_TRIES, "the other damages of this log are not asked for"
         await audit.close()
 
-    asyncio.run(work())
+    run_skipping(work())
 
 
 def test_several_auditors_share_one_state(cluster: Cluster) -> None:

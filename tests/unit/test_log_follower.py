@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from memq.audit.live.log_follower import LogFollower
+from memq.audit.live.log_follower import INDEXES_S_MAX, LogFollower
 from memq.audit.live.partition import PartitionAudit
 from memq.broker.api.group_requests import LOG_S_MAX, LOGS_S_MAX
 from memq.errors import DeniedError, MemqError, NotFoundError, QueueError, StoreError
@@ -34,6 +34,7 @@ class Followed:
         self.sick = SickQueue(self.clock)
         self.lent = LentQueue(self.sick, self.clock)
         self.store: MemqError | None = None
+        self.hangs = False
         self.follower = LogFollower(self.lent, self.read, EventLog(self.clock))
         self.logs = [TOPIC.read_partition_of(number) for number in range(LOGS)]
         self.audits = {log: [PartitionAudit(TOPIC, log.partition)] for log in self.logs}
@@ -41,6 +42,8 @@ class Followed:
 
     async def read(self, store: str, key: str, offset: int, length: int) -> Buffer:
         assert self.store is not None, "no index is needed"
+        if self.hangs:
+            await asyncio.get_running_loop().create_future()
         raise self.store
 
     async def start(self) -> None:
@@ -175,6 +178,33 @@ def test_an_object_that_can_not_be_read_sets_its_partition_apart() -> None:
         await skip(1)
         await world.follow([])
         assert (world.nexts(), world.lacking()) == ([3] * LOGS, [])
+        await world.follower.close()
+
+    run_skipping(work())
+
+
+def test_objects_that_hang_delay_one_round_and_no_other() -> None:
+    async def work() -> None:
+        world = Followed()
+        await world.start()
+        await world.follow()
+        world.published = 0
+        # Of the first three logs the index says what is new.
+        await world.publish(lambda number: (100 if number < 3 else 200) + number)
+        world.store, world.hangs = NotFoundError("no such object"), True
+        assert await world.follow() == INDEXES_S_MAX, "all are asked at the same time"
+        assert (world.nexts(), world.lacking()) == ([1, 1, 1, 2, 2, 2], [0, 1, 2])
+        for number in range(3, 12):
+            await world.publish(lambda number: 300 + number)
+            assert await world.follow() == 0.0, "the logs answer, their objects do not"
+            assert world.nexts() == [1, 1, 1, number, number, number]
+            await skip(2)
+        world.hangs = False
+        await skip(INDEXES_S_MAX)
+        await world.follow()
+        await skip(1)
+        await world.follow()
+        assert (world.nexts(), world.lacking()) == ([11] * LOGS, [])
         await world.follower.close()
 
     run_skipping(work())

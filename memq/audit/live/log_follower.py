@@ -1,18 +1,28 @@
 """Reads the pointers of all audited partitions up to their ends. A failing log delays no other. Shell.
 
 A round asks for all of them in one request. A log that fails, or whose objects do, is left out of the next rounds and
-asked apart, at the same time, until it answers. Until it was read up to an end again, nothing may be judged of it.
+asked apart, at the same time, until it answers. Where the index of an object did not answer, that index must answer,
+too: else each round would wait for it. Until a log was read up to an end again, nothing may be judged of it.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
 from memq.audit.checks.batch_index import read_entries
 from memq.audit.live.partition import PartitionAudit
 from memq.client.consumer.fetch.fetcher import ReadRange
-from memq.errors import DeniedError, MemqError, NotFoundError, QueueError, RetryableError, UnsupportedFormatError
-from memq.format.pointer import Pointer, decode_pointer
+from memq.errors import (
+    DeniedError,
+    MemqError,
+    NotFoundError,
+    QueueError,
+    RetryableError,
+    StoreError,
+    UnsupportedFormatError,
+)
+from memq.format.pointer import Location, Pointer, decode_pointer
 from memq.limits import KIB, POLL_BYTES_MAX
 from memq.notification import Entry
 from memq.notification.remote import Polled, RemoteQueue
@@ -20,6 +30,8 @@ from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
 from memq.topic import ReadPartition
 
+INDEXES_S_MAX = 5.0  # for the indexes that one answer of a log needs; then it is set apart, and continues there
+STUCK_AT_ONCE_MAX = 16  # indexes that are asked apart at the same time
 LOG_BYTES = 64 * KIB  # of pointers of a log that is asked apart
 Audits = Mapping[ReadPartition, Sequence[PartitionAudit]]
 
@@ -34,6 +46,7 @@ class LogFollower:
         self._tasks = TaskOwner(self._probe_died, events)
         self._died: BaseException | None = None
         self._sick: dict[ReadPartition, int] = {}  # logs that are left out, with the offset to ask for
+        self._stuck: dict[ReadPartition, Location] = {}  # the batch whose index did not answer, of logs in `_sick`
         self._healed: dict[ReadPartition, None] = {}  # logs that answered again, and are still to be read to their ends
 
     async def close(self) -> None:
@@ -51,17 +64,18 @@ class LogFollower:
         """
         if self._died is not None:
             raise self._died
-        for known in (self._sick, self._healed):
+        for known in (self._sick, self._stuck, self._healed):
             for gone in [log for log in known if log not in audits]:
-                del known[gone]
+                known.pop(gone)
         open_ = {log: audits[log] for log in [*due, *self._healed] if log not in self._sick}
         ends: dict[ReadPartition, int] = {}
         while open_:
             offsets = {log: _next_of(found) for log, found in open_.items()}
             advanced = False
-            for polled in await self._poll(offsets):
+            answer = await self._poll(offsets)
+            taken = (self._take(audits[each.partition], each, ends) for each in answer)
+            for polled, error in zip(answer, await asyncio.gather(*taken), strict=True):
                 log, offset = polled.partition, offsets[polled.partition]
-                error = polled.error or await self._take(audits[log], polled, ends.setdefault(log, polled.span.end))
                 if error is not None:
                     self._set_apart(log, _next_of(audits[log]), error)
                 advanced = advanced or error is not None or _next_of(audits[log]) > offset
@@ -84,21 +98,29 @@ class LogFollower:
         except (QueueError, DeniedError, NotFoundError) as error:
             return [Polled.failed(log, offset, error) for log, offset in offsets.items()]
 
-    async def _take(self, audits: Sequence[PartitionAudit], polled: Polled, end: int) -> RetryableError | None:
-        """Take what an answer has; return the error of an object that it needs."""
+    async def _take(
+        self, audits: Sequence[PartitionAudit], polled: Polled, ends: dict[ReadPartition, int]
+    ) -> MemqError | None:
+        """Take what an answer has of a log; return its error, or that of an object that it needs."""
+        if polled.error is not None:
+            return polled.error
+        end = ends.setdefault(polled.partition, polled.span.end)
         try:
-            for audit in audits:
-                audit.begin_at(polled.span.begin)
-                await self._take_entries(audit, polled.entries)
+            async with asyncio.timeout(INDEXES_S_MAX):
+                for audit in audits:
+                    audit.begin_at(polled.span.begin)
+                    await self._take_entries(audit, polled)
         except RetryableError as error:
             return error
+        except TimeoutError:
+            return StoreError(f"indexes of objects were not read within {INDEXES_S_MAX:g} s")
         if not polled.entries and polled.entries.next >= end:  # offsets need not be dense: this end is reached
             for audit in audits:
                 audit.books.next_offset = max(audit.books.next_offset, end)
         return None
 
-    async def _take_entries(self, audit: PartitionAudit, entries: Sequence[Entry]) -> None:
-        for entry in entries:
+    async def _take_entries(self, audit: PartitionAudit, polled: Polled) -> None:
+        for entry in polled.entries:
             if entry.offset < audit.books.next_offset:
                 continue
             try:
@@ -109,7 +131,11 @@ class LogFollower:
             except MemqError as error:
                 audit.take_unreadable(entry.offset, entry.time_ms, error)
                 continue
-            blocks = await self._blocks(audit, entry, pointer) if audit.needs_blocks(pointer) else None
+            blocks = None
+            if audit.needs_blocks(pointer):
+                self._stuck[polled.partition] = pointer.locations[0]
+                blocks = await self._blocks(audit, entry, pointer)
+                del self._stuck[polled.partition]
             audit.take_pointer(entry.offset, entry.time_ms, pointer, blocks)
 
     async def _blocks(self, audit: PartitionAudit, entry: Entry, pointer: Pointer) -> Sequence[tuple[int, int, int]]:
@@ -146,13 +172,40 @@ class LogFollower:
         except MemqError:
             return
         for polled in answer:
-            log, offset = polled.partition, asked[polled.partition]
+            log, end = polled.partition, polled.span.end
             if log in self._sick and polled.error is not None:
                 self._sick[log] = self._sick.pop(log)
-            elif log in self._sick and (polled.entries or max(offset, polled.entries.next) >= polled.span.end):
-                del self._sick[log]
-                self._healed[log] = None
-                self._events.info("audit.log-answers", f"partition {log.partition} of topic '{log.topic}'")
+                continue
+            reads = bool(polled.entries) or max(asked[log], polled.entries.next) >= end
+            if reads and log in self._sick and log not in self._stuck:
+                self._heal(log)
+        await self._ask_stuck()
+
+    async def _ask_stuck(self) -> None:
+        """Ask some of the indexes that did not answer. Those that fail again come last next time."""
+        asked = [(log, self._stuck[log]) for log in self._sick if log in self._stuck][:STUCK_AT_ONCE_MAX]
+        for (log, _), answers in zip(asked, await asyncio.gather(*map(self._answers, asked)), strict=True):
+            if log in self._sick and answers:
+                del self._stuck[log]
+                self._heal(log)
+            elif log in self._sick:
+                self._sick[log] = self._sick.pop(log)
+
+    async def _answers(self, stuck: tuple[ReadPartition, Location]) -> bool:
+        """Whether the store says anything final about the index of a batch."""
+        try:
+            async with asyncio.timeout(INDEXES_S_MAX):
+                await read_entries(self._read, stuck[1])
+        except (RetryableError, TimeoutError):
+            return False
+        except MemqError:
+            pass
+        return True
+
+    def _heal(self, log: ReadPartition) -> None:
+        del self._sick[log]
+        self._healed[log] = None
+        self._events.info("audit.log-answers", f"partition {log.partition} of topic '{log.topic}'")
 
     def _probe_died(self, error: BaseException) -> None:
         self._died = error

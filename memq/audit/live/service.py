@@ -8,6 +8,7 @@ read. So a death at any moment costs only time: whoever comes next reads on from
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -20,7 +21,7 @@ from memq.audit.live.partition import PartitionAudit
 from memq.audit.live.report_partition import Key, ReportPartitionAudit
 from memq.audit.live.storage.store import AuditStore, PartitionChanges, Step
 from memq.client.consumer.fetch.fetcher import ReadRange
-from memq.errors import FencedError, MemqError, RetryableError
+from memq.errors import FencedError, MemqError, RetryableError, StoreError
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, decode_pointer
 from memq.format.report import Report, ReportedDamage, ReportPart, decode_report, home_of
@@ -35,7 +36,8 @@ IDLE_ROUNDS = 5  # a write partition that nobody reports about is looked at once
 TOPICS_EVERY_ROUNDS = 10
 PRUNE_EVERY_ROUNDS = 600
 SICK_HOME_ROUNDS = 30  # between two questions for the end of a home whose log does not answer
-NAME_TRIES = 3  # rounds in which the pointer of a damage is asked for
+NAME_TRIES = 3  # rounds in which pointer and index of a damage are asked for
+NAME_S = 5.0  # for both
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ class LiveAudit:
         self._outage = self._events.outage("audit.stopped", "audit.goes-on")
         self._homes: dict[int, _Home] = {}
         self._page: Page | None = None  # what was heard last, until it is taken: when that fails, it is taken again
-        self._unnamed = 0  # how often a damage of this page could not be named
+        self._unnamed: Counter[ReadPartition] = Counter()  # how often damages of this page could not be named, by log
         self._touched: dict[Key, None] = {}  # that reports were heard about, and not yet judged behind them
         self._topics: dict[str, Topic] = {}
         self._round = 0
@@ -188,7 +190,8 @@ class LiveAudit:
             home = self._homes.get(page.home)
             if home is not None and self._page is not None:
                 await self._take_page(home, page)
-            self._page, self._unnamed = None, 0
+            self._page = None
+            self._unnamed.clear()
         return False
 
     async def _caught_up(self, number: int, home: _Home) -> bool:
@@ -252,7 +255,28 @@ class LiveAudit:
         return msgspec.structs.replace(part, damages=tuple(found))
 
     async def _named_damage(self, topic: Topic, partition: int, damage: ReportedDamage) -> list[ReportedDamage]:
-        pointer = await self._pointer_at(topic, partition, damage.offset)
+        """Name a damage. After NAME_TRIES it keeps no name: all other reports wait for this one.
+
+        Raises: RetryableError, to hear the page again in the next round.
+        """
+        log = topic.read_partition_of(partition)
+        if self._unnamed[log] >= NAME_TRIES:
+            return [damage]
+        try:
+            async with asyncio.timeout(NAME_S):
+                return await self._looked_up(log, damage)
+        except TimeoutError as error:
+            failed: RetryableError = StoreError(f"a damage in {log} could not be named within {NAME_S:g} s")
+            failed.__cause__ = error
+        except RetryableError as error:
+            failed = error
+        self._unnamed[log] += 1
+        if self._unnamed[log] >= NAME_TRIES:
+            return [damage]
+        raise failed
+
+    async def _looked_up(self, log: ReadPartition, damage: ReportedDamage) -> list[ReportedDamage]:
+        pointer = await self._pointer_at(log, damage.offset)
         if pointer is None:
             return [damage]
         try:
@@ -271,14 +295,8 @@ class LiveAudit:
         except MemqError:
             return ()
 
-    async def _pointer_at(self, topic: Topic, partition: int, offset: int) -> Pointer | None:
-        try:
-            entries = await self._queue.read(topic.read_partition_of(partition), offset, 1)
-        except RetryableError:
-            self._unnamed += 1
-            if self._unnamed >= NAME_TRIES:
-                return None  # all other reports wait for this one
-            raise
+    async def _pointer_at(self, log: ReadPartition, offset: int) -> Pointer | None:
+        entries = await self._queue.read(log, offset, 1)
         if not entries or entries[0].offset != offset:
             return None
         try:
