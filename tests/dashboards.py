@@ -15,10 +15,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from memq.audit.dashboard.audited import AuditNews, LiveSource, TopicVerdict
 from memq.audit.dashboard.server import Dashboard
-from memq.audit.dashboard.sources import AuditNews, AuditSource, PartitionMinute, TopicVerdict
-from memq.audit.dashboard.view import ClientRow, FindingRow
 from memq.audit.finding import Finding
+from memq.audit.live.view import Heard, Minute
+from memq.audit.minutes import QUEUE, CountSide, MinuteRow
 from memq.errors import NotFoundError
 from memq.settings import DashboardSettings
 
@@ -26,14 +27,14 @@ WAIT_S = 120.0
 
 
 @dataclass
-class WrittenAudit:
-    """An audit whose verdicts a test writes. See `AuditSource`."""
+class WrittenAudit(LiveSource):
+    """An audit whose verdicts a test writes. `named` are findings that no page has heard of."""
 
     verdicts: dict[str, TopicVerdict] = field(default_factory=dict)
-    found: dict[str, FindingRow] = field(default_factory=dict)
-    rows: dict[str, list[PartitionMinute]] = field(default_factory=dict)
+    found: dict[str, Finding] = field(default_factory=dict)
+    rows: dict[str, list[Minute]] = field(default_factory=dict)
     named: dict[str, Finding] = field(default_factory=dict)
-    heard: list[ClientRow] = field(default_factory=list)
+    heard: list[Heard] = field(default_factory=list)
     version: int = 1
 
     async def news(self, since: int) -> AuditNews:
@@ -41,7 +42,7 @@ class WrittenAudit:
             return AuditNews(self.version, {}, ())
         return AuditNews(self.version, dict(self.verdicts), list(self.found.values()))
 
-    async def minutes(self, topic: str, first: int, end: int) -> list[PartitionMinute]:
+    async def minutes(self, topic: str, first: int, end: int) -> list[Minute]:
         return [row for row in self.rows.get(topic, []) if first <= row.minute < end]
 
     async def finding(self, id_: str) -> Finding:
@@ -52,7 +53,7 @@ class WrittenAudit:
     async def findings(self) -> list[Finding]:
         return list(self.named.values())
 
-    async def clients(self) -> list[ClientRow]:
+    async def clients(self) -> list[Heard]:
         return self.heard
 
     async def acknowledge(self, finding: str, who: str) -> None:
@@ -60,6 +61,17 @@ class WrittenAudit:
             raise NotFoundError(f"there is no finding '{finding}'")
         self.found[finding] = msgspec.structs.replace(self.found[finding], acknowledged_by=who, acknowledged_ms=1)
         self.version += 1
+
+
+def stored_minute(
+    partition: int,
+    number: int,
+    counts: dict[str, int],
+    latency: dict[str, dict[int, int]] | None = None,
+    side: str = QUEUE,
+) -> Minute:
+    """Return a minute with one side, as auditors store it."""
+    return Minute("clicks", "", partition, number, MinuteRow({side: CountSide(counts, latency or {})}))
 
 
 class Served:
@@ -108,7 +120,7 @@ class Served:
 
 
 @contextmanager
-def served(address: str, audit: AuditSource | None = None, **settings: int | str | bool) -> Iterator[Served]:
+def served(address: str, audit: LiveSource | None = None, **settings: int | str | bool) -> Iterator[Served]:
     """Serve a dashboard of the cluster at an address, on loopback and a free port."""
     chosen = DashboardSettings(**{"dashboard_port": 0} | settings)  # type: ignore[arg-type]
     loop = asyncio.new_event_loop()

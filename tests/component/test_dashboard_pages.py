@@ -17,10 +17,10 @@ import pytest
 
 import memq
 from memq.audit.dashboard.door.exposure import is_loopback
+from memq.audit.dashboard.poller import shown
 from memq.audit.dashboard.server import Dashboard
 from memq.audit.dashboard.stream import TAILS_MAX
-from memq.audit.dashboard.view import FindingRow
-from memq.audit.finding import Finding
+from memq.audit.finding import Finding, Kind
 from memq.errors import InvalidSettingError, UnreachableError
 from memq.settings import DashboardSettings
 from memq.testing import Cluster
@@ -32,9 +32,7 @@ FORBIDDEN = r"https?://|innerHTML|outerHTML|insertAdjacentHTML|document\.write|e
 FORBIDDEN_IN_HTML = r"<script>|<style|\sstyle=|\son\w+="
 NOBODY = "127.0.0.1:1"  # nothing listens there
 JSON = {"Content-Type": "application/json"}
-FINDING = FindingRow(
-    id="f", kind="lost", stage="queue", topic="t", partition=0, minute=0, producer="", records=1, cause=""
-)
+FINDING = Finding(id="f", kind=Kind.LOST, topic="t", partition=0, records=1)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +84,7 @@ def test_who_comes_back_is_told_what_changed_and_from_another_run_everything(pag
     with events(pages.url, "/api/events") as stream:
         last_id, told = next(stream)
     assert told["whole"]
-    pages.call(lambda: pages.dashboard.feed.board.put("finding", "f", FINDING))
+    pages.call(lambda: pages.dashboard.feed.board.put("finding", "f", shown(FINDING)))
     with events(pages.url, "/api/events", last_id) as stream:
         _, told = next(stream)
         assert not told["whole"]

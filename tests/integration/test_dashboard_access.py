@@ -13,12 +13,14 @@ from typing import Any, Literal
 import pytest
 from playwright.sync_api import Browser
 
-from memq.audit.dashboard.sources import PartitionMinute, TopicVerdict
-from memq.audit.dashboard.view import ClientRow, FindingRow
+from memq.audit.dashboard.audited import TopicVerdict
+from memq.audit.finding import Finding, Kind
+from memq.audit.live.report_partition import Client
+from memq.audit.live.view import Heard, Minute
 from memq.runtime.clock import SystemClock
 from memq.testing import Cluster
 from tests.browsers import Tab, need_chromium
-from tests.dashboards import Served, WrittenAudit, served
+from tests.dashboards import Served, WrittenAudit, served, stored_minute
 
 MINUTE_MS = 60_000
 CONTRAST_MIN = 4.5
@@ -43,15 +45,14 @@ def pages() -> Iterator[Served]:
             yield pages
 
 
-def finding(now_ms: int) -> FindingRow:
-    return FindingRow(
+def finding(now_ms: int) -> Finding:
+    return Finding(
         id="00aa",
-        kind="lost",
-        stage="queue",
+        kind=Kind.LOST,
         topic="clicks",
         partition=0,
         minute=now_ms // MINUTE_MS,
-        producer="00000000000000ab",
+        producer=0xAB,
         records=5,
         cause="acked with all, in no pointer",
         ranges=((10, 15),),
@@ -61,15 +62,13 @@ def finding(now_ms: int) -> FindingRow:
     )
 
 
-def minute(number: int) -> PartitionMinute:
+def minute(number: int) -> Minute:
     counts = {"sent": 400 + number % 90, "acked": 390, "committed": 380, "lost": 5 if number % 20 == 0 else 0}
-    return PartitionMinute(0, number, "", "lost" if counts["lost"] else "ok", counts, {"acked": {2: 200, 5: 20}})
+    return stored_minute(0, number, counts, {"acked": {2: 200, 5: 20}})
 
 
-def client(name: str, silent: bool, now_ms: int) -> ClientRow:
-    return ClientRow(
-        client="ab", kind="consumer", name=name, host="here", heard_ms=now_ms, skew_ms=40, silent=silent, partitions=1
-    )
+def client(name: str, silent: bool, now_ms: int) -> Heard:
+    return Heard(0, 0xAB, Client("consumer", name, "here", 1, 0, 0, heard_ms=now_ms, skew_ms=40, silent=silent))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -18,11 +18,13 @@ import pytest
 from playwright.sync_api import Browser
 
 import memq
-from memq.audit.dashboard.sources import PartitionMinute, TopicVerdict
-from memq.audit.dashboard.view import FindingRow, TopicRow
+from memq.audit.dashboard.audited import TopicVerdict
+from memq.audit.dashboard.view import TopicRow
+from memq.audit.finding import Finding, Kind
+from memq.audit.live.view import Minute
 from memq.testing import Cluster
 from tests.browsers import WAIT_MS, Tab, need_chromium
-from tests.dashboards import WrittenAudit, served
+from tests.dashboards import WrittenAudit, served, stored_minute
 from tests.servers import DevServer
 
 MINUTE_MS = 60_000
@@ -192,14 +194,13 @@ def test_an_auditor_beside_a_broker_shows_what_it_finds(browser: Browser, tmp_pa
 
 def test_a_finding_is_seen_and_leads_down_to_its_record(browser: Browser, cluster: Cluster) -> None:
     key = next(iter(cluster.store.objects))
-    finding = FindingRow(
+    finding = Finding(
         id="00aa",
-        kind="lost",
-        stage="queue",
+        kind=Kind.LOST,
         topic="clicks",
         partition=0,
         minute=29_000_000,
-        producer="00000000000000ab",
+        producer=0xAB,
         records=5,
         cause="acked with all, in no pointer",
         ranges=((10, 14), (20, 21)),
@@ -237,7 +238,7 @@ def test_a_finding_is_seen_and_leads_down_to_its_record(browser: Browser, cluste
         dark.close()
 
 
-def minutes(dashboard: object) -> list[PartitionMinute]:
+def minutes(dashboard: object) -> list[Minute]:
     """Return an hour of two partitions, with a loss in it."""
     from memq.runtime.clock import SystemClock
 
@@ -247,9 +248,9 @@ def minutes(dashboard: object) -> list[PartitionMinute]:
         for partition in (0, 1):
             sent = 400 + 37 * (ago % 9) + 120 * partition
             lost = 5 if (ago, partition) == (20, 0) else 0
-            counts = {"sent": sent, "acked": sent - 2, "committed": sent - lost - 2, "lost": lost}
             latency = {"acked": {2: sent // 2, 3: sent // 3, 5: 20, 6: ago % 4}}
-            rows.append(PartitionMinute(partition, now - ago, "", "lost" if lost else "ok", counts, latency))
+            counts = {"sent": sent, "acked": sent - 2, "committed": sent - lost - 2, "lost": lost}
+            rows.append(stored_minute(partition, now - ago, counts, latency))
     return rows
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,9 +10,9 @@ from memq.audit.dashboard.board import Board, BoardUpdate, Place
 from memq.audit.dashboard.history import SPANS, first_minute, fold, sampled
 from memq.audit.dashboard.lag_history import MINUTES, LagHistory
 from memq.audit.dashboard.rates import TopicRates
-from memq.audit.dashboard.sources import PartitionMinute
 from memq.audit.dashboard.view import About, TopicRow
 from memq.topic import Totals
+from tests.dashboards import stored_minute
 
 MINUTE_MS = 60_000
 
@@ -22,7 +21,7 @@ def row(name: str, lag: int = 0) -> TopicRow:
     return TopicRow(name=name, partitions=1, lag_records=lag)
 
 
-def follow(seen: dict[Place, msgspec.Struct], changes: BoardUpdate) -> dict[Place, msgspec.Struct]:
+def follow(seen: dict[Place, object], changes: BoardUpdate) -> dict[Place, object]:
     """Return what a browser has after the changes."""
     seen = {} if changes.whole else dict(seen)
     for place, value in changes.values:
@@ -39,7 +38,7 @@ steps = st.lists(st.tuples(st.sampled_from("abcdef"), st.none() | st.integers(0,
 @given(steps, st.integers(0, 3))
 def test_who_follows_the_changes_has_what_is_on_the_board(steps: list[tuple[str, int | None, bool]], kept: int) -> None:
     board, version = Board(), 0
-    seen: dict[Place, msgspec.Struct] = {}
+    seen: dict[Place, object] = {}
     before, board_module.GONE_MAX = board_module.GONE_MAX, kept
     try:
         for key, lag, looks in steps:
@@ -113,11 +112,11 @@ def test_minutes_are_folded_into_columns_and_the_gravest_word_holds() -> None:
     assert first % 5 == 0
     assert first + 355 <= 10_000 < first + 360
     rows = [
-        PartitionMinute(0, first, "", "ok", {"sent": 5, "committed": 5}, {"committed": {3: 5}}),
-        PartitionMinute(1, first + 1, "", "lost", {"sent": 7, "committed": 6, "lost": 1}, {"committed": {4: 6}}),
-        PartitionMinute(0, first, "g", "in flight", {"fetched": 5, "processed": 4}),
-        PartitionMinute(0, first, "other", "ok", {"processed": 3}),
-        PartitionMinute(0, first + 360, "", "ok", {"sent": 99}),
+        stored_minute(0, first, {"sent": 5, "committed": 5}, {"committed": {3: 5}}),
+        stored_minute(1, first + 1, {"sent": 7, "committed": 6, "lost": 1}, {"committed": {4: 6}}),
+        stored_minute(0, first, {"fetched": 5, "processed": 4}, side="g"),
+        stored_minute(0, first, {"processed": 3}, side="other"),
+        stored_minute(0, first + 360, {"sent": 99}),
     ]
     history = fold(rows, first, 360, "g", [0, 1])
     counts = {name: history.counts[name][0] for name in ("sent", "committed", "lost", "fetched", "processed")}

@@ -2,25 +2,52 @@
 
 from __future__ import annotations
 
-from memq.audit.dashboard.sources import AuditNews, PartitionMinute, TopicVerdict
-from memq.audit.dashboard.view import ClientRow, FindingRow
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
 from memq.audit.finding import EVIDENCE_MAX, Finding, Kind
 from memq.audit.live.storage.database import Database
 from memq.audit.live.storage.store import AuditStore
-from memq.audit.live.view import AuditView, Heard
-from memq.audit.minutes import MINUTE_MS, OK, QUEUE, WORDS, MinuteRow, quantile_ms
+from memq.audit.live.view import AuditView, Heard, Minute
+from memq.audit.minutes import GRAVITY, MINUTE_MS, QUEUE, MinuteRow, quantile_ms
 from memq.runtime.clock import Clock
 
 VERDICT_MINUTES = 60  # that a topic's word is about; findings count as long as they hold
 TOPICS_MAX = 100  # whose minutes are read for one answer; the others come with the next ones
-RANGES_MAX = 100
 _Held = tuple[str, int]  # kind and records of a finding that holds and is grave
-_GRAVITY = {word: gravity for gravity, word in enumerate((*WORDS.values(), OK))}
 _COUNTED = (Kind.LOST.value, Kind.CORRUPT.value, Kind.DOUBLED.value)
 
 
+@dataclass(frozen=True, slots=True)
+class TopicVerdict:
+    """The verdict of the audit on a topic's last hour.
+
+    Counts are of records in open findings.
+    `committed` has the records that came into the queue by Unix minute, of the minutes in which there were any.
+    """
+
+    word: str
+    lost: int
+    doubled: int
+    corrupt: int
+    p99_ms: float | None = None
+    committed: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditNews:
+    """Changes of the audit since a version: verdicts by topic, findings that are new, changed or closed."""
+
+    version: int
+    topics: dict[str, TopicVerdict]
+    findings: Sequence[Finding]
+
+
 class LiveSource:
-    """Reads what auditors stored, in whichever process they run. See `AuditSource`."""
+    """Reads what auditors stored, in whichever process they run.
+
+    News are complete from one version to the next; version 0 is before everything. Raises: MemqError.
+    """
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._view = AuditView(database)
@@ -30,7 +57,7 @@ class LiveSource:
         self._holding: dict[str, dict[str, _Held]] = {}  # by topic and id, as many as the state keeps
 
     async def news(self, since: int) -> AuditNews:
-        """See `AuditSource.news`."""
+        """Return what changed since a version."""
         changed = await self._view.changes(since)
         for finding in changed.findings:
             self._hold(finding)
@@ -40,30 +67,26 @@ class LiveSource:
         for topic in list(self._stale)[:TOPICS_MAX]:
             del self._stale[topic]
             verdicts[topic] = await self._verdict(topic)
-        return AuditNews(changed.version, verdicts, [_row_of(finding) for finding in changed.findings])
+        return AuditNews(changed.version, verdicts, changed.findings)
 
-    async def minutes(self, topic: str, first: int, end: int) -> list[PartitionMinute]:
-        """See `AuditSource.minutes`."""
-        return [
-            PartitionMinute(minute.partition, minute.minute, name, minute.word(name), side.counts, side.latency)
-            for minute in await self._view.minutes(topic, first, end)
-            for name, side in minute.row.sides.items()
-        ]
+    async def minutes(self, topic: str, first: int, end: int) -> list[Minute]:
+        """Return the minutes of a topic from `first` up to, not with, `end`."""
+        return await self._view.minutes(topic, first, end)
 
     async def finding(self, id_: str) -> Finding:
-        """See `AuditSource.finding`."""
+        """Return a finding with all that is known of it. Raises: NotFoundError."""
         return await self._view.finding(id_)
 
     async def findings(self) -> list[Finding]:
-        """See `AuditSource.findings`."""
+        """Return open and closed findings, the latest change first, at most EVIDENCE_MAX."""
         return await self._view.findings(all_=True, limit=EVIDENCE_MAX)
 
-    async def clients(self) -> list[ClientRow]:
-        """See `AuditSource.clients`."""
-        return [_client_of(heard) for heard in await self._view.clients()]
+    async def clients(self) -> list[Heard]:
+        """Return the clients whose reports are awaited."""
+        return await self._view.clients()
 
     async def acknowledge(self, finding: str, who: str) -> None:
-        """See `AuditSource.acknowledge`."""
+        """Note the name of the operator that acknowledged a finding. Raises: NotFoundError."""
         await self._store.acknowledge(finding, who, self._clock.wall_ms())
 
     def _hold(self, finding: Finding) -> None:
@@ -88,48 +111,10 @@ class LiveSource:
         times = total.side(QUEUE).latency
         until = times.get("acked") or times.get("committed", {})  # without acks nobody tells more
         return TopicVerdict(
-            word=min(words, key=lambda word: _GRAVITY[word]),
+            word=min(words, key=lambda word: GRAVITY[word]),
             lost=lost,
             doubled=doubled,
             corrupt=corrupt,
             p99_ms=round(quantile_ms(until, 0.99), 1) if until else None,
             committed=committed,
         )
-
-
-def _client_of(heard: Heard) -> ClientRow:
-    client = heard.client
-    return ClientRow(
-        client=f"{heard.number:016x}",
-        kind=client.kind,
-        name=client.name,
-        host=client.host,
-        heard_ms=client.heard_ms,
-        skew_ms=client.skew_ms,
-        silent=client.silent,
-        partitions=len(client.keys),
-    )
-
-
-def _row_of(finding: Finding) -> FindingRow:
-    return FindingRow(
-        id=finding.id,
-        kind=finding.kind.value,
-        stage=finding.stage,
-        topic=finding.topic,
-        partition=finding.partition,
-        minute=finding.minute,
-        producer=f"{finding.producer:016x}" if finding.producer else "",
-        records=finding.records,
-        cause=finding.cause,
-        ranges=finding.ranges[:RANGES_MAX],
-        group=finding.group,
-        object=finding.object,
-        block=finding.block,
-        offset=finding.offset,
-        grave=finding.grave,
-        first_seen_ms=finding.first_seen_ms,
-        resolved_ms=finding.resolved_ms,
-        acknowledged_by=finding.acknowledged_by,
-        acknowledged_ms=finding.acknowledged_ms,
-    )

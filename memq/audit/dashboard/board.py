@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import msgspec
-
 Place = tuple[str, str]  # kind, key
 GONE_MAX = 10_000
 
@@ -25,7 +23,7 @@ class BoardUpdate:
 
     version: int
     whole: bool
-    values: tuple[tuple[Place, msgspec.Struct | None], ...]
+    values: tuple[tuple[Place, object | None], ...]
 
 
 class Board:
@@ -33,12 +31,12 @@ class Board:
 
     def __init__(self) -> None:
         self.version = 0
-        self._values: dict[Place, msgspec.Struct] = {}
+        self._values: dict[Place, object] = {}
         self._changed: dict[Place, int] = {}  # in the order of the versions
         self._gone = 0
         self._forgotten = 0  # the highest version of a removal that is not known any more
 
-    def put(self, kind: str, key: str, value: msgspec.Struct | None) -> None:
+    def put(self, kind: str, key: str, value: object | None) -> None:
         """Set a value; None takes it off. What is as it was is no change."""
         place = (kind, key)
         if self._values.get(place) == value:
@@ -56,7 +54,7 @@ class Board:
         if self._gone > GONE_MAX:
             self._forget()
 
-    def put_all(self, kind: str, values: Mapping[str, msgspec.Struct]) -> None:
+    def put_all(self, kind: str, values: Mapping[str, object]) -> None:
         """Set all values of a kind; others of that kind are taken off."""
         for old_kind, key in list(self._values):
             if old_kind == kind and key not in values:
@@ -64,7 +62,7 @@ class Board:
         for key, value in values.items():
             self.put(kind, key, value)
 
-    def get(self, kind: str, key: str) -> msgspec.Struct | None:
+    def get(self, kind: str, key: str) -> object | None:
         """Return a value, None when there is none."""
         return self._values.get((kind, key))
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from memq.audit.dashboard.sources import PartitionMinute
 from memq.audit.dashboard.view import History
-from memq.audit.minutes import OK, QUANTILES, QUEUE, WORDS, quantile_ms
+from memq.audit.live.view import Minute
+from memq.audit.minutes import GRAVITY, QUANTILES, QUEUE, CountSide, quantile_ms
 
 SPANS = {60: 1, 360: 5, 1440: 15}  # minutes shown: minutes in one column
 QUEUE_COUNTS = ("sent", "acked", "committed", "lost", "doubled", "corrupt", "unknown")
 GROUP_COUNTS = ("fetched", "processed")
 GROUP_VERDICTS = ("lost", "doubled", "unknown")
 GRAVE = ("lost", "corrupt", "doubled")  # in the order of their gravity
-_GRAVITY = {word: gravity for gravity, word in enumerate((*WORDS.values(), OK))}
 
 
 @dataclass(slots=True)
@@ -22,26 +21,24 @@ class _Column:
     """One column: counts, None while nothing is known; states in order of arrival."""
 
     counts: dict[str, int] = field(default_factory=dict)
-    latency: dict[str, dict[int, int]] = field(default_factory=dict)
+    times: CountSide = field(default_factory=CountSide)
     heat: dict[int, int] = field(default_factory=dict)
     marks: dict[int, str] = field(default_factory=dict)
     word: str | None = None
 
-    def take(self, row: PartitionMinute) -> None:
-        names = QUEUE_COUNTS if row.side == QUEUE else (*GROUP_COUNTS, *GROUP_VERDICTS)
-        for name in names:
-            self.counts[name] = self.counts.get(name, 0) + row.counts.get(name, 0)
-        for stage, buckets in row.latency.items():
-            mine = self.latency.setdefault(stage, {})
-            for bucket, records in buckets.items():
-                mine[bucket] = mine.get(bucket, 0) + records
-        if row.side == QUEUE:
-            self.heat[row.partition] = self.heat.get(row.partition, 0) + row.counts.get("committed", 0)
+    def take(self, minute: Minute, name: str) -> None:
+        side, partition, word = minute.row.side(name), minute.partition, minute.word(name)
+        for count in QUEUE_COUNTS if name == QUEUE else (*GROUP_COUNTS, *GROUP_VERDICTS):
+            self.counts[count] = self.counts.get(count, 0) + side[count]
+        for stage, buckets in side.latency.items():
+            self.times.time(stage, buckets.items())
+        if name == QUEUE:
+            self.heat[partition] = self.heat.get(partition, 0) + side["committed"]
         for grave in GRAVE:
-            if row.counts.get(grave, 0) > 0:
-                self.marks[row.partition] = min(grave, self.marks.get(row.partition, grave), key=GRAVE.index)
-        if self.word is None or _GRAVITY.get(row.word, 0) < _GRAVITY.get(self.word, 0):
-            self.word = row.word
+            if side[grave] > 0:
+                self.marks[partition] = min(grave, self.marks.get(partition, grave), key=GRAVE.index)
+        if self.word is None or GRAVITY[word] < GRAVITY[self.word]:
+            self.word = word
 
 
 def first_minute(now_minute: int, span: int) -> int:
@@ -50,19 +47,19 @@ def first_minute(now_minute: int, span: int) -> int:
     return now_minute // width * width - span + width
 
 
-def fold(rows: Iterable[PartitionMinute], first: int, span: int, group: str, partitions: Sequence[int]) -> History:
+def fold(rows: Iterable[Minute], first: int, span: int, group: str, partitions: Sequence[int]) -> History:
     """Return the columns of `span` minutes from `first` on, of the queue's side and of one group's."""
     width = SPANS[span]
     columns = [_Column() for _ in range(span // width)]
     for row in rows:
-        if row.side in (QUEUE, group) and first <= row.minute < first + span:
-            columns[(row.minute - first) // width].take(row)
-    stages = dict.fromkeys(stage for column in columns for stage in column.latency)
+        for name in {QUEUE, group} & row.row.sides.keys() if first <= row.minute < first + span else ():
+            columns[(row.minute - first) // width].take(row, name)
+    stages = dict.fromkeys(stage for column in columns for stage in column.times.latency)
     return History(
         first=first,
         minutes=width,
         counts={name: tuple(each.counts.get(name) for each in columns) for name in (*QUEUE_COUNTS, *GROUP_COUNTS)},
-        latency_ms={stage: tuple(_quantiles(each.latency.get(stage)) for each in columns) for stage in stages},
+        latency_ms={stage: tuple(_quantiles(each.times.latency.get(stage)) for each in columns) for stage in stages},
         heat={number: tuple(each.heat.get(number) for each in columns) for number in partitions},
         words=tuple(each.word for each in columns),
         marks=_marks(columns),

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from memq.audit.dashboard.audited import LiveSource, TopicVerdict
 from memq.audit.dashboard.history import SPANS, first_minute, fold, sampled
 from memq.audit.dashboard.lag_history import LagHistory
 from memq.audit.dashboard.rates import TopicRates
-from memq.audit.dashboard.sources import AuditSource, TopicVerdict
 from memq.audit.dashboard.stream import Feed
 from memq.audit.dashboard.view import (
     SPARK_MINUTES,
@@ -21,8 +21,6 @@ from memq.audit.dashboard.view import (
     Clients,
     GroupRow,
     PartitionRow,
-    PlanRow,
-    PlanView,
     TopicPage,
     TopicRow,
 )
@@ -48,6 +46,7 @@ TOTALS_MAX = 100  # partitions that have grown and are asked for their totals, b
 GROUPS_AT_ONCE_MAX = 8  # that are asked for their lag at the same time
 TEXTS_MAX = 3  # reasons in one line
 Number = TypeVar("Number", int, float)
+RANGES_MAX = 100  # of a finding on the board
 FINDINGS_MAX = 5_000  # on the board: those that hold, and the last ones that are over
 
 
@@ -63,9 +62,7 @@ class _Known:
 class Poller:
     """Asks `admin` and, where there is one, `audit`. `start` begins the rounds, `stop` ends them."""
 
-    def __init__(
-        self, admin: AsyncAdmin, audit: AuditSource | None, feed: Feed, runtime: Runtime, about: About
-    ) -> None:
+    def __init__(self, admin: AsyncAdmin, audit: LiveSource | None, feed: Feed, runtime: Runtime, about: About) -> None:
         self._admin = admin
         self._audit = audit
         self._feed = feed
@@ -342,27 +339,12 @@ class Poller:
         loads = {name: await self._load(name) for name in brokers}
         rows = {
             name: BrokerRow(
-                broker=name,
-                address=each.address,
-                zone=each.zone,
-                governs=each.governs,
-                draining=each.draining,
-                partitions=each.partitions,
-                bytes_s=each.bytes_s,
-                capacity_bytes_s=each.capacity_bytes_s or None,
-                **loads[name],
+                **msgspec.structs.asdict(each) | loads[name] | {"capacity_bytes_s": each.capacity_bytes_s or None}
             )
             for name, each in brokers.items()
         }
         self._feed.board.put_all("broker", rows)
-        plan = await self._admin.plan()
-        changes = tuple(
-            PlanRow(
-                topic=each.topic, partition=each.partition, before=each.before, after=each.after, reason=each.reason
-            )
-            for each in plan.changes
-        )
-        self._feed.board.put("plan", "", PlanView(changes=changes, notes=plan.notes))
+        self._feed.board.put("plan", "", await self._admin.plan())
 
     async def _load(self, broker: str) -> dict[str, Any]:
         """Return how full a broker is; nothing of one that does not say, as an older one."""
@@ -370,23 +352,18 @@ class Poller:
             load = await self._admin.load(broker)
         except MemqError:
             return {}
-        return {
-            "memory_bytes": load.memory_bytes,
-            "memory_bytes_max": load.memory_bytes_max,
-            "ring_batches": load.ring_batches,
-            "uploads": load.uploads,
-            "breakers": tuple(load.open_breakers),
-        }
+        known = msgspec.structs.asdict(load)
+        return known | {"breakers": tuple(known.pop("open_breakers"))}
 
     async def _look_at_audit(self) -> None:
         assert self._audit is not None, "rounds of the audit are started only where there is one"
         news = await self._audit.news(self._audit_version)
         self._audit_version = news.version
         self._known.verdicts.update(news.topics)
-        for row in news.findings:
-            self._findings.pop(row.id, None)
-            self._findings[row.id] = None
-            self._feed.board.put("finding", row.id, row)
+        for finding in news.findings:
+            self._findings.pop(finding.id, None)
+            self._findings[finding.id] = None
+            self._feed.board.put("finding", finding.id, shown(finding))
         while len(self._findings) > FINDINGS_MAX:
             gone = next(iter(self._findings))
             del self._findings[gone]
@@ -400,10 +377,18 @@ class Poller:
 
     async def _look_at_clients(self) -> None:
         assert self._audit is not None, "rounds of the audit are started only where there is one"
-        found = sorted(await self._audit.clients(), key=lambda row: (not row.silent, row.kind, row.name, row.client))
-        silent = sum(row.silent for row in found)
-        shown = tuple(found[:CLIENTS_SHOWN_MAX])
-        self._feed.board.put("clients", "", Clients(total=len(found), silent=silent, shown=shown))
+        heard = [each.to_json() for each in await self._audit.clients()]
+        heard.sort(key=lambda row: (not row["silent"], row["kind"], row["name"], row["client"]))
+        silent = sum(row["silent"] for row in heard)
+        clients = Clients(total=len(heard), silent=silent, shown=tuple(heard[:CLIENTS_SHOWN_MAX]))
+        self._feed.board.put("clients", "", clients)
+
+
+def shown(finding: Finding) -> dict[str, Any]:
+    """Return a finding as the pages have it: with `grave`, and a producer only where one is known."""
+    known = finding.to_json()
+    producer = known["producer"] if finding.producer else ""
+    return known | {"producer": producer, "ranges": known["ranges"][:RANGES_MAX], "grave": finding.grave}
 
 
 def _rows_of(group: GroupDescription) -> list[GroupRow]:

@@ -12,13 +12,13 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from memq.audit.dashboard.audited import LiveSource
 from memq.audit.dashboard.door.exposure import check_exposure, is_loopback, read_token, tls_of
 from memq.audit.dashboard.door.guard import Guard
 from memq.audit.dashboard.objects import ObjectInspector
 from memq.audit.dashboard.pages import Pages
 from memq.audit.dashboard.poller import Poller
 from memq.audit.dashboard.records import RecordReader
-from memq.audit.dashboard.sources import AuditSource
 from memq.audit.dashboard.stream import Feed
 from memq.audit.dashboard.view import About
 from memq.client.admin.aio_admin import AsyncAdmin
@@ -45,7 +45,7 @@ class Dashboard:
         brokers: str,
         settings: DashboardSettings,
         *,
-        audit: AuditSource | None = None,
+        audit: LiveSource | None = None,
         runtime: Runtime | None = None,
     ) -> None:
         check_exposure(settings)

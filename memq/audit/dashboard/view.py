@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 SPARK_MINUTES = 60
@@ -69,57 +71,12 @@ class PartitionRow(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-class FindingRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault, by name.
-
-    `producer` is 16 hex digits, `ranges` are half-open, times are Unix ms.
-    `resolved_ms` is 0 while it holds, `offset` -1 without a pointer; "" is what does not apply.
-    """
-
-    id: str
-    kind: str
-    stage: str
-    topic: str
-    partition: int
-    minute: int
-    producer: str
-    records: int
-    cause: str
-    ranges: tuple[tuple[int, int], ...] = ()
-    group: str = ""
-    object: str = ""
-    block: int = 0
-    offset: int = -1
-    grave: bool = True
-    first_seen_ms: int = 0
-    resolved_ms: int = 0
-    acknowledged_by: str = ""
-    acknowledged_ms: int = 0
-
-
-class ClientRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A client that reports to the audit. `name` is the group of a reader.
-
-    `skew_ms` by how much its clock is ahead.
-    `silent`: its reports are overdue, so what it did since is unknown.
-    """
-
-    client: str
-    kind: str
-    name: str
-    host: str
-    heard_ms: int
-    skew_ms: int
-    silent: bool
-    partitions: int
-
-
 class Clients(msgspec.Struct, frozen=True, kw_only=True):
     """Reporting clients: their number, the silent ones, and the first by name, silent ones first."""
 
     total: int
     silent: int
-    shown: tuple[ClientRow, ...]
+    shown: tuple[dict[str, Any], ...]
 
 
 class BrokerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,23 +95,6 @@ class BrokerRow(msgspec.Struct, frozen=True, kw_only=True):
     ring_batches: int | None = None
     uploads: int | None = None
     breakers: tuple[str, ...] | None = None
-
-
-class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A move that the governor would make: owner before and after ("" means none), and the reason."""
-
-    topic: str
-    partition: int
-    before: str
-    after: str
-    reason: str
-
-
-class PlanView(msgspec.Struct, frozen=True, kw_only=True):
-    """Changes that the governor would make now, with its notes to the operator."""
-
-    changes: tuple[PlanRow, ...]
-    notes: tuple[str, ...]
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):

@@ -78,6 +78,12 @@ class Heard:
     number: int
     client: Client = field(repr=False)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return what the pages show of it; its number as 16 hex digits."""
+        plain = ("kind", "name", "host", "heard_ms", "skew_ms", "silent")
+        shown = {name: getattr(self.client, name) for name in plain}
+        return {"client": f"{self.number:016x}", **shown, "partitions": len(self.client.keys)}
+
 
 class AuditView:
     """The reading side of the live audit's state. Raises everywhere: as `Database`."""
