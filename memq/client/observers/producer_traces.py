@@ -6,7 +6,8 @@ A call of `send_many` is one `send`: its records go in as columns, and carry not
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from opentelemetry.trace import Span, SpanContext, SpanKind, TracerProvider
 
@@ -33,6 +34,11 @@ class Sent:
         self.over = False
         self.error: BaseException | None = None
 
+    def headers(self, given: HeadersLike | None) -> Headers:
+        """Return the headers of the record, with the context of its span in place of any other."""
+        pairs = header_pairs(given) if given is not None else ()
+        return [*(pair for pair in pairs if pair[0] not in HEADERS), *headers_of(self.span)]
+
 
 class ProducerTraces:
     """Holds the `send` spans of each block until that is settled. From any thread."""
@@ -42,19 +48,23 @@ class ProducerTraces:
         self._lock = threading.Lock()
         self._open: dict[Promise, list[Sent]] = {}
 
-    def begin(self, topic: str, headers: HeadersLike | None) -> tuple[Sent, Headers]:
-        """Begin a `send`; return it, and the headers of the record with its context in place of any other."""
-        sent = self.begin_many(topic, 1)
-        given = header_pairs(headers) if headers is not None else ()
-        return sent, [*(pair for pair in given if pair[0] not in HEADERS), *headers_of(sent.span)]
+    @contextmanager
+    def sending(self, topic: str, records: int = 1) -> Iterator[Sent]:
+        """Begin a `send` of records; it ends behind this, and when the blocks that took them are settled.
 
-    def begin_many(self, topic: str, records: int) -> Sent:
-        """Begin a `send` of many records."""
+        It ends with the error of the call when not all records were taken.
+        """
         attributes: dict[str, str | int] = {
             "messaging.destination.name": topic,
             "messaging.batch.message_count": records,
         }
-        return Sent(self._traces.begin("send", SpanKind.PRODUCER, attributes))
+        sent = Sent(self._traces.begin("send", SpanKind.PRODUCER, attributes))
+        try:
+            yield sent
+        except BaseException as error:
+            self._over(sent, error)
+            raise
+        self._over(sent)
 
     def taken(self, sent: Sent, deliveries: Iterable[Promise]) -> None:
         """Let a `send` wait for what becomes of blocks that took its records."""
@@ -73,8 +83,7 @@ class ProducerTraces:
             if new:
                 self._when_settled(delivery)
 
-    def over(self, sent: Sent, error: BaseException | None = None) -> None:
-        """A call is over; with an error when not all of its records were taken."""
+    def _over(self, sent: Sent, error: BaseException | None = None) -> None:
         with self._lock:
             sent.over = True
             sent.error = error or sent.error

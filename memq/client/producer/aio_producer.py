@@ -8,81 +8,34 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
-from memq.client.arguments import check_timeout, check_tracer_provider, runtime_of
-from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
+from memq.client.arguments import check_timeout
 from memq.client.observers.report_carrier import ReportCarrier
 from memq.client.producer.core import ProducerCore, ProducerStats
 from memq.client.producer.delivery import AsyncDelivery
-from memq.client.producer.fields import BytesLike, HeadersLike, RecordColumns, check_fields, check_many
+from memq.client.producer.face import ProducerFace
+from memq.client.producer.fields import BytesLike, HeadersLike, RecordColumns, RecordFields, check_fields, check_many
 from memq.client.producer.open_block import Route
-from memq.client.producer.settings import AcksLike, OnAck, WhenFull, producer_settings
 from memq.errors import BufferFullError, MemqError
-from memq.limits import KIB, MIB
-from memq.runtime.network import Runtime
+from memq.runtime.network import Address
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import TracerProvider
+    pass
 
 
-class AsyncProducer:
+class AsyncProducer(ProducerFace):
     """Sends records to topics. Arguments as those of `memq.Producer`.
 
     Use it as `async with`, on one event loop.
     """
 
-    def __init__(
-        self,
-        brokers: str | Sequence[str] | None = None,
-        *,
-        acks: AcksLike = "all",
-        codec: str = "zstd",
-        linger_ms: float = 5,
-        block_bytes: int = 512 * KIB,
-        pending_bytes_max: int = 64 * MIB,
-        when_full: WhenFull = "block",
-        delivery_timeout_ms: float = 120_000,
-        metadata_timeout_ms: float = 30_000,
-        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
-        client_id: str = "",
-        zone: str = "",
-        on_ack: OnAck | None = None,
-        name: str = "",
-        audit: bool = True,
-        tracer_provider: TracerProvider | None = None,
-        runtime: Runtime | None = None,
-    ) -> None:
-        self._settings = producer_settings(
-            acks=acks,
-            codec=codec,
-            linger_ms=linger_ms,
-            block_bytes=block_bytes,
-            pending_bytes_max=pending_bytes_max,
-            when_full=when_full,
-            delivery_timeout_ms=delivery_timeout_ms,
-            metadata_timeout_ms=metadata_timeout_ms,
-            connect_timeout_ms=connect_timeout_ms,
-            client_id=client_id,
-            zone=zone,
-            on_ack=on_ack,
-            name=name,
-            audit=audit,
-        )
-        check_tracer_provider(tracer_provider)
-        addresses = bootstrap_addresses(brokers)
-        runtime = runtime_of(runtime)
-        carrier = ReportCarrier if self._settings.audit else None
-        self._core = ProducerCore(
-            self._settings, runtime, addresses, AsyncDelivery, self._wake, self._room_made, carrier=carrier
-        )
-        self._buffer = self._core.buffer
-        self._waiters: list[asyncio.Future[None]] = []
-        if tracer_provider is not None:
-            from memq.client.observers.producer_traces import ProducerTraces
+    _waiters: list[asyncio.Future[None]]
 
-            self._traces = ProducerTraces(tracer_provider, runtime.clock)
-            self.send = self._traced_send  # type: ignore[method-assign]  # who has no traces pays nothing for them
-            self.send_many = self._traced_send_many  # type: ignore[method-assign]  # as above
-        self._closed = False
+    def _open(self, addresses: Sequence[Address]) -> ProducerCore:
+        self._waiters = []
+        carrier = ReportCarrier if self._settings.audit else None
+        return ProducerCore(
+            self._settings, self._runtime, addresses, AsyncDelivery, self._wake, self._room_made, carrier=carrier
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -110,20 +63,29 @@ class AsyncProducer:
 
         Returns the delivery of the block: await it for the Ack. Raises: as `memq.Producer.send`.
         """
-        buffer = self._buffer
         if type(value) is bytes and headers is None and tag is None and partition is None:
             if type(key) is bytes:
-                delivery = buffer.put_keyed(topic, value, key, timestamp_ms)
+                delivery = self._put_keyed(topic, value, key, timestamp_ms)
                 if delivery is not None:
                     return cast(AsyncDelivery, delivery)
-            elif key is None and timestamp_ms is None and topic in buffer.sticky:
-                block = buffer.sticky[topic]
+            elif key is None and timestamp_ms is None and topic in self._sticky:
+                block = self._sticky[topic]
                 room = block.room - (len(value) + 5)
                 if room >= 0:  # the rule is that of BlockBuilder; there is one thread here
                     block.cells.append(value)
                     block.room = room
                     return cast(AsyncDelivery, block.delivery)
-        fields = check_fields(value, key, headers, timestamp_ms, tag)
+        if self._traces is None:
+            return await self._put(topic, check_fields(value, key, headers, timestamp_ms, tag), partition)
+        with self._traces.sending(topic) as sent:
+            carried = sent.headers(headers)
+            delivery = await self._put(topic, check_fields(value, key, carried, timestamp_ms, tag), partition)
+            self._traces.taken(sent, (delivery,))
+        return delivery
+
+    async def _put(self, topic: str, fields: RecordFields, partition: int | None) -> AsyncDelivery:
+        """Put a record in as soon as there is room for it."""
+        buffer = self._buffer
         deadline_s: float | None = None
         opened = buffer.opened_blocks
         while True:
@@ -135,27 +97,6 @@ class AsyncProducer:
                 return cast(AsyncDelivery, delivery)
             except BufferFullError as error:
                 deadline_s = await self._wait_for_room(error, deadline_s)
-
-    async def _traced_send(
-        self,
-        topic: str,
-        value: BytesLike | None,
-        key: BytesLike | None = None,
-        headers: HeadersLike | None = None,
-        timestamp_ms: int | None = None,
-        tag: str | None = None,
-        partition: int | None = None,
-    ) -> AsyncDelivery:
-        """See `send`; the record's headers carry the context of its span, which ends with its block's outcome."""
-        sent, carried = self._traces.begin(topic, headers)
-        try:
-            delivery = await AsyncProducer.send(self, topic, value, key, carried, timestamp_ms, tag, partition)
-        except BaseException as error:
-            self._traces.over(sent, error)
-            raise
-        self._traces.taken(sent, (delivery,))
-        self._traces.over(sent)
-        return delivery
 
     async def send_many(
         self,
@@ -169,26 +110,11 @@ class AsyncProducer:
 
         Raises: as `memq.Producer.send_many`.
         """
-        return await self._put_many(topic, check_many(values, keys, timestamps_ms, tag))
-
-    async def _traced_send_many(
-        self,
-        topic: str,
-        values: Sequence[BytesLike | None],
-        keys: Sequence[BytesLike | None] | None = None,
-        timestamps_ms: Sequence[int] | None = None,
-        tag: str | None = None,
-    ) -> list[AsyncDelivery]:
-        """See `send_many`; the call is one span, which ends when all its blocks are settled."""
         many = check_many(values, keys, timestamps_ms, tag)
-        sent = self._traces.begin_many(topic, len(many.values))
-        try:
-            deliveries = await self._put_many(topic, many, partial(self._traces.taken, sent))
-        except BaseException as error:
-            self._traces.over(sent, error)
-            raise
-        self._traces.over(sent)
-        return deliveries
+        if self._traces is None:
+            return await self._put_many(topic, many)
+        with self._traces.sending(topic, len(many.values)) as sent:
+            return await self._put_many(topic, many, partial(self._traces.taken, sent))
 
     async def _put_many(
         self, topic: str, many: RecordColumns | None, taken: Callable[[Sequence[AsyncDelivery]], None] | None = None

@@ -11,23 +11,22 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
-from memq.client.arguments import check_timeout, check_tracer_provider, runtime_of
+from memq.client.arguments import check_timeout
 from memq.client.background import Background
 from memq.client.io_thread import forked_error, on_io_thread
-from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
 from memq.client.observers.report_carrier import ReportCarrier
 from memq.client.producer.core import ProducerCore, ProducerStats
 from memq.client.producer.delivery import Delivery
-from memq.client.producer.fields import BytesLike, HeadersLike, RecordColumns, check_fields, check_many
+from memq.client.producer.face import ProducerFace
+from memq.client.producer.fields import BytesLike, HeadersLike, RecordColumns, RecordFields, check_fields, check_many
 from memq.client.producer.open_block import Route
-from memq.client.producer.settings import AcksLike, OnAck, ProducerSettings, WhenFull, producer_settings
+from memq.client.producer.settings import ProducerSettings
 from memq.errors import BufferFullError, MemqError
-from memq.limits import KIB, MIB
 from memq.runtime.network import Address, Runtime
 from memq.runtime.threads import SpareThreads
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import TracerProvider
+    pass
 
 SEALING_THREADS_MAX = 4
 _INTERRUPTED_CLOSE_S = 0.4  # after Ctrl-C
@@ -81,7 +80,7 @@ class _ProducerBackground(Background[ProducerCore]):
         self.room.notify_all()
 
 
-class Producer:
+class Producer(ProducerFace):
     """Sends records to topics. Thread-safe.
 
     Args:
@@ -110,57 +109,9 @@ class Producer:
 
     _closed = True  # for __del__, should __init__ raise
 
-    def __init__(
-        self,
-        brokers: str | Sequence[str] | None = None,
-        *,
-        acks: AcksLike = "all",
-        codec: str = "zstd",
-        linger_ms: float = 5,
-        block_bytes: int = 512 * KIB,
-        pending_bytes_max: int = 64 * MIB,
-        when_full: WhenFull = "block",
-        delivery_timeout_ms: float = 120_000,
-        metadata_timeout_ms: float = 30_000,
-        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
-        client_id: str = "",
-        zone: str = "",
-        on_ack: OnAck | None = None,
-        name: str = "",
-        audit: bool = True,
-        tracer_provider: TracerProvider | None = None,
-        runtime: Runtime | None = None,
-    ) -> None:
-        settings = producer_settings(
-            acks=acks,
-            codec=codec,
-            linger_ms=linger_ms,
-            block_bytes=block_bytes,
-            pending_bytes_max=pending_bytes_max,
-            when_full=when_full,
-            delivery_timeout_ms=delivery_timeout_ms,
-            metadata_timeout_ms=metadata_timeout_ms,
-            connect_timeout_ms=connect_timeout_ms,
-            client_id=client_id,
-            zone=zone,
-            on_ack=on_ack,
-            name=name,
-            audit=audit,
-        )
-        check_tracer_provider(tracer_provider)
-        self._runtime = runtime_of(runtime)
-        self._background = _ProducerBackground(settings, self._runtime, bootstrap_addresses(brokers))
-        self._settings = settings
-        self._core = self._background.core
-        self._buffer = self._core.buffer
-        self._sticky = self._buffer.sticky
-        if tracer_provider is not None:
-            from memq.client.observers.producer_traces import ProducerTraces
-
-            self._traces = ProducerTraces(tracer_provider, self._runtime.clock)
-            self.send = self._traced_send  # type: ignore[method-assign]  # who has no traces pays nothing for them
-            self.send_many = self._traced_send_many  # type: ignore[method-assign]  # as above
-        self._closed = False
+    def _open(self, addresses: Sequence[Address]) -> ProducerCore:
+        self._background = _ProducerBackground(self._settings, self._runtime, addresses)
+        return self._background.core
 
     def __enter__(self) -> Self:
         return self
@@ -215,10 +166,19 @@ class Producer:
             except KeyError:  # the way is not open now; cheaper than asking first
                 pass
             if type(key) is bytes:
-                delivery = self._buffer.put_keyed(topic, value, key, timestamp_ms)
+                delivery = self._put_keyed(topic, value, key, timestamp_ms)
                 if delivery is not None:
                     return delivery  # type: ignore[return-value]  # as above; a cast would cost 40 ns
-        fields = check_fields(value, key, headers, timestamp_ms, tag)
+        if self._traces is None:
+            return self._put(topic, check_fields(value, key, headers, timestamp_ms, tag), partition)
+        with self._traces.sending(topic) as sent:
+            carried = sent.headers(headers)
+            delivery = self._put(topic, check_fields(value, key, carried, timestamp_ms, tag), partition)
+            self._traces.taken(sent, (delivery,))
+        return delivery
+
+    def _put(self, topic: str, fields: RecordFields, partition: int | None) -> Delivery:
+        """Put a record in as soon as there is room for it."""
         deadline_s: float | None = None
         while True:
             route = self._route(topic)
@@ -227,27 +187,6 @@ class Producer:
                 return cast(Delivery, self._buffer.put(route, fields, partition))
             except BufferFullError as error:
                 deadline_s = self._wait_for_room(error, seen, deadline_s)
-
-    def _traced_send(
-        self,
-        topic: str,
-        value: BytesLike | None,
-        key: BytesLike | None = None,
-        headers: HeadersLike | None = None,
-        timestamp_ms: int | None = None,
-        tag: str | None = None,
-        partition: int | None = None,
-    ) -> Delivery:
-        """See `send`; the record's headers carry the context of its span, which ends with its block's outcome."""
-        sent, carried = self._traces.begin(topic, headers)
-        try:
-            delivery = Producer.send(self, topic, value, key, carried, timestamp_ms, tag, partition)
-        except BaseException as error:
-            self._traces.over(sent, error)
-            raise
-        self._traces.taken(sent, (delivery,))
-        self._traces.over(sent)
-        return delivery
 
     def send_many(
         self,
@@ -263,26 +202,11 @@ class Producer:
         for columns of different lengths. TypeError and TooLargeError come before anything is taken; a BufferFullError
         after some blocks: `stats` and `on_ack` tell of those.
         """
-        return self._put_many(topic, check_many(values, keys, timestamps_ms, tag))
-
-    def _traced_send_many(
-        self,
-        topic: str,
-        values: Sequence[BytesLike | None],
-        keys: Sequence[BytesLike | None] | None = None,
-        timestamps_ms: Sequence[int] | None = None,
-        tag: str | None = None,
-    ) -> list[Delivery]:
-        """See `send_many`; the call is one span, which ends when all its blocks are settled."""
         many = check_many(values, keys, timestamps_ms, tag)
-        sent = self._traces.begin_many(topic, len(many.values))
-        try:
-            deliveries = self._put_many(topic, many, partial(self._traces.taken, sent))
-        except BaseException as error:
-            self._traces.over(sent, error)
-            raise
-        self._traces.over(sent)
-        return deliveries
+        if self._traces is None:
+            return self._put_many(topic, many)
+        with self._traces.sending(topic, len(many.values)) as sent:
+            return self._put_many(topic, many, partial(self._traces.taken, sent))
 
     def _put_many(
         self, topic: str, many: RecordColumns | None, taken: Callable[[Sequence[Delivery]], None] | None = None
