@@ -29,6 +29,7 @@ PUBLIC_METHODS_MAX = 20
 LONG_FILES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {}
 BROAD_CLASSES: dict[str, int] = {}
+PRIVATE_USES_MAX = 295  # in tests, of private attributes of the product; may only shrink
 
 IMPURE = {"asyncio", "concurrent", "selectors", "socket", "sqlite3", "subprocess", "threading", "time", "uvloop"}
 VAGUE_NAMES = ("utils", "util", "common", "commons", "helpers", "helper", "misc")
@@ -170,6 +171,31 @@ def test_no_test_sleeps() -> None:
             if node.func.attr == "sleep" and real:
                 found.append(f"{name}:{node.lineno}")
     assert not found, f"wait for the event: {found}"
+
+
+def test_private_attributes_of_the_product_are_used_in_fewer_places() -> None:
+    """A test that reads a private attribute pins how, not what: give the part a public handle, or test by behaviour."""
+    private = {
+        node.attr
+        for path in files()
+        if name_of(path).startswith("memq/")
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+        and node.attr.startswith("_")
+    }
+    found = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in files()
+        if name_of(path).startswith("tests/")
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Attribute)
+        and node.attr in private
+        and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+    ]
+    assert len(found) <= PRIVATE_USES_MAX, f"{len(found)} uses of private attributes: {found}"
+    assert len(found) >= PRIVATE_USES_MAX - 10, f"only {len(found)} uses are left: lower PRIVATE_USES_MAX"
 
 
 def test_every_setting_is_read() -> None:

@@ -36,13 +36,14 @@ class MemoryQueue:
     """Keeps logs and groups in dictionaries; all users of this instance see the same queue.
 
     `refuse` picks the rule for stale publications: "epoch" as SQLite does, "age" as Kafka does (by the queue time
-    against the clock's wall time, never by epoch). No thread and no waiting, except in `wait`.
+    against the clock's wall time, never by epoch). No thread and no waiting, except in `wait`. `logs` is the
+    queue itself: tests read and damage it.
     """
 
     def __init__(self, clock: Clock, refuse: Literal["epoch", "age"] = "epoch") -> None:
         self._clock = clock
         self._refuse = refuse
-        self._logs: dict[ReadPartition, Log] = {}
+        self.logs: dict[ReadPartition, Log] = {}
         self._groups: dict[str, Group] = {}
         self._positions: dict[str, dict[ReadPartition, Committed]] = {}
         self._waiters = Waiters()
@@ -56,7 +57,7 @@ class MemoryQueue:
 
     async def publish(self, publication: Publication) -> int:
         """See `PointerWriter.publish`."""
-        log = self._log(publication.partition)
+        log = self.log(publication.partition)
         check_publication(publication)
         if self._refuse == "age":
             self._check_age(publication, log.stale_publish_ms)
@@ -78,7 +79,7 @@ class MemoryQueue:
 
     async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
         """See `PointerReader.read`."""
-        log = self._log(partition)
+        log = self.log(partition)
         found: list[Entry] = []
         size = 0
         for index in range(max(offset - log.begin, 0), len(log.entries)):
@@ -91,17 +92,17 @@ class MemoryQueue:
 
     async def span(self, partition: ReadPartition) -> Span:
         """See `PointerReader.span`."""
-        log = self._log(partition)
+        log = self.log(partition)
         return Span(log.begin, log.end)
 
     async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
         """See `PointerReader.seek_time`."""
-        log = self._log(partition)
+        log = self.log(partition)
         return next((entry.offset for entry in log.entries if entry.time_ms >= time_ms), log.end)
 
     async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
         """See `PointerReader.wait`."""
-        if any(self._log(partition).end > offset for partition, offset in ends.items()):
+        if any(self.log(partition).end > offset for partition, offset in ends.items()):
             return
         number, waiter = self._waiters.add(ends)
         try:
@@ -109,8 +110,9 @@ class MemoryQueue:
         finally:
             self._waiters.remove(number)
 
-    def _log(self, partition: ReadPartition) -> Log:
-        log = self._logs.get(partition)
+    def log(self, partition: ReadPartition) -> Log:
+        """Return the log of a partition; raise NotFoundError if there is none."""
+        log = self.logs.get(partition)
         if log is None:
             raise missing_partition(partition)
         return log
@@ -145,7 +147,7 @@ class MemoryQueue:
         target = self._groups.get(group) or Group()
         target.check_commit(member, generation, positions, self._now_ms())
         for partition in positions:
-            self._log(partition)
+            self.log(partition)
         self._groups[group] = target
         self._positions.setdefault(group, {}).update(positions)
 
@@ -186,11 +188,11 @@ class MemoryQueue:
     async def create(self, partitions: Sequence[ReadPartition], stale_publish_ms: int) -> None:
         """See `PartitionAdmin.create`. Made again, it keeps its entries and gets the new `stale_publish_ms`."""
         for partition in partitions:
-            self._logs.setdefault(partition, Log(stale_publish_ms)).stale_publish_ms = stale_publish_ms
+            self.logs.setdefault(partition, Log(stale_publish_ms)).stale_publish_ms = stale_publish_ms
 
     async def trim(self, partition: ReadPartition, before: int) -> None:
         """See `PartitionAdmin.trim`."""
-        log = self._log(partition)
+        log = self.log(partition)
         count = min(max(before - log.begin, 0), len(log.entries))
         del log.entries[:count]
         log.begin += count
@@ -200,7 +202,7 @@ class MemoryQueue:
         for group in self._groups.values():
             group.forget(partitions)
         for partition in partitions:
-            self._logs.pop(partition, None)
+            self.logs.pop(partition, None)
             for positions in self._positions.values():
                 positions.pop(partition, None)
             self._waiters.wake(partition)

@@ -15,14 +15,13 @@ from memq.storage_handlers.keys import check_key, check_prefix, check_size
 class MemoryHandler:
     """Keeps objects in a dictionary, until they are deleted.
 
-    Whoever gets this instance sees the same objects.
-    No thread and no waiting: every call is done at once. `objects` is the store itself, key to bytes: tests
-    look at it and damage it.
+    All users of this instance see the same objects. No thread and no waiting: every call is done at once. `objects` is
+    the store itself, key to bytes, and `modified_ms` the times (Unix ms) of its objects: tests read and damage them.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._modified_ms: dict[str, int] = {}
+        self.modified_ms: dict[str, int] = {}
         self.objects: dict[str, bytes] = {}
 
     @property
@@ -39,12 +38,12 @@ class MemoryHandler:
             raise CorruptDataError(f"object '{key}' not stored: its bytes have crc32c {found:08x}, not {checksum:08x}")
         if self.objects.setdefault(key, body) != body:
             raise ObjectExistsError(f"another object of {len(self.objects[key])} bytes lies under key '{key}'")
-        self._modified_ms.setdefault(key, self._clock.wall_ms())
+        self.modified_ms.setdefault(key, self._clock.wall_ms())
 
     async def delete(self, key: str) -> None:
         """See `ObjectWriter.delete`."""
         self.objects.pop(check_key(key), None)
-        self._modified_ms.pop(key, None)
+        self.modified_ms.pop(key, None)
 
     async def get(self, key: str, *, checked: bool = True) -> bytes:
         """See `ObjectReader.get`. There are no checksums."""
@@ -67,7 +66,7 @@ class MemoryHandler:
         """See `ObjectReader.list`. Shows what is there at the first step."""
         check_prefix(prefix)
         keys = sorted(key for key in self.objects if key.startswith(prefix))
-        for entry in [ObjectEntry(key, len(self.objects[key]), self._modified_ms[key]) for key in keys]:
+        for entry in [ObjectEntry(key, len(self.objects[key]), self.modified_ms[key]) for key in keys]:
             yield entry
 
     async def check(self, *, deletes: bool = True) -> None:

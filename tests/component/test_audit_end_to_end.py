@@ -87,7 +87,7 @@ class World:
 
     @property
     def entries(self) -> list[Entry]:
-        return self.queue._log(ReadPartition("t", self.topic.id, 0)).entries
+        return self.queue.log(ReadPartition("t", self.topic.id, 0)).entries
 
     @property
     def data(self) -> list[tuple[int, Pointer]]:

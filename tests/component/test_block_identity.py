@@ -307,7 +307,7 @@ def test_a_copy_is_found_whose_queue_time_another_clock_set() -> None:
                 await client.open(topic, sequence=first)
                 await sent(client, topic, first, [b"v"])
             (read,) = read_partitions(topic)
-            log = broker.services.queue._log(read)  # type: ignore[attr-defined]  # the memory queue
+            log = broker.services.queue.log(read)  # type: ignore[attr-defined]  # the memory queue
             oldest_ms = broker.services.runtime.clock.wall_ms() - topic.settings.dedup_window_ms - CLOCK_ERROR_MS
             log.entries[:2] = [replace(entry, time_ms=oldest_ms + 5_000) for entry in log.entries[:2]]
             await fenced(broker, client, topic)
@@ -352,7 +352,7 @@ def test_a_late_pointer_leaves_out_its_copies_alone(late: bytes, caplog: pytest.
             await client.open(topic)
             await sent(client, topic, 0, [late])
             (read,) = read_partitions(topic)
-            log = broker.services.queue._log(read)  # type: ignore[attr-defined]  # the memory queue
+            log = broker.services.queue.log(read)  # type: ignore[attr-defined]  # the memory queue
             entry = log.entries.pop()
             processor = processor_of(broker, topic)
             processor._fence(ObjectExistsError("in a test"))
@@ -392,7 +392,7 @@ def test_a_reader_compares_copies_that_their_pointers_do_not_name() -> None:
             await client.open(topic)
             await sent(client, topic, 0, [b"a", b"b"])
             (read,) = read_partitions(topic)
-            log = broker.services.queue._log(read)  # type: ignore[attr-defined]  # the memory queue
+            log = broker.services.queue.log(read)  # type: ignore[attr-defined]  # the memory queue
             log.entries.append(replace(log.entries[-1], offset=log.end))  # it landed twice
             assert await values_of(broker, copies=2) == [b"a", b"b"]
             await client.close()

@@ -130,7 +130,7 @@ def test_an_opening_after_a_long_silence_counts_what_landed_beside_the_last_poin
             client, topic = await connected(broker, TopicSettings())
             await client.open(topic)
             (read,) = read_partitions(topic)
-            log = broker.services.queue._log(read)  # type: ignore[attr-defined]  # the memory queue
+            log = broker.services.queue.log(read)  # type: ignore[attr-defined]  # the memory queue
             for sequence in range(3):
                 client.write(write_frame(block_of(topic, sequence, [b"v"])))
                 assert (await client.frame()).argument == sequence + 1
@@ -155,7 +155,7 @@ def test_an_opening_knows_what_lies_in_the_dedup_window_by_the_clock_of_any_brok
             client, topic = await connected(broker, TopicSettings())
             await client.open(topic)
             (read,) = read_partitions(topic)
-            log = broker.services.queue._log(read)  # type: ignore[attr-defined]  # the memory queue
+            log = broker.services.queue.log(read)  # type: ignore[attr-defined]  # the memory queue
             for sequence in range(3):
                 client.write(write_frame(block_of(topic, sequence, [b"v"])))
                 assert (await client.frame()).argument == sequence + 1
@@ -181,7 +181,7 @@ def test_an_opening_knows_what_lands_just_before_its_pointer() -> None:
             await client.open(topic)
             (read,) = read_partitions(topic)
             queue = broker.services.queue
-            log = queue._log(read)  # type: ignore[attr-defined]  # the memory queue
+            log = queue.log(read)  # type: ignore[attr-defined]  # the memory queue
             client.write(write_frame(block_of(topic, 0, [b"v"])))
             assert (await client.frame()).argument == 1
             late = (await pointers(broker, topic))[-1]
@@ -279,12 +279,12 @@ def test_a_queue_hears_of_altered_settings_at_once_and_an_owner_of_what_late_poi
             )
             queue = broker.services.queue
             assert isinstance(queue, MemoryQueue)
-            assert queue._log(ReadPartition(topic.name, topic.id, 0)).stale_publish_ms == 20_000
+            assert queue.log(ReadPartition(topic.name, topic.id, 0)).stale_publish_ms == 20_000
             own = processor_of(broker, topic).own
             assert own is not None
             assert (own.stale_publish_s, own.dedup_window_ms) == (20.0, 400_000)
             await broker.partitions.alter(broker.partitions.topic("clicks"), TopicSettings(stale_publish_ms=1_000))
-            assert queue._log(ReadPartition(topic.name, topic.id, 0)).stale_publish_ms == 1_000
+            assert queue.log(ReadPartition(topic.name, topic.id, 0)).stale_publish_ms == 1_000
             assert (own.stale_publish_s, own.dedup_window_ms) == (20.0, 400_000), "until its next epoch"
             await client.close()
 

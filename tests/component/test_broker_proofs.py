@@ -50,7 +50,7 @@ def test_a_publish_is_no_proof_when_something_came_between() -> None:
         await owner.queue.create([READ], 30_000)
         assert await owner.publisher.publish(owner.batch, 0)
         proven_s = owner.own.proof_s
-        log = owner.queue._log(READ)
+        log = owner.queue.log(READ)
 
         def build() -> Pointer:
             log.entries.append(Entry(log.end, owner.clock.wall_ms(), foreign(owner).body))  # it lands meanwhile
@@ -147,7 +147,7 @@ def test_a_batch_that_landed_though_its_publish_failed_is_not_published_again() 
         await queue.create([READ], 30_000)
         publisher = Publisher(replace(owner.publisher._services, queue=queue), owner.own, READ, patient=True)
         assert await publisher.publish(owner.batch, 0)
-        assert queue._log(READ).end == 1
+        assert queue.log(READ).end == 1
         assert not owner.own.landed
         assert owner.own.totals.records == 1
         assert list(owner.own.producer(7).queued) == [(0, 1)]
@@ -333,7 +333,7 @@ def test_a_comparison_that_can_not_be_made_ends_with_the_time_of_the_key() -> No
 
         assert not await publisher.publish(owner.batch, 0, owner.clock.monotonic() + 4.0, compare)
         assert tries == 3
-        assert queue._log(READ).end == 0
+        assert queue.log(READ).end == 0
 
     run(work())
 
@@ -384,7 +384,7 @@ def test_late_pointers_are_counted_once_and_own_ones_and_those_of_the_tail_are_n
         owner = Owner()
         queue = Scripted(owner)
         publisher = await publisher_on(owner, queue)
-        own, counters, log = owner.own, publisher._services.counters, queue._log(READ)
+        own, counters, log = owner.own, publisher._services.counters, queue.log(READ)
         own.epoch = 3
         own.stated = False
 
@@ -491,7 +491,7 @@ def test_a_pointer_without_records_counts_the_late_tries_that_its_own_proof_meet
             client.write(write_frame(block_of(topic, 0, [b"v"])))
             assert (await client.frame()).argument == 1
             processor = processor_of(broker, topic)
-            log = broker.services.queue._log(read_partitions(topic)[0])  # type: ignore[attr-defined]  # the memory queue
+            log = broker.services.queue.log(read_partitions(topic)[0])  # type: ignore[attr-defined]  # the memory queue
             log.entries.append(replace(log.entries[-1], offset=log.end))  # an earlier try of the batch lands late
             processor._owned().proof_s -= 3_600
             if kind == "ended":

@@ -205,13 +205,13 @@ class Rig:
     async def age(self, by_ms: int) -> None:
         """Let everything that is there grow older."""
         (partition,) = read_partitions(self.topic)
-        log = self.broker.services.queue._log(partition)  # type: ignore[attr-defined]  # the memory queue
+        log = self.broker.services.queue.log(partition)  # type: ignore[attr-defined]  # the memory queue
         log.entries[:] = [Entry(entry.offset, entry.time_ms - by_ms, entry.body) for entry in log.entries]
         self.age_objects(by_ms)
 
     def age_objects(self, by_ms: int) -> None:
         for key in self.store.objects:
-            self.store._modified_ms[key] -= by_ms
+            self.store.modified_ms[key] -= by_ms
 
 
 def test_retention_takes_pointers_first_then_their_objects() -> None:
@@ -351,11 +351,11 @@ def test_a_sweep_takes_only_what_nothing_names_and_what_is_old() -> None:
             old, young = (named[:-2] + ending for ending in ("8a", "8b"))
             foreign = "other/topics/clicks/00000000/aa/key"
             for key in (old, foreign):
-                rig.store.objects[key], rig.store._modified_ms[key] = b"x", 0
+                rig.store.objects[key], rig.store.modified_ms[key] = b"x", 0
             rig.store.objects[young] = b"x"
-            rig.store._modified_ms[young] = SystemClock().wall_ms()
+            rig.store.modified_ms[young] = SystemClock().wall_ms()
             await rig.age(2 * HOUR_MS)
-            rig.store._modified_ms[young] += 2 * HOUR_MS
+            rig.store.modified_ms[young] += 2 * HOUR_MS
             assert await sweep_twice(broker.services, HOUR_MS) == (1, 1)
             assert list(rig.store.objects) == [named, foreign, young]
             await rig.client.close()

@@ -160,7 +160,7 @@ def test_retention_deletes_no_object_that_a_pointer_names_which_its_first_readin
             queue = broker.services.queue
             assert isinstance(queue, MemoryQueue)
             partition = ReadPartition("clicks", rig.topic.id, 0)
-            log = queue._logs[partition]
+            log = queue.logs[partition]
             log.entries.append(replace(log.entries[1], offset=log.end, time_ms=log.entries[-1].time_ms))
 
             class Late(LyingQueue):

@@ -50,7 +50,7 @@ async def with_lost_log(services: Services, topic: Topic, lost: int = 1) -> Serv
         await queue.create(partitions, each.settings.stale_publish_ms)
         for partition in partitions:
             if each.id != topic.id or partition.partition != lost:
-                log = queue._logs[partition]
+                log = queue.logs[partition]
                 log.entries += await services.queue.read(partition, 0, 1 << 24)
                 log.begin = log.entries[0].offset if log.entries else 0
     return replace(services, queue=queue)
@@ -194,7 +194,7 @@ def test_staged_objects_stay_that_a_lost_log_may_have_named() -> None:
             await writer.finish()
             (staged,) = [key for key in objects_of(broker.services) if is_staged_object(key)]
             assert isinstance(store, MemoryHandler)
-            store._modified_ms[staged] -= 120_000
+            store.modified_ms[staged] -= 120_000
             await sweep_twice(await with_lost_log(broker.services, topic), 0)
             assert staged in objects_of(broker.services)
             await sweep_twice(broker.services, 0)
@@ -211,7 +211,7 @@ def test_a_log_whose_past_is_in_large_objects_alone_is_not_opened_anew() -> None
             queue, store = services.queue, services.store
             assert isinstance(queue, MemoryQueue)
             assert isinstance(store, MemoryHandler)
-            log = queue._logs[partition]
+            log = queue.logs[partition]
             log.entries[:] = [replace(entry, time_ms=entry.time_ms - 2 * DAY_MS) for entry in log.entries]
             async with AsyncProducer(broker.address) as producer:
                 await (await producer.send("clicks", b"young", partition=1))
@@ -310,7 +310,7 @@ def test_an_owner_tells_that_the_queue_lost_its_log_meanwhile(caplog: pytest.Log
             topic = await filled(broker)
             queue = broker.services.queue
             assert isinstance(queue, MemoryQueue)
-            queue._logs[read_partitions(topic)[1]].entries.clear()
+            queue.logs[read_partitions(topic)[1]].entries.clear()
             before = objects_of(broker.services)
             async with AsyncProducer(broker.address) as producer:
                 await (await producer.send("clicks", b"x", partition=0))

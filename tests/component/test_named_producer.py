@@ -48,7 +48,7 @@ async def sent(producer: AsyncProducer, first: int, following: int) -> None:
 
 def log_of(broker: Broker, topic: Topic) -> list[Entry]:
     (read,) = read_partitions(topic)
-    entries: list[Entry] = broker.services.queue._log(read).entries  # type: ignore[attr-defined]  # the memory queue
+    entries: list[Entry] = broker.services.queue.log(read).entries  # type: ignore[attr-defined]  # the memory queue
     return entries
 
 

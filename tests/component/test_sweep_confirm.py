@@ -50,7 +50,7 @@ class LyingStore(MemoryHandler):
 
     def __init__(self, store: MemoryHandler, lies: Callable[[list[ObjectEntry]], list[ObjectEntry]]) -> None:
         super().__init__(SystemClock())
-        self.objects, self._modified_ms, self._lies = store.objects, store._modified_ms, lies
+        self.objects, self.modified_ms, self._lies = store.objects, store.modified_ms, lies
 
     async def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:
         for entry in self._lies([entry async for entry in super().list(prefix)]):
@@ -109,7 +109,7 @@ class House:
         return [each.key async for each in self.sweep(**parts).run(HOUR_MS, 7 * DAY_MS) if each.goes]
 
     def log(self) -> Any:
-        return self.queue._logs[self.partition]
+        return self.queue.logs[self.partition]
 
 
 def in_house(work: Callable[[House], Awaitable[None]]) -> None:
@@ -192,7 +192,7 @@ def test_what_was_written_anew_since_waits_anew() -> None:
         house.clock.ahead_ms += DAY_MS
         house.rig.store.objects[house.orphan] = b"another"
         assert await house.run(later_ms=1_000) == []
-        house.rig.store._modified_ms[house.orphan] = house.clock.wall_ms() + 1
+        house.rig.store.modified_ms[house.orphan] = house.clock.wall_ms() + 1
         assert await house.run(later_ms=DAY_MS + HOUR_MS) == []
         assert await house.run(later_ms=DAY_MS + HOUR_MS) == [house.orphan]
 
@@ -202,7 +202,7 @@ def test_what_was_written_anew_since_waits_anew() -> None:
 def test_a_list_counts_from_the_later_of_its_own_time_and_the_stores() -> None:
     async def work(house: House) -> None:
         house.clock.ahead_ms = -10 * DAY_MS
-        house.rig.store._modified_ms[house.orphan] -= 20 * DAY_MS
+        house.rig.store.modified_ms[house.orphan] -= 20 * DAY_MS
         assert await house.run() == []
         assert len(house.lists) == 1
         house.clock.ahead_ms = 0
@@ -259,8 +259,8 @@ def store_that(lies: Callable[[list[ObjectEntry]], list[ObjectEntry]]) -> Callab
 def shows_an_older_log(house: House) -> dict[str, Any]:
     """An end that went back, and the answers to match: nothing in them is wrong by itself."""
     queue = MemoryQueue(SystemClock())
-    queue._logs = dict(house.queue._logs)
-    queue._logs[house.partition] = replace(house.log(), entries=house.log().entries[:3])
+    queue.logs = dict(house.queue.logs)
+    queue.logs[house.partition] = replace(house.log(), entries=house.log().entries[:3])
     return {"queue": queue}
 
 
@@ -352,7 +352,7 @@ def test_holes_between_offsets_keep_all_that_the_log_does_not_show() -> None:
 
 def put_list(house: House, key: str, body: bytes) -> None:
     house.rig.store.objects[key] = body
-    house.rig.store._modified_ms[key] = house.clock.wall_ms()
+    house.rig.store.modified_ms[key] = house.clock.wall_ms()
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "newer", "of another cluster", "of another prefix"])

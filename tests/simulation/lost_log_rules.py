@@ -114,7 +114,7 @@ class LostLogRules:
         queue = MemoryQueue(clock, refuse="age")
         await queue.create(list(self._logs), 1 << 53)
         for partition, log in self._logs.items():
-            queue._logs[partition].begin = log.queue_begin if begin is None or partition != changed else begin
+            queue.logs[partition].begin = log.queue_begin if begin is None or partition != changed else begin
             for pointer in pointers if partition == changed else self._left(partition):
                 await queue.publish(
                     Publication(partition, pointer.partition, pointer.epoch, clock.wall_ms(), encode_pointer(pointer))

@@ -19,7 +19,7 @@ class LyingQueue(MemoryQueue):
 
     def __init__(self, queue: MemoryQueue, of: ReadPartition | None = None) -> None:
         super().__init__(SystemClock())
-        self._logs = queue._logs
+        self.logs = queue.logs
         self._of = of
         self.over_at: int | None = None
         self.omits: frozenset[int] = frozenset()

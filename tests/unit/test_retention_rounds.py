@@ -314,7 +314,7 @@ def test_no_object_goes_while_the_queue_shows_what_was_trimmed() -> None:
         [(event, text)] = keeper.events.take()
         assert event == "retention-failed"
         assert "the queue shows offset 0 after a trim to 2: 2 objects are left" in text
-        keeper.queue._logs[keeper.log].epochs.clear()
+        keeper.queue.logs[keeper.log].epochs.clear()
 
     keep(work)
 
@@ -327,7 +327,7 @@ def test_an_empty_log_is_left_alone_whatever_its_manifest_says() -> None:
 
     async def work(keeper: Keeper) -> None:
         await keeper.publish_parts(cold_manifest(keeper.clicks, part_of(0)))
-        keeper.queue._logs[keeper.log].begin = 1
+        keeper.queue.logs[keeper.log].begin = 1
         await keeper.round()
         assert (keeper.trims, keeper.counters.retired_pointers) == ([], 0)
         assert await ColdFiles(CLUSTER, keeper.store).highest_number(keeper.log) == 1
@@ -485,7 +485,7 @@ def test_the_logs_of_a_deleted_topic_go_with_a_pass_that_is_late_enough() -> Non
         for later_ms, left in ((0, 2), (confirm_ms - 1, 2), (1, 0)):
             keeper.clock.advance(later_ms)
             await sweep(keeper.services, HOUR_MS)
-            assert len(keeper.queue._logs) == left
+            assert len(keeper.queue.logs) == left
         assert ("logs-dropped", f"topic 'clicks' with id {keeper.clicks.id} was deleted") in keeper.events.take()
 
     keep(work, lambda: Keeper(partitions=2))
@@ -499,9 +499,9 @@ def test_no_log_is_dropped_while_one_of_them_does_not_answer() -> None:
         keeper.queue.sick = frozenset(read_partitions(keeper.clicks)[1:])
         with pytest.raises(QueueError):
             await sweep(keeper.services, HOUR_MS)
-        assert len(keeper.queue._logs) == 2
+        assert len(keeper.queue.logs) == 2
         keeper.queue.sick = frozenset()
         await sweep(keeper.services, HOUR_MS)
-        assert keeper.queue._logs == {}
+        assert keeper.queue.logs == {}
 
     keep(work, lambda: Keeper(partitions=2))

@@ -134,7 +134,7 @@ def test_a_pass_that_finds_nothing_asks_for_no_assignments_and_no_lists_of_what_
 def test_what_an_owner_before_the_cut_left_may_go_and_what_a_lost_log_held_may_not(begin: int) -> None:
     async def work(yard: Yard) -> None:
         old = await yard.orphan(epoch=1)
-        log = yard.queue._logs[yard.log]
+        log = yard.queue.logs[yard.log]
         log.begin = begin  # retention took what came before, or the queue lost it
         await yard.name(epoch=2, totals=Totals(records=10, bytes=100))
         yard.clock.advance(HOUR_MS)
