@@ -4,96 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
-from memq.client.arguments import check_callbacks, check_timeout, check_tracer_provider, runtime_of
+from memq.client.arguments import check_timeout
 from memq.client.consumer.batch import Batch
-from memq.client.consumer.core import ConsumerCore, ConsumerStats
-from memq.client.consumer.fetch.fetcher import BatchFetcher, MakeFetcher, ReadMode
+from memq.client.consumer.core import ConsumerStats
+from memq.client.consumer.face import ConsumerFace
 from memq.client.consumer.group.membership import AssignmentEvents
 from memq.client.consumer.offset_resolver import Lag
-from memq.client.consumer.record import TopicPartition, place_of
-from memq.client.consumer.settings import ConsumerSettings, OnDamaged, OnExpired, Point, topics_of
-from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
+from memq.client.consumer.record import TopicPartition
+from memq.client.consumer.settings import Point
 from memq.client.log_answers import LogAnswers
 from memq.errors import MemqError
-from memq.limits import MIB
-from memq.runtime.network import Runtime
 from memq.topic import Position
 
-if TYPE_CHECKING:
-    from opentelemetry.trace import TracerProvider
 
-    from memq.client.observers.consumer_traces import ConsumerTraces
-
-OnPartitions = Callable[[list[TopicPartition]], Awaitable[object] | object]
-
-
-class AsyncConsumer:
+class AsyncConsumer(ConsumerFace):
     """Reads topics. Arguments as those of `memq.Consumer`; callbacks may be coroutine functions.
 
     Use it as `async with`, on one event loop and from one task; `wakeup` is for others, also in other threads.
     """
 
-    def __init__(
-        self,
-        brokers: str | Sequence[str] | None,
-        topics: str | Sequence[str],
-        *,
-        group: str | None = None,
-        start: Point = "beginning",
-        end: Point | None = None,
-        auto_commit: bool = True,
-        auto_commit_interval_ms: int = 1_000,
-        session_timeout_ms: int = 10_000,
-        prefetch_bytes_max: int = 64 * MIB,
-        on_damaged: OnDamaged = "fail",
-        on_expired: OnExpired = "fail",
-        read: ReadMode = "auto",
-        s3: Mapping[str, object] | None = None,
-        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
-        client_id: str = "",
-        zone: str = "",
-        on_assigned: OnPartitions | None = None,
-        on_revoked: OnPartitions | None = None,
-        on_lost: OnPartitions | None = None,
-        audit: bool = True,
-        tracer_provider: TracerProvider | None = None,
-        runtime: Runtime | None = None,
-    ) -> None:
-        settings = ConsumerSettings(
-            topics=topics_of(topics),
-            group=group,
-            start=start,
-            end=end,
-            auto_commit=auto_commit,
-            auto_commit_interval_ms=auto_commit_interval_ms,
-            session_timeout_ms=session_timeout_ms,
-            prefetch_bytes_max=prefetch_bytes_max,
-            on_damaged=on_damaged,
-            on_expired=on_expired,
-            read=read,
-            connect_timeout_ms=connect_timeout_ms,
-            s3=s3,
-            client_id=client_id,
-            zone=zone,
-            audit=audit,
-        )
-        check_callbacks(on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost)
-        check_tracer_provider(tracer_provider)
-        self._runtime = runtime_of(runtime)
-        make_fetcher: MakeFetcher = BatchFetcher
-        self._traces: ConsumerTraces | None = None
-        if tracer_provider is not None:
-            from memq.client.observers.consumer_traces import ConsumerTraces
-
-            self._traces = ConsumerTraces(tracer_provider, self._runtime.clock, group)
-            self.poll = self._traced_poll  # type: ignore[method-assign]  # who has no traces pays nothing for them
-            make_fetcher = self._traces.fetcher
-        self._core = ConsumerCore(settings, self._runtime, bootstrap_addresses(brokers), make_fetcher)
-        self._callbacks = (on_lost, on_revoked, on_assigned)
+    def _open(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> Self:
@@ -129,31 +63,26 @@ class AsyncConsumer:
         """
         timeout_s = check_timeout(timeout)
         self._loop = asyncio.get_running_loop()
+        traces = self._traces
+        if traces is not None:
+            traces.done()
         batch = self._core.next_at_hand()
-        if batch is not None:
-            return batch
-        clock = self._runtime.clock
-        deadline_s = None if timeout_s is None else clock.monotonic() + timeout_s
+        if batch is None:
+            batch = await self._next(self._deadline_s(timeout_s))
+        if traces is not None and batch is not None:
+            traces.handed(batch)
+        return batch
+
+    async def _next(self, deadline_s: float | None) -> Batch | None:
         while True:
-            left_s = None if deadline_s is None else max(0.0, deadline_s - clock.monotonic())
-            found = await self._core.next(left_s)
+            found = await self._core.next(self._left_s(deadline_s))
             if not isinstance(found, AssignmentEvents):
                 return found
-            for callback, places in zip(self._callbacks, told(found), strict=True):
-                if callback is not None and places:
-                    result = callback(places)
-                    if inspect.isawaitable(result):
-                        await result
+            for callback, places in self._calls(found):
+                result = callback(places)
+                if inspect.isawaitable(result):
+                    await result
             await self._core.take(found)
-
-    async def _traced_poll(self, timeout: float | None = None) -> Batch | None:
-        """See `poll`; a batch is processed until the next one is asked for, or the consumer is closed."""
-        assert self._traces is not None, "this is the poll of a traced consumer"
-        self._traces.done()
-        batch = await AsyncConsumer.poll(self, timeout)
-        if batch is not None:
-            self._traces.handed(batch)
-        return batch
 
     async def commit(self, batch: Batch | None = None) -> None:
         """Store that all through `batch` is done; without it, every batch that is done.
@@ -206,10 +135,3 @@ class AsyncConsumer:
         if self._traces is not None:
             self._traces.done()
         await self._core.close()
-
-
-def told(changes: AssignmentEvents) -> tuple[list[TopicPartition], ...]:
-    """Return the arguments of the callbacks on_lost, on_revoked and on_assigned, in this order."""
-    return tuple(
-        [place_of(partition) for partition in part] for part in (changes.lost, changes.revoked, changes.assigned)
-    )

@@ -3,38 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Self, TypeVar
 
-from memq.client.arguments import check_callbacks, check_timeout, check_tracer_provider, runtime_of
+from memq.client.arguments import check_timeout
 from memq.client.background import Background
-from memq.client.consumer.aio_consumer import told
 from memq.client.consumer.batch import Batch
-from memq.client.consumer.core import CLOSE_S_MAX, ConsumerCore, ConsumerStats
-from memq.client.consumer.fetch.fetcher import BatchFetcher, MakeFetcher, ReadMode
+from memq.client.consumer.core import CLOSE_S_MAX, ConsumerStats
+from memq.client.consumer.face import ConsumerFace
 from memq.client.consumer.group.membership import AssignmentEvents
 from memq.client.consumer.offset_resolver import Lag
 from memq.client.consumer.record import TopicPartition
-from memq.client.consumer.settings import ConsumerSettings, OnDamaged, OnExpired, Point, topics_of
-from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
+from memq.client.consumer.settings import Point
 from memq.client.log_answers import LogAnswers
 from memq.errors import MemqError
-from memq.limits import MIB
-from memq.runtime.network import Runtime
 from memq.topic import Position
-
-if TYPE_CHECKING:
-    from opentelemetry.trace import TracerProvider
-
-    from memq.client.observers.consumer_traces import ConsumerTraces
 
 Result = TypeVar("Result")
 _INTERRUPTED_CLOSE_S = 0.2  # after Ctrl-C
-OnPartitions = Callable[[list[TopicPartition]], object]
 
 
-class Consumer:
+class Consumer(ConsumerFace):
     """Reads topics, for one thread; only `wakeup` may be called from others.
 
     Args:
@@ -69,64 +59,8 @@ class Consumer:
 
     _closed = True  # for __del__, should __init__ raise
 
-    def __init__(
-        self,
-        brokers: str | Sequence[str] | None,
-        topics: str | Sequence[str],
-        *,
-        group: str | None = None,
-        start: Point = "beginning",
-        end: Point | None = None,
-        auto_commit: bool = True,
-        auto_commit_interval_ms: int = 1_000,
-        session_timeout_ms: int = 10_000,
-        prefetch_bytes_max: int = 64 * MIB,
-        on_damaged: OnDamaged = "fail",
-        on_expired: OnExpired = "fail",
-        read: ReadMode = "auto",
-        s3: Mapping[str, object] | None = None,
-        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
-        client_id: str = "",
-        zone: str = "",
-        on_assigned: OnPartitions | None = None,
-        on_revoked: OnPartitions | None = None,
-        on_lost: OnPartitions | None = None,
-        audit: bool = True,
-        tracer_provider: TracerProvider | None = None,
-        runtime: Runtime | None = None,
-    ) -> None:
-        settings = ConsumerSettings(
-            topics=topics_of(topics),
-            group=group,
-            start=start,
-            end=end,
-            auto_commit=auto_commit,
-            auto_commit_interval_ms=auto_commit_interval_ms,
-            session_timeout_ms=session_timeout_ms,
-            prefetch_bytes_max=prefetch_bytes_max,
-            on_damaged=on_damaged,
-            on_expired=on_expired,
-            read=read,
-            connect_timeout_ms=connect_timeout_ms,
-            s3=s3,
-            client_id=client_id,
-            zone=zone,
-            audit=audit,
-        ).check()
-        check_callbacks(on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost)
-        check_tracer_provider(tracer_provider)
-        self._runtime = runtime_of(runtime)
-        make_fetcher: MakeFetcher = BatchFetcher
-        self._traces: ConsumerTraces | None = None
-        if tracer_provider is not None:
-            from memq.client.observers.consumer_traces import ConsumerTraces
-
-            self._traces = ConsumerTraces(tracer_provider, self._runtime.clock, group)
-            self.poll = self._traced_poll  # type: ignore[method-assign]  # who has no traces pays nothing for them
-            make_fetcher = self._traces.fetcher
-        self._core = ConsumerCore(settings, self._runtime, bootstrap_addresses(brokers), make_fetcher)
+    def _open(self) -> None:
         self._background = Background("consumer", self._core)
-        self._callbacks = (on_lost, on_revoked, on_assigned)
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -170,29 +104,25 @@ class Consumer:
         """
         timeout_s = check_timeout(timeout)
         self._background.check_process()
+        traces = self._traces
+        if traces is not None:
+            traces.done()
         batch = self._core.next_at_hand()
-        if batch is not None:
-            return batch
-        clock, io = self._runtime.clock, self._background.io
-        deadline_s = None if timeout_s is None else clock.monotonic() + timeout_s
+        if batch is None:
+            batch = self._next(self._deadline_s(timeout_s))
+        if traces is not None and batch is not None:
+            traces.handed(batch)
+        return batch
+
+    def _next(self, deadline_s: float | None) -> Batch | None:
+        io = self._background.io
         while True:
-            left_s = None if deadline_s is None else max(0.0, deadline_s - clock.monotonic())
-            found = io.run(self._core.next(left_s))
+            found = io.run(self._core.next(self._left_s(deadline_s)))
             if not isinstance(found, AssignmentEvents):
                 return found
-            for callback, places in zip(self._callbacks, told(found), strict=True):
-                if callback is not None and places:
-                    callback(places)
+            for callback, places in self._calls(found):
+                callback(places)
             io.run(self._core.take(found))
-
-    def _traced_poll(self, timeout: float | None = None) -> Batch | None:
-        """See `poll`; a batch is processed until the next one is asked for, or the consumer is closed."""
-        assert self._traces is not None, "this is the poll of a traced consumer"
-        self._traces.done()
-        batch = Consumer.poll(self, timeout)
-        if batch is not None:
-            self._traces.handed(batch)
-        return batch
 
     def commit(self, batch: Batch | None = None) -> None:
         """Store that all through `batch` is done; without it, every batch that is done; waits for the answer.
