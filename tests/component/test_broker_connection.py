@@ -211,7 +211,7 @@ def test_a_block_that_was_first_sent_too_long_ago_is_refused(caplog: pytest.LogC
     run(work())
     (line,) = caplog.messages
     assert line.startswith("block-refused: ")
-    assert line.endswith("topic 'clicks': block 0 was first sent over 120000 ms ago")
+    assert line.endswith("topic 'clicks' partition 0: block 0 was first sent over 120000 ms ago")
 
 
 def test_a_block_that_is_sent_again_is_acked_and_stored_once() -> None:

@@ -493,7 +493,7 @@ def test_a_pointer_without_records_counts_the_late_tries_that_its_own_proof_meet
             processor = processor_of(broker, topic)
             log = broker.services.queue.log(read_partitions(topic)[0])  # type: ignore[attr-defined]  # the memory queue
             log.entries.append(replace(log.entries[-1], offset=log.end))  # an earlier try of the batch lands late
-            processor._owned().proof_s -= 3_600
+            processor.owned().proof_s -= 3_600
             if kind == "ended":
                 client.write(encode_frame(Api.CLOSE, 1, 3, encode_message(Close(next_sequence=1))))
                 assert (await client.frame()).api == Api.CLOSE

@@ -33,6 +33,7 @@ from tests.brokers import PRODUCER, GatedStore, block_of, run, running_broker, w
 from tests.component.test_broker_epochs import processor_of
 from tests.component.test_broker_opening import owning
 from tests.component.test_topic_processor import GatedQueue, Sink, turns
+from tests.unit.peers import append_to
 
 HOUR_MS = 3_600_000
 
@@ -176,7 +177,7 @@ NAME, OTHER = 5, 6
 
 def named_at(processor: TopicProcessor, epoch: int, following: int) -> None:
     """Have the queue know an instance and its sequences."""
-    processor._owned().learn([NamedProducer(producer=NAME, epoch=epoch, last_sequence=following)], 1)
+    processor.owned().learn([NamedProducer(producer=NAME, epoch=epoch, last_sequence=following)], 1)
 
 
 def stated(broker: Broker, topic: Topic) -> list[list[tuple[int, int, int]]]:
@@ -194,7 +195,7 @@ def test_an_instance_begins_when_its_epoch_is_in_the_queue_and_redirects_older_o
             processor, sink = processor_of(broker, topic), Sink()
             named_at(processor, 2, 7)
             for number, producer in ((1, NAME), (2, OTHER), (3, NAME)):
-                processor.open_stream(number, sink, producer, 1, 0)
+                processor.appender.open_stream(number, sink, producer, 1, 0)
             queue = GatedQueue.close_gate(broker.services.queue)
             begins = asyncio.create_task(processor.begin_producer(NAME))
             await queue.begun.wait()
@@ -270,8 +271,8 @@ def test_an_instance_goes_on_at_once_where_nothing_is_in_doubt(
             slab = broker.services.pool.lease(256 * 1024)
             assert slab is not None
             if streams_of:
-                stream = processor.open_stream(1, Sink(), NAME, 1, 7, streams_of)
-                processor.ring.append(stream, 7, 1, slab, 0, 10, processor._now())
+                stream = processor.appender.open_stream(1, Sink(), NAME, 1, 7, streams_of)
+                append_to(processor.ring, stream, 7, 1, slab, 0, 10, processor._now())
             admits = processor.admit_producer(NAME, epoch, sequence)
             if error is None:
                 await admits
@@ -293,7 +294,7 @@ def test_what_is_stated_is_read_up_to_its_own_pointer() -> None:
     async def work() -> None:
         async with owning() as (broker, _, topic):
             processor = processor_of(broker, topic)
-            own = processor._owned()
+            own = processor.owned()
             queue = GatedQueue.close_gate(broker.services.queue)
 
             async def unread_when_stated() -> bool:

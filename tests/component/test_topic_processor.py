@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from memq.broker.ingest.streams import Stream
+from memq.broker.partition.append import Stream
 from memq.broker.partition.ownership import Phase
 from memq.broker.partition.topic_processor import TopicProcessor
 from memq.broker.spool.unpublished_blocks import UnpublishedBlocks
@@ -38,6 +38,7 @@ from memq.topic import ReadPartition, Topic, TopicSettings
 from tests.brokers import PRODUCER, RUN_S_MAX, GatedStore, block_of, events_of, run, running_broker, until, write_frame
 from tests.component.test_broker_epochs import connected, control, pointers, processor_of, until_held
 from tests.component.test_broker_opening import failing, owning
+from tests.unit.peers import append_to
 
 AGED = TopicSettings(seal_when_idle=False, batch_age_ms_max=60_000)
 
@@ -54,7 +55,7 @@ class Sink:
     def send_throttle(self, stream: Stream, first: int, error: MemqError) -> None:
         raise AssertionError("nothing is held back here")
 
-    def send_redirect(self, stream: Stream) -> None:
+    def send_redirect(self, stream: Stream, address: str) -> None:
         self.redirected.append(stream.number)
 
 
@@ -294,20 +295,19 @@ def test_a_producer_is_remembered_while_one_of_its_streams_is_open() -> None:
         async with owning() as (broker, _, topic):
             processor = processor_of(broker, topic)
             forgotten_ms = broker.services.runtime.clock.wall_ms() + 10 * topic.settings.dedup_window_ms
-            streams = [processor.open_stream(number, Sink(), 9, 1, 0) for number in (1, 2)]
-            other = processor.open_stream(3, Sink(), 9, 1, 0)
-            other.processor = processor
-            processor._streams.pop(other)  # as a fence does: its connection closes it later
-            processor.close_stream(other)
+            streams = [processor.appender.open_stream(number, Sink(), 9, 1, 0) for number in (1, 2)]
+            other = processor.appender.open_stream(3, Sink(), 9, 1, 0)
+            processor.appender._streams.pop(other)  # as a fence does: its connection closes it later
+            processor.appender.close_stream(other)
             for stream, left in zip(streams, (2, 1), strict=True):
-                assert processor._owned().producer(9).streams == left + 1, "the one that was taken away counts"
+                assert processor.owned().producer(9).streams == left + 1, "the one that was taken away counts"
                 processor.forget_silent(forgotten_ms)
-                assert 9 in processor._owned().producers
-                processor.close_stream(stream)
+                assert 9 in processor.owned().producers
+                processor.appender.close_stream(stream)
                 assert not stream.open
-            processor._owned().producer(9).streams -= 1
+            processor.owned().producer(9).streams -= 1
             processor.forget_silent(forgotten_ms)
-            assert 9 not in processor._owned().producers
+            assert 9 not in processor.owned().producers
 
     run(work())
 
@@ -320,9 +320,9 @@ def test_a_producer_with_a_block_in_the_ring_is_not_forgotten() -> None:
             processor = processor_of(broker, topic)
             await store.begun.wait()
             await client.close()
-            await until(lambda: not processor._streams)
+            await until(lambda: not processor.appender._streams)
             processor.forget_silent(broker.services.runtime.clock.wall_ms() + 10 * topic.settings.dedup_window_ms)
-            assert PRODUCER in processor._owned().producers
+            assert PRODUCER in processor.owned().producers
             store.gate.set()
 
     run(work())
@@ -378,12 +378,12 @@ def test_blocks_that_come_in_one_round_after_another_make_one_batch(monkeypatch:
             store = broker.services.stores["main"] = GatedStore()
             processor = processor_of(broker, topic)
             monkeypatch.setattr(processor, "_now", lambda: 1.001)
-            stream = processor.open_stream(2, Sink(), 9, 1, 0)
+            stream = processor.appender.open_stream(2, Sink(), 9, 1, 0)
             slab = broker.services.pool.lease(256 * 1024)
             assert slab is not None
             slab.view[:48] = bytes(48)
             for number in range(3):
-                processor.ring.append(stream, number, 1, slab, 0, 72, 1.0)
+                append_to(processor.ring, stream, number, 1, slab, 0, 72, 1.0)
                 processor.pump_soon()
                 await asyncio.sleep(0)
             assert [slot.records for slot in processor.ring] == [3], "no round passed without a block"
@@ -432,8 +432,8 @@ def test_an_upload_that_finds_its_key_taken_ends_the_epoch_behind_a_publish_that
     async def work() -> None:
         async with owning() as (broker, _, topic):
             processor, queue = processor_of(broker, topic), GatedQueue.close_gate(broker.services.queue)
-            own, sink = processor._owned(), Sink()
-            stream = processor.open_stream(1, sink, 9, 1, 0)
+            own, sink = processor.owned(), Sink()
+            stream = processor.appender.open_stream(1, sink, 9, 1, 0)
             if publishing:
                 await processor.restate()
                 await queue.begun.wait()
@@ -446,7 +446,7 @@ def test_an_upload_that_finds_its_key_taken_ends_the_epoch_behind_a_publish_that
             assert (processor.own is own) == publishing
             queue.gate.set()
             await until(lambda: processor.own not in (own, None))
-            assert processor._owned().epoch == 2
+            assert processor.owned().epoch == 2
             assert broker.services.counters.fenced == 1
             assert sink.redirected == [1]
             assert not stream.open
@@ -466,7 +466,7 @@ def test_only_a_higher_epoch_is_a_fence_and_every_other_error_ends_the_partition
             caplog.clear()
             if isinstance(error, FencedError):
                 await broker.services.queue.publish(control(topic, "opened", 9))
-                processor._owned().unread = True
+                processor.owned().unread = True
             else:
                 failing(broker.services.queue, "publish", error)
             await processor.restate()
@@ -543,7 +543,7 @@ def test_nobody_is_ready_while_an_epoch_is_given_up_and_settings_altered_meanwhi
             processor.follow(altered)
             queue.gate.set()
             await ready
-            own = processor._owned()
+            own = processor.owned()
             assert (own.stale_publish_s, own.dedup_window_ms, processor.ring.limits.slots) == (31.0, 900_000, 3)
             assert processor.delivery_timeout_ms == topic.settings.delivery_timeout_ms
 
@@ -558,12 +558,14 @@ def test_only_the_streams_of_one_producer_are_redirected_and_forgotten_by_none_b
     async def work() -> None:
         async with owning() as (broker, _, topic):
             processor, sink = processor_of(broker, topic), Sink()
-            processor._streams.clear()
-            streams = [processor.open_stream(number, sink, producer, 1, 0) for number, producer in ((1, 9), (2, 8))]
-            processor._redirect_streams(of=streams[0].producer)
-            assert (sink.redirected, list(processor._streams)) == ([1], streams)
-            processor._redirect_streams()
-            assert (sink.redirected, list(processor._streams)) == ([1, 2], [])
+            processor.appender._streams.clear()
+            streams = [
+                processor.appender.open_stream(number, sink, producer, 1, 0) for number, producer in ((1, 9), (2, 8))
+            ]
+            processor.appender.redirect_streams(of=streams[0].producer)
+            assert (sink.redirected, list(processor.appender._streams)) == ([1], streams)
+            processor.appender.redirect_streams()
+            assert (sink.redirected, list(processor.appender._streams)) == ([1, 2], [])
             assert not any(stream.open for stream in streams)
 
     run(work())

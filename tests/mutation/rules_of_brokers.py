@@ -7,6 +7,7 @@ PUBLISHING = "memq/broker/partition/publishing.py"
 OWNERSHIP = "memq/broker/partition/ownership.py"
 OPENING = "memq/broker/partition/opening.py"
 PROCESSOR = "memq/broker/partition/topic_processor.py"
+APPENDER = "memq/broker/partition/appender.py"
 KNOWN = "memq/broker/partition/known_blocks.py"
 HELD = "memq/broker/spool/unpublished_blocks.py"
 FORWARDING = "memq/broker/spool/forwarding.py"
@@ -207,13 +208,13 @@ BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
         "if not copies.blocks:",
     ),
     (
-        PROCESSOR,
+        APPENDER,
         "a duplicate is acked before its copy is in the queue",
-        "            if waits_for is None:\n                assert",
-        "            if waits_for is not stream:\n                assert",
+        "            if waits_for is None:\n                stream.sink",
+        "            if waits_for is not stream:\n                stream.sink",
     ),
     (
-        PROCESSOR,
+        APPENDER,
         "a duplicate is acked before what came before it on its stream",
         "waits_for = last if waits_for is None or waits_for.number < last.number else waits_for",
         "pass",
@@ -245,7 +246,7 @@ BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         PROCESSOR,
         "streams stay open when their epoch is lost",
-        "self.services.counters.fenced += 1\n        self._redirect_streams()",
+        "self.services.counters.fenced += 1\n        self.appender.redirect_streams()",
         "self.services.counters.fenced += 1",
     ),
     (

@@ -27,11 +27,11 @@ from tests.simulation.world import SimulationError
 BUGS = (
     Planted(
         "ack before upload",
-        "memq.broker.ingest.connection",
-        "Connection._after_blocks",
-        "if stream.acks == AckLevel.ONE and",
-        "if stream.acks == AckLevel.ALL: self.send_ack(stream, AckLevel.ALL, stream.expected, 1)\n"
-        "        if stream.acks == AckLevel.ONE and",
+        "memq.broker.partition.appender",
+        "Appender.appended",
+        "own = self._processor.own",
+        "own = self._processor.own\n"
+        "    if stream.acks == AckLevel.ALL: stream.sink.send_ack(stream, AckLevel.ALL, stream.expected, 1)",
         level="calm",
     ),
     Planted(
@@ -133,9 +133,9 @@ BUGS = (
     Planted(
         "cumulative ack over a refused block",
         "memq.broker.ingest.connection",
-        "Connection._take_block",
-        "self._turn_away(stream, first)",
-        "stream.expected = next_",
+        "Connection._append",
+        "self._turn_away(stream, outcome)",
+        "stream.expected = run.next",
         seed=1023,
     ),
     Planted(

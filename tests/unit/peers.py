@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import random
+from types import SimpleNamespace
 from typing import Any, cast
 
 from memq.broker.ingest.connection import Connection
 from memq.broker.ingest.intake import Intake
 from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, Quotas
-from memq.broker.ingest.rate_limit import Limiters
 from memq.broker.ingest.slabs import Slab, SlabPool
-from memq.broker.ingest.streams import ProducerState, Stream
 from memq.broker.metrics import Counters
+from memq.broker.partition.append import BlockRun, ProducerState, Stream
+from memq.broker.partition.appender import Appender
 from memq.broker.partition.ownership import Ownership
 from memq.broker.partition.recent_batch_cache import RecentBatchCache
 from memq.broker.partition.ring import Ring, RingLimits
 from memq.broker.services import Services
-from memq.broker.spool.writer import Spool
-from memq.format.blocks.header import BlockHeader, check_block, scope_of
+from memq.format.blocks.header import check_block, scope_of
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import HELLO_MAGIC, VERSIONS, AckLevel, Api, Frame, encode_frame
@@ -39,6 +39,13 @@ HELLO = encode_frame(
 )
 
 
+def append_to(
+    ring: Ring, stream: Stream, first: int, count: int, slab: Slab, start: int, end: int, now_s: float
+) -> bool:
+    """Append one block to a ring; False when that is full."""
+    return ring.extend(stream, BlockRun([(slab, start, end)], first, first + count, end - start), now_s)
+
+
 class HoldingPartition:
     """A partition with a real ring that holds every batch until the test lets it go."""
 
@@ -48,18 +55,22 @@ class HoldingPartition:
         self.scope = scope_of(TOPIC.id_bytes, 0)
         self.delivery_timeout_ms = TOPIC.settings.delivery_timeout_ms
         self.draining = False
-        self.spool: Spool | None = None
-        self.limiters: Limiters = ()
+        self.moved_to = "near:1"
         self.own: Ownership | None = None
+        limits = Quotas(SystemClock(), NO_CLIENT_LIMITS)
+        self.services = SimpleNamespace(limits=limits, spool=None, counters=Counters())
+        self.known = SimpleNamespace(holds=lambda producer, header: (False, None))
+        self.appender = Appender(cast(Any, self))
         self.ring = Ring(RingLimits(1 << 20, 200_000, 7, 1.0, seal_when_idle=True, uploads_in_flight_max=1))
 
-    def duplicate(self, stream: Stream, header: BlockHeader) -> bool:
-        raise AssertionError("nobody sends twice here")
+    @property
+    def name(self) -> str:
+        return f"topic '{TOPIC.name}' partition 0"
+
+    def owned(self) -> Ownership:
+        return cast(Ownership, self.own)
 
     def pump_soon(self) -> None: ...
-
-    def close_stream(self, stream: Stream) -> None:
-        stream.open = False
 
 
 class Requests:
@@ -125,7 +136,7 @@ class Peer:
         self.connection = Connection(house.services, house.intake, house.requests)
         self.connection.connection_made(cast(asyncio.Transport, self.wire))
         if sends_blocks:
-            producer, partition = ProducerState(number + 1), cast(Any, house.partition)
+            producer, partition = ProducerState(number + 1), house.partition.appender
             self.connection.bind(Stream(1, self.connection, partition, producer, AckLevel.NONE, 0))
         self.data = bytearray(HELLO)
         self.blocks: list[bytes] = []

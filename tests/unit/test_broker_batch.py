@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memq.broker.ingest.slabs import Slab, SlabPool
-from memq.broker.ingest.streams import AckSink, ProducerState, Stream
+from memq.broker.partition.append import AckSink, Partition, ProducerState, Stream
 from memq.broker.partition.batch import COMBINED_BYTES_MIN, Origin, SealedBatch, data_pointer, own_object, seal_batch
 from memq.broker.partition.ring import BatchSlot, Ring, RingLimits
-from memq.broker.partition.topic_processor import TopicProcessor
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import DELTA_SATURATED, HEADER, BlockHeader, check_block, parse_header
 from memq.format.blocks.header_table import HeaderTable
@@ -23,6 +22,7 @@ from memq.format.pointer import Pointer
 from memq.limits import FORMAT_VERSION, TIME_MS_END
 from memq.protocol.frames import AckLevel
 from memq.topic import Topic, Totals, equal_slots
+from tests.unit.peers import append_to
 
 TOPIC = Topic(name="clicks", id="0" * 31 + "1", created_ms=1, partitions=equal_slots(1))
 ORIGIN = Origin("c", "b", "main", TOPIC, 0, 3)
@@ -76,12 +76,12 @@ def filled_slot(producers: list[int], cell_bytes: int = 7) -> tuple[BatchSlot, b
     at, body = 0, b""
     for number, producer in enumerate(producers):
         nobody = cast(AckSink, None)
-        new = Stream(producer, nobody, cast(TopicProcessor, None), ProducerState(producer), AckLevel.ALL, 0)
+        new = Stream(producer, nobody, cast(Partition, None), ProducerState(producer), AckLevel.ALL, 0)
         stream, first = streams.get(producer, (new, 0))
         data, count = _block(producer, first, number, cell_bytes)
         at += 16  # where a frame's prefix would be
         slab.view[at : at + len(data)] = data
-        assert ring.append(stream, first, count, slab, at, at + len(data), 0.0)
+        assert append_to(ring, stream, first, count, slab, at, at + len(data), 0.0)
         streams[producer] = (stream, first + count)
         at, body = at + len(data), body + data
     slot = ring.open

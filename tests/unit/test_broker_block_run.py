@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 from awscrt.checksums import crc32c
 
-from memq.broker.ingest.block_run import BlockRun, sound_run
+from memq.broker.ingest.block_run import sound_run
 from memq.broker.ingest.slabs import Slab, SlabPool
-from memq.broker.ingest.streams import ProducerState, Stream
+from memq.broker.partition.append import BlockRun, ProducerState, Stream
 from memq.format.blocks.header import CHECKED_FROM
 from memq.limits import BLOCK_HEADER_BYTES, BLOCK_RAW_BYTES_MAX, BLOCK_RECORDS_MAX, KIB, SEQUENCE_END, TIME_MS_END
 from memq.protocol.frames import AckLevel
@@ -35,7 +35,7 @@ def sound(
     """Check them as those of a stream at `sequence`, whose producer is known up to `known`."""
     producer = ProducerState(PRODUCER)
     producer.next = known
-    stream = Stream(1, cast(Any, None), cast(Any, HoldingPartition()), producer, AckLevel.NONE, sequence)
+    stream = Stream(1, cast(Any, None), HoldingPartition().appender, producer, AckLevel.NONE, sequence)
     return sound_run(stream, slab, 0, end, oldest_ms=oldest_ms, blocks_max=blocks, bytes_max=size)
 
 
@@ -45,7 +45,7 @@ def test_a_run_takes_the_blocks_that_follow_on_each_other() -> None:
     run = sound(slab, end)
     size = len(blocks[0])
     extents = [(slab, number * (16 + size) + 16, (number + 1) * (16 + size)) for number in range(2)]
-    assert run == BlockRun(extents, 4, 2 * (16 + size)), "sequences are missing before the third"
+    assert run == BlockRun(extents, 0, 4, 2 * size), "sequences are missing before the third"
     assert sound(slab, end - 1, sequence=6).extents == []
     assert len(sound(slab, 2 * (16 + size) - 1).extents) == 1, "the second is only half there"
 
@@ -60,9 +60,9 @@ def test_a_run_ends_at_its_bounds() -> None:
 
 def test_a_run_takes_nothing_that_was_sent_before_or_too_long_ago() -> None:
     slab, end = frames(block_of(TOPIC, 3, [b"a"]), sent_ms=50)
-    assert sound(slab, end, sequence=3, known=3, oldest_ms=50).next_sequence == 4
-    assert sound(slab, end, sequence=3, known=4, oldest_ms=50) == BlockRun([], 3, 0)
-    assert sound(slab, end, sequence=3, oldest_ms=50.5) == BlockRun([], 3, 0)
+    assert sound(slab, end, sequence=3, known=3, oldest_ms=50).next == 4
+    assert sound(slab, end, sequence=3, known=4, oldest_ms=50) == BlockRun([], 3, 3, 0)
+    assert sound(slab, end, sequence=3, oldest_ms=50.5) == BlockRun([], 3, 3, 0)
 
 
 def test_the_last_sequences_of_all_are_judged_one_by_one() -> None:
@@ -137,10 +137,10 @@ def test_a_run_ends_before_a_block_that_is_not_plainly_right(changes: dict[str, 
         "<I", slab.view, 16 + 4, crc32c(slab.view[16 + CHECKED_FROM : end - (changes.get("length", 0) > 0)])
     )
     run = sound(slab, end)
-    assert (len(run.extents), run.end) == ((1, end) if taken else (0, 0))
+    assert [extent[2] for extent in run.extents] == [end] * taken
 
 
 def test_a_run_ends_before_a_damaged_block() -> None:
     slab, end = frames(block_of(TOPIC, 0, [b"a"]))
     slab.view[end - 1] ^= 1
-    assert sound(slab, end) == BlockRun([], 0, 0)
+    assert sound(slab, end) == BlockRun([], 0, 0, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from memq.broker.ingest.intake import MOVED_BYTES_MAX, Intake
 from memq.broker.ingest.outbox import Outbox
 from memq.broker.ingest.slabs import TRIM_SHARE, Slab, SlabPool
-from memq.broker.ingest.streams import ProducerState, Stream
+from memq.broker.partition.append import ProducerState, Stream
 from memq.errors import ThrottledError
 from memq.limits import (
     KIB,
@@ -396,7 +396,7 @@ def test_an_ack_or_a_throttle_for_a_stream_that_is_gone_is_not_sent() -> None:
     def work() -> None:
         _, peer = connected_peer()
         connection, first = peer.connection, peer.connection.streams[1]
-        second = Stream(1, connection, cast(Any, HoldingPartition()), ProducerState(1), AckLevel.ALL, 0)
+        second = Stream(1, connection, HoldingPartition().appender, ProducerState(1), AckLevel.ALL, 0)
         connection.bind(second)
         peer.wire.written.clear()
         connection.send_ack(first, AckLevel.ALL, 5, 1)

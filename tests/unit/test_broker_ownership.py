@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from memq.broker.ingest.slabs import Slab
-from memq.broker.ingest.streams import Stream
+from memq.broker.partition.append import Stream
 from memq.broker.partition.ownership import ADOPTED_MAX, SUCCESSORS, Ownership, Phase
 from memq.broker.partition.ring import Ring, RingLimits
 from memq.broker.spool.unpublished_blocks import UnpublishedBlock, UnpublishedBlocks
@@ -18,6 +18,7 @@ from memq.format.ranges import RangeSet
 from memq.protocol.frames import AckLevel
 from memq.topic import Topic, Totals, equal_slots
 from tests.brokers import block_of
+from tests.unit.peers import append_to
 
 TOPIC_ID = "0" * 31 + "1"
 
@@ -337,7 +338,7 @@ def test_a_lost_epoch_holds_what_it_acked_with_1_until_no_publish_of_it_can_land
         for first in range(2):
             block = block_of(topic, first, [b"v"], producer=producer)
             slab.view[at : at + len(block)] = block
-            ring.append(stream, first, 1, slab, at, at + len(block), 0.0)
+            append_to(ring, stream, first, 1, slab, at, at + len(block), 0.0)
             at += len(block)
     assert ring.open is not None
     ring.open.promised.append((9, 1, 2))

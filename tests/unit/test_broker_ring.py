@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memq.broker.ingest.slabs import Slab, SlabPool
-from memq.broker.ingest.streams import ProducerState, Stream
+from memq.broker.partition.append import Partition, ProducerState, Stream
 from memq.broker.partition.ring import (
     FAST_BYTES_S,
     FAST_S_MAX,
@@ -27,11 +27,11 @@ from memq.broker.partition.ring import (
     RingLimits,
     SlotState,
 )
-from memq.broker.partition.topic_processor import TopicProcessor
 from memq.broker.staging.staged_batch import StagedBatch
 from memq.errors import MemqError
 from memq.format.pointer import Location
 from memq.protocol.frames import AckLevel
+from tests.unit.peers import append_to
 
 WORTH = 1000 // WORTH_SHARE
 LIMITS = RingLimits(
@@ -50,13 +50,13 @@ class Nobody:
     def send_throttle(self, stream: Stream, first: int, error: MemqError) -> None:
         raise AssertionError("nothing is held back here")
 
-    def send_redirect(self, stream: Stream) -> None:
+    def send_redirect(self, stream: Stream, address: str) -> None:
         """Take it."""
 
 
 def stream_of(producer_id: int = 1, acks: int = AckLevel.ALL) -> Stream:
     """A stream of a producer, without a partition behind it."""
-    return Stream(1, Nobody(), cast(TopicProcessor, None), ProducerState(producer_id), acks, 0)
+    return Stream(1, Nobody(), cast(Partition, None), ProducerState(producer_id), acks, 0)
 
 
 def slab() -> Slab:
@@ -90,21 +90,21 @@ def test_every_state_but_free_leads_to_free() -> None:
 
 def test_a_batch_is_sealed_by_bytes_and_not_one_block_later() -> None:
     ring, stream, memory = Ring(LIMITS), stream_of(), slab()
-    assert ring.append(stream, 0, 1, memory, 0, 999, 0.0)
+    assert append_to(ring, stream, 0, 1, memory, 0, 999, 0.0)
     assert len(ring.batches) == 0
-    assert ring.append(stream, 1, 1, memory, 999, 1000, 0.0)
+    assert append_to(ring, stream, 1, 1, memory, 999, 1000, 0.0)
     assert ring.open is None
     assert [batch.bytes for batch in ring.batches] == [1000]
 
 
 def test_a_staged_batch_comes_behind_the_blocks_that_came_before_it() -> None:
     ring, stream, memory = Ring(LIMITS), stream_of(), slab()
-    ring.append(stream, 0, 1, memory, 0, 10, 0.0)
+    append_to(ring, stream, 0, 1, memory, 0, 10, 0.0)
     location = Location(store="main", key="k", offset=0, length=70)
     staged = StagedBatch(location, (), 5, 70, 0, 0, (0, 0), 0, 0, (), lambda error: None)
     assert ring.add_staged(staged, 1.0, 1_000)
     assert ring.open is None
-    ring.append(stream, 1, 1, memory, 10, 20, 1.0)
+    append_to(ring, stream, 1, 1, memory, 10, 20, 1.0)
     assert [(slot.number, slot.records) for slot in ring] == [(0, 1), (1, 5), (2, 1)]
     assert ring.plan(1.0).publish is None, "the first batch is not stored"
     assert not any(slot.staged for slot in ring.plan(2.0).uploads)
@@ -116,9 +116,9 @@ def test_a_staged_batch_comes_behind_the_blocks_that_came_before_it() -> None:
 def test_a_run_ends_where_sequences_are_missing() -> None:
     """Burned sequences lie between: a run over them would say that the batch holds them."""
     ring, stream, memory = Ring(LIMITS), stream_of(), slab()
-    ring.append(stream, 0, 10, memory, 0, 10, 0.0)
-    ring.append(stream, 10, 5, memory, 10, 20, 0.0)
-    ring.append(stream, 20, 5, memory, 20, 30, 0.0)
+    append_to(ring, stream, 0, 10, memory, 0, 10, 0.0)
+    append_to(ring, stream, 10, 5, memory, 10, 20, 0.0)
+    append_to(ring, stream, 20, 5, memory, 20, 30, 0.0)
     slot = ring.open
     assert slot is not None
     assert [(run.first, run.next) for run in slot.runs] == [(0, 15), (20, 25)]
@@ -129,19 +129,19 @@ def test_a_run_ends_where_sequences_are_missing() -> None:
 def test_a_batch_is_sealed_by_blocks() -> None:
     ring, stream, memory = Ring(LIMITS), stream_of(), slab()
     for number in range(LIMITS.batch_blocks_max):
-        assert ring.append(stream, number, 1, memory, number, number + 1, 0.0)
+        assert append_to(ring, stream, number, 1, memory, number, number + 1, 0.0)
     assert ring.open is None
 
 
 def test_a_free_slot_takes_what_pays_for_its_upload_and_a_busy_ring_seals_by_age() -> None:
     ring, stream, memory = Ring(LIMITS), stream_of(), slab()
-    ring.append(stream, 0, 1, memory, 0, 10, 0.0)
+    append_to(ring, stream, 0, 1, memory, 0, 10, 0.0)
     assert [slot.number for slot in ring.plan(GAP_S_MAX).uploads] == [0]  # nothing is on its way
-    ring.append(stream, 1, 1, memory, 0, WORTH - 1, 0.0)
+    append_to(ring, stream, 1, 1, memory, 0, WORTH - 1, 0.0)
     assert ring.plan(0.0).wake_s == 0.5  # one is, and this one is not worth another upload beside it
-    ring.append(stream, 2, 1, memory, 0, 1, 0.0)
+    append_to(ring, stream, 2, 1, memory, 0, 1, 0.0)
     assert [slot.number for slot in ring.plan(0.01).uploads] == [1]
-    ring.append(stream, 3, 1, memory, 0, WORTH, 1.0)
+    append_to(ring, stream, 3, 1, memory, 0, WORTH, 1.0)
     assert ring.plan(1.2).wake_s == 1.5  # no upload slot is free: the open batch grows
     assert ring.open is not None
     assert ring.plan(1.5).uploads == []
@@ -150,9 +150,9 @@ def test_a_free_slot_takes_what_pays_for_its_upload_and_a_busy_ring_seals_by_age
 
 def test_what_waited_for_a_batch_goes_when_that_is_published() -> None:
     ring, stream, memory = Ring(LIMITS), stream_of(), slab()
-    ring.append(stream, 0, 1, memory, 0, 10, 0.0)
+    append_to(ring, stream, 0, 1, memory, 0, 10, 0.0)
     (first,) = ring.plan(GAP_S_MAX).uploads
-    ring.append(stream, 1, 1, memory, 0, 10, GAP_S_MAX)
+    append_to(ring, stream, 1, 1, memory, 0, 10, GAP_S_MAX)
     ring.stored(first, 0.1)
     assert ring.plan(0.1).uploads == []
     ring.published(1.0)
@@ -161,17 +161,17 @@ def test_what_waited_for_a_batch_goes_when_that_is_published() -> None:
 
 def test_an_idle_ring_waits_a_moment_for_blocks_that_are_coming_in() -> None:
     ring, stream, memory = Ring(LIMITS), stream_of(), slab()
-    ring.append(stream, 0, 1, memory, 0, 10, 0.0)
+    append_to(ring, stream, 0, 1, memory, 0, 10, 0.0)
     assert ring.plan(0.0, growing=True).uploads == []
     assert ring.plan(GROUP_S_MAX * 0.99, growing=True).uploads == []
-    ring.append(stream, 1, 1, memory, 10, 20, 0.001)
+    append_to(ring, stream, 1, 1, memory, 10, 20, 0.001)
     slot = ring.open
     assert slot is not None
     assert ring.plan(0.001 + GAP_S_MAX).uploads == [slot]
     assert len(slot.extents) == 2
     ring.stored(slot, 0.5)
     ring.published(1.0)
-    ring.append(stream, 2, 1, memory, 0, 10, 1.0)
+    append_to(ring, stream, 2, 1, memory, 0, 10, 1.0)
     assert ring.plan(1.0, growing=True).uploads == []
     assert ring.plan(1.0 + GROUP_S_MAX / 2, growing=True).uploads == []
     assert ring.plan(1.0 + GAP_S_MAX, growing=True).uploads != []  # however many more come
@@ -179,13 +179,13 @@ def test_an_idle_ring_waits_a_moment_for_blocks_that_are_coming_in() -> None:
 
 def test_blocks_that_keep_coming_hold_an_idle_ring_up_for_no_longer_than_a_group() -> None:
     ring = Ring(LIMITS)
-    ring.append(stream_of(), 0, 1, slab(), 0, 10, 0.0)
+    append_to(ring, stream_of(), 0, 1, slab(), 0, 10, 0.0)
     assert len(ring.plan(GROUP_S_MAX, growing=True).uploads) == 1
 
 
 def fill(ring: Ring, stream: Stream, size: int, now_s: float) -> None:
     """Add one block of `size` bytes."""
-    assert ring.append(stream, round(now_s * 1e6), 1, slab(), 0, size, now_s)
+    assert append_to(ring, stream, round(now_s * 1e6), 1, slab(), 0, size, now_s)
 
 
 def test_a_batch_that_fills_up_fast_waits_until_it_is_full() -> None:
@@ -278,9 +278,9 @@ def test_producers_that_only_paused_still_get_full_batches(acked: bool) -> None:
 def test_a_full_ring_takes_nothing() -> None:
     ring, stream, memory = Ring(LIMITS), stream_of(), slab()
     for number in range(LIMITS.slots):
-        assert ring.append(stream, number, 1, memory, 0, 1000, 0.0)
+        assert append_to(ring, stream, number, 1, memory, 0, 1000, 0.0)
     assert ring.room() == (0, 0)
-    assert not ring.append(stream, 9, 1, memory, 0, 10, 0.0)
+    assert not append_to(ring, stream, 9, 1, memory, 0, 10, 0.0)
     assert len(ring) == LIMITS.slots
 
 
@@ -288,8 +288,8 @@ def test_a_full_ring_takes_nothing() -> None:
 def test_the_batch_in_the_last_free_slot_grows_instead_of_being_sealed_by_age(sealed: int) -> None:
     ring, stream, memory = Ring(replace(LIMITS, seal_when_idle=False)), stream_of(), slab()
     for number in range(sealed):
-        assert ring.append(stream, number, 1, memory, 0, 1000, 0.0)
-    ring.append(stream, sealed, 1, memory, 0, 10, 0.0)
+        assert append_to(ring, stream, number, 1, memory, 0, 1000, 0.0)
+    append_to(ring, stream, sealed, 1, memory, 0, 10, 0.0)
     due_s = LIMITS.batch_age_s_max
     assert ring.plan(due_s - 0.1).wake_s == due_s
     assert ring.plan(due_s).wake_s is None, "it is sealed, or waits for a free slot and not for a time"
@@ -300,7 +300,7 @@ def test_a_batch_holds_one_reference_on_each_slab() -> None:
     ring, stream = Ring(LIMITS), stream_of()
     one, two = slab(), slab()
     for number, memory in enumerate((one, one, two, two, two)):
-        ring.append(stream, number, 1, memory, 0, 10, 0.0)
+        append_to(ring, stream, number, 1, memory, 0, 10, 0.0)
     assert ring.open is not None
     assert ring.open.let_go() == [one, two]
     assert (one.references, two.references) == (2, 2), "the pool's lease is the other one"
@@ -319,14 +319,14 @@ def test_a_batch_holds_one_reference_on_each_slab() -> None:
 )
 def test_sequences_overlap_with_those_of_the_same_producer_alone(claim: tuple[int, int, int], some: bool) -> None:
     ring = Ring(LIMITS)
-    ring.append(stream_of(1), 10, 10, slab(), 0, 10, 0.0)
+    append_to(ring, stream_of(1), 10, 10, slab(), 0, 10, 0.0)
     assert ring.overlaps(*claim) is some
 
 
 def test_only_the_head_is_published_and_one_at_a_time() -> None:
     ring, stream, memory = Ring(LIMITS), stream_of(), slab()
-    ring.append(stream, 0, 1, memory, 0, 1000, 0.0)
-    ring.append(stream, 1, 1, memory, 0, 1000, 0.0)
+    append_to(ring, stream, 0, 1, memory, 0, 1000, 0.0)
+    append_to(ring, stream, 1, 1, memory, 0, 1000, 0.0)
     first, second = ring.plan(0.0).uploads
     ring.stored(second, 0.0)
     assert ring.plan(0.0).publish is None
@@ -341,8 +341,8 @@ def test_only_the_head_is_published_and_one_at_a_time() -> None:
 def test_acks_cover_duplicates_only_with_the_batch_that_they_wait_for() -> None:
     ring, memory = Ring(LIMITS), slab()
     stream, other, one = stream_of(1), stream_of(1), stream_of(2, AckLevel.ONE)
-    ring.append(stream, 0, 5, memory, 0, 10, 0.0)
-    ring.append(one, 0, 7, memory, 0, 10, 0.0)
+    append_to(ring, stream, 0, 5, memory, 0, 10, 0.0)
+    append_to(ring, one, 0, 7, memory, 0, 10, 0.0)
     slot = ring.find(1, 0, 5)
     assert slot is ring.open
     assert slot is not None
@@ -355,8 +355,8 @@ def test_acks_cover_duplicates_only_with_the_batch_that_they_wait_for() -> None:
 
 def test_giving_up_empties_the_ring_from_the_head_on() -> None:
     ring, stream, memory = Ring(LIMITS), stream_of(), slab()
-    ring.append(stream, 0, 1, memory, 0, 1000, 0.0)
-    ring.append(stream, 1, 1, memory, 0, 10, 0.0)
+    append_to(ring, stream, 0, 1, memory, 0, 1000, 0.0)
+    append_to(ring, stream, 1, 1, memory, 0, 10, 0.0)
     ring.plan(0.0)
     assert [slot.number for slot in ring.give_up()] == [0, 1]
     assert len(ring) == 0
@@ -371,7 +371,7 @@ def test_whatever_happens_blocks_are_published_once_and_in_order(seed: int, step
     taken, out, head = 0, 0, None
     for step in range(steps):
         now = step * 0.1
-        if draw.random() < 0.5 and ring.append(stream, taken, 1, memory, 0, draw.choice((10, 400, 1000)), now):
+        if draw.random() < 0.5 and append_to(ring, stream, taken, 1, memory, 0, draw.choice((10, 400, 1000)), now):
             taken += 1
         if storing and draw.random() < 0.5:
             ring.stored(storing.pop(draw.randrange(len(storing))), now)
@@ -396,14 +396,14 @@ def test_whatever_happens_blocks_are_published_once_and_in_order(seed: int, step
 
 def test_altered_limits_hold_for_the_open_batch() -> None:
     ring, stream, memory = Ring(LARGE), stream_of(), slab()
-    ring.append(stream, 0, 1, memory, 0, 999, 0.0)
+    append_to(ring, stream, 0, 1, memory, 0, 999, 0.0)
     ring.alter(replace(LARGE, batch_bytes_max=1_000))
     assert (len(ring.batches), ring.room()) == (0, (4_095, 1))
-    ring.append(stream, 1, 1, memory, 999, 1_000, 0.0)
+    append_to(ring, stream, 1, 1, memory, 999, 1_000, 0.0)
     assert len(ring.batches) == 1
     for altered in (replace(LARGE, batch_bytes_max=10), replace(LARGE, batch_blocks_max=1)):
         ring = Ring(LARGE)
-        ring.append(stream, 0, 1, memory, 0, 10, 0.0)
+        append_to(ring, stream, 0, 1, memory, 0, 10, 0.0)
         ring.alter(altered)
         assert (ring.open, [batch.bytes for batch in ring.batches]) == (None, [10]), "it had reached the new limit"
 
@@ -411,7 +411,7 @@ def test_altered_limits_hold_for_the_open_batch() -> None:
 def test_an_altered_age_and_an_altered_idle_rule_hold_for_the_open_batch() -> None:
     slow = replace(LIMITS, seal_when_idle=False, batch_age_s_max=600.0)
     ring, stream, memory = Ring(slow), stream_of(), slab()
-    ring.append(stream, 0, 1, memory, 0, 10, 0.0)
+    append_to(ring, stream, 0, 1, memory, 0, 10, 0.0)
     assert ring.plan(1.0).wake_s == 600.0
     ring.alter(replace(slow, batch_age_s_max=2.0))
     assert ring.plan(1.0).wake_s == 2.0
@@ -422,7 +422,7 @@ def test_an_altered_age_and_an_altered_idle_rule_hold_for_the_open_batch() -> No
 def test_more_uploads_begin_at_once_and_fewer_when_some_have_ended() -> None:
     ring, stream, memory = Ring(LIMITS), stream_of(), slab()
     for number in range(4):
-        ring.append(stream, number, 1, memory, 0, 1_000, 0.0)
+        append_to(ring, stream, number, 1, memory, 0, 1_000, 0.0)
     assert [slot.number for slot in ring.plan(0.0).uploads] == [0, 1]
     ring.alter(replace(LIMITS, uploads_in_flight_max=3))
     assert [slot.number for slot in ring.plan(0.0).uploads] == [2]
@@ -436,24 +436,24 @@ def test_more_uploads_begin_at_once_and_fewer_when_some_have_ended() -> None:
 def test_a_ring_with_fewer_slots_than_it_uses_takes_nothing_until_they_are_free() -> None:
     ring, stream, memory = Ring(LIMITS), stream_of(), slab()
     for number in range(3):
-        ring.append(stream, number, 1, memory, 0, 1_000, 0.0)
-    ring.append(stream, 3, 1, memory, 0, 10, 0.0)
+        append_to(ring, stream, number, 1, memory, 0, 1_000, 0.0)
+    append_to(ring, stream, 3, 1, memory, 0, 10, 0.0)
     ring.alter(replace(LIMITS, slots=2))
-    assert ring.append(stream, 4, 1, memory, 0, 10, 0.0), "the open batch has its slot already"
+    assert append_to(ring, stream, 4, 1, memory, 0, 10, 0.0), "the open batch has its slot already"
     ring.seal()
     for left in (4, 3, 2):
         assert len(ring) == left
-        assert not ring.append(stream, 5, 1, memory, 0, 10, 0.0)
+        assert not append_to(ring, stream, 5, 1, memory, 0, 10, 0.0)
         slot = next(iter(ring.plan(0.0).uploads), ring.batches[0])
         if slot.state is SlotState.STORING:
             ring.stored(ring.batches[0], 0.0)
         ring.published(0.0)
-    assert ring.append(stream, 5, 1, memory, 0, 10, 0.0)
+    assert append_to(ring, stream, 5, 1, memory, 0, 10, 0.0)
 
 
 def test_a_greater_batch_is_waited_for_at_once() -> None:
     small = replace(LARGE, batch_bytes_max=100_000)
     ring, stream, memory = Ring(small), stream_of(), slab()
     ring.alter(LARGE)
-    ring.append(stream, 0, 1, memory, 0, 200_000, 0.0)
+    append_to(ring, stream, 0, 1, memory, 0, 200_000, 0.0)
     assert ring.plan(0.001).wake_s == pytest.approx(200_000 / FAST_BYTES_S), "it was full before"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,7 +13,9 @@ import pytest
 from memq.broker.ingest.connection import UNSENT_BYTES_MAX, Connection
 from memq.broker.ingest.rate_limit import Limiter, RatePerSecond
 from memq.broker.ingest.slabs import Slab
-from memq.broker.ingest.streams import Stream
+from memq.broker.partition.append import BlockRun, ProducerState, Refused, Stream, Throttled
+from memq.broker.partition.ownership import Ownership
+from memq.broker.partition.ring import BatchSlot
 from memq.errors import ForeignProtocolError, MemqError, MovedError, ProtocolError, SpoolError, ThrottledError
 from memq.format.blocks.header import BlockHeader
 from memq.limits import KIB, MIB
@@ -159,7 +162,7 @@ def test_a_large_block_of_an_unknown_stream_gets_no_memory() -> None:
 def test_sound_blocks_go_the_short_way_and_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(bench: Bench) -> None:
         monkeypatch.setattr(bench.connection, "_take_block", None)
-        bench.connection.limiters = (limiter(requests_s=1_000, bytes_s=1_000_000),)
+        bench.stream.limiters = bench.connection.limiters = (limiter(requests_s=1_000, bytes_s=1_000_000),)
         bench.receive(bench.blocks(0, 1, 2), bench.blocks(3, 4))
         counters, slot = bench.counters, bench.partition.ring.open
         assert (counters.received_blocks, counters.received_records) == (5, 5)
@@ -175,7 +178,7 @@ def test_sound_blocks_go_the_short_way_and_are_counted(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("limits", [{"requests_s": 2}, {"bytes_s": 200}])
 def test_of_blocks_that_come_at_once_those_within_the_limit_are_taken(limits: dict[str, int]) -> None:
     def work(bench: Bench) -> None:
-        bench.partition.limiters = (limiter(**limits),)
+        bench.partition.appender._limiters = (limiter(**limits),)
         bench.receive(bench.blocks(0, 1, 2, 3))
         slot = bench.partition.ring.open
         assert slot is not None
@@ -194,8 +197,8 @@ class _Spool:
         self.refusal: SpoolError | None = None
         self.taken: list[tuple[int, int, int]] = []
 
-    def take(self, stream: Stream, extents: list[tuple[Slab, int, int]], first: int, next_: int) -> None:
-        self.taken.append((len(extents), first, next_))
+    def take(self, stream: Stream, run: BlockRun, topic_id: bytes, own: Ownership, slot: BatchSlot | None) -> None:
+        self.taken.append((len(run.extents), run.first, run.next))
 
 
 @pytest.mark.parametrize("short", [True, False])
@@ -205,8 +208,8 @@ def test_both_ways_of_a_block_do_the_same(short: bool, monkeypatch: pytest.Monke
             monkeypatch.setattr(bench.connection, "_take_run", lambda *_: 0)
         spool = _Spool()
         bench.stream.acks = AckLevel.ONE
-        bench.partition.spool = cast(Any, spool)
-        bench.connection.limiters = (limiter(requests_s=9, bytes_s=1_000),)
+        bench.partition.appender.spool = cast(Any, spool)
+        bench.stream.limiters = bench.connection.limiters = (limiter(requests_s=9, bytes_s=1_000),)
         bench.receive(bench.blocks(0), bench.blocks(1))
         slot = bench.partition.ring.open
         assert slot is not None
@@ -219,7 +222,6 @@ def test_both_ways_of_a_block_do_the_same(short: bool, monkeypatch: pytest.Monke
         assert [api for api, _ in bench.written()] == [Api.REDIRECT]
         assert slot.records == 2
 
-    monkeypatch.setattr("tests.unit.peers.HoldingPartition.moved_to", "near:1", raising=False)
     with_bench(work)
 
 
@@ -228,7 +230,7 @@ def test_a_spool_that_refuses_takes_no_block() -> None:
         spool = _Spool()
         spool.refusal = SpoolError("it is full")
         bench.stream.acks = AckLevel.ONE
-        bench.partition.spool = cast(Any, spool)
+        bench.partition.appender.spool = cast(Any, spool)
         bench.receive(bench.blocks(0))
         ((api, nack),) = bench.written()
         assert (api, "it is full" in nack.text) == (Api.NACK, True)
@@ -242,13 +244,14 @@ def test_a_copy_moves_its_stream_on_and_a_new_block_is_no_copy(acks: int, monkey
     def work(bench: Bench) -> None:
         spool, asked = _Spool(), list[int]()
         bench.stream.acks = acks
-        bench.partition.spool = cast(Any, spool)
+        bench.partition.appender.spool = cast(Any, spool)
 
-        def duplicate(stream: Stream, header: BlockHeader) -> bool:
+        def holds(producer: ProducerState, header: BlockHeader) -> tuple[bool, None]:
             asked.append(header.first_sequence)
-            return True
+            return True, None
 
-        monkeypatch.setattr(bench.partition, "duplicate", duplicate)
+        monkeypatch.setattr(bench.partition.known, "holds", holds)
+        bench.partition.own = cast(Any, SimpleNamespace(epoch=1))
         bench.stream.producer.next = 2
         bench.receive(bench.blocks(0, 1, 2))
         assert asked == [0, 1]
@@ -286,8 +289,8 @@ def test_what_follows_a_refused_block_is_ignored_and_a_full_ring_throttles() -> 
 
 def test_errors_of_blocks_are_said_once_by_their_kind(caplog: pytest.LogCaptureFixture) -> None:
     def work(bench: Bench) -> None:
-        bench.connection._refuse_block(bench.stream, ThrottledError("compared"))
-        bench.connection._refuse_block(bench.stream, ProtocolError("what"))
+        bench.connection._turn_away(bench.stream, Throttled(ThrottledError("compared")))
+        bench.connection._turn_away(bench.stream, Refused(ProtocolError("what")))
         assert [api for api, _ in bench.written()] == [Api.THROTTLE, Api.NACK]
         assert (bench.counters.throttled_blocks, bench.counters.refused_blocks) == (1, 1)
         assert events_of(caplog) == ["block-refused"]

@@ -12,8 +12,9 @@ from typing import Any, cast
 import pytest
 
 from memq.broker.ingest.slabs import Slab
-from memq.broker.ingest.streams import Stream
 from memq.broker.metrics import Counters
+from memq.broker.partition.append import BlockRun, Stream
+from memq.broker.partition.ownership import Ownership
 from memq.broker.partition.ring import SlotState
 from memq.broker.spool import writer
 from memq.broker.spool.memory import MemorySpool
@@ -67,18 +68,8 @@ class Producer:
     """A stream as the spool sees it, with the batch that its blocks are in; it notes what it is answered."""
 
     def __init__(self, number: int, answers: list[Any]) -> None:
-        self.slot = SimpleNamespace(state=SlotState.SEALED, tickets=[], promised=[])
-        self.found: SimpleNamespace | None = None
-        ring = SimpleNamespace(find=lambda producer_id, first, next_: self.found)
+        self.slot: SimpleNamespace | None = SimpleNamespace(state=SlotState.SEALED, tickets=[])
         self.producer_id = number
-        self.processor = SimpleNamespace(
-            own=SimpleNamespace(epoch=3, read_to=17),
-            topic=SimpleNamespace(id_bytes=bytes(16)),
-            partition=0,
-            ring=ring,
-        )
-        self.run: Any = SimpleNamespace(first=0, next=1_000)
-        self.run_slot = self.slot
         self.next = 0
         self.sink = SimpleNamespace(
             send_ack=lambda stream, level, next_, epoch: answers.append(("ack", number, level, next_, epoch)),
@@ -116,12 +107,13 @@ class Rig:
     def take(self, producer: Producer, *sizes: int) -> None:
         """Give the spool one run of blocks of so many bytes."""
         first, producer.next = producer.next, producer.next + len(sizes)
-        extents = [(self.slab, 8, 8 + size) for size in sizes]
-        self.spool.take(cast(Stream, producer), cast(Any, extents), first, producer.next)
+        run = BlockRun([(self.slab, 8, 8 + size) for size in sizes], first, producer.next, sum(sizes))
+        own = cast(Ownership, SimpleNamespace(partition=0, epoch=3, read_to=17))
+        self.spool.take(cast(Stream, producer), run, bytes(16), own, cast(Any, producer.slot))
 
     def published(self, producer: Producer) -> None:
         """Let the queue hold all that the producer has sent."""
-        for ticket in producer.slot.tickets:
+        for ticket in producer.slot.tickets if producer.slot is not None else ():
             ticket.release()
 
     async def written(self) -> None:
@@ -205,18 +197,16 @@ def test_one_write_acks_each_stream_once_up_to_its_last_block() -> None:
 def test_what_the_queue_holds_before_its_turn_is_acked_without_a_write() -> None:
     async def work(rig: Rig) -> None:
         published, copy, unknown = rig.producer(1), rig.producer(2), rig.producer(3)
+        assert published.slot is not None
+        assert copy.slot is not None
         published.slot.state = SlotState.PUBLISHED
-        copy.run.first = 5  # its block is a copy of one in another batch of the ring
-        copy.found = rig.producer(9).slot
-        unknown.run = None
+        unknown.slot = None
         for producer in (published, copy, unknown):
             rig.take(producer, 10)
         await rig.written()
         assert [length for _, length in rig.disk.writes] == [HEAD.size + entry(10)]
         assert {answer[1] for answer in rig.answers} == {1, 2, 3}
-        assert copy.found is not None
-        assert copy.found.promised == [(2, 0, 1)]
-        assert (len(copy.found.tickets), len(copy.slot.tickets), published.slot.promised) == (1, 0, [])
+        assert (len(copy.slot.tickets), len(published.slot.tickets)) == (1, 0)
 
     on_rig(work)
 

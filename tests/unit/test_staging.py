@@ -9,17 +9,16 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from memq.broker.partition.appender import Appender
 from memq.broker.partition.named_producers import NamedProducers
 from memq.broker.partition.ownership import Ownership
 from memq.broker.partition.topic_processor import TopicProcessor
 from memq.broker.staging import publisher
 from memq.broker.staging.publisher import (
     INDEX_BYTES_MAX,
-    _add,
     _check,
     _check_age,
     _held,
-    _idle,
     _Published,
     publish_staged,
 )
@@ -36,7 +35,7 @@ from memq.errors import (
 from memq.format.pointer import NamedProducer
 from memq.limits import BATCH_ID_END, NAMED_PRODUCERS_MAX, STAGED_PIECES_MAX, TRAILER_BYTES
 from memq.protocol.messages import PublishStaged, WirePiece
-from memq.topic import CLOCK_ERROR_MS, writer_id
+from memq.topic import CLOCK_ERROR_MS, TopicSettings, writer_id
 from tests.component.test_topic_processor import turns
 from tests.contract.manual_clock import ManualClock
 
@@ -72,7 +71,9 @@ class Owner:
         self.clock = ManualClock()
         settings = SimpleNamespace(cluster="c", staged_age_ms=10_000)
         runtime = SimpleNamespace(clock=self.clock)
-        self.services = SimpleNamespace(settings=settings, stores={"main": None}, runtime=runtime)
+        limits = SimpleNamespace(of_topic=lambda topic_id: ())
+        self.services = SimpleNamespace(settings=settings, stores={"main": None}, runtime=runtime, limits=limits)
+        self.topic = SimpleNamespace(id="00" * 16, settings=TopicSettings())
         self.name = "topic 'clicks' partition 0"
         self.own: Ownership | None = Ownership(0, 1, 0.0, 0, 30.0, 300_000)
         self.failure: MemqError | None = None
@@ -81,6 +82,7 @@ class Owner:
         self.room, self.added, self.pumped = room, list[Any](), 0
         self.ring: Any = self
         self.slots: list[Any] = []
+        self.appender = Appender(cast(Any, self))
 
     def __iter__(self) -> Any:
         return iter(self.slots)
@@ -226,7 +228,7 @@ def test_a_batch_is_added_when_the_ring_has_room_and_never_to_another_epoch() ->
     async def work() -> None:
         owner, batch = Owner(room=0), cast(StagedBatch, object())
         assert owner.own is not None
-        adds = asyncio.create_task(_add(seen(owner), owner.own, batch))
+        adds = asyncio.create_task(owner.appender.append_staged(owner.own, batch))
         owner.changed.set()
         await turns(3)
         assert not adds.done()
@@ -240,7 +242,7 @@ def test_a_batch_is_added_when_the_ring_has_room_and_never_to_another_epoch() ->
             assert own is not None
             setattr(lost, name, value)
             with pytest.raises(MovedError):
-                await _add(seen(lost), own, batch)
+                await lost.appender.append_staged(own, batch)
 
     asyncio.run(work())
 
@@ -249,7 +251,7 @@ def test_pieces_wait_for_those_of_a_requester_that_is_gone() -> None:
     async def work() -> None:
         owner = Owner()
         owner.slots = [SimpleNamespace(staged=None), SimpleNamespace(staged=object())]
-        idle = [asyncio.create_task(_idle(seen(owner))) for _ in range(2)]
+        idle = [asyncio.create_task(owner.appender.idle_of_staged()) for _ in range(2)]
         await turns(3)
         assert not any(task.done() for task in idle)
         owner.slots.pop()
@@ -258,7 +260,7 @@ def test_pieces_wait_for_those_of_a_requester_that_is_gone() -> None:
         owner.slots = [SimpleNamespace(staged=object())]
         owner.failure = StoreError("gone")
         with pytest.raises(StoreError):
-            await _idle(seen(owner))
+            await owner.appender.idle_of_staged()
 
     asyncio.run(work())
 

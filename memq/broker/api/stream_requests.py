@@ -49,7 +49,7 @@ class StreamRequests:
             raise InvalidRequestError(f"acks {ask.acks} or sequence {ask.sequence} is out of range")
         old = connection.streams.pop(number, None)
         if old is not None:
-            old.processor.close_stream(old)
+            old.home.close_stream(old)
         if len(connection.streams) >= STREAMS_PER_CONNECTION_MAX:
             raise ThrottledError(f"connection has {STREAMS_PER_CONNECTION_MAX} streams already")
         if ask.producer_epoch and ask.acks != AckLevel.ALL:
@@ -59,7 +59,9 @@ class StreamRequests:
             await processor.admit_producer(producer, ask.producer_epoch, ask.sequence)
         if connection.closed or number in connection.streams:
             raise NotReadyError(f"stream {number} was closed or opened again meanwhile")
-        stream = processor.open_stream(number, connection, producer, ask.acks, ask.sequence, ask.producer_epoch)
+        stream = processor.appender.open_stream(
+            number, connection, producer, ask.acks, ask.sequence, ask.producer_epoch, connection.limiters
+        )
         connection.bind(stream)
         assert processor.own is not None, "ready without an epoch"
         return OpenAnswer(epoch=processor.own.epoch, sequence=ask.sequence)
@@ -70,13 +72,13 @@ class StreamRequests:
         stream = call.connection.streams.pop(call.stream, None)
         if stream is None:
             raise NotFoundError(f"stream {call.stream} is not open")
-        stream.processor.close_stream(stream)
+        stream.home.close_stream(stream)
         end = ProducerEnd(
             producer=stream.producer_id,
             next_sequence=_checked_sequence(ask.next_sequence),
             burned=_burned(ask.burned),
         )
-        await stream.processor.end_producer(end)
+        await stream.home.end_producer(end)
         return Done()
 
     async def forward(self, call: Call[Forward]) -> Answer:

@@ -11,13 +11,11 @@ ring is told of the run, not of each block.
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
 
 from awscrt.checksums import crc32c
 
-from memq.broker.ingest.slabs import Slab
-from memq.broker.ingest.streams import Stream
-from memq.broker.partition.ring import Extent
+from memq.broker.ingest.slabs import Extent, Slab
+from memq.broker.partition.append import BlockRun, Stream
 from memq.format.blocks.header import CHECKED_FROM, CODEC_LZ4, FLAGS_KNOWN, KEY, MAGIC, NULL_KEYS
 from memq.limits import (
     BLOCK_HEADER_BYTES,
@@ -51,14 +49,6 @@ _KINDS = frozenset(
 _FIRST_END = SEQUENCE_END - 65_536 * BLOCK_RECORDS_MAX
 
 
-class BlockRun(NamedTuple):
-    """Checked blocks: their place, the sequence after the last, and the start of the next block."""
-
-    extents: list[Extent]
-    next_sequence: int
-    end: int
-
-
 def sound_run(
     stream: Stream, slab: Slab, at: int, end: int, *, oldest_ms: float, blocks_max: int, bytes_max: int
 ) -> BlockRun:
@@ -68,10 +58,11 @@ def sound_run(
     block that reaches `bytes_max`, frame prefixes counted.
     """
     extents: list[Extent] = []
-    next_ = stream.expected
+    begin, expected = at, stream.expected
+    next_ = expected
     if next_ < stream.producer.next or next_ >= _FIRST_END:
-        return BlockRun(extents, next_, at)  # it may hold duplicates, or the last sequences of all
-    view, producer_id, scope = slab.view, stream.producer_id, stream.processor.scope
+        return BlockRun(extents, next_, next_, 0)  # it may hold duplicates, or the last sequences of all
+    view, producer_id, scope = slab.view, stream.producer_id, stream.home.scope
     kind, producer_epoch = Api.WRITE | stream.number << 16, stream.producer_epoch
     last = min(end - _HEAD_BYTES, at + bytes_max - 1)
     for _ in range(blocks_max):
@@ -104,4 +95,4 @@ def sound_run(
         extents.append((slab, at + FRAME_PREFIX_BYTES, stop))
         next_ += count
         at = stop
-    return BlockRun(extents, next_, at)
+    return BlockRun(extents, expected, next_, at - begin - FRAME_PREFIX_BYTES * len(extents))

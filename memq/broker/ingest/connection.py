@@ -12,9 +12,18 @@ from typing import Protocol, cast
 from memq.broker.ingest.block_run import sound_run
 from memq.broker.ingest.intake import Intake, Region
 from memq.broker.ingest.outbox import Outbox
-from memq.broker.ingest.rate_limit import Limiters, refusal_of, room_of
+from memq.broker.ingest.rate_limit import Limiters
 from memq.broker.ingest.slabs import Slab
-from memq.broker.ingest.streams import Stream
+from memq.broker.partition.append import (
+    ACCEPTED,
+    Accepted,
+    BlockRun,
+    Redirected,
+    Stream,
+    Throttled,
+    TurnedAway,
+    turned_away,
+)
 from memq.broker.services import Services
 from memq.errors import (
     ForeignProtocolError,
@@ -31,7 +40,6 @@ from memq.protocol.connection import ANONYMOUS, ConnectionState, Conversation, S
 from memq.protocol.frames import (
     PREFIX,
     WRITE_PREFIX,
-    AckLevel,
     Api,
     Frame,
     check_hello_start,
@@ -41,7 +49,6 @@ from memq.protocol.frames import (
 )
 from memq.protocol.messages import Redirect, Throttle, encode_message, nack_of
 from memq.runtime.network import peer_text
-from memq.topic import LimitMode
 
 THROTTLE_MS = 100
 UNSENT_BYTES_MAX = 1 * MIB  # what one read of a client's requests may leave in its socket before it is closed
@@ -165,7 +172,7 @@ class Connection(asyncio.BufferedProtocol):
             self._region = None
         self._intake.leave(self)
         for stream in self.streams.values():
-            stream.processor.close_stream(stream)
+            stream.home.close_stream(stream)
         self.streams.clear()
         self._handler.gone(self)
 
@@ -259,129 +266,82 @@ class Connection(asyncio.BufferedProtocol):
                         stream, slab, at, stop, now_s
                     )
             at = stop
-        if touched:
-            self._after_blocks(touched)
+        for stream in touched:
+            stream.home.appended(stream)
         return at, need
 
     def _take_run(self, stream: Stream, slab: Slab, at: int, end: int, now_s: float) -> int:
-        """Append the sound blocks that lie there to the open batch; return where they end, 0 without any."""
-        processor = stream.processor
-        limiters = processor.limiters + self.limiters
-        blocks_max, bytes_max = processor.ring.room()
-        if limiters:
-            requests, size = room_of(limiters, now_s)
-            blocks_max, bytes_max = min(blocks_max, requests), min(bytes_max, size)
-        spool = processor.spool if stream.acks == AckLevel.ONE else None
-        if processor.draining or not blocks_max or (spool is not None and spool.refusal is not None):
+        """Append the sound blocks that lie there to their partition; return where they end, 0 without any."""
+        home = stream.home
+        blocks_max, bytes_max = home.room(stream, now_s)
+        if not blocks_max:
             return 0
         run = sound_run(
             stream,
             slab,
             at,
             end,
-            oldest_ms=(now_s - self.ready_s) * 1000 - processor.delivery_timeout_ms,
+            oldest_ms=(now_s - self.ready_s) * 1000 - home.delivery_timeout_ms,
             blocks_max=blocks_max,
             bytes_max=bytes_max,
         )
         if not run.extents:
             return 0
-        size = run.end - at - FRAME_PREFIX_BYTES * len(run.extents)
-        processor.ring.extend(stream, stream.expected, run.next_sequence, run.extents, size, now_s)
-        if spool is not None:
-            spool.take(stream, run.extents, stream.expected, run.next_sequence)
-        self._taken(stream, run.next_sequence, len(run.extents))
-        for limiter in limiters:
-            limiter.take(len(run.extents), size)
-        return run.end
+        self._append(stream, run, now_s)
+        return run.extents[-1][2]
 
-    def _taken(self, stream: Stream, next_: int, blocks: int) -> None:
-        """Move the stream on behind blocks that the open batch has."""
-        counters = self._services.counters
-        counters.received_blocks += blocks
-        counters.received_records += next_ - stream.expected
-        stream.expected = next_
-        stream.producer.next = max(stream.producer.next, next_)
+    def _append(self, stream: Stream, run: BlockRun, now_s: float) -> None:
+        """Append checked blocks to their partition, or close their stream with the reason."""
+        outcome = stream.home.append(stream, run, now_s)
+        if outcome is ACCEPTED:
+            counters = self._services.counters
+            counters.received_blocks += len(run.extents)
+            counters.received_records += run.next - run.first
+        elif not isinstance(outcome, Accepted):
+            self._turn_away(stream, outcome)
 
     def _take_block(self, stream: Stream, slab: Slab, at: int, stop: int, now_s: float) -> int:
         """Judge one block in full: append it, or close its stream with the reason. Return where it ends."""
         start = at + FRAME_PREFIX_BYTES
         try:
             header = _checked_block(stream, slab.view[start:stop])
-            first, next_ = header.first_sequence, header.next_sequence
+            first = header.first_sequence
             if first != stream.expected:
                 raise OutOfSequenceError(f"block starts at sequence {first}, stream expects {stream.expected}")
-            sent_ms, timeout_ms = WRITE_PREFIX.unpack_from(slab.view, at)[4], stream.processor.delivery_timeout_ms
+            sent_ms, timeout_ms = WRITE_PREFIX.unpack_from(slab.view, at)[4], stream.home.delivery_timeout_ms
             if (now_s - self.ready_s) * 1000 - sent_ms > timeout_ms:
                 raise TooOldError(f"block {first} was first sent over {timeout_ms} ms ago")
-            spool = stream.processor.spool if stream.acks == AckLevel.ONE else None
-            if spool is not None and spool.refusal is not None:
-                raise spool.refusal
-            if first < stream.producer.next and stream.processor.duplicate(stream, header):
-                stream.expected = next_
-                if spool is not None:
-                    spool.take(stream, [(slab, start, stop)], first, next_)
-                return stop
         except MemqError as error:
-            self._refuse_block(stream, error)
+            self._turn_away(stream, turned_away(error))
             return stop
-        processor = stream.processor
-        limiters = processor.limiters + self.limiters
-        refusal = refusal_of(limiters, now_s) if limiters and not processor.draining else None
-        if refusal is not None:
-            self._hold_back(stream, first, *refusal)
-        elif processor.draining or not processor.ring.append(stream, first, header.count, slab, start, stop, now_s):
-            self._turn_away(stream, first)
-        else:
-            if spool is not None:
-                spool.take(stream, [(slab, start, stop)], first, next_)
-            self._taken(stream, next_, 1)
-            for limiter in limiters:
-                limiter.take(1, stop - start)
+        self._append(stream, BlockRun([(slab, start, stop)], first, header.next_sequence, stop - start), now_s)
         return stop
 
-    def _after_blocks(self, touched: dict[Stream, None]) -> None:
-        """Ack at level ONE what was taken in this read, once per stream, and set the ring going."""
-        for stream in touched:
-            if stream.acks == AckLevel.ONE and stream.processor.own is not None and stream.processor.spool is None:
-                self.send_ack(stream, AckLevel.ONE, stream.expected, stream.processor.own.epoch)
-            stream.processor.pump_soon()
-
-    def _turn_away(self, stream: Stream, first: int) -> None:
-        """A sound block that finds no room: throttle, or send it elsewhere when the partition drains."""
+    def _turn_away(self, stream: Stream, outcome: TurnedAway) -> None:
+        """Close the stream, with the reason: what follows is ignored until it is opened again."""
         stream.open = False
-        if stream.processor.draining:
-            self.send_redirect(stream)
+        if isinstance(outcome, Redirected):
+            self.send_redirect(stream, outcome.address)
             return
-        self._throttle_for(stream, first, "the ring of the partition is full")
-
-    def _hold_back(self, stream: Stream, first: int, mode: LimitMode, error: OverLimitError) -> None:
-        """A sound block that is over a limit: slow its producer, or refuse it."""
-        stream.open = False
-        self._services.events.info("over-limit", f"{self.peer}, {mode}: {error}")
-        if mode == "soft":
-            self._throttle(stream, first, Throttle(retry_after_ms=error.retry_after_ms, text=str(error)))
+        error, services, soft = outcome.error, self._services, isinstance(outcome, Throttled)
+        text, retry_after_ms = f"{self.peer} {stream.home.name}: {error}", THROTTLE_MS
+        if isinstance(error, OverLimitError):
+            retry_after_ms = error.retry_after_ms
+            services.events.info("over-limit", f"{self.peer}, {'soft' if soft else 'hard'}: {error}")
+        elif soft:
+            services.counters.throttled_blocks += 1
+            services.events.info("throttled", text)
         else:
-            self.outbox.write(encode_frame(Api.NACK, stream.number, first, encode_message(nack_of(error))))
+            services.counters.refused_blocks += 1
+            services.events.warning("block-refused", text)
+        if soft:
+            self._throttle(stream, stream.expected, Throttle(retry_after_ms=retry_after_ms, text=str(error)))
+        else:
+            body = encode_message(nack_of(error))
+            self.outbox.write(encode_frame(Api.NACK, stream.number, stream.expected, body))
 
     def _throttle(self, stream: Stream, first: int, throttle: Throttle) -> None:
         self.outbox.write(encode_frame(Api.THROTTLE, stream.number, first, encode_message(throttle)))
-
-    def _throttle_for(self, stream: Stream, first: int, cause: str) -> None:
-        """Have the producer send again soon what found no room."""
-        self._services.counters.throttled_blocks += 1
-        self._services.events.info("throttled", f"{self.peer} topic '{stream.processor.topic.name}': {cause}")
-        self._throttle(stream, first, Throttle(retry_after_ms=THROTTLE_MS, text=cause))
-
-    def _refuse_block(self, stream: Stream, error: MemqError) -> None:
-        """Close the stream: what follows is ignored until it is opened again."""
-        stream.open = False
-        if isinstance(error, ThrottledError):
-            self._throttle_for(stream, stream.expected, str(error))
-            return
-        self._services.counters.refused_blocks += 1
-        text = f"{self.peer} topic '{stream.processor.topic.name}': {error}"
-        self._services.events.warning("block-refused", text)
-        self.outbox.write(encode_frame(Api.NACK, stream.number, stream.expected, encode_message(nack_of(error))))
 
     def _take_control(self, frame: Frame) -> None:
         unsent = self.outbox.unsent_bytes
@@ -403,7 +363,7 @@ class Connection(asyncio.BufferedProtocol):
     # ---- out -----------------------------------------------------------------------------------------
 
     def send_ack(self, stream: Stream, level: int, next_sequence: int, epoch: int) -> None:
-        """See `memq.broker.ingest.streams.AckSink`.
+        """See `memq.broker.partition.append.AckSink`.
 
         Its number may be that of another stream by now: then nobody waits.
         """
@@ -413,14 +373,14 @@ class Connection(asyncio.BufferedProtocol):
         self.outbox.write(encode_ack(level, stream.number, next_sequence, epoch))
 
     def send_throttle(self, stream: Stream, first: int, error: MemqError) -> None:
-        """See `memq.broker.ingest.streams.AckSink`."""
+        """See `memq.broker.partition.append.AckSink`."""
         if stream.open and self.streams.get(stream.number) is stream:
             stream.open = False
             self._throttle(stream, first, Throttle(retry_after_ms=THROTTLE_MS, text=str(error)))
 
-    def send_redirect(self, stream: Stream) -> None:
-        """See `memq.broker.ingest.streams.AckSink`."""
-        body = encode_message(Redirect(address=stream.processor.moved_to))
+    def send_redirect(self, stream: Stream, address: str) -> None:
+        """See `memq.broker.partition.append.AckSink`."""
+        body = encode_message(Redirect(address=address))
         self.outbox.write(encode_frame(Api.REDIRECT, stream.number, stream.expected, body))
 
     def send(self, prefix: bytes, body: bytes = b"") -> None:
@@ -463,7 +423,7 @@ def _checked_block(stream: Stream, block: memoryview) -> BlockHeader:
 
     Raises: MemqError that says what not.
     """
-    header = check_block(block, stream.processor.scope)
+    header = check_block(block, stream.home.scope)
     if header.producer_id != stream.producer_id:
         raise ProtocolError(f"block of producer {header.producer_id:016x} on a stream of {stream.producer_id:016x}")
     if header.producer_epoch != stream.producer_epoch:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from memq.broker.ingest.streams import ProducerState
+from memq.broker.partition.append import ProducerState
 from memq.broker.partition.pointer_resolver import search_of
 from memq.broker.partition.ring import BatchSlot
 from memq.errors import IdentityConflictError, MemqError, RetryableError, ThrottledError

@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from memq.broker.ingest.streams import ProducerState
+from memq.broker.partition.append import ProducerState
 from memq.broker.partition.named_producers import NamedProducers
 from memq.broker.partition.tail import QueueTail
 from memq.format.pointer import Adopted, NamedProducer, Pointer, ProducerRanges

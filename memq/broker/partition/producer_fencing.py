@@ -5,7 +5,7 @@ Pure.
 
 from __future__ import annotations
 
-from memq.broker.ingest.streams import ProducerState
+from memq.broker.partition.append import ProducerState
 from memq.broker.partition.ownership import Ownership
 from memq.errors import NotReadyError, OutOfSequenceError, ProducerFencedError, TooLargeError
 from memq.limits import NAMED_PRODUCERS_MAX

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from memq.broker.ingest.slabs import Slab
-from memq.broker.ingest.streams import Stream
+from memq.broker.ingest.slabs import Extent, Slab
+from memq.broker.partition.append import BlockRun, Stream
 from memq.broker.spool.segments import Ticket
 from memq.broker.staging.staged_batch import StagedBatch
 from memq.protocol.frames import AckLevel
@@ -25,7 +25,6 @@ FAST_BYTES_S = 20_000_000  # a batch that fills up faster waits for more
 FAST_S_MAX = 0.125  # so long at most
 GAP_S_MAX = 0.016  # and as long as blocks keep coming
 GOAL_GROWS = 1.05  # what it waits for when its producers waited for acks, with each batch that comes whole
-Extent = tuple[Slab, int, int]  # one block: slab, start, end
 _IDENTITY = struct.Struct("<QQ")  # producer id and first sequence, where they lie in a block's header
 _IDENTITY_AT = 32
 
@@ -207,25 +206,20 @@ class Ring:
             return self.limits.batch_blocks_max, self.limits.batch_bytes_max
         return self.limits.batch_blocks_max - len(slot.extents), self.limits.batch_bytes_max - slot.bytes
 
-    def append(self, stream: Stream, first: int, count: int, slab: Slab, start: int, end: int, now_s: float) -> bool:
-        """Add one checked block to the open batch; False when the ring is full, and then nothing changed."""
-        blocks_max, _ = self.room()
-        if not blocks_max:
-            return False
-        self.extend(stream, first, first + count, [(slab, start, end)], end - start, now_s)
-        return True
-
-    def extend(self, stream: Stream, first: int, next_: int, extents: list[Extent], size: int, now_s: float) -> None:
-        """Add checked blocks of one slab, `size` bytes in all, to the open batch, which has room for them.
+    def extend(self, stream: Stream, blocks: BlockRun, now_s: float) -> bool:
+        """Add checked blocks to the open batch; False when it has no room for all, and then nothing changed.
 
         The slot takes one reference on each slab that it points into.
         """
-        slot = self.open
+        slot, (extents, first, next_, size) = self.open, blocks
         if slot is None:
-            assert len(self.batches) < self.limits.slots, "appended to a full ring"
+            if len(self.batches) >= self.limits.slots:
+                return False
             self._learn(now_s)
             slot = self.open = BatchSlot(self._next_number, now_s)
             self._next_number += 1
+        elif len(slot.extents) + len(extents) > self.limits.batch_blocks_max:
+            return False
         slot.extents += extents
         slot.last_s = now_s
         slab = extents[0][0]
@@ -242,6 +236,7 @@ class Ring:
         slot.bytes += size
         if self._is_full(slot):
             self.seal()
+        return True
 
     def add_staged(self, staged: StagedBatch, now_s: float, now_ms: int) -> bool:
         """Add a batch that lies in the store, behind all that came before; False when the ring is full."""

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from memq.broker.ingest.streams import AckSink, ProducerState, Stream
+from memq.broker.partition.appender import Appender
 from memq.broker.partition.batch import (
     Origin,
     SealedBatch,
@@ -30,15 +30,14 @@ from memq.broker.partition.ownership import Ownership, Phase
 from memq.broker.partition.producer_fencing import check_instance, next_instance
 from memq.broker.partition.publishing import Publisher
 from memq.broker.partition.recent_batch_cache import RecentBatch
-from memq.broker.partition.ring import BatchSlot, Ring, RingLimits, SlotState
+from memq.broker.partition.ring import BatchSlot, Ring, RingLimits
 from memq.broker.partition.shared_objects import SharedObjects
 from memq.broker.partition.storing import key_s, store_object
 from memq.broker.services import Services
 from memq.broker.spool.unpublished_blocks import UnpublishedBlocks
-from memq.broker.spool.writer import Spool
 from memq.broker.staging.staged_batch import StagedBatch
 from memq.errors import DrainingError, FencedError, MemqError, MovedError, ObjectExistsError
-from memq.format.blocks.header import BlockHeader, scope_of
+from memq.format.blocks.header import scope_of
 from memq.format.pointer import NamedProducer, Pointer, ProducerEnd
 from memq.limits import POINTER_RANGES_MAX
 from memq.protocol.frames import AckLevel
@@ -58,10 +57,6 @@ def _settle(futures: Iterable[asyncio.Future[None]], error: MemqError | None = N
     for future in futures:
         if not future.done():
             future.set_result(None) if error is None else future.set_exception(error)
-
-
-def _spool(services: Services, topic: Topic) -> Spool | None:
-    return services.spool if topic.settings.ack1 == "disk" else None
 
 
 def _limits(topic: Topic) -> RingLimits:
@@ -104,17 +99,15 @@ class TopicProcessor:
         self.failure: MemqError | None = None
         self.moved_to = ""  # where its next owner listens, when it was moved and that is known
         self.draining = False
-        self.limiters = services.limits.of_topic(topic.id)
-        self.spool = _spool(services, topic)  # where blocks go before they are acked with 1; None: they stay in memory
         self._sealed: dict[int, SealedBatch] = {}
         self._uploads: dict[int, asyncio.Task[None]] = {}
         self._publishing: asyncio.Task[None] | None = None
         self._ends: list[tuple[ProducerEnd, asyncio.Future[None]]] = []
-        self._streams: dict[Stream, None] = {}
         self._restate = False
         self._stating: list[asyncio.Future[None]] = []  # who waits until what is remembered is in the queue
         self._tasks = TaskOwner(self._failed, services.events)
         self.known = KnownBlocks(self, self._tasks)
+        self.appender = Appender(self)
         self._pump_scheduled = False
         self._grew = False  # blocks came since the last round
         self._timer: asyncio.TimerHandle | None = None
@@ -129,8 +122,9 @@ class TopicProcessor:
 
     def start(self) -> None:
         """Begin to open the partition in the background."""
-        if self.spool is not None and self.spool.disk is None and self.spool.refusal is not None:
-            self.services.events.error("no-spool", f"{self.name}: {self.spool.refusal}: {self.spool.refusal.hint}")
+        spool = self.appender.spool
+        if spool is not None and spool.disk is None and spool.refusal is not None:
+            self.services.events.error("no-spool", f"{self.name}: {spool.refusal}: {spool.refusal.hint}")
         self._tasks.start(self._run(), f"open {self.topic.name}/{self.partition}")
 
     async def ready(self) -> None:
@@ -171,7 +165,7 @@ class TopicProcessor:
             self.failure = error
         self._ready.set()
         self.changed.set()
-        self._redirect_streams()
+        self.appender.redirect_streams()
         self._fail_ends(error)
         _settle(self._stating, error)
 
@@ -226,8 +220,7 @@ class TopicProcessor:
         than that window allows.
         """
         self.topic = topic
-        self.limiters = self.services.limits.of_topic(topic.id)
-        self.spool = _spool(self.services, topic)
+        self.appender.follow(topic)
         if self.own is None:
             return
         settings, own = topic.settings, self.own
@@ -247,11 +240,11 @@ class TopicProcessor:
         Epoch 0 takes the next one. Returns its epoch, and which sequences are committed; both are in the queue by then.
         Raises: ProducerFencedError, NotReadyError, TooLargeError, MovedError.
         """
-        own, clock = self._owned(), self.services.runtime.clock
+        own, clock = self.owned(), self.services.runtime.clock
         by_age = self.services.queue.refuses_by_age
         producer = own.producer(producer_id)
         producer.epoch = begun = next_instance(own, producer, epoch, clock.monotonic(), by_age=by_age)
-        self._redirect_streams(of=producer)
+        self.appender.redirect_streams(of=producer)
         while self.own is own and any(run.stream.producer is producer for slot in self.ring for run in slot.runs):
             self.changed.clear()
             await self.changed.wait()
@@ -268,52 +261,13 @@ class TopicProcessor:
         The queue may know more of it than this owner has read, and blocks of an older instance may still be in the
         ring, under the same sequences. Raises: as `begin_producer`, OutOfSequenceError.
         """
-        producer = self._owned().producer(producer_id)
+        producer = self.owned().producer(producer_id)
         runs = (run.stream for slot in self.ring for run in slot.runs if run.stream.producer is producer)
         if epoch > producer.epoch or any(stream.producer_epoch < epoch == producer.epoch for stream in runs):
             await self.begin_producer(producer_id, epoch)
         elif sequence > producer.next:
             await self._state()
         check_instance(producer, epoch, sequence)
-
-    def open_stream(
-        self, number: int, sink: AckSink, producer_id: int, acks: int, sequence: int, producer_epoch: int = 0
-    ) -> Stream:
-        """Bind a stream; only after `ready`, and one of a named producer after `admit_producer`."""
-        assert self.own is not None, "stream opened before its partition"
-        producer = self.own.producer(producer_id)
-        producer.streams += 1
-        stream = Stream(number, sink, self, producer, acks, sequence, producer_epoch)
-        self._streams[stream] = None
-        return stream
-
-    def close_stream(self, stream: Stream) -> None:
-        """Forget a stream whose connection is gone, or that is opened again; what it sent stays."""
-        stream.open = False
-        if self._streams.pop(stream, stream) is None:
-            stream.producer.streams -= 1
-
-    def duplicate(self, stream: Stream, header: BlockHeader) -> bool:
-        """Judge a block below a producer's known end: True when it is here or in the queue.
-
-        A duplicate is acked only when the copy that it duplicates is in the queue, and never before
-        the blocks that came on its stream before it. Raises: IdentityConflictError for a block with other content;
-        ThrottledError while that is looked up.
-        """
-        known, waits_for = self.known.holds(stream.producer, header)
-        if not known:
-            return False
-        self.services.counters.duplicate_blocks += 1
-        if stream.acks == AckLevel.ALL:
-            last = stream.run_slot
-            if last is not None and last.state not in (SlotState.PUBLISHED, SlotState.FREE):
-                waits_for = last if waits_for is None or waits_for.number < last.number else waits_for
-            if waits_for is None:
-                assert self.own is not None, "stream without an owned partition"
-                stream.sink.send_ack(stream, AckLevel.ALL, header.next_sequence, self.own.epoch)
-            else:
-                waits_for.later_acks.append((stream, header.next_sequence))
-        return True
 
     def forget_silent(self, now_ms: int) -> None:
         """Forget the producers that were silent for the dedup window; those in the ring are not."""
@@ -410,7 +364,7 @@ class TopicProcessor:
     def _fence(self, error: MemqError) -> None:
         """Give the epoch up for what an upload met; a publish under way ends first, and sees it."""
         self.services.events.error("fenced", f"{self.name}: {error}")
-        own = self._owned()
+        own = self.owned()
         if own.phase is Phase.OWNING:
             own.become(Phase.FENCED)
         if self._publishing is None:
@@ -443,7 +397,7 @@ class TopicProcessor:
         if slot.staged is not None:
             await self._publish_staged(slot, slot.staged)
             return
-        own, origin, sealed = self._owned(), self._origin(), self._sealed[slot.number]
+        own, origin, sealed = self.owned(), self._origin(), self._sealed[slot.number]
         clock = self.services.runtime.clock
 
         def build() -> Pointer:
@@ -471,7 +425,7 @@ class TopicProcessor:
 
     async def _publish_staged(self, slot: BatchSlot, staged: StagedBatch) -> None:
         """Publish the pointer of a batch that a writer put into the store."""
-        own, origin, clock = self._owned(), self._origin(), self.services.runtime.clock
+        own, origin, clock = self.owned(), self._origin(), self.services.runtime.clock
 
         def build() -> Pointer:
             adopted, held = own.next_adopted(), enumerate(staged.sequences)
@@ -492,7 +446,7 @@ class TopicProcessor:
 
     async def _publish_ends(self) -> None:
         ends = self._ends[: ends_that_fit([end for end, _ in self._ends])]
-        own, origin, now_ms = self._owned(), self._origin(), self.services.runtime.clock.wall_ms()
+        own, origin, now_ms = self.owned(), self._origin(), self.services.runtime.clock.wall_ms()
         facts = tuple(end for end, _ in ends)
 
         def build() -> Pointer:
@@ -505,7 +459,7 @@ class TopicProcessor:
 
     async def _publish_opened(self) -> None:
         """Say once more what `opened` says; who waits for it also wants the queue to be read up to it."""
-        own, origin, now_ms = self._owned(), self._origin(), self.services.runtime.clock.wall_ms()
+        own, origin, now_ms = self.owned(), self._origin(), self.services.runtime.clock.wall_ms()
         waiting = list(self._stating)
 
         def build() -> Pointer:
@@ -526,7 +480,7 @@ class TopicProcessor:
     async def _give_up_epoch(self) -> None:
         """Give up the ring from its head: ack=all producers send again, ack=1 blocks go to the next owner."""
         self.services.counters.fenced += 1
-        self._redirect_streams()
+        self.appender.redirect_streams()
         for task in list(self._uploads.values()):
             task.cancel()
             await asyncio.wait([task])  # the store reads the buffers until its put ends
@@ -553,15 +507,6 @@ class TopicProcessor:
         if held.blocks:
             self._leave(held)
 
-    def _redirect_streams(self, of: ProducerState | None = None) -> None:
-        """Close all streams, or those of one producer: their producers open again, here or elsewhere."""
-        for stream in [stream for stream in self._streams if of is None or stream.producer is of]:
-            if of is None:
-                del self._streams[stream]
-            if stream.open:
-                stream.open = False
-                stream.sink.send_redirect(stream)
-
     def _fail_ends(self, error: MemqError) -> None:
         _settle([future for _, future in self._ends], error)
         self._ends = []
@@ -569,9 +514,10 @@ class TopicProcessor:
     # ---- small things ------------------------------------------------------------------------------
 
     def _publisher(self, *, patient: bool = True) -> Publisher:
-        return Publisher(self.services, self._owned(), self.read_partition, patient=patient)
+        return Publisher(self.services, self.owned(), self.read_partition, patient=patient)
 
-    def _owned(self) -> Ownership:
+    def owned(self) -> Ownership:
+        """Return the present epoch; only while there is one."""
         assert self.own is not None, f"{self.name} is not open"
         return self.own
 
@@ -583,7 +529,7 @@ class TopicProcessor:
             self.services.store_name,
             self.topic,
             self.partition,
-            self._owned().epoch,
+            self.owned().epoch,
         )
 
     def _now(self) -> float:

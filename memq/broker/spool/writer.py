@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from memq.broker.ingest.slabs import Slab
-from memq.broker.ingest.streams import Stream
 from memq.broker.metrics import Counters
-from memq.broker.partition.ring import Extent, SlotState
+from memq.broker.partition.append import BlockRun, Stream
+from memq.broker.partition.ownership import Ownership
+from memq.broker.partition.ring import BatchSlot, SlotState
 from memq.broker.spool import SpoolDisk
 from memq.broker.spool.segments import Segment, Segments, Span, Ticket
 from memq.errors import CorruptDataError, InvalidSettingError, MemqError, SpoolError, ThrottledError
@@ -51,27 +52,29 @@ class PendingRun:
         "extents",
         "first",
         "next",
+        "partition",
         "queue_offset",
         "slab",
         "stream",
         "ticket",
+        "topic_id",
     )
 
     def __init__(
-        self, stream: Stream, extents: Sequence[Extent], first: int, next_: int, ticket: Ticket, now_ms: int
+        self, stream: Stream, run: BlockRun, topic_id: bytes, own: Ownership, ticket: Ticket, now_ms: int
     ) -> None:
-        own = stream.processor.own
-        assert own is not None, "blocks were taken without an epoch"
         self.stream = stream
-        self.extents = extents
-        self.slab: Slab = extents[0][0]
-        self.first = first
-        self.next = next_
+        self.extents = run.extents
+        self.slab: Slab = run.extents[0][0]
+        self.first = run.first
+        self.next = run.next
         self.ticket = ticket
+        self.topic_id = topic_id
+        self.partition = own.partition
         self.epoch = own.epoch
         self.queue_offset = own.read_to
         self.appended_ms = now_ms
-        self.bytes = sum(end - start for _, start, end in extents)
+        self.bytes = run.bytes
 
 
 class Spool:
@@ -158,24 +161,19 @@ class Spool:
             )
         return None
 
-    def take(self, stream: Stream, extents: Sequence[Extent], first: int, next_: int) -> None:
-        """Have blocks written that were just taken, or are duplicates.
+    def take(self, stream: Stream, run: BlockRun, topic_id: bytes, own: Ownership, slot: BatchSlot | None) -> None:
+        """Have blocks written that `slot` holds, or the queue when that is None: new ones or duplicates.
 
         Their ack with 1 follows, in their turn.
         A duplicate of what is in the ring is written too: its first copy may not be on disk. One of what the queue
         holds is not, nor is a block whose pointer is there before its turn.
         """
-        slot, run = stream.run_slot, stream.run
-        if run is None or not (run.first <= first and next_ <= run.next):
-            slot = stream.processor.ring.find(stream.producer_id, first, next_)
-            if slot is not None:
-                slot.promised.append((stream.producer_id, first, next_))
         ticket = Ticket(self.freed)
         if slot is None or slot.state in (SlotState.PUBLISHED, SlotState.FREE):
             ticket.release()
         else:
             slot.tickets.append(ticket)
-        pending = PendingRun(stream, extents, first, next_, ticket, self._runtime.clock.wall_ms())
+        pending = PendingRun(stream, run, topic_id, own, ticket, self._runtime.clock.wall_ms())
         pending.slab.references += 1
         self._waiting.append(pending)
         self._waiting_bytes += pending.bytes
@@ -334,10 +332,9 @@ def segment_name(created_ms: int, seed: int) -> str:
 
 
 def _entries(seed: int, run: PendingRun) -> list[bytes | memoryview]:
-    topic_id, partition = run.stream.processor.topic.id_bytes, run.stream.processor.partition
     buffers: list[bytes | memoryview] = []
     for slab, start, end in run.extents:
-        buffers.append(encode_entry(seed, topic_id, partition, run.queue_offset, run.appended_ms, end - start))
+        buffers.append(encode_entry(seed, run.topic_id, run.partition, run.queue_offset, run.appended_ms, end - start))
         buffers.append(slab.view[start:end])
     return buffers
 

@@ -69,7 +69,7 @@ async def publish_staged(processor: TopicProcessor, ask: PublishStaged) -> int:
     """
     _check(processor, ask)
     async with processor.staging:
-        await _idle(processor)
+        await processor.appender.idle_of_staged()
         own = processor.own
         if own is None:
             raise MovedError(f"{processor.name} is not open any more")
@@ -80,7 +80,7 @@ async def publish_staged(processor: TopicProcessor, ask: PublishStaged) -> int:
             raise InvalidRequestError(f"pieces from {ask.first} on, of which {held} are there", hint="go on from there")
         published = _Published()
         for batch in await _read(processor, ask, held, published.settle):
-            await _add(processor, own, batch)
+            await processor.appender.append_staged(own, batch)
             published.waiting += 1
         await published.wait()
         return _held(own, ask) if ask.remember else ask.first + len(ask.pieces)
@@ -180,28 +180,3 @@ async def _read(
 async def _index_of(store: ObjectReader, piece: WirePiece) -> ObjectIndex:
     tail = await store.get_range(piece.key, piece.index_offset, piece.object_bytes - piece.index_offset)
     return staged_index(tail, piece)
-
-
-async def _idle(processor: TopicProcessor) -> None:
-    """Wait until no staged batch is in flight, also one whose requester is gone."""
-    while any(slot.staged is not None for slot in processor.ring):
-        if processor.failure is not None:
-            raise processor.failure
-        await _change(processor)
-
-
-async def _add(processor: TopicProcessor, own: Ownership, batch: StagedBatch) -> None:
-    """Add a batch to the ring as soon as it has room."""
-    clock = processor.services.runtime.clock
-    while True:
-        if processor.own is not own or processor.failure is not None or processor.draining:
-            raise MovedError(f"{processor.name} is not open any more")
-        if processor.ring.add_staged(batch, clock.monotonic(), clock.wall_ms()):
-            processor.pump()
-            return
-        await _change(processor)
-
-
-async def _change(processor: TopicProcessor) -> None:
-    processor.changed.clear()
-    await processor.changed.wait()

@@ -1,0 +1,229 @@
+"""The way into a partition: limits, dedup, spool and ring judge each run of blocks, in that order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memq.broker.ingest.rate_limit import Limiters, refusal_of, room_of
+from memq.broker.partition.append import (
+    ACCEPTED,
+    REPEATED,
+    AckSink,
+    BlockRun,
+    Outcome,
+    ProducerState,
+    Redirected,
+    Refused,
+    Stream,
+    Throttled,
+    turned_away,
+)
+from memq.broker.partition.ring import SlotState
+from memq.broker.spool.writer import Spool
+from memq.broker.staging.staged_batch import StagedBatch
+from memq.errors import MemqError, MovedError, ThrottledError
+from memq.format.blocks.header import parse_header
+from memq.format.pointer import ProducerEnd
+from memq.protocol.frames import AckLevel
+from memq.topic import Topic
+
+if TYPE_CHECKING:
+    from memq.broker.partition.ownership import Ownership
+    from memq.broker.partition.topic_processor import TopicProcessor
+
+FULL_RETRY_MS = 100
+
+
+class Appender:
+    """Implements `memq.broker.partition.append.Partition` for one `TopicProcessor`, over all its epochs."""
+
+    def __init__(self, processor: TopicProcessor) -> None:
+        self._processor = processor
+        self._streams: dict[Stream, None] = {}
+        self._limiters: Limiters = ()
+        self.spool: Spool | None = None  # where blocks go before they are acked with 1; None: they stay in memory
+        self.follow(processor.topic)
+
+    def follow(self, topic: Topic) -> None:
+        """Take altered settings."""
+        services = self._processor.services
+        self._limiters = services.limits.of_topic(topic.id)
+        self.spool = services.spool if topic.settings.ack1 == "disk" else None
+
+    # ---- what front doors see: memq.broker.partition.append.Partition ------------------------------
+
+    @property
+    def name(self) -> str:
+        """Its name in logs and errors."""
+        return self._processor.name
+
+    @property
+    def topic(self) -> Topic:
+        """Its topic, with the present settings."""
+        return self._processor.topic
+
+    @property
+    def partition(self) -> int:
+        """Its number in the topic."""
+        return self._processor.partition
+
+    @property
+    def scope(self) -> int:
+        """The number in the header of each block that belongs here."""
+        return self._processor.scope
+
+    @property
+    def delivery_timeout_ms(self) -> int:
+        """The greatest age of a block."""
+        return self._processor.delivery_timeout_ms
+
+    def room(self, stream: Stream, now_s: float) -> tuple[int, int]:
+        """Return how many blocks and bytes are taken of a stream now."""
+        processor = self._processor
+        if processor.draining or (self.spool is not None and self._spool_refusal(stream) is not None):
+            return 0, 0
+        room = processor.ring.room()
+        if room[0] and (self._limiters or stream.limiters):
+            requests, size = room_of(self._limiters_of(stream), now_s)
+            return min(room[0], requests), min(room[1], size)
+        return room
+
+    def append(self, stream: Stream, run: BlockRun, now_s: float) -> Outcome:
+        """Take a run, all of it or nothing."""
+        if self.spool is not None:
+            refusal = self._spool_refusal(stream)
+            if refusal is not None:
+                return turned_away(refusal)
+        producer = stream.producer
+        limiters: Limiters = ()
+        if run.first < producer.next:
+            try:
+                if self._is_repeated(stream, run):
+                    return REPEATED
+            except MemqError as error:
+                return turned_away(error)
+        processor = self._processor
+        if processor.draining:
+            return Redirected(processor.moved_to)
+        if self._limiters or stream.limiters:
+            limiters = self._limiters_of(stream)
+            over = refusal_of(limiters, now_s)
+            if over is not None:
+                return Throttled(over[1]) if over[0] == "soft" else Refused(over[1])
+        if not processor.ring.extend(stream, run, now_s):
+            return Throttled(ThrottledError("the ring of the partition is full", retry_after_ms=FULL_RETRY_MS))
+        stream.expected = producer.next = run.next  # not below its known end: that was asked for above
+        if self.spool is not None and stream.acks == AckLevel.ONE:
+            self.spool.take(stream, run, processor.topic.id_bytes, processor.owned(), stream.run_slot)
+        for limiter in limiters:
+            limiter.take(len(run.extents), run.bytes)
+        return ACCEPTED
+
+    def appended(self, stream: Stream) -> None:
+        """Ack at level ONE what a stream has appended, and set the ring going."""
+        own = self._processor.own
+        if stream.acks == AckLevel.ONE and own is not None and self.spool is None:
+            stream.sink.send_ack(stream, AckLevel.ONE, stream.expected, own.epoch)
+        self._processor.pump_soon()
+
+    def open_stream(
+        self,
+        number: int,
+        sink: AckSink,
+        producer_id: int,
+        acks: int,
+        sequence: int,
+        producer_epoch: int = 0,
+        limiters: Limiters | None = (),
+    ) -> Stream:
+        """Bind a stream; only after `ready`, and one of a named producer after `admit_producer`."""
+        producer = self._processor.owned().producer(producer_id)
+        producer.streams += 1
+        stream = Stream(number, sink, self, producer, acks, sequence, producer_epoch, limiters)
+        self._streams[stream] = None
+        return stream
+
+    def close_stream(self, stream: Stream) -> None:
+        """Forget a stream whose front door is gone, or that is opened again; what it sent stays."""
+        stream.open = False
+        if self._streams.pop(stream, stream) is None:
+            stream.producer.streams -= 1
+
+    async def end_producer(self, end: ProducerEnd) -> None:
+        """Record in the queue where a producer ended. Raises: the failure of the partition."""
+        await self._processor.end_producer(end)
+
+    def redirect_streams(self, of: ProducerState | None = None) -> None:
+        """Close all streams, or those of one producer: their producers open again, here or elsewhere."""
+        for stream in [stream for stream in self._streams if of is None or stream.producer is of]:
+            if of is None:
+                del self._streams[stream]
+            if stream.open:
+                stream.open = False
+                stream.sink.send_redirect(stream, self._processor.moved_to)
+
+    # ---- staged batches ----------------------------------------------------------------------------
+
+    async def idle_of_staged(self) -> None:
+        """Wait until no staged batch is in flight, also one whose requester is gone."""
+        processor = self._processor
+        while any(slot.staged is not None for slot in processor.ring):
+            if processor.failure is not None:
+                raise processor.failure
+            await self._change()
+
+    async def append_staged(self, own: Ownership, batch: StagedBatch) -> None:
+        """Append a batch that lies in the store, in this epoch, as soon as there is room.
+
+        Its `settle` gets the outcome. Raises: MovedError.
+        """
+        processor = self._processor
+        clock = processor.services.runtime.clock
+        while True:
+            if processor.own is not own or processor.failure is not None or processor.draining:
+                raise MovedError(f"{processor.name} is not open any more")
+            if processor.ring.add_staged(batch, clock.monotonic(), clock.wall_ms()):
+                processor.pump()
+                return
+            await self._change()
+
+    async def _change(self) -> None:
+        self._processor.changed.clear()
+        await self._processor.changed.wait()
+
+    # ---- inside ------------------------------------------------------------------------------------
+
+    def _limiters_of(self, stream: Stream) -> Limiters:
+        return () if stream.limiters is None else self._limiters + stream.limiters
+
+    def _spool_refusal(self, stream: Stream) -> MemqError | None:
+        return self.spool.refusal if self.spool is not None and stream.acks == AckLevel.ONE else None
+
+    def _is_repeated(self, stream: Stream, run: BlockRun) -> bool:
+        """Judge a block below a producer's known end: True when it is here or in the queue.
+
+        A duplicate is acked only when the copy that it duplicates is in the queue, and never before
+        the blocks that came on its stream before it. Raises: IdentityConflictError for a block with other content;
+        ThrottledError while that is looked up.
+        """
+        assert len(run.extents) == 1, "a block that may be repeated comes alone"
+        processor = self._processor
+        slab, start, _ = run.extents[0]
+        known, holder = processor.known.holds(stream.producer, parse_header(slab.view, start))
+        if not known:
+            return False
+        processor.services.counters.duplicate_blocks += 1
+        stream.expected = run.next
+        if stream.acks == AckLevel.ALL:
+            last, waits_for = stream.run_slot, holder
+            if last is not None and last.state not in (SlotState.PUBLISHED, SlotState.FREE):
+                waits_for = last if waits_for is None or waits_for.number < last.number else waits_for
+            if waits_for is None:
+                stream.sink.send_ack(stream, AckLevel.ALL, run.next, processor.owned().epoch)
+            else:
+                waits_for.later_acks.append((stream, run.next))
+        elif self.spool is not None and stream.acks == AckLevel.ONE:
+            if holder is not None:
+                holder.promised.append((stream.producer_id, run.first, run.next))
+            self.spool.take(stream, run, processor.topic.id_bytes, processor.owned(), holder)
+        return True
