@@ -34,7 +34,7 @@ TABLE: dict[str, tuple[float, ...]] = {
     "memq.broker.ingest.intake:ASIDE_BYTES": (1_000,),
     "memq.broker.ingest.intake:MOVED_BYTES_MAX": (0, 200),
     "memq.broker.ingest.slabs:READ_BYTES_MIN": (100, 1_000),
-    "memq.broker.upkeep.object_index:TAIL_BYTES": (40, 200),
+    "memq.storage_handlers.object_index:TAIL_BYTES": (40, 200),
     "memq.broker.api.requests:HELD_MS_MAX": (50, 500),
     REQUESTS: (8,),
     "memq.broker.ingest.connection:THROTTLE_MS": (1,),

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from awscrt.checksums import crc32c
 
-from memq.broker.upkeep import object_index
-from memq.broker.upkeep.object_index import read_batch_entries, read_index
+from memq.audit.checks.batch_index import read_entries
+from memq.audit.checks.named_objects import NamedFinding, NamedObjects
+from memq.cli.audit.trace import _batch_of
 from memq.errors import CorruptDataError, NotFoundError
 from memq.format.blocks.header import parse_header
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index, parse_trailer
-from memq.format.pointer import Location, Pointer
+from memq.format.pointer import Location, Pointer, encode_pointer
 from memq.limits import TRAILER_BYTES
+from memq.notification import Publication
+from memq.notification.memory import MemoryQueue
 from memq.runtime.clock import SystemClock
-from memq.storage_handlers import ObjectEntry
+from memq.spark.read import raw
+from memq.storage_handlers import ObjectEntry, object_index
 from memq.storage_handlers.memory import MemoryHandler
-from memq.topic import Topic, equal_slots
+from memq.storage_handlers.object_index import read_batch_entries, read_index
+from memq.topic import ReadPartition, Topic, equal_slots
 from tests.brokers import block_of
+from tests.unit.audited import stored
 
 TOPIC = Topic(name="clicks", id="0a" * 16, created_ms=0, partitions=equal_slots(1))
 KEY = "memq/topics/clicks/one"
@@ -103,5 +111,89 @@ def test_the_blocks_of_a_batch_are_found_by_its_pointer_in_a_store_of_this_broke
         assert [offset for offset, _ in store.ranges] == [len(BLOCK)] * 2, "its head, then it"
         with pytest.raises(NotFoundError, match="batch 3 lies in no store of this broker"):
             await read_batch_entries({"other": store}, pointer)
+
+    asyncio.run(work())
+
+
+# ---- one fetch is no proof -----------------------------------------------------------------------------
+
+
+class ChangedOnce:
+    """Reads an object; its first answer has a flipped bit, or says that there is no such object."""
+
+    def __init__(self, body: bytes, *, missing: bool = False) -> None:
+        self.body = body
+        self.fetches = 0
+        self._missing = missing
+
+    def answer(self, offset: int, length: int) -> bytes:
+        self.fetches += 1
+        if self.fetches > 1:
+            return self.body[offset : offset + length]
+        if self._missing:
+            raise NotFoundError("there is no such object")
+        data = bytearray(self.body[offset : offset + length])
+        data[-1] ^= 1
+        return bytes(data)
+
+    async def get_range(self, key: str, offset: int, length: int) -> bytes:
+        return self.answer(offset, length)
+
+    async def read_range(self, store: str, key: str, offset: int, length: int) -> bytes:
+        return self.answer(offset, length)
+
+    async def read(self, location: Location, *, whole: bool = True) -> bytes:
+        return self.answer(0, len(self.body)) if whole else self.answer(location.offset, location.length)
+
+
+def test_a_raw_reader_fetches_an_index_again_before_it_calls_it_damaged() -> None:
+    async def work() -> None:
+        store = ChangedOnce(OBJECT)
+        (batch,) = await raw._read_one(cast(Any, store), ObjectEntry(KEY, len(OBJECT), 0))
+        assert (batch.cause, store.fetches) == (None, 2)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_the_live_audit_fetches_an_index_again_before_it_goes_without(missing: bool) -> None:
+    async def work() -> None:
+        pointer, body = stored([(5, 0, 10), (6, 0, 4)])
+        reader = ChangedOnce(body, missing=missing)
+        entries = await read_entries(cast(Any, reader.read_range), pointer.locations[0])
+        assert [(each.producer_id, each.count) for each in entries] == [(5, 10), (6, 4)]
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_trace_fetches_a_batch_again_before_it_calls_a_record_unread(missing: bool) -> None:
+    async def work() -> None:
+        pointer, body = stored([(5, 0, 10)])
+        reader, location = ChangedOnce(body, missing=missing), pointer.locations[0]
+        data = await _batch_of(cast(Any, SimpleNamespace(read=reader.read)), pointer)
+        assert data == body[location.offset : location.offset + location.length]
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_verify_finds_nothing_on_one_fetch(missing: bool) -> None:
+    async def findings(read: Any) -> tuple[NamedFinding, ...]:
+        pointer, _ = stored([(5, 0, 10)])
+        log, queue = ReadPartition(pointer.topic, pointer.topic_id, 0), MemoryQueue(SystemClock())
+        await queue.create([log], 30_000)
+        await queue.publish(Publication(log, 0, 1, 0, encode_pointer(pointer)))
+        (batch,) = [each async for each in NamedObjects(pointer.cluster, queue, read).check(log)]
+        assert batch.data is not None
+        return batch.findings
+
+    async def work() -> None:
+        _, body = stored([(5, 0, 10)])
+
+        async def honest(location: Location) -> bytes:
+            return body
+
+        assert await findings(ChangedOnce(body, missing=missing).read) == await findings(honest) == ()
 
     asyncio.run(work())

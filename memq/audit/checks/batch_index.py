@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
@@ -10,30 +11,33 @@ from memq.audit.account import apart
 from memq.client.consumer.fetch.fetcher import ReadRange
 from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
 from memq.format.blocks.header import parse_header
-from memq.format.object import BlockEntry, index_bytes, parse_index, parse_trailer
+from memq.format.object import BlockEntry
 from memq.format.pointer import Location, Pointer
 from memq.format.ranges import RangeSet
 from memq.format.report import ReportedDamage
-from memq.limits import BLOCK_HEADER_BYTES, INDEX_HEAD_BYTES, TRAILER_BYTES
+from memq.limits import BLOCK_HEADER_BYTES
+from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
+from memq.storage_handlers.object_index import index_at
 
 HEADERS_MAX = 10_000  # of one batch that are read one by one
 Run = tuple[int, int, int]  # producer, first sequence, one above the last
 
 
 async def read_entries(read: ReadRange, location: Location) -> Sequence[BlockEntry]:
-    """Return the index entries of a batch's blocks, by two ranged reads.
+    """Return the index entries of a batch's blocks, read again when they seem to be damaged or missing.
 
     Raises: NotFoundError; CorruptDataError when the index is damaged or knows no such batch; DeniedError;
     RetryableError.
     """
-    at = location.index_offset
-    length = index_bytes(await read(location.store, location.key, at, INDEX_HEAD_BYTES))
-    tail = memoryview(await read(location.store, location.key, at, length + TRAILER_BYTES))
-    index = parse_index(tail[:length], parse_trailer(tail[length:], at + length + TRAILER_BYTES))
-    for batch in index.batches:
-        if (batch.offset, batch.length) == (location.offset, location.length):
-            return index.blocks_of(batch)
-    raise CorruptDataError(f"index of object '{location.key}' has no batch at {location.offset}+{location.length}")
+
+    async def once() -> Sequence[BlockEntry]:
+        index = await index_at(partial(read, location.store), location)
+        for batch in index.batches:
+            if (batch.offset, batch.length) == (location.offset, location.length):
+                return index.blocks_of(batch)
+        raise CorruptDataError(f"index of object '{location.key}' has no batch at {location.offset}+{location.length}")
+
+    return await ConfirmedReads().read([Way(f"object '{location.key}'", once)])
 
 
 async def read_headers(read: ReadRange, location: Location, count: int) -> Sequence[BlockEntry]:

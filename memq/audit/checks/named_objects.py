@@ -18,9 +18,9 @@ from memq.format.object import open_object
 from memq.format.pointer import Location, Pointer, decode_pointer
 from memq.notification import Entry, PointerReader
 from memq.notification.log_reader import entries_between, valid_span
+from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
 from memq.topic import ReadPartition
 
-READS_MAX = 4  # further readings of an object that seems to be damaged
 Read = Callable[[Location], Awaitable[Buffer]]
 
 
@@ -56,6 +56,7 @@ class NamedObjects:
         self._cluster = cluster
         self._queue = queue
         self._read = read
+        self._confirmed = ConfirmedReads()
         self._last: tuple[str, str, Buffer] | None = None  # one object of many batches has them next to each other
 
     async def check(self, partition: ReadPartition) -> AsyncIterator[NamedBatch]:
@@ -83,7 +84,7 @@ class NamedObjects:
         first: Buffer | None = None
         for location in pointer.locations:
             try:
-                data = await self._object(location)
+                data, found = await self._proven(pointer, location)
             except NotFoundError as error:
                 if (await self._queue.span(partition)).begin > entry.offset:
                     return NamedBatch(())  # retention was faster
@@ -94,19 +95,21 @@ class NamedObjects:
                 findings.append(NamedFinding(entry.offset, location.key, error))
                 continue
             first = data if first is None else first
-            found = [CorruptDataError(text) for text in await self._proven(pointer, location, data)]
-            findings += [NamedFinding(entry.offset, location.key, error) for error in found]
+            findings += [NamedFinding(entry.offset, location.key, CorruptDataError(text)) for text in found]
         return NamedBatch(tuple(findings), pointer.locations[0].key, first, pointer.records)
 
-    async def _proven(self, pointer: Pointer, location: Location, data: Buffer) -> list[str]:
-        """Say what of an object is wrong; it is read again until two readings agree: bits flip on the way."""
-        found = list(self._untrue(pointer, location, data))
-        for _ in range(READS_MAX if found else 0):
-            last, self._last = found, None
-            found = list(self._untrue(pointer, location, await self._object(location)))
-            if not found or found == last:
-                break
-        return found
+    async def _proven(self, pointer: Pointer, location: Location) -> tuple[Buffer, list[str]]:
+        """Return an object, and what is wrong with it: two fetches agree on that."""
+
+        async def read() -> tuple[Buffer, list[str]]:
+            data = await self._object(location)
+            found = list(self._untrue(pointer, location, data))
+            if found:
+                self._last = None  # the next fetch is another one
+            return data, found
+
+        way = Way(f"object '{location.key}'", read)
+        return await self._confirmed.read([way], lambda one: not one[1], lambda one, other: one[1] == other[1])
 
     async def _object(self, location: Location) -> Buffer:
         if self._last is None or self._last[:2] != (location.store, location.key):

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import msgspec
 
 from memq.broker.partition.batch import producer_ranges
 from memq.broker.services import Services
-from memq.broker.upkeep.object_index import read_batch_entries
 from memq.errors import CorruptDataError, DeniedError, MemqError, RetryableError
-from memq.format.object import BlockEntry, open_object
 from memq.format.pointer import Pointer, decode_pointer
 from memq.notification import Entries, Entry
 from memq.notification.log_reader import page_before
 from memq.notification.stored_blocks import BlockSearch
-from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
+from memq.storage_handlers.object_index import read_batch_entries
 from memq.topic import ReadPartition
 
 READ_BYTES = 1 << 20
@@ -51,18 +48,12 @@ class PointerResolver:
             return None
         if pointer.producers_complete or not pointer.locations:
             return pointer
-        place = pointer.locations[0]
-
-        async def read() -> Sequence[BlockEntry]:
-            data = await self._services.stores[place.store].get(place.key)
-            return open_object(data).blocks_in(place.offset, place.length)
-
         try:
-            blocks = await ConfirmedReads(self._services.events).read([Way(f"object '{place.key}'", read)])
+            blocks = await read_batch_entries(self._services.stores, pointer, self._services.events)
         except (RetryableError, DeniedError):
             raise
-        except (MemqError, KeyError) as error:
-            self._services.events.error("index-unread", f"{self._name} object {place.key}: {error}")
+        except MemqError as error:
+            self._services.events.error("index-unread", f"{self._name} object {pointer.locations[0].key}: {error}")
             return pointer
         ranges = producer_ranges((block.producer_id, block.first_sequence, block.next_sequence) for block in blocks)
         return msgspec.structs.replace(pointer, producers=tuple(ranges))

@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
-from memq.broker.upkeep.object_index import read_index
 from memq.compaction.files import ColdFiles
 from memq.errors import (
     CorruptDataError,
@@ -34,6 +33,7 @@ from memq.governor import Coordinator
 from memq.notification import PointerReader, Span
 from memq.runtime.timed_semaphore import PARTITIONS_AT_ONCE_MAX, bunches
 from memq.storage_handlers import StorageHandler
+from memq.storage_handlers.object_index import read_index
 from memq.topic import ReadPartition, Topic, read_partitions
 
 LOOKS_AT_ONCE_MAX = 16

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Container, Mapping
 from typing import NamedTuple
 
 from memq.broker.upkeep.log_coverage import LogCoverage
-from memq.broker.upkeep.object_index import read_index
 from memq.broker.upkeep.orphan_topics import OrphanTopics
 from memq.errors import CorruptDataError, InvalidRequestError, NotFoundError
 from memq.format.key import ObjectKey, is_of_many, is_staged_object, parse_object_key
 from memq.format.object import ObjectTopic
 from memq.storage_handlers import ObjectEntry, ObjectReader
+from memq.storage_handlers.object_index import read_index
 from memq.topic import Topic
 
 Place = tuple[str, int]  # topic id, write partition

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from memq.broker.upkeep.object_index import read_index
 from memq.errors import CorruptDataError, InvalidRequestError, NotFoundError
 from memq.format.key import ObjectKey, parse_object_key
 from memq.format.object import ObjectTopic
 from memq.notification import PointerReader
 from memq.storage_handlers import ObjectEntry, ObjectReader
+from memq.storage_handlers.object_index import read_index
 from memq.topic import ReadPartition
 
 

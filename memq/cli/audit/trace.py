@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 
 import click
 
@@ -14,12 +15,14 @@ from memq.audit.opened_topic import OpenedTopic, opened_topic
 from memq.audit.trace import NO_BLOCK, Sighting, TraceTarget, sightings, unread_sighting
 from memq.cli.options import broker_options, brokers_of, json_option
 from memq.cli.output import print_json, talk, time_text
+from memq.client.consumer.fetch.pieces import cut_batch, is_whole
 from memq.errors import InvalidRequestError, InvalidSettingError, MemqError, NotFoundError
 from memq.format.blocks.header import Buffer
 from memq.format.pointer import Pointer, decode_pointer
 from memq.notification import Entry
 from memq.notification.log_reader import entries_between
 from memq.settings import Value
+from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
 from memq.topic import Position, read_partitions
 
 FOUND_MAX = 100
@@ -132,7 +135,7 @@ async def _in_batch(opened: OpenedTopic, wanted: TraceTarget, partition: int, en
         pointer = decode_pointer(entry.body)
         if not wanted.may_be_in(entry.offset, pointer):
             return
-        batch = await opened.read(pointer.locations[0], whole=False)
+        batch = await _batch_of(opened, pointer)
     except MemqError as error:
         talk(f"pointer {entry.offset} of partition {partition} can't be followed: {error}")
         cause = str(error)
@@ -145,6 +148,13 @@ async def _in_batch(opened: OpenedTopic, wanted: TraceTarget, partition: int, en
     unread = None if found else unread_sighting(wanted, partition, entry, pointer, cause)
     if unread is not None:
         yield unread
+
+
+async def _batch_of(opened: OpenedTopic, pointer: Pointer) -> Buffer:
+    """Return the bytes of a batch; two fetches agree on what is damaged. Raises: as `ReadObject`."""
+    location = pointer.locations[0]
+    way = Way(f"object '{location.key}'", partial(opened.read, location, whole=False))
+    return await ConfirmedReads().read([way], lambda data: is_whole(cut_batch(pointer, data)))
 
 
 def _passed(sighting: Sighting, groups: Groups) -> dict[str, bool]:

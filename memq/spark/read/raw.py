@@ -18,9 +18,8 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from memq.errors import CorruptDataError, InvalidRequestError, InvalidSettingError, MemqError, NotFoundError
 from memq.format.key import is_cold_object, parse_object_key, shared_prefix
-from memq.format.object import BatchEntry, ObjectIndex, Trailer, parse_index, parse_trailer
+from memq.format.object import BatchEntry, ObjectIndex, Trailer
 from memq.format.pointer import Location, Pointer, ProducerRanges
-from memq.limits import KIB, TRAILER_BYTES
 from memq.notification import Entry
 from memq.runtime.network import Runtime
 from memq.spark.options import ReadOptions
@@ -29,10 +28,10 @@ from memq.spark.read.pruning import ReadFilter
 from memq.spark.read.reading import settings_of, splits_of
 from memq.spark.stores import ANY, StoreUrls, TaskStores
 from memq.storage_handlers import ObjectEntry, ObjectReader
+from memq.storage_handlers.object_index import read_index
 from memq.topic import Position, is_internal
 
 READS_MAX = 16  # indexes that are read at once
-TAIL_BYTES = 16 * KIB  # what is read of an object at first: nearly always its whole index
 RING_SLOTS_MAX = 256  # how many batches an owner may store beyond one that it has not
 _FOR_EVER_MS = 1 << 60
 _END = Position(0, 1 << 60)
@@ -145,24 +144,10 @@ async def _read_all(store: ObjectReader, entries: Sequence[ObjectEntry]) -> list
 
 async def _read_one(store: ObjectReader, entry: ObjectEntry) -> list[RawBatch]:
     try:
-        index, trailer = await _read_index(store, entry)
+        index, trailer = await read_index(store, entry)
     except CorruptDataError as error:
         return [RawBatch(entry.key, cause=CorruptDataError(f"object '{entry.key}': {error}"))]
     return [RawBatch(entry.key, _pointer_of(entry.key, index, trailer, batch)) for batch in index.batches]
-
-
-async def _read_index(store: ObjectReader, entry: ObjectEntry) -> tuple[ObjectIndex, Trailer]:
-    if entry.size < TRAILER_BYTES:
-        raise CorruptDataError(f"it has {entry.size} bytes")
-    start = max(0, entry.size - TAIL_BYTES)
-    tail = memoryview(await store.get_range(entry.key, start, entry.size - start))
-    trailer = parse_trailer(tail[-TRAILER_BYTES:], entry.size)
-    if trailer.index_offset < start:
-        data = memoryview(await store.get_range(entry.key, trailer.index_offset, trailer.index_length))
-    else:
-        at = trailer.index_offset - start
-        data = tail[at : at + trailer.index_length]
-    return parse_index(data, trailer), trailer
 
 
 def _pointer_of(key: str, index: ObjectIndex, trailer: Trailer, batch: BatchEntry) -> Pointer:

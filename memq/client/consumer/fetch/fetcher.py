@@ -24,11 +24,11 @@ from memq.client.consumer.fetch.range_coalescer import RangeCoalescer, RangeRead
 from memq.errors import CorruptDataError, DeniedError, NotFoundError
 from memq.format.blocks.header import Buffer
 from memq.format.key import is_cold_object
-from memq.format.object import BlockEntry, ObjectIndex, index_bytes, parse_index, parse_trailer
+from memq.format.object import BlockEntry, ObjectIndex
 from memq.format.pointer import Location, Pointer
-from memq.limits import INDEX_HEAD_BYTES, TRAILER_BYTES
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
 from memq.storage_handlers.cut_objects import reaches, readable_bytes
+from memq.storage_handlers.object_index import index_at
 
 T = TypeVar("T")
 
@@ -229,11 +229,11 @@ class BatchFetcher:
         Raises: CorruptDataError when it is damaged.
         """
         if not is_cold_object(location.key):
-            return _entries_at(await _index_at(reader, location), location)
+            return _entries_at(await index_at(reader.get_range, location), location)
         place = (location.key, location.index_offset)
         async with self._index_turn:
             if place not in self._indexes:
-                self._indexes[place] = await _index_at(reader, location)
+                self._indexes[place] = await index_at(reader.get_range, location)
             self._indexes.move_to_end(place)
             if len(self._indexes) > INDEXES_MAX:
                 self._indexes.popitem(last=False)
@@ -276,15 +276,6 @@ async def _readable_start(reader: RangeReader, location: Location) -> Buffer:
         return await read(0, location.length)
     size = await readable_bytes(read, 0, location.length)
     return await read(0, size) if size else b""
-
-
-async def _index_at(reader: RangeReader, location: Location) -> ObjectIndex:
-    """Return the object's index. Raises: CorruptDataError when it is damaged."""
-    at = location.index_offset
-    head = await reader.get_range(location.key, at, INDEX_HEAD_BYTES)
-    length = index_bytes(head)
-    tail = memoryview(await reader.get_range(location.key, at, length + TRAILER_BYTES))
-    return parse_index(tail[:length], parse_trailer(tail[length:], at + length + TRAILER_BYTES))
 
 
 def _entries_at(index: ObjectIndex, location: Location) -> list[BlockEntry]:

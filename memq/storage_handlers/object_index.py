@@ -1,14 +1,19 @@
-"""Reads the index of an object that lies in the store, without its batches."""
+"""Reads the index of a stored object without its batches: by the size, or by a pointer.
+
+Nothing is called damaged or missing on one fetch: `read_index` and `read_batch_entries` fetch again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 from memq.errors import NotFoundError
+from memq.format.blocks.header import Buffer
 from memq.format.object import BlockEntry, ObjectIndex, Trailer, index_bytes, parse_index, parse_trailer
 from memq.format.pointer import Location, Pointer
 from memq.limits import INDEX_HEAD_BYTES, TRAILER_BYTES
+from memq.runtime.logs import EventLog
 from memq.storage_handlers import ObjectEntry, ObjectReader
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
 
@@ -32,10 +37,12 @@ async def _read_once(store: ObjectReader, entry: ObjectEntry) -> tuple[ObjectInd
     return parse_index(await store.get_range(entry.key, trailer.index_offset, trailer.index_length), trailer), trailer
 
 
-async def read_batch_entries(stores: Mapping[str, ObjectReader], pointer: Pointer) -> tuple[BlockEntry, ...]:
+async def read_batch_entries(
+    stores: Mapping[str, ObjectReader], pointer: Pointer, events: EventLog | None = None
+) -> tuple[BlockEntry, ...]:
     """Return the entries of the blocks of a batch, by two ranged reads of a copy of it.
 
-    Otherwise as `read_index`.
+    `events` get what another fetch contradicted. Otherwise as `read_index`.
     """
     ways = [
         Way(f"object '{location.key}'", partial(_entries_once, stores[location.store], location))
@@ -44,12 +51,19 @@ async def read_batch_entries(stores: Mapping[str, ObjectReader], pointer: Pointe
     ]
     if not ways:
         raise NotFoundError(f"batch {pointer.batch_sequence} lies in no store of this broker")
-    return await ConfirmedReads().read(ways)
+    return await ConfirmedReads(events).read(ways)
 
 
 async def _entries_once(store: ObjectReader, location: Location) -> tuple[BlockEntry, ...]:
+    return (await index_at(store.get_range, location)).blocks_in(location.offset, location.length)
+
+
+async def index_at(read: Callable[[str, int, int], Awaitable[Buffer]], location: Location) -> ObjectIndex:
+    """Return the index of the object that a pointer names, by two ranged reads.
+
+    `read` takes key, offset and length. This is one fetch. Raises: as `read`, CorruptDataError, UnsupportedFormatError.
+    """
     at = location.index_offset
-    length = index_bytes(await store.get_range(location.key, at, INDEX_HEAD_BYTES))
-    tail = memoryview(await store.get_range(location.key, at, length + TRAILER_BYTES))
-    index = parse_index(tail[:length], parse_trailer(tail[length:], at + length + TRAILER_BYTES))
-    return index.blocks_in(location.offset, location.length)
+    length = index_bytes(await read(location.key, at, INDEX_HEAD_BYTES))
+    tail = memoryview(await read(location.key, at, length + TRAILER_BYTES))
+    return parse_index(tail[:length], parse_trailer(tail[length:], at + length + TRAILER_BYTES))
