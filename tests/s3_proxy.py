@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
 from tests.s3_faults import refusal
 
 Phase = Literal["before", "after", "body"]
-Harm = Literal["answer", "close", "changed", "short", "cut"]
+Harm = Literal["answer", "close", "changed", "short", "cut", "hang", "trickle"]
 METHODS = ("PUT", "GET", "HEAD", "DELETE", "LIST")
+TRICKLE_S = 0.1  # between two bytes
 _HEAD_BYTES_MAX = 64 * 1024
 
 
@@ -25,6 +26,7 @@ class Harmed:
 
     `before`: nothing is done, `after`: it is done; then it is refused with status and code (`answer`), or the
     connection ends (`close`). `body`: a byte of the answer is wrong, bytes are missing, or the connection ends in it.
+    `hang`: nothing comes (of the body: no second half) while the client waits. `trickle`: the body comes byte by byte.
     """
 
     phase: Phase
@@ -44,6 +46,8 @@ REFUSALS = [
     *(Harmed(phase, "close") for phase in ("before", "after")),
 ]
 OF_BODIES = [Harmed("body", harm) for harm in ("short", "cut", "changed")]
+HANGS = [Harmed(phase, "hang") for phase in ("before", "after")]
+HANGS_OF_BODIES = [Harmed("body", harm) for harm in ("hang", "trickle")]
 
 
 def harms_of(method: str) -> list[Harmed]:
@@ -86,6 +90,11 @@ class HarmingProxy:
         if harm is not None:
             self.met[kind, str(harm)] = self.met.get((kind, str(harm)), 0) + 1
         answer = None if harm is not None and harm.phase == "before" else await self._forward(first, headers, body)
+        if harm is not None and harm.harm in ("hang", "trickle"):
+            if harm.phase == "body" and answer is not None:
+                await _answer_slowly(reader, writer, answer, trickle=harm.harm == "trickle")
+            await reader.read()  # until the client leaves
+            return False
         if harm is None:
             assert answer is not None
             return _answer(writer, method, *answer)
@@ -150,6 +159,24 @@ def _answer(
     if method != "HEAD":
         writer.write(body[: len(body) // 2] if cut else body)
     return not cut
+
+
+async def _answer_slowly(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    answer: tuple[str, dict[str, str], bytes],
+    *,
+    trickle: bool,
+) -> None:
+    """Write an answer whose body stops in its middle, or comes byte by byte, while the client waits."""
+    line, headers, body = answer
+    _answer(writer, "GET", line, headers, body, cut=True)
+    for at in range(len(body) // 2, len(body) if trickle else 0):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TRICKLE_S):
+                await reader.read()
+            return  # the client left
+        writer.write(body[at : at + 1])
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ from awscrt.checksums import crc32c
 
 from memq.broker.api import requests, stream_requests, topic_requests
 from memq.broker.broker import Broker
+from memq.client.broker_router import READ_ANSWER_S
 from memq.errors import NotFoundError
 from memq.limits import MIB, PRODUCER_ID_END, READ_BYTES_MAX, SEQUENCE_END
 from memq.protocol.frames import AckLevel, Api, Frame, encode_frame
@@ -163,6 +164,27 @@ def read_frame(number: int, length: int) -> bytes:
     return encode_frame(
         Api.READ, 0, number, encode_message(ReadRequest(store="main", key="k/1", offset=0, length=length))
     )
+
+
+def test_a_store_that_hangs_is_named_before_the_client_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert topic_requests.READ_S_MAX < READ_ANSWER_S
+    monkeypatch.setattr(topic_requests, "READ_S_MAX", 0.01)
+
+    async def work() -> None:
+        async with client_of() as (broker, client, _):
+            store = broker.services.stores["main"] = Hanging()
+            client.write(read_frame(41, 1))
+            frame = await client.frame()
+            nack = decode_message(frame.body, Nack)
+            assert (nack.code, nack.text) == (
+                "store-failed",
+                "object 'k/1' in store 'main' was not read within 0.01 s",
+            )
+            store.gate.set()
+            client.write(read_frame(42, 1))
+            assert code_of(await client.frame()) == "", "the connection stays"
+
+    run(work())
 
 
 def test_reads_are_lent_a_sixteenth_of_the_memory_budget() -> None:

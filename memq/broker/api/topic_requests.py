@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from memq.broker.api.call import Answer, Call
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services
 from memq.broker.upkeep.cold_retention import trim_cold
-from memq.errors import NotFoundError, TooLargeError
+from memq.errors import NotFoundError, StoreError, TooLargeError
 from memq.limits import READ_BYTES_MAX
 from memq.protocol.messages import (
     AdminAnswer,
@@ -20,9 +22,11 @@ from memq.protocol.messages import (
     TopicMetadata,
     TrimCold,
 )
+from memq.storage_handlers import StorageHandler
 from memq.topic import Topic, TopicSettings, check_name, parse_settings
 
 TOPICS_PER_METADATA_MAX = 10_000
+READ_S_MAX = 20.0  # of a store for one READ; clients wait 30 s
 
 
 class TopicRequests:
@@ -69,7 +73,11 @@ class TopicRequests:
             return await self._partitions.create(name, settings.partitions, TopicSettings(), exist_ok=True)
 
     async def read(self, call: Call[ReadRequest]) -> Answer:
-        """Return a range of an object."""
+        """Return a range of an object.
+
+        Raises: StoreError when the store takes longer than READ_S_MAX. Without that limit the client would give up
+        first, not know why, and drop the connection with all that waits there.
+        """
         ask = call.ask
         if not 0 < ask.length <= READ_BYTES_MAX or ask.offset < 0:
             raise TooLargeError(f"READ of {ask.length} bytes at {ask.offset}; 1 to {READ_BYTES_MAX} are allowed")
@@ -81,7 +89,7 @@ class TopicRequests:
         hot = self._services.hot.read(ask.key, ask.offset, ask.length)
         if hot is not None:
             counters.read_hot_requests += 1
-        data = await store.get_range(ask.key, ask.offset, ask.length) if hot is None else hot
+        data = await _read(store, ask) if hot is None else hot
         counters.read_bytes += len(data)
         return data
 
@@ -106,3 +114,11 @@ class TopicRequests:
         """Remove the pointers from the queue that cold parts have."""
         await trim_cold(self._services, await self._partitions.current_topic(call.ask.topic, call.ask.topic_id))
         return AdminAnswer(sweep_age_ms=self._services.settings.sweep_age_ms)
+
+
+async def _read(store: StorageHandler, ask: ReadRequest) -> bytes:
+    try:
+        async with asyncio.timeout(READ_S_MAX):
+            return await store.get_range(ask.key, ask.offset, ask.length)
+    except TimeoutError as error:
+        raise StoreError(f"object '{ask.key}' in store '{ask.store}' was not read within {READ_S_MAX:g} s") from error
