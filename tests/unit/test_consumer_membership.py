@@ -131,3 +131,26 @@ def test_what_is_lost_and_assigned_by_one_answer_is_another_grant() -> None:
     member.answered(Membership(3, PARTS[:2]))
     assert member.granted[PARTS[0]] > grants[PARTS[0]]
     assert member.granted[PARTS[1]] == grants[PARTS[1]], "what stayed keeps its grant"
+
+
+def test_a_member_is_inside_from_generation_0_on_and_outside_when_it_is_fenced() -> None:
+    member = MemberState()
+    inside = [member.inside]
+    member.answered(Membership(0, (), ()))
+    inside.append(member.inside)
+    member.fenced()
+    assert [*inside, member.inside] == [False, True, False]
+
+
+def test_a_fenced_member_has_nothing_to_read_to_take_or_to_give_back() -> None:
+    """What it was to give back belongs to others by now, and so does what it was to get."""
+    member = MemberState()
+    member.answered(Membership(1, PARTS[:2], ()))
+    member.told_assigned(PARTS[0])
+    member.answered(Membership(2, PARTS[1:2], PARTS[:1]), ())
+    member.told_revoked(PARTS[0])
+    assert (member.released, list(member.granted)) == (PARTS[:1], [PARTS[1]])
+    member.fenced()
+    assert (member.released, dict(member.granted), member.changes()) == ((), {}, AssignmentEvents((), (), ()))
+    member.answered(Membership(3, PARTS[:1], ()))
+    assert member.changes().assigned == PARTS[:1], "it is a grant like any other"

@@ -1,0 +1,388 @@
+"""Compaction at its bounds: what is named in time, which blocks fit, what readers of cold parts ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from msgspec.structs import replace
+
+from memq.compaction import compaction, copying, reader
+from memq.compaction.compaction import leave_queue, manifest_of, publish_parts
+from memq.compaction.copying import Copied, checked_blocks
+from memq.compaction.files import ColdFiles
+from memq.compaction.plan import ColdRule
+from memq.compaction.reader import REFRESH_S, ColdReader
+from memq.compaction.tail import TailNeeds
+from memq.errors import CorruptDataError, NotReadyError, StoreError
+from memq.format.cold import ColdEntry, ColdPart, LeftPart, PartRef, decode_cold_part, encode_cold_part
+from memq.format.key import is_cold_object
+from memq.format.pointer import Pointer, ProducerRanges, decode_pointer
+from memq.format.totals import contended_ms
+from memq.notification import Entries, Entry, Span
+from memq.runtime.network import Runtime
+from memq.storage_handlers import confirmed_reads
+from memq.topic import ReadPartition, TopicSettings, read_partitions
+from tests.brokers import block_of
+from tests.cold import parts_on
+from tests.unit.bare_cluster import CLUSTER, Cluster, cold_manifest, part_of, topic_of
+from tests.unit.test_cold_compaction import PARTITION, RULE, World
+
+CLICKS = topic_of("clicks")
+LOG = read_partitions(CLICKS)[0]
+SETTINGS = TopicSettings()
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not read is read again at once."""
+    monkeypatch.setattr(confirmed_reads, "PAUSE_S", 0.0)
+
+
+# ---- what an opening needs -----------------------------------------------------------------------
+
+
+def needs(*pointers: tuple[int, int, int]) -> int:
+    """Return from when on entries are needed, by (queue time, epoch, time of the last names) of the pointers."""
+    found = TailNeeds()
+    for time_ms, epoch, named_ms in pointers:
+        pointer = Pointer(
+            kind="data",
+            cluster=CLUSTER,
+            topic="clicks",
+            topic_id=CLICKS.id,
+            partition=0,
+            epoch=epoch,
+            named_ms=named_ms,
+        )
+        found.take(Entry(0, time_ms, b""), pointer)
+    return found.since_ms(SETTINGS)[0] + contended_ms(SETTINGS.stale_publish_ms)
+
+
+@pytest.mark.parametrize(
+    ("pointers", "since_ms"),
+    [
+        ([(900, 1, 0)], 900),
+        ([(900, 1, 500)], 500),
+        ([(900, 1, 500), (1_000, 1, 700)], 700),
+        ([(900, 1, 500), (1_000, 1, 0)], 1_000),
+        ([(900, 2, 500), (1_000, 1, 700)], 500),
+        ([(900, 2, 1), (1_000, 1, 700)], 1),
+        ([(900, 1, 500), (1_000, 2, 700)], 700),
+    ],
+)
+def test_entries_are_needed_from_the_last_names_of_the_newest_epoch_on(
+    pointers: list[tuple[int, int, int]], since_ms: int
+) -> None:
+    assert needs(*pointers) == since_ms
+
+
+# ---- what a manifest names -----------------------------------------------------------------------
+
+
+def copied(*parts: PartRef) -> list[Copied]:
+    return [Copied(part, ()) for part in parts]
+
+
+@pytest.mark.parametrize(("late", "named"), [(-1, True), (0, False)])
+def test_what_is_copied_is_named_within_the_time_that_a_sweep_leaves_or_not_at_all(late: int, *, named: bool) -> None:
+    async def work() -> None:
+        cluster = Cluster()
+        files = ColdFiles(CLUSTER, cluster.store)
+        now_ms = cluster.clock.wall_ms()
+        first, second = (replace(part_of(n), created_ms=now_ms + 500 * n) for n in range(2))
+        before = await manifest_of(files, LOG)
+        cluster.clock.advance(1_000 + late)
+        publishing = publish_parts(files, before, copied(second, first), cluster.clock, 1_000)
+        if named:
+            found = await publishing
+            assert found is not None
+            assert (found.number, found.parts, found.next) == (1, (first, second), 2)
+            return
+        with pytest.raises(NotReadyError, match="copying took over 1000 ms"):
+            await publishing
+        assert cluster.store.objects == {}
+
+    asyncio.run(work())
+
+
+def test_parts_behind_a_gap_replace_what_retention_has_taken_which_stays_named_for_readers() -> None:
+    async def work() -> None:
+        cluster = Cluster()
+        files = ColdFiles(CLUSTER, cluster.store)
+        now_ms = cluster.clock.wall_ms()
+        old, young = (LeftPart(part=part_of(n), since_ms=now_ms - 4_000 - 1 + n) for n in range(2))
+        before = replace(cold_manifest(CLICKS, part_of(5)), left=(old, young))
+        later = replace(part_of(9), created_ms=now_ms)
+        found = await publish_parts(files, before, copied(later), cluster.clock, 1_000)
+        assert found is not None
+        assert found.parts == (later,)
+        assert found.left == (young, LeftPart(part=part_of(5), since_ms=now_ms))
+
+    asyncio.run(work())
+
+
+def test_pointers_leave_the_queue_once() -> None:
+    async def work() -> None:
+        cluster = Cluster()
+        await cluster.topic(CLICKS, entries=3)
+        trims: list[int] = []
+        trim = cluster.queue.trim
+
+        async def noted(partition: ReadPartition, before: int) -> None:
+            trims.append(before)
+            await trim(partition, before)
+
+        cluster.queue.trim = noted  # type: ignore[method-assign]
+        for _ in range(2):
+            await leave_queue(cluster.queue, LOG, cold_manifest(CLICKS, part_of(0, entries=2)))
+        assert trims == [2]
+
+    asyncio.run(work())
+
+
+def test_a_long_compaction_publishes_a_manifest_of_some_objects_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "OBJECTS_MAX", 4)
+
+    async def work() -> None:
+        world = await World.made()
+        objects = await world.compact(ColdRule(age_ms=RULE.age_ms, object_bytes=1, rest=True))
+        assert objects > 8
+        assert await world.parts().files.highest_number(PARTITION) == -(-objects // 4)
+        await world.check()
+
+    asyncio.run(work())
+
+
+# ---- what is copied ------------------------------------------------------------------------------
+
+
+async def part_with(world: World, span: Span) -> tuple[Copied, list[Pointer]]:
+    """Copy a span; return the part and its pointers."""
+    done = await world.parts().copier.copy(PARTITION, span)
+    content = decode_cold_part(await world.store.get(done.part.key))
+    return done, [decode_pointer(entry.body) for entry in content.entries]
+
+
+@pytest.mark.parametrize(("blocks_max", "moved"), [(0, 0), (1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (6, 4)])
+def test_a_large_object_takes_batches_while_their_blocks_fit(
+    monkeypatch: pytest.MonkeyPatch, blocks_max: int, moved: int
+) -> None:
+    """Batches of one and of two blocks by turns; a part may skip what does not fit, and take what is smaller."""
+    monkeypatch.setattr(copying, "COLD_BLOCKS_MAX", blocks_max)
+
+    async def work() -> None:
+        world = await World.made()
+        _, pointers = await part_with(world, Span(1, 5))
+        assert [pointer.records for pointer in pointers] == [3] * 4
+        keys = [place.key for pointer in pointers for place in pointer.locations]
+        assert sum(map(is_cold_object, keys)) == moved
+
+    asyncio.run(work())
+
+
+def test_only_the_last_batch_of_an_object_lies_before_its_index() -> None:
+    async def work() -> None:
+        world = await World.made()
+        _, pointers = await part_with(world, Span(1, 4))
+        places = [place for pointer in pointers for place in pointer.locations]
+        end = places[-1].offset + places[-1].length
+        assert [place.index for place in places] == [end, end, 0]
+        assert [place.index_offset for place in places] == [end] * 3
+
+    asyncio.run(work())
+
+
+def test_a_store_that_does_not_answer_ends_the_copy() -> None:
+    async def work() -> None:
+        world = await World.made()
+
+        async def failing(key: str, offset: int, length: int) -> bytes:
+            raise StoreError("503")
+
+        world.store.get_range = failing  # type: ignore[method-assign]
+        with pytest.raises(StoreError):
+            await world.compact()
+        assert await world.parts().files.highest_number(PARTITION) == 0
+
+    asyncio.run(work())
+
+
+class Ones(random.Random):
+    """All bits are set."""
+
+    def getrandbits(self, k: int) -> int:
+        """See `Random.getrandbits`."""
+        return (1 << k) - 1
+
+
+def test_every_random_number_makes_a_key_of_a_large_object() -> None:
+    async def work() -> None:
+        world = await World.made()
+        parts = parts_on(world.queue, world.store, Runtime(world.clock, Ones()))
+        done = await parts.copier.copy(PARTITION, Span(1, 3))
+        assert [is_cold_object(key) for key in done.part.objects] == [True]
+
+    asyncio.run(work())
+
+
+def test_a_block_that_the_pointer_does_not_name_is_damage_unless_it_is_left_out() -> None:
+    block = block_of(CLICKS, 5, [b"a", b"b"], producer=7)
+    pointer = Pointer(
+        kind="data",
+        cluster=CLUSTER,
+        topic="clicks",
+        topic_id=CLICKS.id,
+        partition=0,
+        epoch=1,
+        records=2,
+        producers=(ProducerRanges(7, ((5, 7),)),),
+    )
+    assert len(checked_blocks(pointer, block)) == 1
+    others = replace(pointer, producers=(ProducerRanges(8, ((5, 7),)),))
+    with pytest.raises(CorruptDataError, match="is not one that the pointer names"):
+        checked_blocks(others, block)
+    assert len(checked_blocks(replace(others, skip=(0,)), block)) == 1
+
+
+# ---- what readers ask for ------------------------------------------------------------------------
+
+
+class Shelf(Cluster):
+    """A log whose first entries, of 10 bytes or more each, are in a cold part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.files = ColdFiles(CLUSTER, self.store)
+        self.reader = ColdReader(self.queue, self.files, self.clock)
+        self.reads, self.spans = 0, 0
+
+    async def fill(self, entries: int = 6) -> None:
+        await self.topic(CLICKS, entries=entries)
+        read, span = self.queue.read, self.queue.span
+
+        async def counted(partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+            self.reads += 1
+            return await read(partition, offset, bytes_max)
+
+        async def counted_span(partition: ReadPartition) -> Span:
+            self.spans += 1
+            return await span(partition)
+
+        self.queue.read = counted  # type: ignore[method-assign]
+        self.queue.span = counted_span  # type: ignore[method-assign]
+
+    async def move(self, count: int) -> int:
+        """Move the first entries into a part; return the bytes of one."""
+        entries = await self.queue.read(LOG, 0, 1 << 20)
+        cold = tuple(ColdEntry(entry.offset, entry.time_ms, entry.body) for entry in entries[:count])
+        data = encode_cold_part(ColdPart(cold, ()))
+        await self.put("part-0", data)
+        await self.files.publish(cold_manifest(CLICKS, part_of(0, entries=count)))
+        await self.queue.trim(LOG, count)
+        self.reads = self.spans = 0
+        self.store.listed.clear()
+        return len(cold[0].body)
+
+    async def offsets(self, offset: int, bytes_max: int = 1 << 20) -> list[int]:
+        return [entry.offset for entry in await self.reader.read(LOG, offset, bytes_max)]
+
+
+def test_a_reader_finds_the_first_entry_that_left_the_queue() -> None:
+    async def work() -> None:
+        shelf = Shelf()
+        await shelf.fill()
+        await shelf.reader.manifest(LOG, 0, 600.0)  # it looked before there was a manifest
+        await shelf.move(1)
+        assert await shelf.reader.span(LOG) == Span(0, 6)
+        assert await shelf.offsets(0) == [0]
+
+    asyncio.run(work())
+
+
+def test_what_is_hot_is_read_by_one_request_and_what_is_cold_by_none_to_the_queue() -> None:
+    async def work() -> None:
+        shelf = Shelf()
+        await shelf.fill()
+        assert await shelf.offsets(3) == [3, 4, 5]
+        assert (shelf.reads, shelf.spans, shelf.store.listed) == (1, 0, []), "nothing has left the queue"
+        assert await shelf.reader.span(LOG) == Span(0, 6)
+        assert shelf.store.listed == []
+        await shelf.move(3)
+        assert await shelf.offsets(0) == [0, 1, 2]
+        asked = (shelf.reads, shelf.spans, len(shelf.store.listed))
+        assert asked == (1, 1, 1), "the queue's beginning leads to the manifest"
+        assert await shelf.offsets(1) == [1, 2]
+        assert (shelf.reads, shelf.spans, len(shelf.store.listed)) == asked
+        assert await shelf.reader.span(LOG) == Span(0, 6)
+        assert len(shelf.store.listed) == 1, "the manifest reaches where the queue begins"
+
+    asyncio.run(work())
+
+
+def test_a_reader_behind_the_cold_part_never_looks_for_a_newer_manifest() -> None:
+    async def work() -> None:
+        shelf = Shelf()
+        await shelf.fill()
+        await shelf.move(3)
+        assert await shelf.offsets(2) == [2]
+        shelf.clock.advance(int(REFRESH_S * 1_000))
+        assert await shelf.offsets(3) == [3, 4, 5]
+        assert len(shelf.store.listed) == 1
+        assert await shelf.offsets(2) == [2]
+        assert len(shelf.store.listed) == 2, "within it, it does"
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(("times", "less", "count"), [(1, 1, 1), (1, 0, 1), (2, 1, 1), (2, 0, 2), (3, 1, 2), (3, 0, 3)])
+def test_a_cold_read_has_as_many_entries_as_fit_and_at_least_one(times: int, less: int, count: int) -> None:
+    async def work() -> None:
+        shelf = Shelf()
+        await shelf.fill()
+        size = await shelf.move(4)
+        assert await shelf.offsets(0, times * size - less) == list(range(count))
+
+    asyncio.run(work())
+
+
+def test_the_manifests_that_were_looked_for_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "PARTITIONS_MAX", 2)
+
+    async def work() -> None:
+        shelf = Shelf()
+        logs = [ReadPartition("clicks", CLICKS.id, number) for number in range(3)]
+
+        async def listings(log: ReadPartition, age_s: float) -> int:
+            shelf.store.listed.clear()
+            await shelf.reader.manifest(log, 0, age_s)
+            return len(shelf.store.listed)
+
+        assert [await listings(log, 600.0) for log in logs[:2]] == [1, 1]
+        assert await listings(logs[0], 0.0) == 1
+        assert await listings(logs[2], 600.0) == 1
+        assert [await listings(log, 600.0) for log in (logs[0], logs[2], logs[1])] == [0, 0, 1]
+
+    asyncio.run(work())
+
+
+def test_a_known_manifest_is_not_read_again() -> None:
+    async def work() -> None:
+        shelf = Shelf()
+        await shelf.files.publish(cold_manifest(CLICKS, part_of(0)))
+        known = await shelf.files.highest(LOG)
+        assert known is not None
+        get, read = shelf.store.get, list[str]()
+
+        async def noted(key: str, *, checked: bool = True) -> bytes:
+            read.append(key)
+            return await get(key, checked=checked)
+
+        shelf.store.get = noted  # type: ignore[method-assign]
+        assert await shelf.files.highest(LOG, known) is known
+        assert read == []
+        assert await shelf.files.highest(LOG) == known
+        assert len(read) == 1
+
+    asyncio.run(work())
