@@ -15,7 +15,7 @@ from memq.audit.checks.batch_check import NO_NUMBER, BatchCheck, BlockCheck
 from memq.audit.checks.checked_entry import CheckedEntry
 from memq.audit.finding import IN_OBJECT, IN_QUEUE, Finding, Kind
 from memq.audit.minutes import Met, Minutes, active_ms, late_ms, window_ms
-from memq.audit.totals import RunningTotals
+from memq.audit.pointer_facts import PointerFacts
 from memq.audit.verdict import BALANCES_MAX, THROUGH_STORE, Coverage, PartitionCoverage, Tallies, Verdict
 from memq.errors import CorruptDataError, MemqError, TooLargeError
 from memq.format.blocks.header import BlockHeader, StoredBlock
@@ -53,26 +53,15 @@ class Contents:
 
 
 @dataclass(slots=True)
-class _WritePartition:
-    """Facts from the pointers of one write partition, apart from its producers.
+class _WritePartition(PointerFacts):
+    """The facts of a write partition, and its batches.
 
-    When retention took something, its pointers up to the queue time `copies_ms` may be copies of that, landed late: the
-    queue refuses what is older than the topic's bound. `starts` has by epoch the batch from which on all must be here.
+    `starts` has by epoch the batch from which on all must be here.
     """
 
-    read_partition: int
-    expired: bool  # retention took something before its first pointer
-    copies_ms: int
-    totals: RunningTotals
-    epoch: int = 0  # the highest that was met
+    read_partition: int = 0
     batches: dict[int, RangeSet] = field(default_factory=dict)  # batch sequences by epoch
     starts: dict[int, int | None] = field(default_factory=dict)
-
-    def meet(self, epoch: int, time_ms: int) -> None:
-        """Take any pointer of an epoch: one that begins behind the copies has all of its batches here."""
-        self.epoch = max(self.epoch, epoch)
-        if epoch not in self.starts:
-            self.starts[epoch] = 0 if time_ms > self.copies_ms else None
 
     def add(self, epoch: int, number: int, time_ms: int) -> None:
         """Take a batch."""
@@ -226,13 +215,11 @@ class Auditor:
             self._found.add(1, Finding(kind=Kind.FAULT, partition=partition, offset=offset, cause=cause))
         write = self._writes.get(pointer.partition)
         if write is None:
-            begin = self._reads[partition].begin
-            expired = begin > 0 and pointer.totals.records > 0
-            copies_ms = time_ms + self._late_ms if expired else -1
-            write = _WritePartition(partition, expired, copies_ms, RunningTotals(begin))
-            self._writes[pointer.partition] = write
-        write.meet(pointer.epoch, time_ms)
-        missing = write.totals.take(pointer, follows_copies=time_ms <= write.copies_ms)
+            write = self._writes[pointer.partition] = _WritePartition(read_partition=partition)
+            write.begin(pointer, self._reads[partition].begin, time_ms, self._late_ms)
+        # An epoch that begins behind the copies has all of its batches here.
+        write.starts.setdefault(pointer.epoch, 0 if time_ms > write.copies_ms else None)
+        missing = write.meet(pointer, time_ms)
         if missing:
             cause = f"its totals count {missing} records that no pointer before it shows"
             wrong = Finding(kind=Kind.TOTALS, partition=pointer.partition, offset=offset, cause=cause)
@@ -240,10 +227,9 @@ class Auditor:
         return write
 
     def _forget_totals(self, partition: int) -> None:
-        """Begin the totals again: an entry that was not read may explain their difference."""
         for write in self._writes.values():
             if write.read_partition == partition:
-                write.totals.forget()
+                write.forget_totals()
 
     def _account(self, partition: int, producer: int) -> Account:
         account = self._accounts.get((partition, producer))

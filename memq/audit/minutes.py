@@ -107,8 +107,10 @@ class MinuteRow:
         over = mine["processed"] + mine["lost"] + mine["unknown"] + queue["corrupt"]
         return max(queue["committed"] - over, 0)
 
-    def word(self, name: str) -> str:
-        """Return the state of the minute: the gravest of the queue's side and the group's.
+    def word(self, name: str = QUEUE) -> str:
+        """Return the state: ok, in flight, late, lost, doubled, corrupt or unknown.
+
+        It is the gravest of the queue's side and the group's.
 
         Without the word of a client that may have had more to say it is unknown, never ok.
         """

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from memq.audit.checks.whole_object import ReadObject, read_by_ranges
+from memq.audit.checks.whole_object import ReadObject, read_by_ranges, store_reader
 from memq.audit.verdict import THROUGH_STORE
 from memq.client.broker_router import BrokerRouter
 from memq.client.link_pool import LinkPool, bootstrap_addresses
@@ -77,15 +77,12 @@ def _direct_source(metadata: ClusterMetadata, stores: OpenStores) -> ReadObject:
             raise DeniedError(f"there is no way from here to the store '{store.name}' at '{store.url}'")
         direct[store.name] = opened
 
-    async def read(location: Location, *, whole: bool) -> Buffer:
-        store = direct.get(location.store)
-        if store is None:
-            raise CorruptDataError(f"the cluster has no store '{location.store}'")
-        if whole:
-            return await store.get(location.key, checked=False)
-        return await store.get_range(location.key, location.offset, location.length)
+    def open_store(name: str) -> StorageHandler:
+        if name not in direct:
+            raise CorruptDataError(f"the cluster has no store '{name}'")
+        return direct[name]
 
-    return read
+    return store_reader(open_store)
 
 
 async def _source(
@@ -101,12 +98,14 @@ async def _source(
         if opened is not None and await _holds(opened, metadata.cluster, topic):
             direct[store.name] = opened
 
+    straight = store_reader(direct.__getitem__)
+
     async def read(location: Location, *, whole: bool) -> Buffer:
-        store = direct.get(location.store)
-        if not whole:
-            place = (location.key, location.offset, location.length)
-            return await (store.get_range(*place) if store else any_broker.read(location.store, *place))
-        return await (store.get(location.key, checked=False) if store else read_by_ranges(any_broker.read, location))
+        if location.store in direct:
+            return await straight(location, whole=whole)
+        if whole:
+            return await read_by_ranges(any_broker.read, location)
+        return await any_broker.read(location.store, location.key, location.offset, location.length)
 
     return read, THROUGH_STORE if len(direct) == len(metadata.stores) else THROUGH_BROKER
 

@@ -60,6 +60,12 @@ class ReportedDamage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     next: int = 0
 
 
+def damage_of(key: str, block: int, offset: int, records: int, cause: Exception | None) -> ReportedDamage:
+    """Return the damage of a block of an object whose producer is not known; the cause's text is cut."""
+    text = str(cause)[:CAUSE_CHARS_MAX]
+    return ReportedDamage(object=key, block=block, offset=offset, records=records, cause=text)
+
+
 class Begin(msgspec.Struct, frozen=True, kw_only=True):
     """A reader began at a position: its group's, its configured start, or the target of a seek.
 

@@ -115,7 +115,7 @@ def test_a_damaged_block_is_named_traced_and_verified(
         async def work(database: Database) -> None:
             async with live_audit(cluster.address, database, KEEP_MS, Runtime()) as audit:
                 summary = await until([audit], database, all_of(RECORDS))
-            assert (summary.word(), summary.word("g")) == ("corrupt", "corrupt")
+            assert (summary.row.word(), summary.row.word("g")) == ("corrupt", "corrupt")
 
         with_database(state, work)
         assert main(["auditor", "findings", "--json", "--audit-state", state]) == 1
@@ -242,7 +242,7 @@ def test_no_report_is_passed_over_in_trouble(trouble: str, tmp_path: Path) -> No
             else:
                 audit._store.take_home = Halting(audit._store.take_home)  # type: ignore[assignment, method-assign]
             summary = await until([audit], database, all_of(RECORDS))
-        assert (summary.word(), summary.word("g")) == ("ok", "ok")
+        assert (summary.row.word(), summary.row.word("g")) == ("ok", "ok")
 
     with cluster:
         produce(cluster)
@@ -307,7 +307,7 @@ def test_a_log_that_fails_makes_the_minutes_of_its_partition_unknown_and_no_othe
                 assert (await known(database))[1].word("") == "unknown", "what was reported is stored, and not judged"
                 sick.clear()
             summary = await until([audit], database, lambda summary: counts(summary)[:2] == (2 * RECORDS,) * 2)
-        assert (summary.findings, summary.word()) == (0, "ok")
+        assert (summary.findings, summary.row.word()) == (0, "ok")
 
     with cluster:
         cluster.create_topic("clicks", partitions=2)
@@ -415,7 +415,7 @@ def test_several_auditors_share_one_state(cluster: Cluster) -> None:
                 await asyncio.to_thread(produce, cluster)
                 await asyncio.to_thread(consume, cluster)
                 summary = await until([left], database, all_of(2 * RECORDS))
-            assert (summary.findings, summary.word("g")) == (0, "ok")
+            assert (summary.findings, summary.row.word("g")) == (0, "ok")
 
         with_database(url, work)
 

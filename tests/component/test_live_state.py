@@ -20,7 +20,7 @@ from memq.audit.live.storage.state import decode_state
 from memq.audit.live.storage.store import AuditStore, PartitionChanges, Step
 from memq.audit.live.view import AuditView, latencies
 from memq.audit.minutes import QUEUE, MinuteRow
-from memq.audit.totals import RunningTotals
+from memq.audit.pointer_facts import RunningTotals
 from memq.errors import GenerationFencedError, NotFoundError
 from memq.format.ranges import RangeSet
 from tests.postgres import postgres_url
@@ -132,14 +132,14 @@ def test_rows_are_added_up_and_findings_kept_with_their_acknowledgement(open_dat
             await store.save(a_step("one", "2:8:0", desk))
             (minute,) = await view.minutes("clicks", MINUTE, MINUTE + 1, since=seen)
             assert minute.row.side("").counts == {"sent": 30, "acked": 30, "committed": 20, "lost": 10}
-            assert (minute.word(), minute.partition, minute.groups) == ("lost", 0, [])
+            assert (minute.row.word(), minute.partition, [*minute.row.sides]) == ("lost", 0, [QUEUE])
             changed = await view.changes(seen)
             assert changed.topics == (("clicks", TOPIC.id),)
             assert [(each.ranges, each.acknowledged_by) for each in changed.findings] == [(((20, 30),), "ada")]
             assert await view.changes(changed.version) == type(changed)(changed.version)
 
             (summary,) = await view.topics(MINUTE, MINUTE + 1)
-            assert (summary.word(), summary.findings, summary.partitions[0].records) == ("lost", 1, 20)
+            assert (summary.row.word(), summary.findings, summary.partitions[0].records) == ("lost", 1, 20)
             desk.queue((PRODUCER, 20, 30))
             await store.save(a_step("one", "2:9:0", desk))
             assert await view.findings() == []

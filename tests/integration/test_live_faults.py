@@ -249,7 +249,7 @@ def words_of(auditor: AuditorProcess) -> dict[tuple[int, int, str], str]:
             minutes = await AuditView(database).minutes(TOPIC, 0, 1 << 40)
         finally:
             await database.close()
-        return {(each.minute, each.partition, side): each.word(side) for each in minutes for side in each.row.sides}
+        return {(each.minute, each.partition, side): each.row.word(side) for each in minutes for side in each.row.sides}
 
     return asyncio.run(ask())
 

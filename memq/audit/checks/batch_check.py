@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from awscrt.checksums import crc32c
 
@@ -21,8 +22,7 @@ from memq.format.ranges import RangeSet
 NO_NUMBER = -1
 
 
-@dataclass(frozen=True, slots=True)
-class BlockCheck:
+class BlockCheck(NamedTuple):
     """One block of a batch: half-open sequences of one producer. `cause` says why it can't be delivered.
 
     `number` is NO_NUMBER when only the pointer knows of it; `producer` is 0 when nobody knows whose it is.

@@ -12,6 +12,7 @@ from memq.format.blocks.header import Buffer
 from memq.format.object import index_bytes, parse_trailer
 from memq.format.pointer import Location
 from memq.limits import INDEX_HEAD_BYTES, OBJECT_BYTES_MAX, TRAILER_BYTES
+from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.cut_objects import ReadPart, reaches, readable_bytes
 
 
@@ -25,6 +26,18 @@ class ReadObject(Protocol):
     async def __call__(self, location: Location, *, whole: bool) -> Buffer:
         """Return the bytes of the whole object, however many there are, or those of the batch alone."""
         ...
+
+
+def store_reader(open_store: Callable[[str], StorageHandler]) -> ReadObject:
+    """Return a reader of objects straight from the stores that `open_store` opens by name."""
+
+    async def read(location: Location, *, whole: bool) -> Buffer:
+        store = open_store(location.store)
+        if whole:
+            return await store.get(location.key, checked=False)
+        return await store.get_range(location.key, location.offset, location.length)
+
+    return read
 
 
 async def read_by_ranges(read: ReadRange, location: Location) -> Buffer:

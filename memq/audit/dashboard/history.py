@@ -27,7 +27,7 @@ class _Column:
     word: str | None = None
 
     def take(self, minute: Minute, name: str) -> None:
-        side, partition, word = minute.row.side(name), minute.partition, minute.word(name)
+        side, partition, word = minute.row.side(name), minute.partition, minute.row.word(name)
         for count in QUEUE_COUNTS if name == QUEUE else (*GROUP_COUNTS, *GROUP_VERDICTS):
             self.counts[count] = self.counts.get(count, 0) + side[count]
         for stage, buckets in side.latency.items():

@@ -21,7 +21,6 @@ from memq.audit.live.open_findings import OpenFindings
 from memq.audit.live.partition_state import NO_END_MS, AuditedGroup, AuditedProducer, PartitionState, Told
 from memq.audit.live.streams import StreamAudit
 from memq.audit.minutes import MINUTE_MS, QUEUE, MinuteRow, active_ms, late_ms, watermark_ms, window_ms
-from memq.audit.totals import RunningTotals
 from memq.errors import MemqError
 from memq.format.pointer import Pointer
 from memq.format.ranges import Range, RangeSet
@@ -104,9 +103,7 @@ class PartitionAudit:
         """
         books = self.books
         if books.totals is None and pointer.partition == self.partition:
-            books.expired = books.next_offset > 0 and pointer.totals.records > 0
-            books.copies_ms = time_ms + late_ms(self.topic.settings) if books.expired else -1
-            books.totals = RunningTotals(books.next_offset)
+            books.begin(pointer, books.next_offset, time_ms, late_ms(self.topic.settings))
         books.next_offset = offset + 1
         books.queue_ms = max(books.queue_ms, time_ms)
         if books.blind_ms == NO_END_MS:
@@ -114,13 +111,12 @@ class PartitionAudit:
         if pointer.partition != self.partition or books.totals is None:
             return
         minute = (pointer.least_ms or time_ms) // MINUTE_MS
-        missing = books.totals.take(pointer, follows_copies=time_ms <= books.copies_ms)
+        late, missing = pointer.epoch < books.epoch, books.meet(pointer, time_ms)
         if missing:
             cause = f"the totals of pointer {offset} count {missing} records that no pointer before it shows"
             wrong = self._wrong(Kind.TOTALS, cause)
             wrong.offset, wrong.records = offset, missing
             self._findings.told(wrong, minute, time_ms)
-        late, books.epoch = pointer.epoch < books.epoch, max(books.epoch, pointer.epoch)
         for end in pointer.ended:
             self._stream(end.producer).account.close(end, time_ms)
         if pointer.locations:
@@ -137,8 +133,7 @@ class PartitionAudit:
     def take_unreadable(self, offset: int, time_ms: int, error: MemqError) -> None:
         """Take an entry of the queue that is no pointer that can be read."""
         self.books.next_offset = offset + 1
-        if self.books.totals is not None:
-            self.books.totals.forget()
+        self.books.forget_totals()
         wrong = self._wrong(Kind.POINTER, str(error))
         wrong.offset = offset
         self._findings.told(wrong, time_ms // MINUTE_MS, time_ms)
@@ -150,8 +145,7 @@ class PartitionAudit:
         """
         self.books.next_offset = offset + 1
         self.books.blind_ms = max(self.books.blind_ms, time_ms)
-        if self.books.totals is not None:
-            self.books.totals.forget()
+        self.books.forget_totals()
 
     def unseen(self, pointer: Pointer) -> list[tuple[int, int, int]]:
         """Return what a pointer names and no other has: all that can be said of one whose blocks nobody knows."""

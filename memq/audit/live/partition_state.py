@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from memq.audit.account import Account
 from memq.audit.finding import Finding
 from memq.audit.live.marks import Marks
-from memq.audit.totals import RunningTotals
+from memq.audit.pointer_facts import PointerFacts
 from memq.format.ranges import RangeSet
 from memq.format.report import ReportPart
 
@@ -142,13 +142,13 @@ class Told:
 
 
 @dataclass(slots=True)
-class PartitionState:
+class PartitionState(PointerFacts):
     """All that is known of one write partition.
 
     `next_offset` is the next pointer to read of its read partition.
     `blind_ms`: up to this queue time pointers may be missing that nobody could read (retention was faster), NO_END_MS
-    until the first behind them came: what is not there can't be called lost. `expired` and `copies_ms` are as in
-    `Evidence` and `Account`. `damaged` are offsets of pointers with a damaged block that does not say whose it is.
+    until the first behind them came: what is not there can't be called lost. `damaged` are offsets of pointers with a
+    damaged block that does not say whose it is.
     `findings` are those that hold, by id. `objects` are the keys of the newest pointers' objects, by offset.
     `told` are reports that count when the queue was read; while it can't be, the minutes in `unread` are unknown.
     """
@@ -156,10 +156,6 @@ class PartitionState:
     next_offset: int = 0
     queue_ms: int = 0
     blind_ms: int = -1
-    expired: bool = False
-    copies_ms: int = -1
-    epoch: int = 0
-    totals: RunningTotals | None = None
     streams: dict[int, AuditedProducer] = field(default_factory=dict)
     groups: dict[str, AuditedGroup] = field(default_factory=dict)
     damaged: dict[int, bool] = field(default_factory=dict)

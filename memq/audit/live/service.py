@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -77,12 +77,7 @@ class Reports(Protocol):
         ...
 
 
-class TopicLister(Protocol):
-    """Lists topics. Raises: RetryableError."""
-
-    async def __call__(self) -> Sequence[Topic]:
-        """Return all topics that are audited."""
-        ...
+ListTopics = Callable[[], Awaitable[Sequence[Topic]]]  # those that are audited; raises RetryableError
 
 
 @dataclass(slots=True)
@@ -101,7 +96,7 @@ class LiveAudit:
     def __init__(
         self,
         reports: Reports,
-        topics: TopicLister,
+        topics: ListTopics,
         queue: RemoteQueue,
         read: ReadRange,
         store: AuditStore,

@@ -17,7 +17,7 @@ from memq.audit.live.report_partition import Client
 from memq.audit.live.storage.database import Database, Execute
 from memq.audit.live.storage.state import decode_state
 from memq.audit.live.storage.store import PartitionFacts
-from memq.audit.minutes import QUANTILES, QUEUE, MinuteRow, quantile_ms
+from memq.audit.minutes import QUANTILES, MinuteRow, quantile_ms
 from memq.errors import NotFoundError
 
 ROWS_MAX = 200_000  # that one question may read
@@ -33,18 +33,6 @@ class Minute:
     minute: int
     row: MinuteRow
 
-    @property
-    def groups(self) -> list[str]:
-        """The groups that were heard of in it."""
-        return sorted(name for name in self.row.sides if name != QUEUE)
-
-    def word(self, group: str = QUEUE) -> str:
-        """Return the verdict: ok, in flight, late, lost, doubled, corrupt or unknown.
-
-        Of the queue without a group.
-        """
-        return self.row.word(group)
-
 
 @dataclass(frozen=True, slots=True)
 class TopicSummary:
@@ -55,10 +43,6 @@ class TopicSummary:
     partitions: dict[int, PartitionFacts]
     row: MinuteRow
     findings: int  # that hold and are grave
-
-    def word(self, group: str = QUEUE) -> str:
-        """Return the gravest verdict of those minutes."""
-        return self.row.word(group)
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,14 +227,14 @@ def _row_of(summary: TopicSummary, name: str) -> tuple[object, ...]:
     records, last = (side["committed"], "acked") if name == QUEUE else (side["processed"], "processed")
     took_ms = latencies([summary.row]).get((name, last), {})
     slow = (f"{took_ms[part]:.0f}" if took_ms else "-" for part in QUANTILES)
-    return (summary.word(name), records, *counts, summary.row.in_flight(name), *slow)
+    return (summary.row.word(name), records, *counts, summary.row.in_flight(name), *slow)
 
 
 def _summary_json(summary: TopicSummary) -> dict[str, Any]:
     took_ms = latencies([summary.row])
     sides = {
         name: {
-            "verdict": summary.word(name),
+            "verdict": summary.row.word(name),
             **summary.row.side(name).counts,
             "in_flight": summary.row.in_flight(name),
             "latency_ms": {

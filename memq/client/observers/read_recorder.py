@@ -14,9 +14,8 @@ from typing import NamedTuple
 from memq.client.consumer.batch import Damage
 from memq.client.consumer.fetch.partition_cursor import Copy, ReadyRange
 from memq.client.observers.audit_recorder import PartRecorder
-from memq.errors import MemqError, UnsupportedFormatError
-from memq.format import report
-from memq.format.report import CAUSE_CHARS_MAX, BeginReason
+from memq.errors import UnsupportedFormatError
+from memq.format.report import BeginReason, damage_of
 from memq.topic import Committed, Position
 
 HANDED_MAX = 20_000  # blocks that were given out and are not committed
@@ -91,7 +90,7 @@ class ReadRecorder:
         for piece in delivery.damaged:
             if isinstance(piece.cause, UnsupportedFormatError):
                 continue  # newer than this reader, and no damage
-            part.damage(_damage(key, piece.number, delivery.first.pointer_offset, piece.records, piece.cause))
+            part.damage(damage_of(key, piece.number, delivery.first.pointer_offset, piece.records, piece.cause))
 
     def leave_out(self, copies: Iterable[Copy], now_ms: int) -> None:
         """Note blocks that are copies of what was given out before."""
@@ -106,7 +105,7 @@ class ReadRecorder:
         part = self._part(writer)
         if part is not None:
             offset = damage.position.pointer_offset
-            part.damage(_damage(damage.object_key, damage.block, offset, damage.records, damage.cause))
+            part.damage(damage_of(damage.object_key, damage.block, offset, damage.records, damage.cause))
 
     def store(self, committed: Committed, now_ms: int) -> None:
         """Note that the group has stored a position: all that was given out before it is processed."""
@@ -136,8 +135,3 @@ class ReadRecorder:
         if len(self._handed) >= HANDED_MAX:
             self._handed.popleft().part.lacks = True
         self._handed.append(handed)
-
-
-def _damage(key: str, block: int, offset: int, records: int, cause: MemqError | None) -> report.ReportedDamage:
-    text = str(cause)[:CAUSE_CHARS_MAX]
-    return report.ReportedDamage(object=key, block=block, offset=offset, records=records, cause=text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
@@ -53,12 +54,8 @@ class Named(Protocol):
         ...
 
 
-class MakeCarrier(Protocol):
-    """Makes a carrier on a client's connections; its own work is never reported."""
-
-    def __call__(self, runtime: Runtime, pool: LinkPool) -> Carrier:
-        """Make it."""
-        ...
+# Makes a carrier on a client's connections; its own work is never reported.
+MakeCarrier = Callable[[Runtime, LinkPool], Carrier]
 
 
 class Reporter:

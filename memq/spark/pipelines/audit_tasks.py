@@ -14,11 +14,9 @@ from pyspark.sql import functions
 from memq.audit.auditor import Auditor
 from memq.audit.checks.checked_entry import decode_checked, encode_checked
 from memq.audit.checks.checker import Checker
-from memq.audit.checks.whole_object import ReadObject
+from memq.audit.checks.whole_object import store_reader
 from memq.audit.minutes import COUNTS, MINUTE_MS, OK, QUEUE, WORDS, MinuteRow, Minutes, Stream, watermark_ms
 from memq.audit.verdict import Verdict
-from memq.format.blocks.header import Buffer
-from memq.format.pointer import Location
 from memq.runtime.network import Runtime
 from memq.spark.access import open_access
 from memq.spark.options import ReadOptions
@@ -102,21 +100,11 @@ async def _checked(options: ReadOptions, piece: PointerSpan) -> AsyncGenerator[R
     async with open_access(options, Runtime()) as access:
         stores = TaskStores(access.urls, Runtime())
         try:
-            async for checked in Checker(access.queue, _reader(stores)).check(piece.partition, piece.span):
+            async for checked in Checker(access.queue, store_reader(stores.open)).check(piece.partition, piece.span):
                 place = {"partition": piece.partition.partition, "offset": checked.entry.offset}
                 yield {**place, "checked": encode_checked(checked)}
         finally:
             await stores.close()
-
-
-def _reader(stores: TaskStores) -> ReadObject:
-    async def read(location: Location, *, whole: bool) -> Buffer:
-        store = stores.open(location.store)
-        if whole:
-            return await store.get(location.key, checked=False)
-        return await store.get_range(location.key, location.offset, location.length)
-
-    return read
 
 
 # ---- judging ---------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from memq.client.observers.report_carrier import ReportCarrier
 from memq.client.observers.reporter import STEP_S_MAX, JobReporter
 from memq.errors import MemqError, UnsupportedFormatError
 from memq.format.blocks.header import BlockHeader
-from memq.format.report import CAUSE_CHARS_MAX, ReportedDamage, Stage
+from memq.format.report import ReportedDamage, Stage, damage_of
 from memq.runtime.network import Runtime
 from memq.spark.read.planner import BatchPart
 from memq.spark.streaming.task_ranges import TaskAudit, TaskRange
@@ -52,9 +52,8 @@ class TaskReport:
         """Note a block that can't be read; one that is newer than this reader is not damaged."""
         if part.pointer is None or isinstance(piece.cause, UnsupportedFormatError):
             return
-        key, cause = part.pointer.locations[0].key, str(piece.cause)[:CAUSE_CHARS_MAX]
-        made = ReportedDamage(object=key, block=piece.number, offset=part.offset, records=piece.records, cause=cause)
-        self._damages.append((part, made))
+        key = part.pointer.locations[0].key
+        self._damages.append((part, damage_of(key, piece.number, part.offset, piece.records, piece.cause)))
 
     async def take(self) -> None:
         """Take the notes."""
