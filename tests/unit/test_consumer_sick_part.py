@@ -149,6 +149,41 @@ def test_a_store_that_hangs_for_one_partition_leaves_the_room_to_others() -> Non
     reading(work())
 
 
+def test_a_batch_that_hangs_and_is_larger_than_the_room_leaves_all_of_it_to_others() -> None:
+    """What it took beyond the room was counted against the others: they got nothing until it came."""
+
+    async def work() -> None:
+        world = World(log_of(2, 1), log_of(10, 2))
+        size = len(Block(1, 0).data())
+        world.hanging_producers = {1}
+        reader = Reader(world, budget=size // 2)
+        reader.add(0)
+        await skip(0.1)
+        reader.add(1)
+        assert 4.0 < await reader.until(30) < 8.0
+        assert [number for number, _ in reader.got] == [1] * 30
+        assert world.fetching == 1
+        await reader.tasks.stop()
+
+    reading(work())
+
+
+def test_partitions_that_hang_with_batches_larger_than_the_room_hold_two_at_most() -> None:
+    async def work() -> None:
+        world = World(*(log_of(3, producer) for producer in range(1, 5)))
+        size = len(Block(1, 0).data())
+        world.hanging_producers = set(range(1, 5))
+        reader = Reader(world, budget=size // 2)
+        for number in range(4):
+            reader.add(number)
+        await skip(60)
+        assert [assigned.fetches for assigned in reader.reading.assigned.values()] == [1, 1, 0, 0]
+        assert world.fetching == 2
+        await reader.tasks.stop()
+
+    reading(work())
+
+
 def test_many_partitions_whose_store_hangs_hold_twice_the_room_at_most() -> None:
     async def work() -> None:
         logs = [log_of(20, producer) for producer in range(1, 7)]

@@ -2,7 +2,7 @@
 
 An object that fails or hangs delays its own partition alone. A partition whose next batch can't be fetched holds no
 bytes, and asks for that batch alone until it comes. What a partition holds that gets nothing for `SLOW_S` is not
-counted against the others, up to the same bounds once more.
+counted against the others, up to the same bounds once more: the byte budget, or one batch that is larger.
 """
 
 from __future__ import annotations
@@ -206,10 +206,10 @@ class FetchScheduler:
     def _fetch_more(self) -> None:
         """Start fetches in turn while there is room: at least one, whatever its size."""
         slow = [partition for partition, assigned in self._assigned.items() if self._is_slow(assigned)]
-        slow_bytes = sum(self._assigned[partition].flow.held_bytes for partition in slow)
+        slow_bytes = [self._assigned[partition].flow.held_bytes for partition in slow]
         slow_fetches = sum(self._assigned[partition].fetches for partition in slow)
         held = sum(assigned.flow.held_bytes for assigned in self._assigned.values())
-        held -= min(slow_bytes, self._prefetch_bytes_max)
+        held -= min(sum(slow_bytes), max([self._prefetch_bytes_max, *slow_bytes]))
         fetches_max = FETCHES_MAX + min(slow_fetches, FETCHES_MAX)
         started = True
         while started:
