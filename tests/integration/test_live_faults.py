@@ -82,8 +82,8 @@ class Load:
         first = self._counts[0, 0] + 100
 
         async def pretend() -> None:
-            assert core._reporter is not None
-            tally, now_ms = core._reporter.part(topic, 0), core._reporter.now_ms()
+            assert core._observer is not None
+            tally, now_ms = core._observer.part(topic, 0), core._runtime.clock.wall_ms()
             assert tally is not None
             tally.pass_stage("acked", core.producer_id, first, first + PRETENDED, now_ms, now_ms, 2)
 

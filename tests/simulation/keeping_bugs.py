@@ -363,7 +363,7 @@ KEEPING_BUGS = (
         "memq.client.consumer.group.committer",
         "Committer.commit",
         "await self._group.commit(",
-        "[assigned.tally.store(behind, 0) for assigned, behind in due.values() if assigned.tally]\n"
+        "[assigned.observer.store(behind, 0) for assigned, behind in due.values() if assigned.observer]\n"
         "            await self._group.commit(",
         seed=1014,
         aspects=("reports",),
@@ -372,8 +372,8 @@ KEEPING_BUGS = (
         "what is written is reported as acked",
         "memq.client.producer.partition_sender",
         "PartitionSender._report",
-        "tally, parts = self._tally, self._parts",
-        "tally, parts, stage = self._tally, self._parts, 'acked'",
+        "observer, parts = self._observer, self._parts",
+        "observer, parts, stage = self._observer, self._parts, 'acked'",
         level="sleepy",
         aspects=("reports",),
     ),

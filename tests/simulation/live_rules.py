@@ -98,7 +98,7 @@ class LiveRules:
     def _hold(self, name: str, injury: Injury, sound: Said, draw: random.Random) -> None:
         """Check what is said of a history with a fault, and that two more auditors say the same."""
         said = self._play(injury.history, draw)
-        for key in sorted({**said.named, **injury.named, **sound.named}):
+        for key in sorted({**said.named, **injury.named, **sound.named}, key=repr):  # kinds have no order
             wanted = _both(sound.named, injury.named, key)
             found = said.named.get(key, RangeSet())
             if apart(found, wanted) or (apart(wanted, found) and not injury.silent):

@@ -30,7 +30,7 @@ class Read:
     """A partition that is read, as the committer sees it."""
 
     ledger: CommitLedger = field(default_factory=CommitLedger)
-    tally: None = None
+    observer: None = None
 
 
 class Parts:

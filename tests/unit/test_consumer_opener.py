@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import pytest
@@ -17,7 +18,8 @@ from memq.client.consumer.group.membership import MemberState
 from memq.client.consumer.opener import Opener
 from memq.client.consumer.settings import ConsumerSettings
 from memq.client.observers.audit_recorder import AuditRecorder, PartRecorder
-from memq.client.observers.reporter import Named, Reporter
+from memq.client.observers.read_recorder import ReadRecorder
+from memq.client.observers.reporter import Named
 from memq.errors import DeniedError, InvalidRequestError, MemqError, NotFoundError, PositionExpiredError, QueueError
 from memq.format.blocks.header import Buffer
 from memq.notification import Entries, Membership, Span
@@ -85,8 +87,11 @@ class Reports:
     def __init__(self) -> None:
         self.tally = AuditRecorder(7, "consumer", "g", "host", 1_000, lambda: None)
 
-    def wanted(self, topic: Named) -> bool:
-        return True
+    def reading(self, topic: Named, writers: Sequence[int], *, commits: bool) -> ReadRecorder:
+        return ReadRecorder(partial(self.part, topic), writers, commits=commits)
+
+    async def close(self, timeout_s: float | None) -> None:
+        """Nothing is sent."""
 
     def part(self, topic: Named, partition: int) -> PartRecorder:
         return self.tally.part(topic.name, topic.id, partition, 0)
@@ -95,7 +100,7 @@ class Reports:
 class Member:
     """A member of a group with its opener, which runs in the background."""
 
-    def __init__(self, reporter: Reporter | None = None, **settings: Any) -> None:
+    def __init__(self, observer: Reports | None = None, **settings: Any) -> None:
         runtime = skipping_runtime()
         self.answers, self.state = Answers(), MemberState()
         events = EventLog(runtime.clock)
@@ -112,7 +117,7 @@ class Member:
             {"t": TOPIC},
             wanted,
             self._changed,
-            reporter=reporter,
+            observer=observer,
             tasks=self.tasks,
             events=events,
         )
@@ -413,7 +418,7 @@ def test_the_audit_learns_where_reading_begins_and_why(run: Run) -> None:
     async def work(member: Member) -> None:
         await member.opener.seek(MOVED, Position(1, 70, 3))
 
-    run(work, stored=100, reporter=reports)
+    run(work, stored=100, observer=reports)
     parts = [part for _, report in reports.tally.take(0, 1) for part in report.parts]
     begins = {(part.partition, begin.at, begin.reason) for part in parts for begin in part.begins}
     assert begins >= {(0, "0:0:0", "start"), (1, "1:100:0", "stored"), (1, "1:70:3", "seek")}

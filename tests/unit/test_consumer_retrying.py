@@ -286,7 +286,7 @@ def test_the_audit_is_told_of_copies_that_were_left_out() -> None:
         log.batch(Block(1, 0), Block(1, 3))
         reader = Reader(World(log))
         tally = ToldTally()
-        reader.add(0).tally = tally
+        reader.add(0).observer = tally
         await skip(1.0)
         now_ms = reader.runtime.clock.wall_ms()
         assert reader.deliver(1) == 1
@@ -305,7 +305,7 @@ def test_the_audit_is_told_where_reading_begins_when_retention_was_faster() -> N
         del world.logs[0].entries[:2]
         reader = Reader(world)
         tally = ToldTally()
-        reader.add(0).tally = tally
+        reader.add(0).observer = tally
         await reader.until(6)
         assert reader.got == expected(0, 4)[6:]
         assert tally.told == [("begin", Position(0, 2), "start", True)]

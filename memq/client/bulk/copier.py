@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import cast
 
 from memq.client.bulk.block_cutter import BLOCK_BYTES_MAX, Cut
-from memq.client.observers.report_carrier import ReportCarrier
+from memq.client.observers.report_carrier import reporting
 from memq.client.producer.core import ProducerCore
 from memq.client.producer.delivery import AsyncDelivery
 from memq.client.producer.open_block import Route
@@ -45,8 +45,7 @@ class FixedIdentityWriter:
             self._wake,
             lambda: None,
             producer_id=producer_id,
-            carrier=ReportCarrier,
-            kind=kind,
+            observe=reporting(kind, ""),
         )
         self._closed = False
         self._pending: deque[tuple[AsyncDelivery, Cut]] = deque()

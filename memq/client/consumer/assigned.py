@@ -3,13 +3,60 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from memq.client.consumer.fetch.partition_cursor import PartitionCursor, PointerSlot
+from memq.client.consumer.batch import Damage
+from memq.client.consumer.fetch.partition_cursor import Copy, PartitionCursor, PointerSlot, ReadyRange
 from memq.client.consumer.group.ledger import CommitLedger
 from memq.client.consumer.record import TopicPartition, place_of
-from memq.client.observers.read_recorder import ReadRecorder
-from memq.topic import TopicSettings
+from memq.format.report import BeginReason
+from memq.topic import Committed, Position, Topic, TopicSettings
+
+
+class ReadObserver(Protocol):
+    """Observes the reading of one read partition, for the audit; nothing of a consumer rests on it."""
+
+    def begin(self, at: Position, reason: BeginReason, before: Any = None) -> None:
+        """Reading begins at a position, in place of the observer `before`."""
+        ...
+
+    def give(self, delivery: ReadyRange, now_ms: int) -> None:
+        """A range is given to the caller."""
+        ...
+
+    def leave_out(self, copies: Iterable[Copy], now_ms: int) -> None:
+        """Copies of what was delivered before are left out."""
+        ...
+
+    def spoil(self, writer: int, damage: Damage) -> None:
+        """Records that were given turn out to be damaged."""
+        ...
+
+    def begin_storing(self) -> None:
+        """A commit is on its way."""
+        ...
+
+    def store(self, committed: Committed, now_ms: int) -> None:
+        """A position was committed."""
+        ...
+
+    def end_storing(self) -> None:
+        """The commit is done, or failed."""
+        ...
+
+
+class ConsumerObserver(Protocol):
+    """Observes a consumer."""
+
+    def reading(self, topic: Topic, writers: Sequence[int], *, commits: bool) -> ReadObserver | None:
+        """Return what observes a read partition that `writers` write to; None when nobody wants to know of it."""
+        ...
+
+    async def close(self, timeout_s: float | None) -> None:
+        """Finish within `timeout_s`, or its own bound."""
+        ...
 
 
 @dataclass(slots=True)
@@ -27,7 +74,7 @@ class Assigned:
     fetches: int = 0  # under way
     fetched_s: float = 0.0  # when the last of them ended, or the first began (monotonic)
     compared: PointerSlot | None = None  # the batch whose blocks are being compared
-    tally: ReadRecorder | None = None  # what the audit is to be told of it, where it wants to know
+    observer: ReadObserver | None = None  # of the audit, where it wants to know
 
     @property
     def place(self) -> TopicPartition:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from memq.client.broker_router import BrokerRouter
-from memq.client.consumer.assigned import Assigned
+from memq.client.consumer.assigned import Assigned, ConsumerObserver
 from memq.client.consumer.batch import Batch, Damage
 from memq.client.consumer.dead_letters import DeadLetters
 from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
@@ -29,9 +29,6 @@ from memq.client.consumer.settings import ConsumerSettings, Point, check_point
 from memq.client.link_pool import LinkPool
 from memq.client.log_answers import LogAnswers, ask_logs
 from memq.client.metadata import ClusterMetadata
-from memq.client.observers.report_carrier import ReportCarrier
-from memq.client.observers.reporter import CLOSE_S_MAX as REPORT_S_MAX
-from memq.client.observers.reporter import Reporter
 from memq.client.producer.fields import check_kind
 from memq.client.stores import OpenStores
 from memq.errors import ClosedError, GenerationFencedError, InvalidRequestError, MemqError, NotFoundError
@@ -49,6 +46,7 @@ REFRESH_S = 30.0
 GONE_TRIES = 2
 GONE_RETRY_S = 0.2  # doubled for each try
 CLOSE_S_MAX = 5.0
+Observe = Callable[[Runtime, LinkPool, TaskOwner], ConsumerObserver]  # makes the observer of a consumer
 AHEAD_SHARE = 16  # batches that are made ahead hold a sixteenth of what may be prefetched, and one more
 
 
@@ -78,6 +76,7 @@ class ConsumerCore:
         runtime: Runtime,
         addresses: Sequence[Address],
         make_fetcher: MakeFetcher = BatchFetcher,
+        observe: Observe | None = None,
     ) -> None:
         keep_freed_blocks()
         self.settings = settings.check()
@@ -100,10 +99,7 @@ class ConsumerCore:
         self._reading = FetchScheduler(
             runtime, self._queue, fetcher, self._tasks, settings.prefetch_bytes_max, self._changed.set
         )
-        self._reporter: Reporter | None = None
-        if settings.audit:
-            group = settings.group or ""
-            self._reporter = Reporter("consumer", group, runtime, self._pool, self._tasks, ReportCarrier)
+        self._observer = observe(runtime, self._pool, self._tasks) if observe is not None else None
         self._opener = Opener(
             settings,
             self._queue,
@@ -111,7 +107,7 @@ class ConsumerCore:
             self._topics,
             self._wanted,
             self._changed.set,
-            self._reporter,
+            self._observer,
             self._tasks,
             self._events,
         )
@@ -180,8 +176,8 @@ class ConsumerCore:
         if self._group is not None and self._started:
             await self._group.leave(timeout_s)
         await self._dead_letters.close()
-        if self._reporter is not None:
-            await self._reporter.close(min(timeout_s, REPORT_S_MAX))
+        if self._observer is not None:
+            await self._observer.close(timeout_s)
         await self._metadata.close()
         await self._pool.close()
         await self._stores.close()
@@ -427,8 +423,8 @@ class ConsumerCore:
         self._handouts.add(ReadyBatch(assigned, batch, delivery.totals))
 
     def _tell_audit(self, assigned: Assigned, delivery: ReadyRange) -> None:
-        if assigned.tally is not None:
-            assigned.tally.give(delivery, self._runtime.clock.wall_ms())
+        if assigned.observer is not None:
+            assigned.observer.give(delivery, self._runtime.clock.wall_ms())
 
     def _batch_of(self, assigned: Assigned, delivery: ReadyRange) -> Batch:
         first, place = delivery.first, assigned.place
@@ -454,8 +450,8 @@ class ConsumerCore:
             self._late_damage.popleft()
             self._tell_damage(damage)
             for assigned in self._reading.assigned.values():
-                if assigned.tally is not None and assigned.place == (batch.topic, batch.partition):
-                    assigned.tally.spoil(batch.write_partition, damage)
+                if assigned.observer is not None and assigned.place == (batch.topic, batch.partition):
+                    assigned.observer.spoil(batch.write_partition, damage)
             self._late_counts.damaged_blocks += 1
             self._late_counts.damaged_records += damage.records
 

@@ -13,6 +13,7 @@ from memq.client.consumer.group.membership import AssignmentEvents
 from memq.client.consumer.record import TopicPartition, place_of
 from memq.client.consumer.settings import ConsumerSettings, OnDamaged, OnExpired, Point, topics_of
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
+from memq.client.observers.report_carrier import reporting
 from memq.limits import MIB
 from memq.runtime.network import Runtime
 
@@ -79,8 +80,9 @@ class ConsumerFace(ABC):
             from memq.client.observers.consumer_traces import ConsumerTraces
 
             self._traces = ConsumerTraces(tracer_provider, self._runtime.clock, group)
+        observe = reporting("consumer", group or "") if audit else None
         make_fetcher = BatchFetcher if self._traces is None else self._traces.fetcher
-        self._core = ConsumerCore(settings, self._runtime, bootstrap_addresses(brokers), make_fetcher)
+        self._core = ConsumerCore(settings, self._runtime, bootstrap_addresses(brokers), make_fetcher, observe)
         self._callbacks = (on_lost, on_revoked, on_assigned)
         self._open()
 

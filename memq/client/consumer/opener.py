@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from functools import partial
 
-from memq.client.consumer.assigned import Assigned
+from memq.client.consumer.assigned import Assigned, ConsumerObserver, ReadObserver
 from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
 from memq.client.consumer.fetch.partition_cursor import PartitionCursor
 from memq.client.consumer.offset_resolver import OffsetResolver, window_ms
 from memq.client.consumer.record import place_of
 from memq.client.consumer.settings import ConsumerSettings, Point, point_of
-from memq.client.observers.read_recorder import ReadRecorder
-from memq.client.observers.reporter import Reporter
 from memq.errors import InvalidRequestError, MemqError, NotFoundError, QueueError, RetryableError
 from memq.format.report import BeginReason
 from memq.notification.remote import RemoteQueue
@@ -42,7 +39,7 @@ class Opener:
         topics: Mapping[str, Topic],
         wanted: Callable[[], Mapping[ReadPartition, int]],
         changed: Callable[[], None],
-        reporter: Reporter | None,
+        observer: ConsumerObserver | None,
         tasks: TaskOwner,
         events: EventLog,
     ) -> None:
@@ -54,9 +51,9 @@ class Opener:
         self._topics = topics
         self._wanted = wanted
         self._changed = changed
-        self._reporter = reporter
+        self._observer = observer
         self._events = events
-        self._tallies: dict[ReadPartition, ReadRecorder] = {}  # the last one of each partition, read or not
+        self._observers: dict[ReadPartition, ReadObserver] = {}  # the last one of each partition, read or not
         self._ends: dict[ReadPartition, Position] = {}
         self._tasks = tasks
         self._opening: dict[ReadPartition, int] = {}  # the grants under which partitions are being opened
@@ -208,12 +205,12 @@ class Opener:
             known=known,
         )
         assigned = self._reading.add(flow, topic, grant)
-        reporter = self._reporter
-        if reporter is not None and reporter.wanted(topic):
-            part = partial(reporter.part, topic)
-            assigned.tally = ReadRecorder(part, assigned.writers, commits=self._settings.group is not None)
-            assigned.tally.begin(position, reason, self._tallies.get(partition))
-            self._tallies[partition] = assigned.tally
+        if self._observer is not None:
+            commits = self._settings.group is not None
+            assigned.observer = self._observer.reading(topic, assigned.writers, commits=commits)
+        if assigned.observer is not None:
+            assigned.observer.begin(position, reason, self._observers.get(partition))
+            self._observers[partition] = assigned.observer
         return assigned
 
 

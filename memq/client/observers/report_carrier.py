@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from memq.client.link_pool import LinkPool
+from memq.client.observers.reporter import Reporter
 from memq.client.producer.core import ProducerCore
 from memq.client.producer.delivery import AsyncDelivery
 from memq.client.producer.fields import check_fields
 from memq.client.producer.open_block import Route
 from memq.client.producer.settings import ProducerSettings
-from memq.format.report import AUDIT_TOPIC
+from memq.format.report import AUDIT_TOPIC, Kind
 from memq.limits import KIB, MIB
 from memq.protocol.frames import AckLevel
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime
+from memq.runtime.tasks import TaskOwner
 
 _SETTINGS = ProducerSettings(
     acks=AckLevel.ALL, block_bytes=128 * KIB, pending_bytes_max=2 * MIB, full_wait_s=0.0, on_ack=lambda outcome: None
@@ -58,3 +61,8 @@ class ReportCarrier:
 
     def _wake(self) -> None:
         asyncio.get_running_loop().call_soon(self._core.drain)
+
+
+def reporting(kind: Kind, name: str) -> Callable[[Runtime, LinkPool, TaskOwner], Reporter]:
+    """Return a maker of the observer that reports to the audit, where the cluster asks for reports."""
+    return lambda runtime, pool, tasks: Reporter(kind, name, runtime, pool, tasks, ReportCarrier)

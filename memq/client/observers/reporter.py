@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 from memq.client.link_pool import LinkPool
 from memq.client.observers.audit_recorder import AuditRecorder, PartRecorder
+from memq.client.observers.read_recorder import ReadRecorder
 from memq.errors import MemqError
 from memq.format.report import AUDIT_TOPIC, Kind, Report, encode_report
 from memq.runtime.logs import EventLog
@@ -64,6 +66,8 @@ class Reporter:
     What can't be sent is dropped and counted in `lost`; the audit sees that by the numbers of the reports.
     """
 
+    _close_s_max = CLOSE_S_MAX
+
     def __init__(
         self, kind: Kind, name: str, runtime: Runtime, pool: LinkPool, tasks: TaskOwner, carrier: MakeCarrier
     ) -> None:
@@ -91,6 +95,10 @@ class Reporter:
             self._tasks.start(self._run(self._tally, interval_ms / 1000), "report to the audit")
         return self._tally.part(topic.name, topic.id, partition, self.now_ms())
 
+    def reading(self, topic: Named, writers: Sequence[int], *, commits: bool) -> ReadRecorder | None:
+        """Return what notes the reading of a read partition; None when nobody wants to know of it."""
+        return ReadRecorder(partial(self.part, topic), writers, commits=commits) if self.wanted(topic) else None
+
     def wanted(self, topic: Named) -> bool:
         """Whether the cluster wants to know of the work in a topic."""
         return self._pool.audit_ms > 0 and topic.name != AUDIT_TOPIC and not self._closed
@@ -116,11 +124,12 @@ class Reporter:
         except (MemqError, TimeoutError) as error:
             self._drop(f"{error!r}")
 
-    async def close(self, timeout_s: float) -> None:
-        """Send the last reports, within `timeout_s` in all; nothing is noted any more."""
+    async def close(self, timeout_s: float | None = None) -> None:
+        """Send the last reports, within `timeout_s` and the bound of this kind; nothing is noted any more."""
         if self._closed:
             return
         self._closed = True
+        timeout_s = self._close_s_max if timeout_s is None else min(timeout_s, self._close_s_max)
         loop = asyncio.get_running_loop()
         until_s = loop.time() + (timeout_s if self._pool.sessions() else 0.0)
         if self._tally is not None and until_s > loop.time():
@@ -167,6 +176,8 @@ class Reporter:
 class JobReporter(Reporter):
     """A reporter for a job without a task owner: an error is logged and ends it, as does its close."""
 
+    _close_s_max = STEP_S_MAX
+
     def __init__(self, kind: Kind, name: str, runtime: Runtime, pool: LinkPool, carrier: MakeCarrier) -> None:
         events = EventLog(runtime.clock)
         self._own_tasks = TaskOwner(
@@ -174,7 +185,7 @@ class JobReporter(Reporter):
         )
         super().__init__(kind, name, runtime, pool, self._own_tasks, carrier)
 
-    async def close(self, timeout_s: float) -> None:
+    async def close(self, timeout_s: float | None = None) -> None:
         """See `Reporter.close`."""
         await super().close(timeout_s)
         await self._own_tasks.stop()

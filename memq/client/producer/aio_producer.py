@@ -9,8 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
 from memq.client.arguments import check_timeout
-from memq.client.observers.report_carrier import ReportCarrier
-from memq.client.producer.core import ProducerCore, ProducerStats
+from memq.client.producer.core import Observe, ProducerCore, ProducerStats
 from memq.client.producer.delivery import AsyncDelivery
 from memq.client.producer.face import ProducerFace
 from memq.client.producer.fields import BytesLike, HeadersLike, RecordColumns, RecordFields, check_fields, check_many
@@ -30,11 +29,10 @@ class AsyncProducer(ProducerFace):
 
     _waiters: list[asyncio.Future[None]]
 
-    def _open(self, addresses: Sequence[Address]) -> ProducerCore:
+    def _open(self, addresses: Sequence[Address], observe: Observe | None) -> ProducerCore:
         self._waiters = []
-        carrier = ReportCarrier if self._settings.audit else None
         return ProducerCore(
-            self._settings, self._runtime, addresses, AsyncDelivery, self._wake, self._room_made, carrier=carrier
+            self._settings, self._runtime, addresses, AsyncDelivery, self._wake, self._room_made, observe=observe
         )
 
     async def __aenter__(self) -> Self:

@@ -10,12 +10,11 @@ from functools import partial
 
 from memq.client.link_pool import LinkPool, Session
 from memq.client.metadata import ClusterMetadata
-from memq.client.observers.reporter import CLOSE_S_MAX, MakeCarrier, Reporter
 from memq.client.owner_requests import OwnerRequests
 from memq.client.producer.delivery import Ack, AsyncDelivery, Delivery
 from memq.client.producer.fencing import InstanceFencing
 from memq.client.producer.open_block import PartitionBuffer, PendingBlock, Route
-from memq.client.producer.partition_sender import CLOSE_TIMEOUT_S, PartitionSender, SenderParts
+from memq.client.producer.partition_sender import CLOSE_TIMEOUT_S, PartitionSender, ProducerObserver, SenderParts
 from memq.client.producer.send_buffer import SendBuffer
 from memq.client.producer.settings import ProducerSettings
 from memq.errors import (
@@ -26,7 +25,6 @@ from memq.errors import (
     TimedOutError,
     UnreachableError,
 )
-from memq.format.report import Kind
 from memq.protocol.frames import Api
 from memq.protocol.messages import Metadata, MetadataRequest
 from memq.runtime.logs import EventLog
@@ -36,6 +34,7 @@ from memq.topic import Topic, producer_id_of
 
 METADATA_AGE_S_MAX = 60.0  # so soon a topic that was widened gets records in its new partitions
 _SETTLE_S = 0.5
+Observe = Callable[[Runtime, LinkPool, TaskOwner], ProducerObserver]  # makes the observer of a producer
 FAILURES_MAX = 1_000  # that are kept for the close
 
 
@@ -78,16 +77,15 @@ class ProducerCore:
         room_made: Callable[[], None],
         producer_id: int = 0,
         *,
-        carrier: MakeCarrier | None = None,
-        kind: Kind = "producer",
+        observe: Observe | None = None,
         pool: LinkPool | None = None,
         events: EventLog | None = None,
     ) -> None:
         """A new producer has an id of its own.
 
         A caller that gives `producer_id` continues as the producer that had it before.
-        The id of a named producer is that of its name. With a `carrier` it reports to the audit, as `kind`, where
-        the cluster asks for that. It uses the connections of `pool`, which stay, when that is another client's.
+        The id of a named producer is that of its name. `observe` makes its observer. It uses the
+        connections of `pool`, which stay, when that is another client's.
         """
         self.producer_id = producer_id or producer_id_of(settings.name) or runtime.random.randrange(1, 1 << 63)
         self.buffer = SendBuffer(settings, runtime, self.producer_id, make_delivery, wake, room_made)
@@ -98,9 +96,7 @@ class ProducerCore:
         self._metadata = ClusterMetadata(runtime, self._pool, self._heard)
         self.events = events or EventLog(runtime.clock)
         self._tasks = TaskOwner(self._broke, self.events)
-        self._reporter: Reporter | None = None
-        if carrier is not None:
-            self._reporter = Reporter(kind, settings.name, runtime, self._pool, self._tasks, carrier)
+        self._observer = observe(runtime, self._pool, self._tasks) if observe is not None else None
         self._senders: dict[PartitionBuffer, PartitionSender] = {}
         self._stats = ProducerStats()
         self._failures: list[tuple[Delivery | AsyncDelivery, MemqError]] = []
@@ -122,7 +118,7 @@ class ProducerCore:
             events=self.events,
             settled=self._settled,
             broke=self._broke,
-            reporter=self._reporter,
+            observer=self._observer,
         )
 
     # ---- what the shells call ------------------------------------------------------------------
@@ -387,8 +383,8 @@ class ProducerCore:
             self._watch.cancel()
             self._watch = None
         self._abandon(ClosedError("the producer was closed before the block was acked"))
-        if self._reporter is not None:
-            await self._reporter.close(CLOSE_S_MAX if report_s_max is None else min(report_s_max, CLOSE_S_MAX))
+        if self._observer is not None:
+            await self._observer.close(report_s_max)
         await self._tasks.stop()
         await self._metadata.close()
         if not self._lent:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from memq.client.arguments import check_tracer_provider, runtime_of
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
-from memq.client.producer.core import ProducerCore
+from memq.client.observers.report_carrier import reporting
+from memq.client.producer.core import Observe, ProducerCore
 from memq.client.producer.delivery import Promise
 from memq.client.producer.open_block import OpenBlock
 from memq.client.producer.settings import AcksLike, OnAck, WhenFull, producer_settings
@@ -63,7 +64,8 @@ class ProducerFace(ABC):
         )
         check_tracer_provider(tracer_provider)
         self._runtime = runtime_of(runtime)
-        self._core = self._open(bootstrap_addresses(brokers))
+        observe = reporting("producer", name) if self._settings.audit else None
+        self._core = self._open(bootstrap_addresses(brokers), observe)
         self._buffer = self._core.buffer
         # The fast ways into an open block. A record with a span takes neither: its headers carry the context.
         self._sticky: Mapping[str, OpenBlock] = self._buffer.sticky
@@ -77,7 +79,7 @@ class ProducerFace(ABC):
         self._closed = False
 
     @abstractmethod
-    def _open(self, addresses: Sequence[Address]) -> ProducerCore:
+    def _open(self, addresses: Sequence[Address], observe: Observe | None) -> ProducerCore:
         """Return the core, on the loop on which it is to run."""
 
 

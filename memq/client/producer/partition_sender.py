@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from memq.client.link import Link
 from memq.client.link_pool import LinkPool, Session
 from memq.client.metadata import ClusterMetadata
-from memq.client.observers.audit_recorder import PartRecorder
-from memq.client.observers.reporter import Reporter
 from memq.client.producer.open_block import PartitionBuffer, PendingBlock
 from memq.client.producer.send_buffer import SendBuffer
 from memq.client.producer.settings import ProducerSettings
@@ -47,17 +46,37 @@ from memq.protocol.messages import Close, Done, Nack, Open, Redirect, Throttle, 
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime, parse_address
 from memq.runtime.tasks import TaskOwner
+from memq.topic import Topic
 
 CLOSE_TIMEOUT_S = 2.0
 _TIMER_S_MIN = 0.001
+
+
+class BlockObserver(Protocol):
+    """Observes the blocks of one write partition."""
+
+    def pass_stage(
+        self, stage: Stage, producer: int, first: int, next_: int, base_ms: int, now_ms: int, level: int = 0
+    ) -> None:
+        """Sequences `first` up to `next_` passed a stage; their least timestamp is `base_ms`."""
+
+
+class ProducerObserver(Protocol):
+    """Observes a producer, for its audit; nothing of a producer rests on it."""
+
+    def part(self, topic: Topic, partition: int) -> BlockObserver | None:
+        """Return what observes a write partition; None when nobody wants to know of it."""
+
+    async def close(self, timeout_s: float | None) -> None:
+        """Finish within `timeout_s`, or its own bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderParts:
     """The shared parts of a producer's senders.
 
-    `settled` gets each block with its error, None when it is acked; `broke` what cannot be; `reporter` is told of
-    both for the audit, where there is one.
+    `settled` gets each block with its error, None when it is acked; `broke` what cannot be; the `observer`
+    of what is sent and acked, where there is one.
     """
 
     producer_id: int
@@ -70,7 +89,7 @@ class SenderParts:
     events: EventLog
     settled: Callable[[PendingBlock, MemqError | None], None]
     broke: Callable[[BaseException], None]
-    reporter: Reporter | None
+    observer: ProducerObserver | None
 
 
 class PartitionSender:
@@ -92,9 +111,9 @@ class PartitionSender:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = 0.0
         self._sealed_at_s = -1e9
-        self._tally: PartRecorder | None = None
-        if parts.reporter is not None:
-            self._tally = parts.reporter.part(buffer.topic, buffer.partition)
+        self._observer: BlockObserver | None = None
+        if parts.observer is not None:
+            self._observer = parts.observer.part(buffer.topic, buffer.partition)
         self.closed = asyncio.Event()
         self.written = asyncio.Event()  # no block waits for the socket or the owner
 
@@ -212,12 +231,12 @@ class PartitionSender:
 
     def _report(self, stage: Stage, block: UnackedBlock) -> None:
         """Report a block to the audit; a block that was never sealed has no time of its own."""
-        tally, parts = self._tally, self._parts
-        if tally is not None:
+        observer, parts = self._observer, self._parts
+        if observer is not None:
             now_ms = parts.runtime.clock.wall_ms()
             base_ms = base_ms_of(block.data) if block.data else now_ms
             level = parts.settings.acks
-            tally.pass_stage(stage, parts.producer_id, block.first, block.next, base_ms, now_ms, level)
+            observer.pass_stage(stage, parts.producer_id, block.first, block.next, base_ms, now_ms, level)
 
     # ---- opening and closing -----------------------------------------------------------------------
 

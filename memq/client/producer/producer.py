@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Self, cast
 from memq.client.arguments import check_timeout
 from memq.client.background import Background
 from memq.client.io_thread import forked_error, on_io_thread
-from memq.client.observers.report_carrier import ReportCarrier
-from memq.client.producer.core import ProducerCore, ProducerStats
+from memq.client.producer.core import Observe, ProducerCore, ProducerStats
 from memq.client.producer.delivery import Delivery
 from memq.client.producer.face import ProducerFace
 from memq.client.producer.fields import BytesLike, HeadersLike, RecordColumns, RecordFields, check_fields, check_many
@@ -35,9 +34,10 @@ _INTERRUPTED_CLOSE_S = 0.4  # after Ctrl-C
 class _ProducerBackground(Background[ProducerCore]):
     """A producer's background: wakes threads that wait for room, delivers a forgotten producer's records."""
 
-    def __init__(self, settings: ProducerSettings, runtime: Runtime, addresses: Sequence[Address]) -> None:
-        carrier = ReportCarrier if settings.audit else None
-        core = ProducerCore(settings, runtime, addresses, Delivery, self._wake, self._room_made, carrier=carrier)
+    def __init__(
+        self, settings: ProducerSettings, runtime: Runtime, addresses: Sequence[Address], observe: Observe | None
+    ) -> None:
+        core = ProducerCore(settings, runtime, addresses, Delivery, self._wake, self._room_made, observe=observe)
         self.room = threading.Condition(core.buffer.lock)
         self._closing: asyncio.Task[None] | None = None
         # The callers' own thread seals, too. Without a codec sealing hardly lets go of the interpreter's lock.
@@ -109,8 +109,8 @@ class Producer(ProducerFace):
 
     _closed = True  # for __del__, should __init__ raise
 
-    def _open(self, addresses: Sequence[Address]) -> ProducerCore:
-        self._background = _ProducerBackground(self._settings, self._runtime, addresses)
+    def _open(self, addresses: Sequence[Address], observe: Observe | None) -> ProducerCore:
+        self._background = _ProducerBackground(self._settings, self._runtime, addresses, observe)
         return self._background.core
 
     def __enter__(self) -> Self:

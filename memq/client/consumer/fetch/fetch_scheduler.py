@@ -155,13 +155,13 @@ class FetchScheduler:
         for conflict in seen.conflicts:
             where = f"topic '{assigned.flow.partition.topic}' at {conflict.position}"
             self._events.error("consumer.identity-conflict", f"{where}, delivered all the same: {conflict.error}")
-        moved, tally = assigned.flow.take_moved_start(), assigned.tally
-        if tally is None:
+        moved, observer = assigned.flow.take_moved_start(), assigned.observer
+        if observer is None:
             return
         if moved is not None:
-            tally.begin(moved, "start", tally)
+            observer.begin(moved, "start", observer)
         if seen.copies:
-            tally.leave_out(seen.copies, self._runtime.clock.wall_ms())
+            observer.leave_out(seen.copies, self._runtime.clock.wall_ms())
 
     @property
     def ended(self) -> bool:

@@ -64,20 +64,20 @@ class Committer:
                     due[partition] = (assigned, committed)
             if not due:
                 return
-            tallies = [assigned.tally for assigned, _ in due.values() if assigned.tally is not None]
-            for tally in tallies:
-                tally.begin_storing()
+            observers = [assigned.observer for assigned, _ in due.values() if assigned.observer is not None]
+            for observer in observers:
+                observer.begin_storing()
             try:
                 await self._group.commit({partition: committed for partition, (_, committed) in due.items()})
                 self.commits += 1
                 for partition, (assigned, committed) in due.items():
                     self._reading.stored[partition] = committed
                     assigned.ledger.stored(committed)
-                    if assigned.tally is not None:
-                        assigned.tally.store(committed, self._runtime.clock.wall_ms())
+                    if assigned.observer is not None:
+                        assigned.observer.store(committed, self._runtime.clock.wall_ms())
             finally:
-                for tally in tallies:
-                    tally.end_storing()
+                for observer in observers:
+                    observer.end_storing()
 
     async def commit_quietly(self, partitions: Iterable[ReadPartition] | None = None) -> None:
         """Commit what can be committed: what fails now is tried again later, or is another member's."""
