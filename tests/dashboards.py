@@ -35,14 +35,14 @@ class WrittenAudit(LiveSource):
     rows: dict[str, list[Minute]] = field(default_factory=dict)
     named: dict[str, Finding] = field(default_factory=dict)
     heard: list[Heard] = field(default_factory=list)
-    version: int = 1
+    number: int = 1
 
     async def news(self, since: int) -> AuditNews:
-        if since >= self.version:
-            return AuditNews(self.version, {}, ())
-        return AuditNews(self.version, dict(self.verdicts), list(self.found.values()))
+        if since >= self.number:
+            return AuditNews(self.number, {}, ())
+        return AuditNews(self.number, dict(self.verdicts), list(self.found.values()))
 
-    async def minutes(self, topic: str, first: int, end: int) -> list[Minute]:
+    async def minutes(self, topic: str, first: int, end: int, *, since: int = -1) -> list[Minute]:
         return [row for row in self.rows.get(topic, []) if first <= row.minute < end]
 
     async def finding(self, id_: str) -> Finding:
@@ -50,7 +50,7 @@ class WrittenAudit(LiveSource):
             raise NotFoundError(f"there is no finding '{id_}'")
         return self.named[id_]
 
-    async def findings(self) -> list[Finding]:
+    async def findings(self, topic: str = "", *, all_: bool = False, limit: int = 0) -> list[Finding]:
         return list(self.named.values())
 
     async def clients(self) -> list[Heard]:
@@ -60,7 +60,7 @@ class WrittenAudit(LiveSource):
         if finding not in self.found:
             raise NotFoundError(f"there is no finding '{finding}'")
         self.found[finding] = msgspec.structs.replace(self.found[finding], acknowledged_by=who, acknowledged_ms=1)
-        self.version += 1
+        self.number += 1
 
 
 def stored_minute(

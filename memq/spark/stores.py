@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -41,12 +42,18 @@ class StoreUrls:
 
 
 class TaskStores:
-    """The stores of one task, opened on demand. `close` ends their threads and connections."""
+    """The stores of one task, opened on demand. `close` or `async with` ends threads and connections."""
 
     def __init__(self, urls: StoreUrls, runtime: Runtime) -> None:
         self._urls = urls
         self._runtime = runtime
         self._opened: dict[str, StorageHandler] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exit_: object) -> None:
+        await self.close()
 
     def fetcher(self, missing_s: float) -> BatchFetcher:
         """Return what brings batches straight from the stores; it asks for missing objects for `missing_s`."""

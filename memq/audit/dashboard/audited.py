@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from memq.audit.finding import EVIDENCE_MAX, Finding, Kind
+from memq.audit.finding import Finding, Kind
 from memq.audit.live.storage.database import Database
 from memq.audit.live.storage.store import AuditStore
-from memq.audit.live.view import AuditView, Heard, Minute
+from memq.audit.live.view import AuditView
 from memq.audit.minutes import GRAVITY, MINUTE_MS, QUEUE, MinuteRow, quantile_ms
 from memq.runtime.clock import Clock
 
 VERDICT_MINUTES = 60  # that a topic's word is about; findings count as long as they hold
 TOPICS_MAX = 100  # whose minutes are read for one answer; the others come with the next ones
-_Held = tuple[str, int]  # kind and records of a finding that holds and is grave
-_COUNTED = (Kind.LOST.value, Kind.CORRUPT.value, Kind.DOUBLED.value)
+_Held = tuple[Kind, int]  # of a finding that holds and is grave, with its records
+_COUNTED = (Kind.LOST, Kind.CORRUPT, Kind.DOUBLED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ class AuditNews:
     findings: Sequence[Finding]
 
 
-class LiveSource:
+class LiveSource(AuditView):
     """Reads what auditors stored, in whichever process they run.
 
     News are complete from one version to the next; version 0 is before everything. Raises: MemqError.
     """
 
     def __init__(self, database: Database, clock: Clock) -> None:
-        self._view = AuditView(database)
+        super().__init__(database)
         self._store = AuditStore(database)
         self._clock = clock
         self._stale: dict[str, None] = {}  # topics whose verdict is to be made anew, the longest waiting first
@@ -58,7 +58,7 @@ class LiveSource:
 
     async def news(self, since: int) -> AuditNews:
         """Return what changed since a version."""
-        changed = await self._view.changes(since)
+        changed = await self.changes(since)
         for finding in changed.findings:
             self._hold(finding)
             self._stale[finding.topic] = None
@@ -69,22 +69,6 @@ class LiveSource:
             verdicts[topic] = await self._verdict(topic)
         return AuditNews(changed.version, verdicts, changed.findings)
 
-    async def minutes(self, topic: str, first: int, end: int) -> list[Minute]:
-        """Return the minutes of a topic from `first` up to, not with, `end`."""
-        return await self._view.minutes(topic, first, end)
-
-    async def finding(self, id_: str) -> Finding:
-        """Return a finding with all that is known of it. Raises: NotFoundError."""
-        return await self._view.finding(id_)
-
-    async def findings(self) -> list[Finding]:
-        """Return open and closed findings, the latest change first, at most EVIDENCE_MAX."""
-        return await self._view.findings(all_=True, limit=EVIDENCE_MAX)
-
-    async def clients(self) -> list[Heard]:
-        """Return the clients whose reports are awaited."""
-        return await self._view.clients()
-
     async def acknowledge(self, finding: str, who: str) -> None:
         """Note the name of the operator that acknowledged a finding. Raises: NotFoundError."""
         await self._store.acknowledge(finding, who, self._clock.wall_ms())
@@ -93,21 +77,20 @@ class LiveSource:
         holding = self._holding.setdefault(finding.topic, {})
         holding.pop(finding.id, None)
         if finding.grave and not finding.resolved_ms:
-            holding[finding.id] = (finding.kind.value, finding.records)
+            holding[finding.id] = (finding.kind, finding.records)
         if not holding:
             del self._holding[finding.topic]
 
     async def _verdict(self, topic: str) -> TopicVerdict:
         now = self._clock.wall_ms() // MINUTE_MS
         total, committed = MinuteRow(), dict[int, int]()
-        for minute in await self._view.minutes(topic, now - VERDICT_MINUTES, now + 1):
+        for minute in await self.minutes(topic, now - VERDICT_MINUTES, now + 1):
             total.add(minute.row)
             committed[minute.minute] = committed.get(minute.minute, 0) + minute.row.side(QUEUE)["committed"]
         holding = list(self._holding.get(topic, {}).values())
         words = [total.word(name) for name in (QUEUE, *total.sides)]
-        words += [kind for kind, _ in holding if kind in _COUNTED]
-        counts = (sum(records for kind, records in holding if kind == counted) for counted in _COUNTED)
-        lost, corrupt, doubled = counts
+        words += [kind.value for kind, _ in holding if kind in _COUNTED]
+        lost, corrupt, doubled = (sum(each for kind, each in holding if kind is counted) for counted in _COUNTED)
         times = total.side(QUEUE).latency
         until = times.get("acked") or times.get("committed", {})  # without acks nobody tells more
         return TopicVerdict(

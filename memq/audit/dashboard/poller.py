@@ -24,7 +24,7 @@ from memq.audit.dashboard.view import (
     TopicPage,
     TopicRow,
 )
-from memq.audit.finding import Finding
+from memq.audit.finding import EVIDENCE_MAX, Finding
 from memq.audit.minutes import MINUTE_MS
 from memq.client.admin.aio_admin import AsyncAdmin
 from memq.client.admin.group_positions import GroupDescription, PartitionProgress
@@ -154,7 +154,7 @@ class Poller:
 
     async def findings(self) -> Sequence[Finding]:
         """Return all findings that are kept; none where nobody audits."""
-        return await self._audit.findings() if self._audit is not None else ()
+        return await self._audit.findings(all_=True, limit=EVIDENCE_MAX) if self._audit is not None else ()
 
     async def acknowledge(self, finding: str, who: str) -> None:
         """Note that a person has acknowledged a finding. Raises: DeniedError, NotFoundError."""

@@ -97,14 +97,10 @@ def _check(options: ReadOptions, piece: PointerSpan) -> Batches:
 
 
 async def _checked(options: ReadOptions, piece: PointerSpan) -> AsyncGenerator[Row, None]:
-    async with open_access(options, Runtime()) as access:
-        stores = TaskStores(access.urls, Runtime())
-        try:
-            async for checked in Checker(access.queue, store_reader(stores.open)).check(piece.partition, piece.span):
-                place = {"partition": piece.partition.partition, "offset": checked.entry.offset}
-                yield {**place, "checked": encode_checked(checked)}
-        finally:
-            await stores.close()
+    async with open_access(options, Runtime()) as access, TaskStores(access.urls, Runtime()) as stores:
+        async for checked in Checker(access.queue, store_reader(stores.open)).check(piece.partition, piece.span):
+            place = {"partition": piece.partition.partition, "offset": checked.entry.offset}
+            yield {**place, "checked": encode_checked(checked)}
 
 
 # ---- judging ---------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from memq.spark.pipelines.files.file_store import FilePlace, place_of_text
 from memq.spark.pipelines.files.manifest import FilesManifest
 from memq.spark.pipelines.files.to_files import write_files
 from memq.spark.pipelines.group_positions import commit_positions, positions_of
-from memq.spark.pipelines.inputs import options_of, spark_session, tell, topic_options
+from memq.spark.pipelines.inputs import options_of, spark_session, tasks_option, tell, topic_options
 from memq.spark.pipelines.rounds import ROUND_TASKS, plan_round
 from memq.spark.pipelines.spread import Batches, spread
 from memq.spark.read.planner import Split
@@ -38,13 +38,7 @@ Work = Callable[[Batches], None]
 @topic_options
 @click.option("-G", "--group", required=True, metavar="NAME", help="The group; its members must have stopped.")
 @click.option("--to", required=True, metavar="PLACE", help="Folder, or s3://BUCKET/PREFIX?endpoint=…")
-@click.option(
-    "--tasks",
-    type=click.IntRange(1),
-    default=ROUND_TASKS,
-    show_default=True,
-    help="Tasks of one round; each round is committed.",
-)
+@tasks_option("; each round is committed")
 def command(topic: str, brokers: str | None, given: tuple[str, ...], group: str, to: str, tasks: int) -> int:
     """Write what a group has not read of TOPIC as Parquet files, in parallel, and commit it."""
     _, read = options_of(topic, brokers, given)

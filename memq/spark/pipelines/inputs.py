@@ -12,6 +12,7 @@ import click
 
 from memq.client.io_thread import io_thread
 from memq.spark.options import ReadOptions, read_options
+from memq.spark.pipelines.rounds import ROUND_TASKS, topic_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +40,12 @@ def topic_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("topic")(function)
 
 
+def tasks_option(of_rounds: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command the number of tasks of one round; `of_rounds` ends the help."""
+    help_ = f"Tasks of one round{of_rounds}."
+    return click.option("--tasks", type=click.IntRange(1), default=ROUND_TASKS, show_default=True, help=help_)
+
+
 def options_of(topic: str, brokers: str | None, given: Sequence[str]) -> tuple[dict[str, str], ReadOptions]:
     """Return the options of `format("memq")`, as they are and as they were read.
 
@@ -61,8 +68,6 @@ def spark_session(name: str, options: ReadOptions) -> Iterator[SparkSession]:
     stages; a session that was there before stays. Raises: as `topic_of`.
     """
     from pyspark.sql import SparkSession
-
-    from memq.spark.pipelines.rounds import topic_of
 
     io_thread().run(topic_of(options))
     there = SparkSession.getActiveSession()

@@ -21,37 +21,27 @@ from memq.compaction.copying import BatchCopier, Copied
 from memq.compaction.files import ColdFiles
 from memq.compaction.plan import ColdRule, cold_spans
 from memq.errors import InvalidSettingError
-from memq.format.cold import ColdManifest, PartRef
-from memq.notification import Span
+from memq.format.cold import ColdManifest
 from memq.runtime.network import Runtime
 from memq.spark.access import Access, CompactorPlace, open_access
 from memq.spark.options import ReadOptions
 from memq.spark.pipelines.inputs import tell
+from memq.spark.pipelines.pieces import PointerSpan
 from memq.spark.pipelines.spread import Batches, spread
 from memq.spark.stores import TaskStores
-from memq.topic import ReadPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_COPIED = pyarrow.schema({"partition": pyarrow.int32(), "part": pyarrow.binary(), "findings": pyarrow.binary()})
-_DECODE_PART = msgspec.json.Decoder(PartRef).decode
-_DECODE_FINDINGS = msgspec.json.Decoder(tuple[tuple[str, str], ...]).decode
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """The work of one task: a run of pointers of a read partition."""
-
-    partition: ReadPartition
-    span: Span
+_COPIED = pyarrow.schema({"partition": pyarrow.int32(), "copied": pyarrow.binary()})
+_DECODE = msgspec.json.Decoder(Copied).decode
 
 
 @dataclass(frozen=True, slots=True)
 class CopyRound:
     """The runs for tasks, their manifests, and the time in ms within which they must be named."""
 
-    planned: Sequence[Planned]
+    planned: Sequence[PointerSpan]
     manifests: Mapping[int, ColdManifest]
     named_within_ms: int
 
@@ -82,8 +72,7 @@ def compact_objects(spark: SparkSession, options: ReadOptions, rule: ColdRule, *
         rows = spread(spark, found.planned, partial(_copy, options), _COPIED).toArrow().to_pylist()
         copied: dict[int, list[Copied]] = {}
         for row in rows:
-            each = Copied(_DECODE_PART(row["part"]), _DECODE_FINDINGS(row["findings"]))
-            copied.setdefault(row["partition"], []).append(each)
+            copied.setdefault(row["partition"], []).append(_DECODE(row["copied"]))
         for number, parts in copied.items():
             if thread.run(_publish(options, found, number, parts)):
                 _count(done, parts)
@@ -116,43 +105,33 @@ async def _plan(options: ReadOptions, rule: ColdRule, tasks: int, now_ms: int) -
     async with open_access(options, runtime) as access:
         place, topic = _place(access), access.topics[options.topics[0]]
         sweep_age_ms = await place.queue.trim_cold(topic.name, topic.id)
-        stores = TaskStores(access.urls, runtime)
-        planned: list[Planned] = []
+        planned: list[PointerSpan] = []
         manifests: dict[int, ColdManifest] = {}
-        try:
+        async with TaskStores(access.urls, runtime) as stores:
             files = ColdFiles(place.cluster, stores.open(place.store))
             for partition in sorted(topic.partitions):
                 manifest = manifests[partition.partition] = await manifest_of(files, partition)
                 async for span in cold_spans(access.queue, partition, manifest.next, topic.settings, rule, now_ms):
-                    planned.append(Planned(partition, span))
+                    planned.append(PointerSpan(partition, span))
                     if len(planned) >= tasks:
                         return CopyRound(planned, manifests, sweep_age_ms // 2)
-        finally:
-            await stores.close()
         return CopyRound(planned, manifests, sweep_age_ms // 2)
 
 
-def _copy(options: ReadOptions, planned: Planned) -> Batches:
+def _copy(options: ReadOptions, planned: PointerSpan) -> Batches:
     copied = io_thread().run(_copied(options, planned))
-    row = {
-        "partition": planned.partition.partition,
-        "part": msgspec.json.encode(copied.part),
-        "findings": msgspec.json.encode(copied.findings),
-    }
+    row = {"partition": planned.partition.partition, "copied": msgspec.json.encode(copied)}
     yield pyarrow.RecordBatch.from_pylist([row], _COPIED)
 
 
-async def _copied(options: ReadOptions, planned: Planned) -> Copied:
+async def _copied(options: ReadOptions, planned: PointerSpan) -> Copied:
     runtime = Runtime()
     async with open_access(options, runtime) as access:
         place = _place(access)
-        stores = TaskStores(access.urls, runtime)
-        try:
+        async with TaskStores(access.urls, runtime) as stores:
             store = (place.store, stores.open(place.store))
             copier = BatchCopier(place.cluster, access.queue, stores.open, store, runtime)
             return await copier.copy(planned.partition, planned.span)
-        finally:
-            await stores.close()
 
 
 async def _publish(options: ReadOptions, found: CopyRound, number: int, parts: Sequence[Copied]) -> bool:
@@ -163,12 +142,9 @@ async def _publish(options: ReadOptions, found: CopyRound, number: int, parts: S
     runtime = Runtime()
     async with open_access(options, runtime) as access:
         place, topic = _place(access), access.topics[options.topics[0]]
-        stores = TaskStores(access.urls, runtime)
-        try:
+        async with TaskStores(access.urls, runtime) as stores:
             files = ColdFiles(place.cluster, stores.open(place.store))
             manifest = found.manifests[number]
             made = await publish_parts(files, manifest, parts, runtime.clock, found.named_within_ms)
-        finally:
-            await stores.close()
         await place.queue.trim_cold(topic.name, topic.id)
         return made is not None

@@ -27,8 +27,7 @@ from memq.spark.columns import table_ddl
 from memq.spark.options import ReadOptions
 from memq.spark.pipelines.files.file_store import place_of_text
 from memq.spark.pipelines.files.to_files import write_files
-from memq.spark.pipelines.inputs import options_of, spark_session, tell, topic_options
-from memq.spark.pipelines.rounds import ROUND_TASKS
+from memq.spark.pipelines.inputs import options_of, spark_session, tasks_option, tell, topic_options
 from memq.spark.pipelines.spread import Batches, iterate, spread
 from memq.spark.read.planner import BatchPart, Split, split_parts
 from memq.spark.read.planning import Stretch, parts_of, plan_of, stretches
@@ -57,9 +56,7 @@ class ReplayTarget:
 @click.option("--to-brokers", metavar="HOST:PORT", help="A broker of that topic's cluster; default: --brokers.")
 @click.option("--name", metavar="NAME", help="Name of this replay; a run that continues under it sends nothing twice.")
 @click.option("--to", metavar="PLACE", help="Write Parquet files to a folder, or s3://BUCKET/PREFIX?endpoint=…")
-@click.option(
-    "--tasks", type=click.IntRange(1), default=ROUND_TASKS, show_default=True, help="Tasks of one round, to files."
-)
+@tasks_option(", to files")
 def command(
     topic: str,
     brokers: str | None,

@@ -13,8 +13,7 @@ from memq.compaction.plan import OBJECT_BYTES_MAX, ColdRule
 from memq.settings import parse_size, parse_time_ms
 from memq.spark.options import ReadOptions
 from memq.spark.pipelines.files.file_store import place_of_text
-from memq.spark.pipelines.inputs import options_of, spark_session, tell, topic_options
-from memq.spark.pipelines.rounds import ROUND_TASKS
+from memq.spark.pipelines.inputs import options_of, spark_session, tasks_option, tell, topic_options
 
 
 @click.command("compact")
@@ -25,13 +24,7 @@ from memq.spark.pipelines.rounds import ROUND_TASKS
 @click.option("--age", metavar="TIME", default="1d", show_default=True, help="Objects: copy batches older than this.")
 @click.option("--object-bytes", metavar="SIZE", default="128MiB", show_default=True, help="Size of the large objects.")
 @click.option("--rest", is_flag=True, help="Objects: copy a rest that does not fill one, too.")
-@click.option(
-    "--tasks",
-    type=click.IntRange(1),
-    default=ROUND_TASKS,
-    show_default=True,
-    help="Tasks of one round; each round has a manifest.",
-)
+@tasks_option("; each round has a manifest")
 def command(
     topic: str,
     brokers: str | None,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from awscrt.checksums import crc32c
 
+from memq.client.io_thread import io_thread
 from memq.errors import DeniedError, InvalidRequestError, InvalidSettingError, NotFoundError, ObjectExistsError
 from memq.runtime.network import Runtime
 from memq.spark.pipelines.files.manifest import KEPT, PREFIX, FilesManifest, decode_manifest, encode_manifest, key_of
@@ -18,6 +20,7 @@ from memq.spark.stores import ANY, StoreUrls, TaskStores
 from memq.storage_handlers import Buffer, StorageHandler
 from memq.storage_handlers.filesystem import FilesystemHandler
 
+Answer = TypeVar("Answer")
 _TMP = ".tmp"  # no key starts so: files that are being written are never listed as others
 
 
@@ -60,11 +63,18 @@ async def open_place(place: FilePlace) -> AsyncIterator[StorageHandler]:
         finally:
             await folder.close()
         return
-    stores = TaskStores(StoreUrls({ANY: place.url}, place.config, place.profile), Runtime())
-    try:
+    async with TaskStores(StoreUrls({ANY: place.url}, place.config, place.profile), Runtime()) as stores:
         yield stores.open(ANY)
-    finally:
-        await stores.close()
+
+
+def at_place(place: FilePlace, work: Callable[[StorageHandler], Awaitable[Answer]]) -> Answer:
+    """Do one piece of work at an open place, on the I/O thread. Raises: as `open_place`, and as `work`."""
+
+    async def run() -> Answer:
+        async with open_place(place) as store:
+            return await work(store)
+
+    return io_thread().run(run())
 
 
 async def put_file(store: StorageHandler, key: str, data: Buffer) -> None:

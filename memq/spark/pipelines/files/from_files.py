@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import pyarrow
 import pyarrow.parquet
 
-from memq.client.io_thread import io_thread
 from memq.errors import NotFoundError
-from memq.spark.pipelines.files.file_store import FilePlace, latest, open_place
+from memq.spark.pipelines.files.file_store import FilePlace, at_place, latest
 from memq.spark.pipelines.files.hour_files import FILE_BYTES_MAX
 from memq.spark.pipelines.files.manifest import File, FilesManifest
 from memq.spark.pipelines.spread import Batches, spread
@@ -31,13 +30,13 @@ def read_files(
     files = [file for file in manifest.files if _has(file, least_ms, greatest_ms)]
     if not manifest.files:
         raise NotFoundError(f"manifest {manifest.number} of topic '{manifest.topic}' has no files yet")
-    schema = io_thread().run(_schema(place, manifest.files[0]))
+    schema = pyarrow.parquet.read_schema(_get(place, manifest.files[0].key)).remove_metadata()
     return spread(spark, _tasks(files), partial(_read, place), schema)
 
 
 def manifest_of(place: FilePlace) -> FilesManifest:
     """Return the highest manifest of a place. Raises: NotFoundError."""
-    manifest = io_thread().run(_latest(place))
+    manifest = at_place(place, latest)
     if manifest is None:
         raise NotFoundError(f"no manifest at '{place.url}'", hint="run the pipeline that writes it")
     return manifest
@@ -62,20 +61,8 @@ def _tasks(files: Sequence[File]) -> list[list[str]]:
 
 def _read(place: FilePlace, keys: Sequence[str]) -> Batches:
     for key in keys:
-        data = io_thread().run(_get(place, key))
-        yield from pyarrow.parquet.ParquetFile(pyarrow.BufferReader(data)).iter_batches()
+        yield from pyarrow.parquet.ParquetFile(_get(place, key)).iter_batches()
 
 
-async def _schema(place: FilePlace, file: File) -> pyarrow.Schema:
-    data = await _get(place, file.key)
-    return pyarrow.parquet.read_schema(pyarrow.BufferReader(data)).remove_metadata()
-
-
-async def _get(place: FilePlace, key: str) -> bytes:
-    async with open_place(place) as store:
-        return await store.get(key)
-
-
-async def _latest(place: FilePlace) -> FilesManifest | None:
-    async with open_place(place) as store:
-        return await latest(store)
+def _get(place: FilePlace, key: str) -> pyarrow.BufferReader:
+    return pyarrow.BufferReader(at_place(place, lambda store: store.get(key)))

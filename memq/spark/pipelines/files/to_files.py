@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -14,7 +15,7 @@ from memq.client.io_thread import io_thread
 from memq.errors import InvalidSettingError
 from memq.spark.columns import table_ddl
 from memq.spark.options import ReadOptions
-from memq.spark.pipelines.files.file_store import FilePlace, first_of, open_place, publish, put_file
+from memq.spark.pipelines.files.file_store import FilePlace, at_place, first_of, publish, put_file
 from memq.spark.pipelines.files.hour_files import HourFiles, WrittenFile
 from memq.spark.pipelines.files.manifest import File, FilesManifest
 from memq.spark.pipelines.inputs import tell
@@ -59,7 +60,7 @@ def write_files(
     thread = io_thread()
     topic = thread.run(topic_of(options))
     while True:
-        manifest = thread.run(_first(place, topic.name, topic.id))
+        manifest = at_place(place, partial(first_of, topic=topic.name, topic_id=topic.id))
         if manifest.number:
             done(manifest)
         covered = {**(starts or {}), **manifest.positions}
@@ -67,7 +68,7 @@ def write_files(
         if not found.splits and manifest.number:
             return manifest
         successor = manifest.next(found.starts, found.ends, _written(spark, options, place, found))
-        if thread.run(_publish(place, successor)):
+        if at_place(place, partial(publish, manifest=successor)):
             tell(
                 f"{topic.name}: manifest {successor.number}, {found.bytes:,} bytes read,"
                 f" {successor.records:,} records in {len(successor.files):,} files"
@@ -102,22 +103,6 @@ def _write_split(options: ReadOptions, place: FilePlace, schema: Any, split: Spl
 
 
 def _stored(place: FilePlace, written: WrittenFile) -> pyarrow.RecordBatch:
-    io_thread().run(_put(place, written))
     file = written.file
-    row = {name: getattr(file, name) for name in _FILES.names}
-    return pyarrow.RecordBatch.from_pylist([row], _FILES)
-
-
-async def _put(place: FilePlace, written: WrittenFile) -> None:
-    async with open_place(place) as store:
-        await put_file(store, written.file.key, memoryview(written.data))
-
-
-async def _first(place: FilePlace, topic: str, topic_id: str) -> FilesManifest:
-    async with open_place(place) as store:
-        return await first_of(store, topic, topic_id)
-
-
-async def _publish(place: FilePlace, manifest: FilesManifest) -> bool:
-    async with open_place(place) as store:
-        return await publish(store, manifest)
+    at_place(place, partial(put_file, key=file.key, data=memoryview(written.data)))
+    return pyarrow.RecordBatch.from_pylist([msgspec.structs.asdict(file)], _FILES)
