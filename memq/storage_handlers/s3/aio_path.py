@@ -127,7 +127,12 @@ class AioPath:
             for number, part in enumerate(cut_parts(order.views, settings.part_bytes), 1)
         ]
         try:
-            parts = await asyncio.gather(*tasks)
+            try:
+                parts = await asyncio.gather(*tasks)
+            finally:  # before an abort: a part that arrives after it may stay, and be paid for
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
             await client.complete_multipart_upload(
                 **upload,
                 IfNoneMatch="*",
@@ -138,10 +143,6 @@ class AioPath:
         except BaseException:
             await self._abort(upload)
             raise
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
 
     async def _abort(self, upload: dict[str, str]) -> None:
         """Throw away the parts of an upload.
