@@ -175,7 +175,7 @@ class Account:
         reach = max((ranges.next for ranges in seen), default=0)
         end = self.end or 0
         start = self._start(reach, end) if evidence.expired else 0
-        missing = apart(apart([(start, max(reach, end, start))], self.delivered), self.burned)
+        missing = apart([(start, max(reach, end, start))], self.delivered, self.burned)
         corrupt, missing = common(missing, self.corrupt), apart(missing, self.corrupt)
         unread, missing = common(missing, self.unread), apart(missing, self.unread)
         proof = RangeSet() if evidence.unread or self.burned_cut else RangeSet([(0, end)])
@@ -209,9 +209,11 @@ class Account:
         return TailKnowledge.IN_FLIGHT if self.seen_ms >= evidence.active_since_ms else TailKnowledge.UNKNOWN
 
 
-def apart(pieces: Iterable[Range], ranges: RangeSet) -> list[Range]:
-    """Return what of `pieces` is not in `ranges`, in order."""
-    return [hole for first, next_ in pieces for hole in ranges.holes(first, next_)]
+def apart(pieces: Iterable[Range], *known: RangeSet) -> list[Range]:
+    """Return what of `pieces` is in none of the `known` ranges, in order."""
+    for ranges in known:
+        pieces = [hole for first, next_ in pieces for hole in ranges.holes(first, next_)]
+    return list(pieces)
 
 
 def common(pieces: Iterable[Range], ranges: RangeSet) -> list[Range]:

@@ -20,15 +20,15 @@ from memq.spark.read import planning
 from memq.spark.read.planner import BatchPart, Split, TaskSettings, split_parts
 from memq.spark.read.pruning import ReadFilter
 from memq.spark.stores import StoreUrls
-from memq.spark.streaming.task_ranges import ReadPlace, stretches_of
+from memq.spark.streaming.task_ranges import TaskRange, stretches_of
 from memq.topic import Position, ReadPartition, TopicSettings
 
 SETTINGS = TaskSettings(StoreUrls({}), ReadFilter(), 0, skip_damaged=False, dedup=True, missing_s=0.0)
 
 
-def place_of(number: int, topic: str) -> ReadPlace:
+def place_of(number: int, topic: str) -> TaskRange:
     partition = ReadPartition(topic, topic * 32, number)
-    return ReadPlace(partition, (number, number + 10), Position(number, 2, 3), Position(number, 50, 1))
+    return TaskRange(partition, (number, number + 10), Position(number, 2, 3), Position(number, 50, 1))
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 4)), max_size=4))
@@ -63,7 +63,7 @@ def test_stretches_cover_all_once(shapes: list[tuple[int, int]]) -> None:
             assert sum(each.id == home.topic_id and each.begin <= at < each.end for each in stretches) == 1
 
 
-def key_of(place: ReadPlace) -> tuple[str, tuple[int, ...]]:
+def key_of(place: TaskRange) -> tuple[str, tuple[int, ...]]:
     return place.partition.topic_id, place.writers
 
 

@@ -5,7 +5,7 @@ Pure.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 
 MARKS_MAX = 512
@@ -56,12 +56,8 @@ class Marks:
         for offset, first, next_ in self.behind:
             if first <= sequence < next_:
                 return offset
-        low = 0
-        high = len(self.reaches)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if self.reaches[middle] <= sequence else (low, middle)
-        return self.offsets[low] if low < len(self.offsets) else -1
+        at = bisect_right(self.reaches, sequence)
+        return self.offsets[at] if at < len(self.offsets) else -1
 
     def _thin(self) -> None:
         half = MARKS_MAX // 2

@@ -362,11 +362,11 @@ class PartitionAudit:
         """Say which sequences of a producer are lost, doubled or unproven in the queue."""
         _ripen(stream, now_ms)
         there = [stream.account.delivered, stream.gave_up, stream.account.burned]
-        acked = _apart_from(stream.acked, [stream.account.delivered])
+        acked = apart(stream.acked, stream.account.delivered)
         acked, blind = self._seen(stream, acked)
         below = self._below_end(producer, stream, now_ms)
-        weak = common(_apart_from(stream.weak, [*there, stream.acked, RangeSet(below)]), stream.overdue)
-        open_ = _apart_from(stream.overdue, [*there, stream.acked, stream.weak, RangeSet(below)])
+        weak = common(apart(stream.weak, *there, stream.acked, RangeSet(below)), stream.overdue)
+        open_ = apart(stream.overdue, *there, stream.acked, stream.weak, RangeSet(below))
         for kind, cause, pieces in (
             (Kind.LOST, _LOST_ACKED, acked),
             (Kind.LOST, _LOST_WEAK, weak),
@@ -386,9 +386,9 @@ class PartitionAudit:
         if stream.account.end is None or self._undecided(stream, now_ms):
             return []
         balance = self._balance(producer, stream, now_ms)
-        missing = _apart_from(balance.lost, [stream.gave_up, stream.acked])
+        missing = apart(balance.lost, stream.gave_up, stream.acked)
         if self._undecided(stream, now_ms - _HELD_MS):
-            return common(_apart_from(missing, [stream.weak]), stream.overdue)
+            return common(apart(missing, stream.weak), stream.overdue)
         return missing
 
     def _seen(self, stream: AuditedProducer, missing: list[Range]) -> tuple[list[Range], list[Range]]:
@@ -405,8 +405,8 @@ class PartitionAudit:
             if progress is None or stream is None:
                 continue
             for kind, cause, found in (
-                (Kind.LOST, _PASSED_OVER, _apart_from(progress.lost, [progress.ever, stream.corrupt])),
-                (Kind.HOLE, _UNPROVEN_MEMBER, _apart_from(progress.unproven, [progress.ever, stream.corrupt])),
+                (Kind.LOST, _PASSED_OVER, apart(progress.lost, progress.ever, stream.corrupt)),
+                (Kind.HOLE, _UNPROVEN_MEMBER, apart(progress.unproven, progress.ever, stream.corrupt)),
                 (Kind.DOUBLED, "processed twice", list(progress.doubled)),
             ):
                 self._hold(self._wrong(kind, cause, producer, group), found, stream, now_ms)
@@ -449,13 +449,6 @@ def _stated(pointer: Pointer) -> list[tuple[int, int, int]]:
 
 def _add(ranges: RangeSet, pieces: Iterable[Range]) -> int:
     return sum(ranges.add(*piece) for piece in pieces)
-
-
-def _apart_from(pieces: Iterable[Range], known: Sequence[RangeSet]) -> list[Range]:
-    left = list(pieces)
-    for ranges in known:
-        left = apart(left, ranges)
-    return left
 
 
 def _ripen(stream: AuditedProducer, now_ms: int) -> None:

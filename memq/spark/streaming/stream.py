@@ -24,7 +24,7 @@ from memq.spark.read.pruning import ReadFilter
 from memq.spark.read.reading import settings_of, splits_of
 from memq.spark.streaming.offsets import Admission, Places, StreamPlace, decode_offsets, encode_offsets
 from memq.spark.streaming.stream_report import StreamReport
-from memq.spark.streaming.task_ranges import ReadPlace, TaskAudit, stretches_of
+from memq.spark.streaming.task_ranges import TaskAudit, TaskRange, stretches_of
 from memq.topic import ReadPartition
 
 Result = TypeVar("Result")
@@ -166,7 +166,7 @@ class TopicStream:
         if self._report is None or not self._report.interval_ms:
             return
         places = {
-            partition: ReadPlace(
+            partition: TaskRange(
                 partition,
                 tuple(access.topics[partition.topic].partitions[partition]),
                 first[partition].position(partition),

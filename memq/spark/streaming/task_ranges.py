@@ -7,7 +7,7 @@ there on, leaves nothing out, pointers that name no records neither.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from memq.topic import Position, ReadPartition
@@ -18,13 +18,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TaskRange:
-    """A task's range of a read partition, from one position to another (exclusive), by writers."""
+    """A range of a read partition in a micro-batch, or what a task reads of it, by write partitions.
 
-    name: str
-    id: str
+    The end is not read.
+    """
+
+    partition: ReadPartition
     writers: tuple[int, ...]
     begin: Position
     end: Position
+
+    @property
+    def name(self) -> str:
+        """The topic's name."""
+        return self.partition.topic
+
+    @property
+    def id(self) -> str:
+        """The topic's id."""
+        return self.partition.topic_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,25 +49,8 @@ class TaskAudit:
     stretches: tuple[TaskRange, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReadPlace:
-    """A read partition in a micro-batch: from where up to where it is read.
-
-    Write partitions that come there.
-    """
-
-    partition: ReadPartition
-    writers: tuple[int, ...]
-    begin: Position
-    end: Position
-
-    def stretch(self, begin: Position, end: Position) -> TaskRange:
-        """Return a stretch of it."""
-        return TaskRange(self.partition.topic, self.partition.topic_id, self.writers, begin, end)
-
-
 def stretches_of(
-    splits: Sequence[Split], homes: Iterable[ReadPartition], places: Mapping[ReadPartition, ReadPlace]
+    splits: Sequence[Split], homes: Iterable[ReadPartition], places: Mapping[ReadPartition, TaskRange]
 ) -> list[tuple[TaskRange, ...]]:
     """Return the stretches of each split. `homes` has the read partition of each of their parts, in order.
 
@@ -78,5 +73,5 @@ def stretches_of(
         numbers = [number for number, _ in found] or [0]
         cuts = [place.begin, *(begin for _, begin in found[1:]), place.end]
         for number, begin, end in zip(numbers, cuts[:-1], cuts[1:], strict=True):
-            told[number].append(place.stretch(begin, end))
+            told[number].append(replace(place, begin=begin, end=end))
     return [tuple(stretches) for stretches in told]
