@@ -8,16 +8,15 @@ from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
-from memq.audit.finding import Finding
+from memq.audit.finding import EVIDENCE_MAX, Finding
 from memq.audit.live.report_partition import Client
 from memq.audit.live.view import AuditView, TopicSummary, latencies
-from memq.audit.minutes import QUEUE, CountSide, percentile_name
+from memq.audit.minutes import MINUTE_MS, QUEUE, CountSide, percentile_name
 from memq.cli.exporter import export
 from memq.observe.metrics import lines_of
 from memq.runtime.network import Address, Runtime
 
 MINUTES = 60  # that verdicts and latencies are about
-FINDINGS_MAX = 100_000
 STAGES = ("sent", "acked", "committed")
 VERDICTS = ("lost", "doubled", "corrupt", "late", "unknown")
 Series = Iterable[tuple[Sequence[str], float]]
@@ -39,9 +38,9 @@ async def export_audit(view: AuditView, listen: Address, ready: Callable[[str], 
 
     async def ask() -> Sequence[Metric]:
         now_ms = runtime.clock.wall_ms()
-        minute = now_ms // 60_000
+        minute = now_ms // MINUTE_MS
         topics = await view.topics(minute - MINUTES, minute + 1)
-        findings = await view.findings(limit=FINDINGS_MAX)
+        findings = await view.findings(limit=EVIDENCE_MAX)
         return audit_metrics(Known(topics, findings, [each.client for each in await view.clients()], now_ms))
 
     return await export("audit", ask, listen, ready, runtime)

@@ -19,7 +19,7 @@ from memq.audit.live.storage.database import Database
 from memq.audit.live.storage.store import AuditStore
 from memq.audit.live.verification import verify_finding
 from memq.audit.live.view import AuditView, TopicSummary, latencies
-from memq.audit.minutes import QUANTILES, QUEUE, percentile_name
+from memq.audit.minutes import MINUTE_MS, QUANTILES, QUEUE, percentile_name
 from memq.cli.audit.audit_state import OpenState, state_of, written_state
 from memq.cli.audit.live_audit import live_audit
 from memq.cli.cluster.embedded_services import Beside, dashboard_beside
@@ -33,7 +33,6 @@ from memq.settings import AuditorSettings, DashboardSettings, Settings, Value, r
 
 Answer = TypeVar("Answer")
 METRICS_PORT = 9880
-MINUTE_MS = 60_000
 _SHOWN = (
     *("topic", "group", "verdict", "records", "lost", "doubled", "corrupt", "in flight"),
     *map(percentile_name, QUANTILES),
