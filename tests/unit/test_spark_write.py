@@ -10,14 +10,17 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StringType, StructField, StructType
 
 from memq.client.bulk.staged_writer import StagedCommits
 from memq.errors import InvalidNameError, InvalidRequestError, InvalidSettingError, MemqError, UnknownSettingError
 from memq.format.manifest import StagedObject
 from memq.limits import BATCH_ID_END
 from memq.spark.stores import TaskStores
+from memq.spark.write import tasks
 from memq.spark.write.options import MODES, WRITE_COLUMNS, WriteOptions, check_columns, write_options
 from memq.spark.write.tasks import StagedTask, add_rows, columns_of, open_stores
+from memq.spark.write.writers import MemqStreamWriter, MemqWriter, TaskOutcome
 
 VALUE = {"value": "binary"}
 
@@ -306,3 +309,57 @@ def test_a_store_that_was_named_is_used_instead_of_what_brokers_say(tmp_path: An
     assert asyncio.run(urls(WriteOptions())).endswith("/brokers")
     with pytest.raises(MemqError):
         open_stores(WriteOptions(), {}).open("main")
+
+
+# ---- the driver ----------------------------------------------------------------------------------
+
+SCHEMA = StructType([StructField("value", StringType()), StructField("topic", StringType())])
+
+
+def staged(batch_id: int) -> TaskOutcome:
+    return TaskOutcome([cast("StagedObject", f"object {batch_id}")], stream="stream-1")
+
+
+@pytest.fixture
+def committed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the driver commits."""
+    found: list[Any] = []
+
+    def noted(options: WriteOptions, *said: Any, remember: bool) -> None:
+        found.append((*said, remember))
+
+    monkeypatch.setattr(tasks, "commit", noted)
+    return found
+
+
+@pytest.mark.parametrize(("writer", "number", "remember"), [("nightly", 7, True), ("", -1, False)])
+def test_a_job_commits_what_all_its_tasks_have_staged_under_its_number_or_0(
+    committed: list[Any], writer: str, number: int, *, remember: bool
+) -> None:
+    options = WriteOptions(writer=writer, batch_id=number)
+    job = MemqWriter(options, SCHEMA, overwrite=False)
+    job.commit([staged(1), None, staged(2)])
+    ((name, batch_id, objects, stream, remembered),) = committed
+    assert (batch_id, objects, stream) == (max(0, number), ["object 1", "object 2"], "stream-1")
+    assert remembered is remember
+    assert name == writer or name.startswith("spark-")
+
+
+def test_a_stream_commits_each_micro_batch_under_its_own_name(committed: list[Any]) -> None:
+    stream = MemqStreamWriter(WriteOptions(writer="copy"), SCHEMA, overwrite=False)
+    stream.commit([staged(1)], 5)
+    stream.commit([], 6)
+    assert committed == [("copy", 5, ["object 1"], "stream-1", True), ("copy", 6, [], "", True)]
+
+
+def test_what_was_sent_straight_is_not_committed(committed: list[Any]) -> None:
+    MemqWriter(WriteOptions(staged=False), SCHEMA, overwrite=False).commit([TaskOutcome([], 5)])
+    assert committed == []
+
+
+@pytest.mark.parametrize("kind", [MemqWriter, MemqStreamWriter])
+def test_a_topic_is_appended_to_and_its_columns_are_checked_first(kind: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="can't be overwritten"):
+        kind(WriteOptions(), SCHEMA, overwrite=True)
+    with pytest.raises(InvalidSettingError, match="one of the option 'topic'"):
+        kind(WriteOptions(topic="clicks"), SCHEMA, overwrite=False)

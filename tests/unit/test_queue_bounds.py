@@ -1,0 +1,127 @@
+"""What every queue refuses, to the number; and what a SQLite file promises before anything is written to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from memq.errors import EpochFencedError, InvalidRequestError, MemqError, QueueError, TooLargeError
+from memq.limits import POINTER_BYTES_MAX
+from memq.notification import Publication, Span, refusals
+from memq.notification.refusals import check_epoch, check_position, check_publication, checked_span
+from memq.notification.sqlite.queue import SqliteQueue
+from memq.runtime.clock import SystemClock
+from memq.topic import Committed, Position, ReadPartition, Totals
+
+PARTITION = ReadPartition("clicks", "0" * 32, 3)
+EPOCH_END, TIME_MS_END = refusals.EPOCH_END, refusals.TIME_MS_END
+OFFSET_END, INDEX_END, TOTAL_END = refusals.OFFSET_END, refusals.RECORD_INDEX_END, refusals.TOTAL_END
+
+
+def publication(epoch: int = 1, time_ms: int = 1, size: int = 1) -> Publication:
+    return Publication(PARTITION, 0, epoch, time_ms, b"x" * size)
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        (publication(0, 0, 0), None),
+        (publication(EPOCH_END - 1, TIME_MS_END - 1, POINTER_BYTES_MAX), None),
+        (publication(epoch=-1), InvalidRequestError),
+        (publication(epoch=EPOCH_END), InvalidRequestError),
+        (publication(time_ms=-1), InvalidRequestError),
+        (publication(time_ms=TIME_MS_END), InvalidRequestError),
+        (publication(size=POINTER_BYTES_MAX + 1), TooLargeError),
+    ],
+    ids=str,
+)
+def test_a_publication_has_numbers_that_every_queue_can_hold(asked: Publication, error: type[MemqError] | None) -> None:
+    if error is None:
+        check_publication(asked)
+        return
+    with pytest.raises(error):
+        check_publication(asked)
+
+
+def test_an_epoch_is_over_when_a_higher_one_has_published() -> None:
+    check_epoch(publication(epoch=5), 5)
+    with pytest.raises(EpochFencedError, match=r"epoch 5 of partition 0 of topic 'clicks' is over: .* epoch 6"):
+        check_epoch(publication(epoch=5), 6)
+
+
+def at(offset: int, index: int = 0, records: int = 0, size: int = 0, partition: int = 3) -> Committed:
+    return Committed(Position(partition, offset, index), Totals(records, size))
+
+
+@pytest.mark.parametrize("place", [at(0), at(OFFSET_END - 1, INDEX_END - 1, TOTAL_END - 1, TOTAL_END - 1)])
+def test_the_least_and_the_greatest_position_can_be_committed(place: Committed) -> None:
+    check_position(PARTITION, place)
+
+
+@pytest.mark.parametrize(
+    ("place", "wrong"),
+    [
+        (at(0, partition=4), "is not one of read partition 3"),
+        (at(OFFSET_END), "is out of bounds"),
+        (at(0, INDEX_END), "is out of bounds"),
+        (at(0, 0, TOTAL_END), "are out of bounds"),
+        (at(0, 0, 0, TOTAL_END), "are out of bounds"),
+        (at(0, 0, -1), "are out of bounds"),
+        (at(0, 0, 0, -1), "are out of bounds"),
+        (at(-1), "is out of bounds"),
+        (at(0, -1), "is out of bounds"),
+    ],
+)
+def test_no_other_position_can(place: Committed, wrong: str) -> None:
+    with pytest.raises(InvalidRequestError, match=wrong):
+        check_position(PARTITION, place)
+
+
+@pytest.mark.parametrize(("begin", "end", "sound"), [(0, 0, True), (3, 3, True), (-1, 0, False), (3, 2, False)])
+def test_a_span_does_not_end_before_it_begins(begin: int, end: int, *, sound: bool) -> None:
+    if sound:
+        assert checked_span(PARTITION, begin, end) == Span(begin, end)
+        return
+    with pytest.raises(QueueError, match="begins at"):
+        checked_span(PARTITION, begin, end)
+
+
+# ---- a file of SQLite ----------------------------------------------------------------------------
+
+
+def test_a_check_fails_while_nobody_can_write(tmp_path: Path) -> None:
+    async def work() -> None:
+        queue = SqliteQueue(tmp_path / "queue.sqlite", SystemClock(), busy_timeout_ms=1)
+        await queue.check()
+        with closing(sqlite3.connect(tmp_path / "queue.sqlite", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(QueueError, match="locked"):
+                await queue.check()
+        await queue.check()
+        await queue.close()
+
+    asyncio.run(work())
+
+
+def test_positions_go_with_their_partition_and_a_closed_queue_holds_no_file(tmp_path: Path) -> None:
+    async def work() -> None:
+        queue = SqliteQueue(tmp_path / "queue.sqlite", SystemClock(), poll_interval_ms=1)
+        other = ReadPartition("clicks", "0" * 32, 4)
+        await queue.create([PARTITION, other], 1_000)
+        await queue.commit("g", "", -1, {PARTITION: at(0), other: at(0, partition=4)})
+        await queue.wait({PARTITION: 0}, 0.0)
+        await queue.drop([PARTITION])
+        assert list(await queue.committed("g", [PARTITION, other])) == [other]
+        await queue.create([PARTITION], 1_000)
+        assert list(await queue.committed("g", [PARTITION, other])) == [other], "the new one is another partition"
+        await queue.close()
+        await queue.close()
+
+    asyncio.run(work())
+    links = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
+    assert not [link for link in links if os.path.lexists(link) and str(tmp_path) in os.readlink(link)]
