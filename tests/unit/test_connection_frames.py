@@ -262,6 +262,17 @@ def test_a_copy_moves_its_stream_on_and_a_new_block_is_no_copy(acks: int, monkey
     with_bench(work)
 
 
+def test_a_new_block_below_the_known_end_of_its_producer_does_not_lower_it() -> None:
+    """Else the blocks behind it, which are here already, would be taken for new ones."""
+
+    def work(bench: Bench) -> None:
+        bench.stream.producer.next = 2
+        bench.receive(bench.blocks(0))
+        assert (bench.stream.expected, bench.stream.producer.next) == (1, 2)
+
+    with_bench(work)
+
+
 @pytest.mark.parametrize(("age_ms", "over_ms", "taken"), [(0, 0, True), (0, 1, False), (500, 0, True), (500, 1, False)])
 def test_a_block_is_as_old_as_its_connection_says(age_ms: int, over_ms: int, taken: bool) -> None:
     """`age_ms` is on the connection's clock, which began when HELLO was answered."""

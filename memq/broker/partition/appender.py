@@ -112,7 +112,8 @@ class Appender:
                 return Throttled(over[1]) if over[0] == "soft" else Refused(over[1])
         if not processor.ring.extend(stream, run, now_s):
             return Throttled(ThrottledError("the ring of the partition is full", retry_after_ms=FULL_RETRY_MS))
-        stream.expected = producer.next = run.next  # not below its known end: that was asked for above
+        stream.expected = run.next
+        producer.next = max(producer.next, run.next)
         if self.spool is not None and stream.acks == AckLevel.ONE:
             self.spool.take(stream, run, processor.topic.id_bytes, processor.owned(), stream.run_slot)
         for limiter in limiters:
