@@ -13,13 +13,13 @@ import pytest
 
 import memq
 from memq.audit.finding import Finding
-from memq.audit.live.service import NAME_TRIES, LiveAudit, Page
+from memq.audit.live.group_reports import GroupReports, Page
+from memq.audit.live.service import NAME_TRIES, LiveAudit, live_audit
 from memq.audit.live.storage.database import Database, SqliteDatabase
 from memq.audit.live.view import AuditView, TopicSummary
 from memq.audit.minutes import MinuteRow
 from memq.cli import main
 from memq.cli.audit.audit_state import database_at
-from memq.cli.audit.live_audit import GroupReports, live_audit
 from memq.cli.cluster.embedded_services import auditor_beside
 from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.aio_consumer import AsyncConsumer

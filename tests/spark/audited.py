@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from memq.audit.finding import Finding
+from memq.audit.live.service import live_audit
 from memq.audit.live.storage.database import SqliteDatabase
 from memq.audit.live.view import AuditView
 from memq.audit.minutes import MinuteRow
-from memq.cli.audit.live_audit import live_audit
 from memq.format.pointer import ProducerRanges, decode_pointer
 from memq.runtime.network import Runtime
 from tests.processes import BrokerProcess

@@ -9,26 +9,32 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import msgspec
 
 from memq.audit.checks.batch_index import named, read_entries, read_headers
+from memq.audit.live.group_reports import GroupReports, Page
 from memq.audit.live.log_follower import LogFollower
 from memq.audit.live.partition import PartitionAudit
 from memq.audit.live.report_partition import Key, ReportPartitionAudit
+from memq.audit.live.storage.database import Database
 from memq.audit.live.storage.store import AuditStore, PartitionChanges, Step
+from memq.client.admin.aio_admin import AsyncAdmin
+from memq.client.broker_router import BrokerRouter
+from memq.client.consumer.aio_consumer import AsyncConsumer
 from memq.client.consumer.fetch.fetcher import ReadRange
-from memq.errors import FencedError, MemqError, RetryableError, StoreError
+from memq.client.link_pool import LinkPool, bootstrap_addresses
+from memq.errors import FencedError, MemqError, NotFoundError, RetryableError, StoreError
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, decode_pointer
-from memq.format.report import Report, ReportedDamage, ReportPart, decode_report, home_of
+from memq.format.report import AUDIT_TOPIC, Report, ReportedDamage, ReportPart, decode_report, home_of
 from memq.notification.remote import RemoteQueue
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime
-from memq.topic import ReadPartition, Topic
+from memq.topic import AUDIT_GROUP, ReadPartition, Topic
 
 INTERVAL_S = 1.0  # a round at least so often
 PAGES_MAX = 200  # of reports in one round
@@ -38,43 +44,6 @@ PRUNE_EVERY_ROUNDS = 600
 SICK_HOME_ROUNDS = 30  # between two questions for the end of a home whose log does not answer
 NAME_TRIES = 3  # rounds in which pointer and index of a damage are asked for
 NAME_S = 5.0  # for both
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Reports of one home, in order, with their positions as text, and the position behind them."""
-
-    home: int
-    reports: Sequence[tuple[str, bytes]]
-    next: str
-
-
-class Reports(Protocol):
-    """Reads `_memq_audit` as a member of the auditors' group. Raises: RetryableError."""
-
-    def homes(self) -> int:
-        """Return how many homes there are; 0 while the cluster does not audit."""
-        ...
-
-    async def poll(self, timeout_s: float) -> Page | None:
-        """Return the next page of an assigned home; None when there is none for `timeout_s`."""
-        ...
-
-    def assigned(self) -> list[int]:
-        """Return the homes that this member has now."""
-        ...
-
-    async def seek(self, home: int, position: str) -> None:
-        """Continue from a position, "" for the beginning. Raises: FencedError when another owns the home now."""
-        ...
-
-    async def caught_up(self, home: int) -> bool:
-        """Whether all reports of a home that there were at this call have been returned."""
-        ...
-
-    async def commit(self) -> None:
-        """Store for the group what was returned."""
-        ...
 
 
 ListTopics = Callable[[], Awaitable[Sequence[Topic]]]  # those that are audited; raises RetryableError
@@ -95,7 +64,7 @@ class LiveAudit:
 
     def __init__(
         self,
-        reports: Reports,
+        reports: GroupReports,
         topics: ListTopics,
         queue: RemoteQueue,
         read: ReadRange,
@@ -354,3 +323,39 @@ class LiveAudit:
 
 def _log_of(audit: PartitionAudit) -> ReadPartition:
     return audit.topic.read_partition_of(audit.partition)
+
+
+@asynccontextmanager
+async def live_audit(brokers: str, state: Database, keep_ms: int, runtime: Runtime) -> AsyncIterator[LiveAudit]:
+    """Open what an auditor of the cluster at `brokers` needs; `run` or `step` it inside.
+
+    Raises: UnreachableError; NotFoundError when the cluster does not audit.
+    """
+    pool = LinkPool(runtime, bootstrap_addresses(brokers))
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(pool.close)
+        admin = await stack.enter_async_context(AsyncAdmin(brokers, runtime=runtime))
+        found = {topic.name: topic for topic in await admin.topics(internal=True)}
+        if AUDIT_TOPIC not in found:
+            raise NotFoundError(
+                "the cluster does not audit: it has no topic _memq_audit", hint="set audit = on in its brokers"
+            )
+        store = AuditStore(state)
+        group = await store.group(f"{AUDIT_GROUP}-{runtime.random.getrandbits(64):016x}")
+        consumer = await stack.enter_async_context(
+            AsyncConsumer(
+                *(brokers, [AUDIT_TOPIC]),
+                group=group,
+                auto_commit=False,
+                on_damaged="skip",
+                on_expired="skip",
+                audit=False,
+                runtime=runtime,
+            )
+        )
+        any_broker = BrokerRouter(pool)
+        queue = RemoteQueue(any_broker)
+        reports = GroupReports(consumer, queue, found[AUDIT_TOPIC])
+        audit = LiveAudit(reports, admin.topics, queue, any_broker.read, store, runtime, keep_ms)
+        stack.push_async_callback(audit.close)
+        yield audit

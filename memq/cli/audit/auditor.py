@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 import click
 
 from memq.audit.finding import EVIDENCE_MAX, Finding, csv_of
+from memq.audit.live.service import live_audit
 from memq.audit.live.storage.database import Database
 from memq.audit.live.storage.store import AuditStore
 from memq.audit.live.verification import verify_finding
 from memq.audit.live.view import AuditView, TopicSummary, latencies
 from memq.audit.minutes import MINUTE_MS, QUANTILES, QUEUE, percentile_name
 from memq.cli.audit.audit_state import OpenState, state_of, written_state
-from memq.cli.audit.live_audit import live_audit
 from memq.cli.cluster.embedded_services import Beside, dashboard_beside
 from memq.cli.log_lines import log_to_stderr
 from memq.cli.options import json_option, setting_options, settings_of

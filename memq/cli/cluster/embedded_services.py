@@ -32,8 +32,8 @@ def auditor_beside(open_state: OpenState, keep_ms: int) -> Beside:
     """Return the auditor of a broker's cluster: errors are logged, and it continues from its state."""
 
     async def run(address: str) -> None:
-        await asyncio.to_thread(import_module, "memq.cli.audit.live_audit")
-        from memq.cli.audit.live_audit import live_audit
+        await asyncio.to_thread(import_module, "memq.audit.live.service")
+        from memq.audit.live.service import live_audit
 
         runtime = Runtime()
         outage = EventLog(runtime.clock).outage("audit.stopped", "audit.goes-on")

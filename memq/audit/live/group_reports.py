@@ -1,0 +1,81 @@
+"""Reports of clients, read as an ordinary member of the group of auditors with the same state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memq.client.consumer.aio_consumer import AsyncConsumer
+from memq.client.consumer.record import TopicPartition
+from memq.errors import GenerationFencedError, InvalidRequestError, MemqError
+from memq.format.pointer import decode_pointer
+from memq.format.report import AUDIT_TOPIC
+from memq.notification import Entry
+from memq.notification.log_reader import entries_between, valid_span
+from memq.notification.remote import RemoteQueue
+from memq.topic import Position, ReadPartition, Topic
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Reports of one home, in order, with their positions as text, and the position behind them."""
+
+    home: int
+    reports: Sequence[tuple[str, bytes]]
+    next: str
+
+
+class GroupReports:
+    """Reads `_memq_audit` as a member of the auditors' group. Raises: RetryableError."""
+
+    def __init__(self, consumer: AsyncConsumer, queue: RemoteQueue, topic: Topic) -> None:
+        self._consumer = consumer
+        self._queue = queue
+        self._topic = topic
+
+    def homes(self) -> int:
+        """Return how many homes there are; 0 while the cluster does not audit."""
+        return len(self._topic.partitions)
+
+    async def poll(self, timeout_s: float) -> Page | None:
+        """Return the next page of an assigned home; None when there is none for `timeout_s`."""
+        batch = await self._consumer.poll(timeout_s)
+        if batch is None:
+            return None
+        reports = [(str(record.position), record.value or b"") for record in batch]
+        return Page(batch.partition, reports, str(batch.next))
+
+    def assigned(self) -> list[int]:
+        """Return the homes that this member has now."""
+        return [partition for _, partition in self._consumer.position()]
+
+    async def seek(self, home: int, position: str) -> None:
+        """Continue from a position, "" for the beginning. Raises: FencedError when another owns the home now."""
+        try:
+            await self._consumer.seek(AUDIT_TOPIC, home, Position.parse(position) if position else "beginning")
+        except InvalidRequestError as error:  # it went to another member while its state was read
+            raise GenerationFencedError(str(error)) from error
+
+    async def caught_up(self, home: int) -> bool:
+        """Whether all reports of a home that there were at this call have been returned."""
+        partition = ReadPartition(AUDIT_TOPIC, self._topic.id, home)
+        position = self._consumer.position().get(TopicPartition(AUDIT_TOPIC, home))
+        if position is None:
+            return False
+        end = (await valid_span(self._queue, partition)).end
+        async for left in entries_between(self._queue, partition, position.pointer_offset, end):
+            if any(_holds_records(entry) for entry in left):
+                return False
+        return True
+
+    async def commit(self) -> None:
+        """Store for the group what was returned."""
+        await self._consumer.commit()
+
+
+def _holds_records(entry: Entry) -> bool:
+    """Whether a pointer may hold reports: behind the last ones there may be those of owners and producers."""
+    try:
+        return decode_pointer(entry.body).kind == "data"
+    except MemqError:
+        return True
