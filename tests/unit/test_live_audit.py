@@ -9,6 +9,7 @@ import pytest
 
 from memq.audit.finding import Kind
 from memq.audit.live import partition
+from memq.audit.live.event_minute import PIECES_MAX
 from memq.audit.live.group_readers import MEMBERS_MAX
 from memq.audit.minutes import active_ms
 from memq.errors import CorruptDataError
@@ -127,6 +128,80 @@ def test_a_sequence_that_a_later_instance_uses_again_is_counted_in_the_minute_of
     for minute in (MINUTE, then):
         assert (desk.word(minute=minute), desk.word(GROUP, minute)) == ("ok", "ok")
         assert [desk.rows[minute].side("")[name] for name in ("sent", "acked", "committed")] == [5, 5, 5]
+
+
+@pytest.mark.parametrize("order", list(permutations(("first try", "second try", "reader"))), ids="-".join)
+@pytest.mark.parametrize("apart", [False, True], ids=["at once", "one by one"])
+def test_the_minute_that_a_reader_names_holds_against_an_ack_of_another_try(
+    order: tuple[str, ...], apart: bool
+) -> None:
+    """The block of the first try is in the queue; the second try has other records, and gets the ack of a copy."""
+    desk = Desk()
+    reports: dict[str, Callable[[], None]] = {
+        "first try": lambda: desk.sent(span("sent", (0, 10))),
+        "second try": lambda: desk.sent(
+            span("sent", (0, 10), minute=MINUTE + 1), span("acked", (0, 10), minute=MINUTE + 1), client=101
+        ),
+        "reader": lambda: desk.read(span("processed", (0, 10)), begin="0:0:0", committed="0:1:0"),
+    }
+    desk.queue((PRODUCER, 0, 10))
+    for each in order:
+        reports[each]()
+        if apart:
+            desk.settle()
+    desk.settle()
+    assert nonzero(desk, MINUTE) == {"sent": 10, "acked": 10, "committed": 10}
+    assert nonzero(desk, MINUTE + 1) == {}
+    assert (desk.word(), desk.word(GROUP), desk.word(minute=MINUTE + 1)) == ("ok", "ok", "ok")
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["at once", "one by one"])
+def test_without_a_reader_the_last_ack_names_the_minute(apart: bool) -> None:
+    desk = Desk()
+    desk.queue((PRODUCER, 0, 10))
+    for minute in (MINUTE, MINUTE + 1):
+        desk.sent(span("sent", (0, 10), minute=minute), span("acked", (0, 10), minute=minute), client=minute)
+        if apart:
+            desk.settle()
+    desk.settle()
+    assert nonzero(desk, MINUTE) == {}
+    assert nonzero(desk, MINUTE + 1) == {"sent": 10, "acked": 10, "committed": 10}
+
+
+def test_a_guessed_minute_takes_one_entry_however_many_acks_confirm_or_move_it() -> None:
+    desk = Desk()
+    desk.queue((PRODUCER, 0, 1_000))
+    for minute in (MINUTE, MINUTE + 1, MINUTE + 1):
+        for first in range(0, 1_000, 10):
+            desk.sent(span("acked", (first, first + 10), minute=minute))
+        desk.settle()
+    (stream,) = desk.audit.books.streams.values()
+    assert stream.guessed == [(0, 1_000, MINUTE + 1, False)]
+    for first in range(0, 1_000, 20):
+        desk.read(span("processed", (first, first + 10), minute=MINUTE + 1))
+    desk.settle()
+    (stream,) = desk.audit.books.streams.values()
+    assert sum(next_ - first for first, next_, _, _ in stream.guessed) == 500
+
+
+def test_guessed_minutes_that_alternate_are_bounded() -> None:
+    desk = Desk()
+    ends = 2 * PIECES_MAX
+    desk.queue((PRODUCER, 0, ends))
+    for odd in (0, 1):
+        pieces = [(first, first + 1) for first in range(odd, ends, 2)]
+        for at in range(0, len(pieces), 1_024):  # a report has 64 KiB at most
+            desk.sent(span("acked", *pieces[at : at + 1_024], minute=MINUTE + odd))
+    desk.settle()
+    (stream,) = desk.audit.books.streams.values()
+    assert len(stream.guessed) == PIECES_MAX
+    assert [desk.rows[minute].side("")["committed"] for minute in (MINUTE, MINUTE + 1)] == [PIECES_MAX] * 2
+
+
+def nonzero(desk: Desk, minute: int) -> dict[str, int]:
+    """Return the counts of the queue's side of a minute that are not 0."""
+    counts = desk.rows[minute].side("").counts if minute in desk.rows else {}
+    return {name: records for name, records in counts.items() if records}
 
 
 def test_what_a_dead_instance_sent_is_not_in_flight_for_ever_when_the_next_one_sends_it_an_hour_later() -> None:

@@ -3,9 +3,16 @@
 The queue's pointers know the times of a batch, not those of its blocks. So what they show waits a little for a report
 that names its minute, and is counted in the batch's own until one comes.
 
-Instances of a named producer use a sequence again that did not arrive, for another record. So what was sent, or acked
-with less than `all`, dates a sequence only until a reader, or an ack with `all`, says which minute the record in the
-queue has; then all counts of it move there. So each sequence is counted in one minute, whatever was heard first.
+Two instances of a named producer, or two tries of a Spark task, can use a sequence for different records, of which the
+queue has one. So reports on one sequence may name different minutes, and three kinds of them have different weight:
+
+1. A reader names the minute of the record that it got. That is final: the first reader's word stays.
+2. An ack with `all` says that the queue has the sequence, but the record may be the other one. The last ack holds until
+   a reader names the minute.
+3. A record that was sent, or acked with less than `all`, dates a sequence only while no other report does.
+
+When the minute of a sequence changes, all counts of it move. A counted sequence therefore stays a guess until a reader
+has named its minute, and the counts do not depend on which report came first, or on what was counted in between.
 """
 
 from __future__ import annotations
@@ -14,8 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from memq.audit.account import apart, common
 from memq.audit.live.partition_state import AuditedProducer
-from memq.audit.minutes import QUEUE
-from memq.audit.minutes import MinuteRow as MinuteCounts
+from memq.audit.minutes import QUEUE, MinuteRow
 from memq.format.ranges import Range, RangeSet
 
 WAIT_MS = 60_000  # for a report that names the minute of what the queue shows
@@ -41,29 +47,28 @@ class EventMinutes:
             else:
                 waiting.append((due_ms, first, next_, minute, late))
 
-    def tell(self, minute: int, pieces: Sequence[Range], row: Callable[[int], MinuteCounts], *, sure: bool) -> None:
-        """Take a report on a minute; `sure` when its minutes are those of the stored records.
+    def tell(
+        self, minute: int, pieces: Sequence[Range], row: Callable[[int], MinuteRow], *, sure: bool, read: bool
+    ) -> None:
+        """Take a report on a minute: of a reader (`read`), `sure` when it is that or an ack with `all`.
 
-        Records that were counted in another minute then move to this one.
+        Records that were counted in another minute then move to this one, unless a reader has named that.
         """
-        told = RangeSet(pieces if sure else self._told(pieces)[1])
         if sure:
+            known = common(pieces, self._stream.read)
+            told = RangeSet([*apart(pieces, self._stream.read), *self._told(known)[1]])
             self._move(minute, told, row)
-        left: list[tuple[int, int, int, bool]] = []
-        for first, next_, guess, late in self._stream.guessed if told else ():
-            here = common([(first, next_)], told)
-            for piece in here if guess != minute else ():
-                _count(row(guess), piece, -1, late=late)
-                _count(row(minute), piece, 1, late=late)
-            left += [(*piece, minute, late) for piece in ([] if sure else here)]
-            left += [(*piece, guess, late) for piece in apart([(first, next_)], told)]
+        else:
+            told = RangeSet(self._told(pieces)[1])
+        for piece in pieces if read else ():
+            self._stream.read.add(*piece)
         if told:
-            self._stream.guessed[:] = left
-        known = self._stream.minutes.setdefault(minute, RangeSet())
+            self._count_guessed(minute, told, row, read=read)
+        known_here = self._stream.minutes.setdefault(minute, RangeSet())
         for piece in told:
-            known.add(*piece)
+            known_here.add(*piece)
 
-    def place(self, row: Callable[[int], MinuteCounts], now_ms: int) -> None:
+    def place(self, row: Callable[[int], MinuteRow], now_ms: int) -> None:
         """Count what waits and can be dated, or has waited long enough."""
         left: list[tuple[int, int, int, int, bool]] = []
         room = len(self._stream.unplaced) - PIECES_MAX
@@ -71,7 +76,7 @@ class EventMinutes:
             told, unknown = self._told([(first, next_)])
             for minute, low, high in told:
                 _count(row(minute), (low, high), 1, late=late)
-                for piece in apart([(low, high)], self._stream.acked):  # its report may be of another instance's
+                for piece in apart([(low, high)], self._stream.read):  # an ack may be of another
                     self._guess(piece, minute, late=late)
             for hole in unknown:
                 if due_ms > now_ms and room <= 0:
@@ -86,9 +91,13 @@ class EventMinutes:
     def dated(self, pieces: Sequence[Range], fallback: int) -> list[Dated]:
         """Return minute, first and next of all `pieces`: as reported, else by their pointer, else `fallback`."""
         told, left = self._told(pieces)
-        waiting = [(minute, RangeSet([(first, next_)])) for _, first, next_, minute, _ in self._stream.unplaced]
-        guessed = [(minute, RangeSet([(first, next_)])) for first, next_, minute, _ in self._stream.guessed]
-        shown, left = _dated_by([*guessed, *waiting] if left else [], left)
+        if not left:
+            return told
+        wanted = RangeSet(left)
+        guessed = ((minute, first, next_) for first, next_, minute, _ in self._stream.guessed)
+        waiting = ((minute, first, next_) for _, first, next_, minute, _ in self._stream.unplaced)
+        here = [each for each in (*guessed, *waiting) if wanted.overlaps(*each[1:])]
+        shown, left = _dated_by([(minute, RangeSet([(first, next_)])) for minute, first, next_ in here], left)
         return [*told, *shown, *((fallback, *piece) for piece in left)]
 
     def minute_of(self, sequence: int, fallback: int) -> int:
@@ -99,15 +108,33 @@ class EventMinutes:
         """Return what of `pieces` has a minute that is known, and what is left."""
         return _dated_by(self._stream.minutes.items(), pieces)
 
-    def _move(self, minute: int, told: RangeSet, row: Callable[[int], MinuteCounts]) -> None:
-        """Move the reported ranges of a minute out of all other minutes, with their counts of sent records."""
+    def _move(self, minute: int, told: RangeSet, row: Callable[[int], MinuteRow]) -> None:
+        """Move the reported ranges of a minute out of all other minutes, with their sent and acked records."""
         for other, ranges in list(self._stream.minutes.items()):
             moved = common(told, ranges) if other != minute else []
             if moved:
                 self._stream.minutes[other] = RangeSet(apart(ranges, told))
-                sent = sum(next_ - first for first, next_ in common(moved, self._stream.sent))
-                row(other).side(QUEUE).count("sent", -sent)
-                row(minute).side(QUEUE).count("sent", sent)
+                for name, known in (("sent", self._stream.sent), ("acked", self._stream.acked)):
+                    records = sum(next_ - first for first, next_ in common(moved, known))
+                    row(other).side(QUEUE).count(name, -records)
+                    row(minute).side(QUEUE).count(name, records)
+
+    def _count_guessed(self, minute: int, told: RangeSet, row: Callable[[int], MinuteRow], *, read: bool) -> None:
+        """Move reported ranges out of the minutes in which they were guessed; those that were `read` leave."""
+        guessed, low, high = self._stream.guessed, told.least, told.next
+        touched = (at for at, (first, next_, _, _) in enumerate(guessed) if first < high and low < next_)
+        begin = next(touched, len(guessed))  # most reports are about the newest: what lies before is left as it is
+        rest = guessed[begin:]
+        del guessed[begin:]
+        for first, next_, guess, late in rest:
+            here = common([(first, next_)], told) if told.overlaps(first, next_) else []
+            for piece in here if guess != minute else ():
+                _count(row(guess), piece, -1, late=late)
+                _count(row(minute), piece, 1, late=late)
+            left = [(piece, guess) for piece in apart([(first, next_)], told)] if here else [((first, next_), guess)]
+            left += [] if read else [(piece, minute) for piece in here]
+            for piece, its in sorted(left):  # in order, neighbours of one minute become one
+                self._guess(piece, its, late=late)
 
     def _guess(self, piece: Range, minute: int, *, late: bool) -> None:
         guessed = self._stream.guessed
@@ -136,7 +163,7 @@ class EventMinutes:
                 left -= 1
 
 
-def _count(row: MinuteCounts, piece: Range, times: int, *, late: bool) -> None:
+def _count(row: MinuteRow, piece: Range, times: int, *, late: bool) -> None:
     """Count what the queue has, or take it back with -1 for `times`."""
     records = times * (piece[1] - piece[0])
     row.side(QUEUE).count("committed", records)

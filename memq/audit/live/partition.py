@@ -284,8 +284,9 @@ class PartitionAudit:
     def _take_span(self, span: ReportSpan, told: Told) -> None:
         stream = self._stream(span.producer)
         if span.stage != "gave-up":  # a name's next instance may use the sequences again, for other records
-            sure = span.stage in _GROUP_STAGES or (span.stage == "acked" and span.level == ALL)
-            EventMinutes(stream).tell(span.minute, span.ranges, self._row, sure=sure)
+            read = span.stage in _GROUP_STAGES
+            sure = read or (span.stage == "acked" and span.level == ALL)
+            EventMinutes(stream).tell(span.minute, span.ranges, self._row, sure=sure, read=read)
         records = sum(next_ - first for first, next_ in span.ranges)
         name = QUEUE
         if span.stage in _GROUP_STAGES:
@@ -293,16 +294,17 @@ class PartitionAudit:
             if told.group is None:
                 return  # a reader without a group: its damages count, nobody asks what it has read
         elif span.stage == "sent":
-            new = [hole for piece in span.ranges for hole in stream.sent.holes(*piece)]
-            for minute, first, next_ in EventMinutes(stream).dated(new, span.minute):
-                self._row(minute).side(QUEUE).count("sent", stream.sent.add(first, next_))
+            self._count_once(stream, stream.sent, span)
             records = 0
             self._await(stream, span, told.time_ms)
             if not span.level:
                 _add(stream.weak, span.ranges)
         elif span.stage == "acked":
-            records = _add(stream.acked if span.level == ALL else stream.weak, span.ranges)
-            if span.level != ALL:
+            if span.level == ALL:
+                self._count_once(stream, stream.acked, span)
+                records = 0
+            else:
+                records = _add(stream.weak, span.ranges)
                 self._await(stream, span, told.time_ms)
         elif span.stage == "gave-up":
             records = _add(stream.gave_up, span.ranges)
@@ -310,6 +312,12 @@ class PartitionAudit:
         side = self._row(span.minute).side(name)
         side.count(span.stage, records)
         side.time(span.stage, span.latency)
+
+    def _count_once(self, stream: AuditedProducer, known: RangeSet, span: ReportSpan) -> None:
+        """Count records of a stage that are new, in the minutes of the records in the queue."""
+        new = [hole for piece in span.ranges for hole in known.holes(*piece)]
+        for minute, first, next_ in EventMinutes(stream).dated(new, span.minute):
+            self._row(minute).side(QUEUE).count(span.stage, known.add(first, next_))
 
     def _await(self, stream: AuditedProducer, span: ReportSpan, time_ms: int) -> None:
         """Wait for sequences that brokers took with 1 or without acks: the next owner may still get them."""

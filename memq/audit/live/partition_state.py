@@ -22,18 +22,20 @@ NO_END_MS = 1 << 62
 class AuditedProducer:
     """One producer in the write partition: its account with the queue, and what it reported itself.
 
-    `acked` are sequences acked with `all`; `weak` those acked with 1 or sent with 0. `waiting` has what was sent, with
-    the time (ms) when its producer must have given up; then it is `overdue`. `minutes` says by event-time minute which
-    sequences belong to it; `unplaced` has those that the queue showed before anybody named their minute: the time (ms)
-    up to which to wait for that, first, next, the minute that the pointer suggests, whether it was late. `guessed` has
-    those that were counted in a minute that nobody named who knows the queue's record: first, next, minute, whether
-    late. `corrupt` are those that a reader or a verification found damaged.
+    `acked` are sequences acked with `all`; `weak` those acked with 1 or sent with 0; `read` those that any reader
+    has reported, so that their minute is final. `waiting` has what was sent, with the time (ms) when its producer
+    must have given up; then it is `overdue`. `minutes` says by event-time minute which sequences belong to it;
+    `unplaced` has those that the queue showed before anybody named their minute: the time (ms) up to which to wait
+    for that, first, next, the minute that the pointer suggests, whether it was late. `guessed` has those that were
+    counted in a minute that no reader has named: first, next, minute, whether late. `corrupt` are those that a
+    reader or a verification found damaged.
     """
 
     account: Account
     marks: Marks = field(default_factory=Marks)
     sent: RangeSet = field(default_factory=RangeSet)
     acked: RangeSet = field(default_factory=RangeSet)
+    read: RangeSet = field(default_factory=RangeSet)
     weak: RangeSet = field(default_factory=RangeSet)
     gave_up: RangeSet = field(default_factory=RangeSet)
     overdue: RangeSet = field(default_factory=RangeSet)
