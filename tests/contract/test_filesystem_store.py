@@ -525,3 +525,18 @@ def test_after_close_every_call_is_refused(store: FilesystemHandler) -> None:
             await store.get("a")
 
     asyncio.run(scenario())
+
+
+def test_an_error_without_a_number_is_none_of_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(self: object, key: str) -> None:
+        raise OSError("odd")
+
+    monkeypatch.setattr(files.ObjectFiles, "delete", failing)
+
+    async def work() -> None:
+        store = open_filesystem(tmp_path)
+        with pytest.raises(StoreError, match="odd"):
+            await store.delete("k")
+        await store.close()
+
+    asyncio.run(work())
