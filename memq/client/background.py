@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine
-from typing import Any, Generic, Protocol, TypeVar
+from types import TracebackType
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from memq.client.io_thread import IoThread, forked_error, io_thread
+from memq.errors import MemqError
 
 
 class Core(Protocol):
@@ -18,6 +22,48 @@ class Core(Protocol):
 
 CoreType = TypeVar("CoreType", bound=Core)
 Result = TypeVar("Result")
+
+
+class BlockingClient(ABC):
+    """A sync client: `with` closes it, and one that is forgotten warns."""
+
+    _closed = True  # for __del__, should __init__ raise
+    _background: Background[Any]
+    _interrupted_close_s: float | None = None  # after Ctrl-C
+
+    @abstractmethod
+    def _closing(self, timeout_s: float | None) -> Coroutine[Any, Any, None]:
+        """Return the close of the core; None for the time that it takes by itself."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._finish(self._interrupted_close_s if isinstance(error, KeyboardInterrupt) else None)
+        except MemqError:
+            if error is None:  # else the caller's own error is the one to see
+                raise
+
+    def __del__(self) -> None:
+        if self._closed or self._background.was_forked:
+            return
+        name = type(self).__name__
+        warnings.warn(f"a memq.{name} was forgotten without close()", ResourceWarning, stacklevel=1, source=self)
+        self._background.forgotten()
+
+    def _finish(self, timeout_s: float | None) -> bool:
+        """Close the core and leave the thread; return False when that was done before."""
+        if self._closed or self._background.was_forked:
+            return False
+        self._closed = True
+        try:
+            self._background.run(self._closing(timeout_s))
+        finally:
+            self._background.leave()
+        return True
 
 
 class Background(Generic[CoreType]):
@@ -52,6 +98,9 @@ class Background(Generic[CoreType]):
             work.close()
             raise forked_error(self._what)
         return self.io.run(work)
+
+    def forgotten(self) -> None:
+        """Nobody holds the client any more, and nobody closed it."""
 
     def leave(self) -> None:
         """The client is closed: the thread may forget it."""

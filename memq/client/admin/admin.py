@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Sequence
-from types import TracebackType
-from typing import Self
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any
 
 from memq.client.admin.aio_admin import AsyncAdmin, GovernorPlan, Settings
 from memq.client.admin.group_positions import GroupDescription, Reset
-from memq.client.background import Background
+from memq.client.background import Background, BlockingClient
 from memq.client.consumer.settings import Point
 from memq.client.link_pool import CONNECT_TIMEOUT_MS
 from memq.client.log_answers import LogAnswers
@@ -18,13 +16,11 @@ from memq.runtime.network import Runtime
 from memq.topic import Topic, Totals
 
 
-class Admin:
+class Admin(BlockingClient):
     """Makes, alters and deletes topics; shows, resets and deletes groups; drains brokers. Thread-safe.
 
     Every method raises UnreachableError when no broker answers for `connect_timeout_ms`, and what the broker says.
     """
-
-    _closed = True  # for __del__, should __init__ raise
 
     def __init__(
         self,
@@ -37,27 +33,12 @@ class Admin:
         self._background = Background("admin", self._core)
         self._closed = False
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if not self._closed and not self._background.was_forked:
-            warnings.warn("a memq.Admin was forgotten without close()", ResourceWarning, stacklevel=1, source=self)
-
     def close(self) -> None:
         """Disconnect. Closing twice is fine."""
-        if self._closed or self._background.was_forked:
-            return
-        self._closed = True
-        try:
-            self._background.run(self._core.close())
-        finally:
-            self._background.leave()
+        self._finish(None)
+
+    def _closing(self, timeout_s: float | None) -> Coroutine[Any, Any, None]:
+        return self._core.close()
 
     @property
     def cluster(self) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from types import TracebackType
-from typing import Self
 
 from memq.client.admin.group_positions import GroupDescription, PartitionProgress, Reset
 from memq.client.arguments import check_connect_timeout, runtime_of
 from memq.client.broker_router import BrokerRouter
+from memq.client.closing import AsyncClosing
 from memq.client.consumer.offset_resolver import Lag, OffsetResolver
 from memq.client.consumer.record import place_of
 from memq.client.consumer.settings import Point, check_point, point_of
@@ -57,7 +56,7 @@ class GovernorPlan:
     notes: tuple[str, ...]
 
 
-class AsyncAdmin:
+class AsyncAdmin(AsyncClosing):
     """Makes, alters and deletes topics; shows, resets and deletes groups; drains brokers.
 
     Any broker answers.
@@ -78,14 +77,6 @@ class AsyncAdmin:
         self._any = BrokerRouter(self._pool)
         self._queue = RemoteQueue(self._any)
         self._places = OffsetResolver(self._queue)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Disconnect."""

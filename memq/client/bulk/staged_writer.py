@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Self
 
 from awscrt.checksums import crc32c
 
 from memq.client.arguments import check_connect_timeout, runtime_of
 from memq.client.bulk.staged_object import StagedObjectBuilder
+from memq.client.closing import AsyncClosing
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
 from memq.client.metadata import ClusterMetadata
 from memq.client.observers.reporter import STEP_S_MAX, JobReporter, MakeCarrier
@@ -126,7 +125,7 @@ class StagedWriter:
         return StagedObjectBuilder(self._topics, producer_id, block_bytes=self._block_bytes, codec=self._codec)
 
 
-class StagedCommits:
+class StagedCommits(AsyncClosing):
     """The driver's side: what the cluster is, and the commits of one writer's batches.
 
     With a `carrier` it reports to the audit, as a writer of Spark, where the cluster asks for that.
@@ -151,14 +150,6 @@ class StagedCommits:
         self._reporter: JobReporter | None = None
         if carrier is not None:
             self._reporter = JobReporter("spark-writer", writer, self._runtime, self._pool, carrier)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Disconnect, with a last word to the audit."""

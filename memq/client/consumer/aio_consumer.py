@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator
-from types import TracebackType
 from typing import Self
 
 from memq.client.arguments import check_timeout
+from memq.client.closing import AsyncClosing
 from memq.client.consumer.batch import Batch
 from memq.client.consumer.core import ConsumerStats
 from memq.client.consumer.face import ConsumerFace
@@ -17,11 +17,10 @@ from memq.client.consumer.offset_resolver import Lag
 from memq.client.consumer.record import TopicPartition
 from memq.client.consumer.settings import Point
 from memq.client.log_answers import LogAnswers
-from memq.errors import MemqError
 from memq.topic import Position
 
 
-class AsyncConsumer(ConsumerFace):
+class AsyncConsumer(ConsumerFace, AsyncClosing):
     """Reads topics. Arguments as those of `memq.Consumer`; callbacks may be coroutine functions.
 
     Use it as `async with`, on one event loop and from one task; `wakeup` is for others, also in other threads.
@@ -37,15 +36,6 @@ class AsyncConsumer(ConsumerFace):
             await self._core.close()
             raise
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            await self.close()
-        except MemqError:
-            if error is None:  # else the caller's own error is the one to see
-                raise
 
     async def __aiter__(self) -> AsyncIterator[Batch]:
         """Yield batches; ends at `end`, and after `wakeup`."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Self, TypeVar
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Self, TypeVar
 
 from memq.client.arguments import check_timeout
-from memq.client.background import Background
+from memq.client.background import Background, BlockingClient
 from memq.client.consumer.batch import Batch
 from memq.client.consumer.core import CLOSE_S_MAX, ConsumerStats
 from memq.client.consumer.face import ConsumerFace
@@ -17,14 +15,12 @@ from memq.client.consumer.offset_resolver import Lag
 from memq.client.consumer.record import TopicPartition
 from memq.client.consumer.settings import Point
 from memq.client.log_answers import LogAnswers
-from memq.errors import MemqError
 from memq.topic import Position
 
 Result = TypeVar("Result")
-_INTERRUPTED_CLOSE_S = 0.2  # after Ctrl-C
 
 
-class Consumer(ConsumerFace):
+class Consumer(ConsumerFace, BlockingClient):
     """Reads topics, for one thread; only `wakeup` may be called from others.
 
     Args:
@@ -57,7 +53,7 @@ class Consumer(ConsumerFace):
     Raises: InvalidRequestError, InvalidNameError. Nothing is connected before the first use.
     """
 
-    _closed = True  # for __del__, should __init__ raise
+    _interrupted_close_s = 0.2
 
     def _open(self) -> None:
         self._background = Background("consumer", self._core)
@@ -71,20 +67,6 @@ class Consumer(ConsumerFace):
             self.close()
             raise
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self._close(_INTERRUPTED_CLOSE_S if isinstance(error, KeyboardInterrupt) else CLOSE_S_MAX)
-        except MemqError:
-            if error is None:  # else the caller's own error is the one to see
-                raise
-
-    def __del__(self) -> None:
-        if self._closed or self._background.was_forked:
-            return
-        warnings.warn("a memq.Consumer was forgotten without close()", ResourceWarning, stacklevel=1, source=self)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield batches; ends at `end`, and after `wakeup`."""
@@ -172,18 +154,12 @@ class Consumer(ConsumerFace):
 
     def close(self) -> None:
         """Commit what is done when auto-commit is on, leave the group, disconnect. Closing twice is fine."""
-        self._close(CLOSE_S_MAX)
+        self._finish(None)
 
-    def _close(self, timeout_s: float) -> None:
-        if self._closed or self._background.was_forked:
-            return
-        self._closed = True
+    def _closing(self, timeout_s: float | None) -> Coroutine[Any, Any, None]:
         if self._traces is not None:
             self._traces.done()
-        try:
-            self._background.run(self._core.close(timeout_s))
-        finally:
-            self._background.leave()
+        return self._core.close(CLOSE_S_MAX if timeout_s is None else timeout_s)
 
     def _pause(self, topic: str, partition: int, *, paused: bool) -> None:
         self._background.check_process()

@@ -5,23 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, cast
 
 from memq.client.arguments import check_timeout
+from memq.client.closing import AsyncClosing
 from memq.client.producer.core import Observe, ProducerCore, ProducerStats
 from memq.client.producer.delivery import AsyncDelivery
 from memq.client.producer.face import ProducerFace
 from memq.client.producer.fields import BytesLike, HeadersLike, RecordColumns, RecordFields, check_fields, check_many
 from memq.client.producer.open_block import Route
-from memq.errors import BufferFullError, MemqError
+from memq.errors import BufferFullError
 from memq.runtime.network import Address
 
 if TYPE_CHECKING:
     pass
 
 
-class AsyncProducer(ProducerFace):
+class AsyncProducer(ProducerFace, AsyncClosing):
     """Sends records to topics. Arguments as those of `memq.Producer`.
 
     Use it as `async with`, on one event loop.
@@ -34,18 +34,6 @@ class AsyncProducer(ProducerFace):
         return ProducerCore(
             self._settings, self._runtime, addresses, AsyncDelivery, self._wake, self._room_made, observe=observe
         )
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            await self.close()
-        except MemqError:
-            if error is None:  # else the caller's own error is the one to see
-                raise
 
     async def send(
         self,

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Self, cast
+from typing import Any, cast
 
 from memq.client.arguments import check_timeout
-from memq.client.background import Background
+from memq.client.background import Background, BlockingClient
 from memq.client.io_thread import forked_error, on_io_thread
 from memq.client.producer.core import Observe, ProducerCore, ProducerStats
 from memq.client.producer.delivery import Delivery
@@ -20,15 +18,11 @@ from memq.client.producer.face import ProducerFace
 from memq.client.producer.fields import BytesLike, HeadersLike, RecordColumns, RecordFields, check_fields, check_many
 from memq.client.producer.open_block import Route
 from memq.client.producer.settings import ProducerSettings
-from memq.errors import BufferFullError, MemqError
+from memq.errors import BufferFullError
 from memq.runtime.network import Address, Runtime
 from memq.runtime.threads import SpareThreads
 
-if TYPE_CHECKING:
-    pass
-
 SEALING_THREADS_MAX = 4
-_INTERRUPTED_CLOSE_S = 0.4  # after Ctrl-C
 
 
 class _ProducerBackground(Background[ProducerCore]):
@@ -80,7 +74,7 @@ class _ProducerBackground(Background[ProducerCore]):
         self.room.notify_all()
 
 
-class Producer(ProducerFace):
+class Producer(ProducerFace, BlockingClient):
     """Sends records to topics. Thread-safe.
 
     Args:
@@ -107,29 +101,12 @@ class Producer(ProducerFace):
     Raises: InvalidSettingError, InvalidRequestError. Nothing is connected before the first record.
     """
 
-    _closed = True  # for __del__, should __init__ raise
+    _background: _ProducerBackground
+    _interrupted_close_s = 0.4
 
     def _open(self, addresses: Sequence[Address], observe: Observe | None) -> ProducerCore:
         self._background = _ProducerBackground(self._settings, self._runtime, addresses, observe)
         return self._background.core
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.close(_INTERRUPTED_CLOSE_S if isinstance(error, KeyboardInterrupt) else None)
-        except MemqError:
-            if error is None:  # else the caller's own error is the one to see
-                raise
-
-    def __del__(self) -> None:
-        if self._closed or self._background.was_forked:
-            return
-        warnings.warn("a memq.Producer was forgotten without close()", ResourceWarning, stacklevel=1, source=self)
-        self._background.forgotten()
 
     def send(
         self,
@@ -241,15 +218,16 @@ class Producer(ProducerFace):
         Closing twice is fine. Raises: TimedOutError with the number of records that were given up; the first error of
         a record that failed and whose delivery the program has not read, without an `on_ack`.
         """
-        timeout_s = check_timeout(timeout)
-        if self._closed or self._background.was_forked:
-            return
-        self._closed = True
-        try:
-            self._background.run(self._core.close(timeout_s))
-        finally:
-            self._background.leave()
-        self._core.raise_unseen()
+        self._finish(check_timeout(timeout))
+
+    def _closing(self, timeout_s: float | None) -> Coroutine[Any, Any, None]:
+        return self._core.close(timeout_s)
+
+    def _finish(self, timeout_s: float | None) -> bool:
+        ended = super()._finish(timeout_s)
+        if ended:
+            self._core.raise_unseen()
+        return ended
 
     def resume_points(self, topic: str) -> dict[int, int]:
         """Return, by partition, how many records of this name the topic held when this instance began.
