@@ -46,7 +46,6 @@ class Store(MemoryHandler):
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock)
         self.gate = asyncio.Event()
-        self.failing_reads = 0
         self.read_error: MemqError = StoreError("not now")
         self.failing_ranges = 0
 
@@ -54,16 +53,10 @@ class Store(MemoryHandler):
         await self.gate.wait()
         await super().put(key, buffers, checksum)
 
-    async def get(self, key: str, *, checked: bool = True) -> bytes:
-        if self.failing_reads:
-            self.failing_reads -= 1
-            raise self.read_error
-        return await super().get(key, checked=checked)
-
     async def get_range(self, key: str, offset: int, length: int) -> bytes:
         if self.failing_ranges:
             self.failing_ranges -= 1
-            raise StoreError("not now")
+            raise self.read_error
         return await super().get_range(key, offset, length)
 
 
@@ -481,7 +474,7 @@ def test_a_block_of_a_producer_that_its_pointer_does_not_name_is_known(error: Me
             assert broker.services.counters.duplicate_blocks == 1
             assert (await pointers(broker, topic))[-1] == large
             # The next owner reads it out of the object, and waits for a store that does not answer, or denies.
-            store.failing_reads, store.read_error = 2, error
+            store.failing_ranges, store.read_error = 2, error
             await broker.services.queue.publish(control(topic, "opened", 7))
             client.write(write_frame(block_of(topic, 1, [b"v"], producer=producers[-1]), stream=2_000))
             while (await client.frame()).api != Api.REDIRECT:
@@ -489,7 +482,7 @@ def test_a_block_of_a_producer_that_its_pointer_does_not_name_is_known(error: Me
             await client.close()
             again = await BareClient.connect(broker)
             await again.open(topic, producer=producers[-1])
-            assert store.failing_reads == 0
+            assert store.failing_ranges == 0
             block = block_of(topic, 0, [b"v"], producer=producers[-1])
             assert (await again.send_again(topic, block, producer=producers[-1])).argument == 1
             assert broker.services.counters.duplicate_blocks == 2
