@@ -201,10 +201,11 @@ class NotFoundError(InvalidRequestError):
 
 
 class PositionExpiredError(InvalidRequestError):
-    """Retention took what lies at a position: `first` is the first one that is left, as text (`0:17:0`)."""
+    """Retention took what lies at a position of `topic`; `first` is the first one left (`0:17:0`)."""
 
     code = "position-expired"
     default_hint = "continue at 'beginning', or at the position that the message names"
+    topic = ""
     first = ""
 
 

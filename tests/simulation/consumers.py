@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from memq.client.consumer.aio_consumer import AsyncConsumer
 from memq.client.consumer.batch import Batch
 from memq.client.consumer.record import TopicPartition
-from memq.errors import MemqError, PositionExpiredError
+from memq.errors import MemqError, NotFoundError, PositionExpiredError
 from memq.runtime.network import Runtime
 from memq.topic import Position, ReadPartition, Topic
 from tests.simulation.checker import Checker
 from tests.simulation.cluster import PORT, SimCluster
+from tests.simulation.group_rules import GroupRules
 from tests.simulation.node import Node
 
 WANDER_RATE = 0.05
@@ -25,7 +27,7 @@ async def run_consumer(node: Node, runtime: Runtime, cluster: SimCluster, group:
     while True:
         life += 1
         name = f"{node.name}#{node.index}.{life}"
-        reader = Reader(name, group, node, cluster, cluster.checker, cluster.topic, wanders=wanders)
+        reader = Reader(name, group, node, cluster, [(cluster.topic, cluster.checker)], wanders=wanders)
         try:
             await reader.run(runtime)
         except MemqError as error:
@@ -34,7 +36,7 @@ async def run_consumer(node: Node, runtime: Runtime, cluster: SimCluster, group:
 
 
 class Reader:
-    """One life of a consumer, which reports to `checker` what it reads of a topic."""
+    """One life of a consumer of some topics; it reports what it reads of each to the checker of that topic."""
 
     def __init__(
         self,
@@ -42,8 +44,7 @@ class Reader:
         group: str,
         node: Node,
         cluster: SimCluster,
-        checker: Checker,
-        topic: Topic,
+        topics: Sequence[tuple[Topic, Checker]],
         *,
         wanders: bool,
     ) -> None:
@@ -52,19 +53,20 @@ class Reader:
         self._group = group
         self._draw = node.random
         self._cluster = cluster
-        self._checker = checker
-        self._groups = checker.groups
-        self._topic = topic
+        self._ids = {topic.name: topic.id for topic, _ in topics}
+        self._checkers = {topic.id: checker for topic, checker in topics}
         self._paused: dict[ReadPartition, float] = {}  # until when, by the loop's clock
 
     async def run(self, runtime: Runtime) -> None:
         """Read for ever. Raises: MemqError."""
         draw, loop = self._draw, asyncio.get_running_loop()
-        self._groups.begin(self.name)
+        for checker in self._checkers.values():
+            checker.groups.begin(self.name)
         auto_commit, wanders = draw.random() < 0.5, bool(self._wanders_left)
         consumer = AsyncConsumer(
             [f"{host}:{PORT}" for host, _port in self._cluster.addresses()],
-            self._topic.name,
+            list(self._ids),
+            audit=len(self._ids) == 1,  # the rules of reports know the groups that read all of one topic
             group=self._group,
             auto_commit=auto_commit,
             auto_commit_interval_ms=draw.choice([50, 500]),
@@ -80,12 +82,16 @@ class Reader:
                 except PositionExpiredError as error:
                     await self._go_on(consumer, error)
                     continue
+                except NotFoundError:
+                    if len(self._ids) == 1:
+                        raise
+                    continue  # one of the topics is gone: the other goes on
                 if batch is not None:
                     await self._take(batch)
                     if not auto_commit and draw.random() < 0.5:
                         await consumer.commit(batch)
-                        partition = self._partition(batch.partition)
-                        self._checker.commits.returned(self._group, partition, batch.next)
+                        partition = self._partition(batch.topic, batch.partition)
+                        self._checker(partition).commits.returned(self._group, partition, batch.next)
                     await asyncio.sleep(draw.choice([0, 0, 0.001, 0.05]))
                 if wanders:
                     self._resume(consumer, loop.time())
@@ -95,13 +101,13 @@ class Reader:
         """Go on with the first that retention left; it may be faster once more."""
         while True:
             first = Position.parse(error.first)
-            partition = self._partition(first.read_partition)
+            partition = self._partition(error.topic, first.read_partition)
             try:
                 await consumer.seek(partition.topic, partition.partition, first)
             except PositionExpiredError as again:
                 error = again
             else:
-                self._groups.expired(self.name, partition, first)
+                self._groups(partition).expired(self.name, partition, first)
                 return
 
     async def _wander(self, consumer: AsyncConsumer, now_s: float) -> None:
@@ -116,44 +122,51 @@ class Reader:
         if not places:
             return
         place = self._draw.choice(places)
-        partition = self._partition(place.partition)
+        partition = self._partition(*place)
         if self._draw.random() < 0.5:
             consumer.pause(place.topic, place.partition)
             self._paused[partition] = now_s + self._draw.uniform(0, PAUSE_S_MAX)
-            self._groups.pause(self.name, partition, paused=True)
+            self._groups(partition).pause(self.name, partition, paused=True)
             return
-        iterated = self._groups.iterated(self._group, partition)
+        iterated = self._groups(partition).iterated(self._group, partition)
         if iterated:
-            record = self._checker.logs[partition].stream[self._draw.choice(iterated)]
+            record = self._checker(partition).logs[partition].stream[self._draw.choice(iterated)]
             position = Position(place.partition, record.offset, record.record_index)
             try:
                 await consumer.seek(place.topic, place.partition, position)
             except PositionExpiredError:
                 return  # retention was faster
-            self._groups.seek(self.name, partition, (record.offset, record.record_index))
+            self._groups(partition).seek(self.name, partition, (record.offset, record.record_index))
 
     def _resume(self, consumer: AsyncConsumer, now_s: float) -> None:
         """Go on with what was paused for long enough, as far as it is still assigned."""
         for partition in [partition for partition, until_s in self._paused.items() if until_s <= now_s]:
             del self._paused[partition]
-            self._groups.pause(self.name, partition, paused=False)
-            if any(place.partition == partition.partition for place in consumer.position()):
+            self._groups(partition).pause(self.name, partition, paused=False)
+            if (partition.topic, partition.partition) in consumer.position():
                 consumer.resume(partition.topic, partition.partition)
 
-    def _partition(self, number: int) -> ReadPartition:
-        return ReadPartition(self._topic.name, self._topic.id, number)
+    def _partition(self, topic: str, number: int) -> ReadPartition:
+        return ReadPartition(topic, self._ids[topic], number)
+
+    def _checker(self, partition: ReadPartition) -> Checker:
+        return self._checkers[partition.topic_id]
+
+    def _groups(self, partition: ReadPartition) -> GroupRules:
+        return self._checker(partition).groups
 
     def _assigned(self, places: list[TopicPartition]) -> None:
         for place in places:
-            partition = self._partition(place.partition)
+            partition = self._partition(*place)
             self._paused.pop(partition, None)  # it comes without what was asked for before
-            self._groups.assign(self.name, self._group, partition)
+            self._groups(partition).assign(self.name, self._group, partition)
 
     async def _take(self, batch: Batch) -> None:
-        partition = self._partition(batch.partition)
+        partition = self._partition(batch.topic, batch.partition)
+        groups = self._groups(partition)
         for record in batch:
             if self._wanders_left and self._draw.random() < WANDER_RATE:
                 await asyncio.sleep(self._draw.uniform(0, 0.05))  # what is not iterated yet must not be stored
             at = record.position
             value = record.value or b""
-            self._groups.consume(self.name, self._group, partition, (at.pointer_offset, at.record_index), value)
+            groups.consume(self.name, self._group, partition, (at.pointer_offset, at.record_index), value)

@@ -29,6 +29,7 @@ class Observers:
         self._transient = transient
         self._exists = exists
         self._fail = fail
+        self._dropped: dict[ReadPartition, None] = {}  # a late `create` may bring such a log back, empty, for a while
 
     def _of(self, partition: ReadPartition) -> Checker:
         lasts = partition.topic_id == self._topic_id or partition.topic == AUDIT_TOPIC
@@ -49,6 +50,8 @@ class Observers:
 
     def published(self, publication: Publication, offset: int, node: Node, read_to: int, handed_over_s: float) -> None:
         """See `cloud.Observer`."""
+        if publication.partition in self._dropped:
+            return
         self._of(publication.partition).published(publication, offset, node, read_to, handed_over_s)
 
     def trimmed(self, partition: ReadPartition, before: int) -> None:
@@ -61,6 +64,7 @@ class Observers:
             if self._exists(partition.topic_id):
                 self._fail(f"the log of {partition} is dropped, and its topic exists")
             self._of(partition).dropped(partition)
+            self._dropped[partition] = None
 
     def committed(self, group: str, partition: ReadPartition, position: Position) -> None:
         """See `cloud.Observer`."""

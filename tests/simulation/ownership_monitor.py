@@ -49,6 +49,7 @@ class Log:
     begin: int = 0
     stale_s: float = 0.0
     window_s: float = 0.0  # 0: of no topic whose tail is checked
+    dropped: bool = False  # with its topic: a late `create` may bring an empty one back, to which no rule applies
 
     def end_at(self, moment_s: float) -> int:
         """Return the end of the log at a moment."""
@@ -296,6 +297,8 @@ class OwnershipMonitor:
     def lands(self, publish: Publish, publication: Publication, offset: int, wall_ms: float, now_s: float) -> None:
         """A pointer lands in the queue, whose clock shows `wall_ms`."""
         log = self.log(publication.partition)
+        if log.dropped:
+            return
         highest = log.highest.get(publication.write_partition, 0)
         log.highest[publication.write_partition] = max(highest, publication.epoch)
         if self._refuse == "epoch" and publication.epoch < highest:
@@ -322,6 +325,10 @@ class OwnershipMonitor:
         """A publish ends without an offset: refused, lost, or given up."""
         publish.owner.in_flight = False
         publish.owner.failed_s = now_s
+
+    def drops(self, partition: ReadPartition) -> None:
+        """A log goes, with its topic."""
+        self.log(partition).dropped = True
 
     def trims(self, partition: ReadPartition, before: int) -> None:
         """Entries are gone."""

@@ -299,6 +299,8 @@ class SimQueue:
 
         async def land() -> None:
             await self._queue.drop(wanted)
+            for partition in wanted:
+                self._monitor.drops(partition)
             self._observer.dropped(wanted)
 
         await self._caller.call(f"drop {len(wanted)}", land, lies=GROUP_LIES)

@@ -256,3 +256,13 @@ def test_a_queue_that_refuses_by_epoch_takes_no_lower_one() -> None:
     history.open(2, 2)
     history.land(late)
     assert "rule 4: the queue took epoch 1 of t/0: 'data' after epoch 2" in history.findings
+
+
+def test_a_log_that_comes_back_empty_after_its_topic_is_gone_has_no_rules() -> None:
+    history = History("epoch")
+    history.open(1, 1)
+    history.publish(1, 1)
+    history.monitor.drops(PARTITION)
+    history.entries.clear()
+    history.publish(1, 1)
+    assert history.findings == []

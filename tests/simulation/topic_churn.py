@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 
 import msgspec
@@ -13,6 +14,7 @@ from memq.client.producer.delivery import AsyncDelivery
 from memq.errors import AlreadyExistsError, MemqError, NotFoundError
 from memq.runtime.network import Runtime
 from memq.topic import Topic, read_partitions
+from tests.simulation.checker import Checker
 from tests.simulation.cluster import PORT, SimCluster
 from tests.simulation.consumers import Reader
 from tests.simulation.node import Node
@@ -25,6 +27,8 @@ RETRY_S_MAX = 0.5
 LOOK_S = 0.1
 WRITES_ON_RATE = 0.5  # how often records are sent while the topic is deleted
 SIZES = (0, 10, 300)
+BOTH = "readers-of-both"  # of the topic that stays and of one that comes and goes
+BOTH_RATE = 0.6
 
 
 class TopicChurn:
@@ -58,11 +62,14 @@ class TopicChurn:
             runtime=self._runtime,
         )
         await self._write(producer, topic, self._draw.randint(1, BLOCKS_MAX))
-        reading = asyncio.create_task(self._read(topic), name="read")
-        while not self._is_drained(topic):  # noqa: ASYNC110  the checker knows it, and wakes nobody
+        alone = (_group_of(topic), [(topic, self._checker)])
+        both = (BOTH, [(self._cluster.topic, self._cluster.checker), (topic, self._checker)])
+        wanted = [alone, both] if self._draw.random() < BOTH_RATE else [alone]
+        reading = [asyncio.create_task(self._read(group, topics), name="read") for group, topics in wanted]
+        while not all(self._is_drained(topic, group) for group, _ in wanted):  # noqa: ASYNC110  the checker knows it
             await asyncio.sleep(LOOK_S)
         if self._draw.random() < 0.5:
-            reading.cancel()
+            reading[0].cancel()
         writing = None
         self._leaving[topic.id] = None
         if self._draw.random() < WRITES_ON_RATE:
@@ -72,8 +79,11 @@ class TopicChurn:
             await writing
         with suppress(MemqError):
             await producer.close()
-        reading.cancel()
-        await asyncio.wait([reading])
+        if len(reading) > 1:
+            await self._read_on()
+        for task in reading:
+            task.cancel()
+        await asyncio.wait(reading)
 
     # ---- topics ----------------------------------------------------------------------------------
 
@@ -128,26 +138,38 @@ class TopicChurn:
                 self._check_exists(error, topic)
                 self._checker.give_up(value)
             else:
-                self._checker.ack(value)
+                if topic.id in self._leaving:
+                    self._checker.give_up(value)  # it may lie in a log that came back empty after the topic was gone
+                else:
+                    self._checker.ack(value)
 
-    async def _read(self, topic: Topic) -> None:
-        """Read the topic for its name's group, which has read earlier topics of that name."""
+    async def _read(self, group: str, topics: Sequence[tuple[Topic, Checker]]) -> None:
+        """Read topics for a group, which has read earlier topics of the same names."""
         life = 0
         while True:
             life += 1
-            name = f"{self._life}.{self._topics}#{self._node.index}.{life}"
-            group = _group_of(topic)
-            reader = Reader(name, group, self._node, self._cluster, self._checker, topic, wanders=False)
+            name = f"{self._life}.{self._topics}.{len(topics)}#{self._node.index}.{life}"
+            reader = Reader(name, group, self._node, self._cluster, topics, wanders=False)
             try:
                 await reader.run(self._runtime)
             except MemqError as error:
-                self._check_exists(error, topic)
+                self._check_exists(error, topics[-1][0])
+                if isinstance(error, NotFoundError):
+                    topics = topics[:1]  # it can't begin with a topic that is gone
                 await self._rest()
 
-    def _is_drained(self, topic: Topic) -> bool:
+    async def _read_on(self) -> None:
+        """Wait until the readers of both topics have what the other one has now: one that is gone stops no other."""
+        checker = self._cluster.checker
+        partitions = [each for each in checker.logs if each.topic_id == self._cluster.topic.id]
+        ends = {partition: len(checker.logs[partition].stream) for partition in partitions}
+        while any(checker.groups.reached(BOTH, each) < end for each, end in ends.items()):  # noqa: ASYNC110  as above
+            await asyncio.sleep(LOOK_S)
+
+    def _is_drained(self, topic: Topic, group: str) -> bool:
         groups, logs = self._checker.groups, self._checker.logs
         known = [(partition, logs[partition]) for partition in read_partitions(topic) if partition in logs]
-        return all(groups.reached(_group_of(topic), partition) == len(log.stream) for partition, log in known)
+        return all(groups.reached(group, partition) == len(log.stream) for partition, log in known)
 
     def _check_exists(self, error: MemqError, topic: Topic) -> None:
         if topic.id not in self._leaving and isinstance(error, NotFoundError):

@@ -104,24 +104,28 @@ class Member:
         runtime = skipping_runtime()
         self.answers, self.state = Answers(), MemberState()
         events = EventLog(runtime.clock)
-        self.tasks = TaskOwner(lambda error: None, events)
+        self.died: list[BaseException] = []
+        self.topics = {"t": TOPIC}
+        self.tasks = TaskOwner(self.died.append, events)
         fetcher = BatchFetcher("broker", no_read, lambda store: None, ConfirmedReads(EventLog(SystemClock())))
         self.reading = FetchScheduler(runtime, self.answers, fetcher, self.tasks, 1 << 20, lambda: None)
         self.changes = 0
         asked_for = ConsumerSettings(topics=("t",), group="g", **settings)
-        wanted: Callable[[], dict[ReadPartition, int]] = lambda: dict(self.state.granted)  # noqa: E731 - one line
         self.opener = Opener(
             asked_for,
             self.answers,
             self.reading,
-            {"t": TOPIC},
-            wanted,
+            self.topics,
+            self._wanted,
             self._changed,
             observer=observer,
             tasks=self.tasks,
             events=events,
         )
         self.tasks.start(self.opener.run(), "opener")
+
+    def _wanted(self) -> dict[ReadPartition, int]:
+        return {part: grant for part, grant in self.state.granted.items() if part.topic in self.topics}
 
     def _changed(self) -> None:
         self.changes += 1
@@ -270,6 +274,18 @@ def test_an_answer_behind_what_this_member_has_stored_is_asked_for_again(
         member.heard(*AWAY_AND_BACK)
         await skip(5)
         assert (member.position, member.answers.asked) == (Position(1, 100), 5)
+
+    run(work, stored=100)
+
+
+def test_a_topic_that_goes_while_its_partition_is_opened_ends_no_consumer(run: Run) -> None:
+    async def work(member: Member) -> None:
+        member.answers.outdated = [{}] * 3
+        member.heard(*AWAY_AND_BACK)
+        await skip(0.1)
+        member.topics.clear()  # a group of two topics reads on, of the other one
+        await skip(10)
+        assert (member.died, MOVED in member.reading.assigned) == ([], False)
 
     run(work, stored=100)
 

@@ -168,6 +168,8 @@ class Opener:
         A partition that was given back meanwhile is left alone, also when it is here again: what is stored may have
         moved since. Each change of grants kicks, so it is opened in the next round with a position asked for then.
         """
+        if self._wanted().get(partition) != grant:
+            return  # its topic may be gone, too
         settings = self._topics[partition.topic].settings
         place = place_of(partition)
         if self._settings.end is not None and partition not in self._ends:

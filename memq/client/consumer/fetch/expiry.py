@@ -24,5 +24,5 @@ def expired_error(partition: ReadPartition, position: Position, first: int, reco
         f"position {position} of topic '{partition.topic}' is before {valid}, the first one that retention left{lost}",
         hint=f"go on at {valid}, at 'beginning', or read with on_expired='skip'",
     )
-    error.first = str(valid)
+    error.topic, error.first = partition.topic, str(valid)
     return error
