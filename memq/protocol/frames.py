@@ -6,6 +6,7 @@ Bytes to frames and back, without I/O (tables in docs/formats.md).
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -14,7 +15,9 @@ from memq.limits import BLOCK_BYTES_MAX, CONTROL_BODY_BYTES_MAX, FRAME_PREFIX_BY
 
 PREFIX = struct.Struct("<IBBHQ")  # body length, api, flags, stream, argument
 WRITE_PREFIX = struct.Struct("<IBBHq")  # a WRITE's argument is signed
-ACK = struct.Struct("<IBBHQII")  # the whole frame: prefix, epoch, 0
+ACK = struct.Struct("<IBBHQII")  # a whole frame without places: prefix, epoch, number of places
+_PLACE = struct.Struct("<QQQQ")
+ACK_PLACES_MAX = 1_024  # in one ACK; records beyond it are acked without a place
 HELLO_MAGIC = int.from_bytes(b"memqP1\r\n", "little")
 HELLO_BODY_BYTES_MAX = 4 * KIB
 VERSIONS = (1, 1)  # least and greatest protocol version that this package speaks
@@ -56,12 +59,21 @@ BODY_BYTES_MAX: dict[int, int] = {int(api): CONTROL_BODY_BYTES_MAX for api in Ap
     Api.WRITE: BLOCK_BYTES_MAX,
     Api.FORWARD: BLOCK_BYTES_MAX + KIB,
     Api.READ: READ_BYTES_MAX,
-    Api.ACK: ACK.size - FRAME_PREFIX_BYTES,
+    Api.ACK: ACK.size - FRAME_PREFIX_BYTES + ACK_PLACES_MAX * _PLACE.size,
     Api.NACK: 64 * KIB,
     Api.THROTTLE: 4 * KIB,
     Api.DRAINING: 4 * KIB,
     Api.REDIRECT: 4 * KIB,
 }
+
+
+class AckPlace(NamedTuple):
+    """Where records `first` up to `next` of a stream lie: in the batch of a pointer, from an index on."""
+
+    first: int
+    next: int
+    pointer_offset: int
+    record_index: int
 
 
 class Frame(NamedTuple):
@@ -89,9 +101,20 @@ def encode_frame(api: int, stream: int, argument: int, body: bytes = b"", flags:
     return encode_prefix(api, stream, argument, len(body), flags) + body
 
 
-def encode_ack(level: int, stream: int, next_sequence: int, epoch: int) -> bytes:
+def encode_ack(level: int, stream: int, next_sequence: int, epoch: int, places: Sequence[AckPlace] = ()) -> bytes:
     """Build an ACK frame: all records below `next_sequence` of the stream are acked at `level`."""
-    return ACK.pack(8, Api.ACK, level, stream, next_sequence, epoch, 0)
+    told = places[:ACK_PLACES_MAX]
+    length = ACK.size - FRAME_PREFIX_BYTES + len(told) * _PLACE.size
+    head = ACK.pack(length, Api.ACK, level, stream, next_sequence, epoch, len(told))
+    return head + b"".join(_PLACE.pack(*place) for place in told) if told else head
+
+
+def decode_places(body: bytes | bytearray | memoryview) -> list[AckPlace]:
+    """Return the places in the body of an ACK. Raises: ProtocolError."""
+    head = ACK.size - FRAME_PREFIX_BYTES
+    if len(body) < head or len(body) != head + int.from_bytes(body[4:8], "little") * _PLACE.size:
+        raise ProtocolError(f"the {len(body)} bytes of an ACK do not fit its number of places")
+    return [AckPlace(*place) for place in _PLACE.iter_unpack(body[head:])]
 
 
 def check_prefix(length: int, api: int) -> None:

@@ -61,7 +61,7 @@ class Open(msgspec.Struct, kw_only=True):
     """Bind the frame's stream to a partition for one producer, from its oldest live sequence on.
 
     `acks` is an `AckLevel`; `map_version` is the partition map that the producer knows. `producer_epoch` is that of a
-    named producer, by the answer to `BeginProducer`; 0 for one without a name.
+    named producer, by the answer to `BeginProducer`; 0 for one without a name. `positions` asks for places in ACKs.
     """
 
     topic: str
@@ -72,6 +72,7 @@ class Open(msgspec.Struct, kw_only=True):
     sequence: Int64
     producer_epoch: Int64 = 0
     map_version: Int64 = 0
+    positions: bool = False
 
 
 class OpenAnswer(msgspec.Struct, kw_only=True):

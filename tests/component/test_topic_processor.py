@@ -34,6 +34,7 @@ from memq.format.pointer import Location, ProducerEnd
 from memq.governor import Assignment
 from memq.notification import Entries, Publication
 from memq.notification.memory import MemoryQueue
+from memq.protocol.frames import AckPlace
 from memq.topic import ReadPartition, Topic, TopicSettings
 from tests.brokers import PRODUCER, RUN_S_MAX, GatedStore, block_of, events_of, run, running_broker, until, write_frame
 from tests.component.test_broker_epochs import connected, control, pointers, processor_of, until_held
@@ -49,7 +50,9 @@ class Sink:
     def __init__(self) -> None:
         self.redirected: list[int] = []
 
-    def send_ack(self, stream: Stream, level: int, next_sequence: int, epoch: int) -> None:
+    def send_ack(
+        self, stream: Stream, level: int, next_sequence: int, epoch: int, places: Sequence[AckPlace] = ()
+    ) -> None:
         """Take it."""
 
     def send_throttle(self, stream: Stream, first: int, error: MemqError) -> None:

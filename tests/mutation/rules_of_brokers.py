@@ -210,8 +210,8 @@ BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         APPENDER,
         "a duplicate is acked before its copy is in the queue",
-        "            if waits_for is None:\n                stream.sink",
-        "            if waits_for is not stream:\n                stream.sink",
+        "            if waits_for is None:\n                places",
+        "            if waits_for is not stream:\n                places",
     ),
     (
         APPENDER,

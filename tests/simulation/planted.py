@@ -38,8 +38,8 @@ BUGS = (
         "ack before pointer",
         "memq.broker.partition.topic_processor",
         "TopicProcessor._publish_batch",
-        "if not await self._publisher()",
-        "self._ack(slot, own.epoch)\n    if not await self._publisher()",
+        "if not await publisher.publish(",
+        "self._ack(slot, own.epoch)\n    if not await publisher.publish(",
         level="calm",
     ),
     Planted(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from typing import cast
@@ -30,7 +31,7 @@ from memq.broker.partition.ring import (
 from memq.broker.staging.staged_batch import StagedBatch
 from memq.errors import MemqError
 from memq.format.pointer import Location
-from memq.protocol.frames import AckLevel
+from memq.protocol.frames import AckLevel, AckPlace
 from tests.unit.peers import append_to
 
 WORTH = 1000 // WORTH_SHARE
@@ -44,7 +45,9 @@ LARGE = replace(LIMITS, batch_bytes_max=8_000_000, batch_blocks_max=4_096)
 class Nobody:
     """A sink that takes everything."""
 
-    def send_ack(self, stream: Stream, level: int, next_sequence: int, epoch: int) -> None:
+    def send_ack(
+        self, stream: Stream, level: int, next_sequence: int, epoch: int, places: Sequence[AckPlace] = ()
+    ) -> None:
         """Take it."""
 
     def send_throttle(self, stream: Stream, first: int, error: MemqError) -> None:
@@ -346,9 +349,9 @@ def test_acks_cover_duplicates_only_with_the_batch_that_they_wait_for() -> None:
     slot = ring.find(1, 0, 5)
     assert slot is ring.open
     assert slot is not None
-    slot.later_acks.append((other, 5))
+    slot.later_acks.append((other, 5, list))
     assert slot.acks() == {stream: 5, other: 5}
-    slot.later_acks += [(other, 3), (stream, 4)]
+    slot.later_acks += [(other, 3, list), (stream, 4, list)]
     assert slot.acks() == {stream: 5, other: 5}, "an ack covers all below it"
     assert ring.find(1, 0, 6) is None
 

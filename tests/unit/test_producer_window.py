@@ -51,6 +51,7 @@ from memq.errors import (
     TooOldError,
     UnreachableError,
 )
+from memq.protocol.frames import AckPlace
 
 LOST = UnreachableError("connection is lost")
 D = 100.0
@@ -62,6 +63,15 @@ def new_window(*, wants_acks: bool = True) -> ProducerWindow:
 
 def block(first: int, records: int = 10, deadline_s: float = D) -> UnackedBlock:
     return UnackedBlock(first, records, deadline_s, b"block %d" % first)
+
+
+def test_each_block_gets_its_place_from_the_ack_that_settles_it() -> None:
+    blocks = [block(0), block(10), block(20), block(30)]
+    window = opened(*blocks)
+    window.handle(Acked(30, [AckPlace(20, 25, 7, 99), AckPlace(0, 20, 7, 3)]))
+    assert [each.place for each in blocks] == [AckPlace(0, 20, 7, 3)] * 2 + [None, None], "one is not named as a whole"
+    window.handle(Acked(40))
+    assert blocks[3].place is None
 
 
 def moved(address: str) -> MovedError:

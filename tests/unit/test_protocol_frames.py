@@ -13,18 +13,21 @@ from memq.errors import ForeignProtocolError, ProtocolError, TooLargeError, Unsu
 from memq.limits import BLOCK_BYTES_MAX, CONTROL_BODY_BYTES_MAX, FRAME_PREFIX_BYTES, KIB, MIB
 from memq.protocol.frames import (
     ACK,
+    ACK_PLACES_MAX,
     BODY_BYTES_MAX,
     HELLO_MAGIC,
     PREFIX,
     VERSIONS,
     WRITE_PREFIX,
     AckLevel,
+    AckPlace,
     Api,
     Frame,
     FrameReader,
     check_hello_start,
     check_prefix,
     check_version,
+    decode_places,
     encode_ack,
     encode_frame,
 )
@@ -140,6 +143,21 @@ def test_acks_are_24_bytes_and_come_back(level: AckLevel, stream: int, next_: in
     (frame,) = feed(FrameReader(), data, [7])
     assert (frame.api, frame.flags, frame.stream, frame.argument) == (Api.ACK, level, stream, next_)
     assert struct.unpack("<II", frame.body) == (epoch, 0)
+
+
+@given(places=st.lists(st.builds(AckPlace, U64, U64, U64, U64), max_size=3), cut=st.integers(0, 40))
+def test_places_of_an_ack_come_back_and_another_length_is_refused(places: list[AckPlace], cut: int) -> None:
+    body = encode_ack(AckLevel.ALL, 1, 5, 2, places)[16:]
+    assert decode_places(body) == places
+    if 0 < cut <= len(body):
+        with pytest.raises(ProtocolError, match="number of places"):
+            decode_places(body[:-cut])
+
+
+def test_an_ack_names_no_more_places_than_its_bound() -> None:
+    body = encode_ack(AckLevel.ALL, 1, 5, 2, [AckPlace(n, n + 1, 3, n) for n in range(ACK_PLACES_MAX + 1)])[16:]
+    check_prefix(len(body), Api.ACK)
+    assert decode_places(body)[-1].first == ACK_PLACES_MAX - 1
 
 
 def test_a_write_may_have_been_sent_before_the_connection_began() -> None:

@@ -60,7 +60,14 @@ class StreamRequests:
         if connection.closed or number in connection.streams:
             raise NotReadyError(f"stream {number} was closed or opened again meanwhile")
         stream = processor.appender.open_stream(
-            number, connection, producer, ask.acks, ask.sequence, ask.producer_epoch, connection.limiters
+            number,
+            connection,
+            producer,
+            ask.acks,
+            ask.sequence,
+            ask.producer_epoch,
+            connection.limiters,
+            positions=ask.positions,
         )
         connection.bind(stream)
         assert processor.own is not None, "ready without an epoch"

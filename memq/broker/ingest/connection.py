@@ -7,6 +7,7 @@ judged here, one frame after another.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Protocol, cast
 
 from memq.broker.ingest.block_run import sound_run
@@ -40,6 +41,7 @@ from memq.protocol.connection import ANONYMOUS, ConnectionState, Conversation, S
 from memq.protocol.frames import (
     PREFIX,
     WRITE_PREFIX,
+    AckPlace,
     Api,
     Frame,
     check_hello_start,
@@ -362,7 +364,9 @@ class Connection(asyncio.BufferedProtocol):
 
     # ---- out -----------------------------------------------------------------------------------------
 
-    def send_ack(self, stream: Stream, level: int, next_sequence: int, epoch: int) -> None:
+    def send_ack(
+        self, stream: Stream, level: int, next_sequence: int, epoch: int, places: Sequence[AckPlace] = ()
+    ) -> None:
         """See `memq.broker.partition.append.AckSink`.
 
         Its number may be that of another stream by now: then nobody waits.
@@ -370,7 +374,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.streams.get(stream.number) is not stream:
             return
         self._services.counters.acks += 1
-        self.outbox.write(encode_ack(level, stream.number, next_sequence, epoch))
+        self.outbox.write(encode_ack(level, stream.number, next_sequence, epoch, places))
 
     def send_throttle(self, stream: Stream, first: int, error: MemqError) -> None:
         """See `memq.broker.partition.append.AckSink`."""

@@ -8,6 +8,7 @@ blocks are acked. Ring, spool, limits and dedup are behind this interface (`memq
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -16,6 +17,7 @@ from memq.broker.ingest.slabs import Extent
 from memq.errors import MemqError, MovedError, ThrottledError
 from memq.format.pointer import ProducerEnd
 from memq.format.ranges import RangeSet
+from memq.protocol.frames import AckPlace
 from memq.topic import Topic
 
 if TYPE_CHECKING:
@@ -124,8 +126,10 @@ class Partition(Protocol):
 class AckSink(Protocol):
     """Gets the fate of the blocks of a stream after `append`: the connection, as a partition sees it."""
 
-    def send_ack(self, stream: Stream, level: int, next_sequence: int, epoch: int) -> None:
-        """Ack everything of the stream below `next_sequence`."""
+    def send_ack(
+        self, stream: Stream, level: int, next_sequence: int, epoch: int, places: Sequence[AckPlace] = ()
+    ) -> None:
+        """Ack everything of the stream below `next_sequence`; of some of its records the place is known."""
         ...
 
     def send_throttle(self, stream: Stream, first: int, error: MemqError) -> None:
@@ -138,15 +142,17 @@ class AckSink(Protocol):
 
 
 class AwaitedAck:
-    """The sink of a stream of one run: `acked` ends with its ack, or the error that prevents it."""
+    """The sink of a stream of one run: `acked` ends with its places, or the error that prevents its ack."""
 
     def __init__(self) -> None:
-        self.acked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.acked: asyncio.Future[Sequence[AckPlace]] = asyncio.get_running_loop().create_future()
 
-    def send_ack(self, stream: Stream, level: int, next_sequence: int, epoch: int) -> None:
+    def send_ack(
+        self, stream: Stream, level: int, next_sequence: int, epoch: int, places: Sequence[AckPlace] = ()
+    ) -> None:
         """See `AckSink`."""
         if not self.acked.done():
-            self.acked.set_result(None)
+            self.acked.set_result(places)
 
     def send_throttle(self, stream: Stream, first: int, error: MemqError) -> None:
         """See `AckSink`."""
@@ -182,6 +188,7 @@ class Stream:
     """One stream of blocks: dense sequences of one producer for one partition through one front door.
 
     `limiters` are those of its client; None: its blocks were counted before, and no limit holds for them.
+    `positions` says whether its acks name the places of its records.
     """
 
     __slots__ = (
@@ -191,6 +198,7 @@ class Stream:
         "limiters",
         "number",
         "open",
+        "positions",
         "producer",
         "producer_epoch",
         "producer_id",
@@ -209,6 +217,8 @@ class Stream:
         sequence: int,
         producer_epoch: int = 0,
         limiters: Limiters | None = (),
+        *,
+        positions: bool = False,
     ) -> None:
         self.number = number
         self.sink = sink
@@ -220,5 +230,6 @@ class Stream:
         self.limiters = limiters
         self.expected = sequence
         self.open = True
+        self.positions = positions
         self.run: SlotRun | None = None
         self.run_slot: BatchSlot | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from memq.broker.ingest.rate_limit import Limiters, refusal_of, room_of
@@ -136,11 +137,13 @@ class Appender:
         sequence: int,
         producer_epoch: int = 0,
         limiters: Limiters | None = (),
+        *,
+        positions: bool = False,
     ) -> Stream:
         """Bind a stream; only after `ready`, and one of a named producer after `admit_producer`."""
         producer = self._processor.owned().producer(producer_id)
         producer.streams += 1
-        stream = Stream(number, sink, self, producer, acks, sequence, producer_epoch, limiters)
+        stream = Stream(number, sink, self, producer, acks, sequence, producer_epoch, limiters, positions=positions)
         self._streams[stream] = None
         return stream
 
@@ -219,10 +222,13 @@ class Appender:
             last, waits_for = stream.run_slot, holder
             if last is not None and last.state not in (SlotState.PUBLISHED, SlotState.FREE):
                 waits_for = last if waits_for is None or waits_for.number < last.number else waits_for
+            claim = (stream.producer_id, run.first, run.next)
+            places_of = partial((processor.known if holder is None else holder).places_of, *claim)
             if waits_for is None:
-                stream.sink.send_ack(stream, AckLevel.ALL, run.next, processor.owned().epoch)
+                places = places_of() if stream.positions else ()
+                stream.sink.send_ack(stream, AckLevel.ALL, run.next, processor.owned().epoch, places)
             else:
-                waits_for.later_acks.append((stream, run.next))
+                waits_for.later_acks.append((stream, run.next, places_of))
         elif self.spool is not None and stream.acks == AckLevel.ONE:
             if holder is not None:
                 holder.promised.append((stream.producer_id, run.first, run.next))

@@ -20,6 +20,7 @@ from memq.errors import IdentityConflictError, MemqError, RetryableError, Thrott
 from memq.format.blocks.header import BlockHeader, StoredBlock, parse_header
 from memq.limits import BLOCK_HEADER_BYTES
 from memq.notification.stored_blocks import Claim, Copies, claim_of, conflict_of, stored_block
+from memq.protocol.frames import AckPlace
 from memq.runtime.tasks import TaskOwner
 from memq.topic import CLOCK_ERROR_MS
 
@@ -41,7 +42,7 @@ class KnownBlocks:
     def __init__(self, processor: TopicProcessor, tasks: TaskOwner) -> None:
         self._processor = processor
         self._tasks = tasks
-        self._recent: deque[bytes] = deque(maxlen=RECENT_BATCHES)
+        self._recent: deque[tuple[bytes, int | None]] = deque(maxlen=RECENT_BATCHES)
         self._claims: dict[Claim, None] = {}
         self._answers: dict[Claim, Copies] = {}
         self._searching = False
@@ -51,10 +52,19 @@ class KnownBlocks:
         self._recent.clear()
         self._answers.clear()
 
-    def remember(self, headers: bytes) -> None:
-        """Keep the headers of a batch whose pointer is in the queue."""
+    def remember(self, headers: bytes, pointer_offset: int | None) -> None:
+        """Keep the headers of a batch whose pointer is in the queue; its offset is None in doubt."""
         if len(headers) <= RECENT_BLOCKS_MAX * BLOCK_HEADER_BYTES:
-            self._recent.append(headers)
+            self._recent.append((headers, pointer_offset))
+
+    def places_of(self, producer_id: int, first: int, next_: int) -> list[AckPlace]:
+        """Return where a block of the last published batches lies; nothing for older ones."""
+        found = self._find_recent((producer_id, first, next_))
+        if found is None:
+            return []
+        headers, pointer_offset, number = found
+        counts = memoryview(headers).cast("I")[5::18].tolist()
+        return [] if pointer_offset is None else [AckPlace(first, next_, pointer_offset, sum(counts[:number]))]
 
     # ---- a block comes in ------------------------------------------------------------------------
 
@@ -161,12 +171,17 @@ class KnownBlocks:
         return answer if answer is not None else self._recent_copies(claim)
 
     def _recent_copies(self, claim: Claim) -> Copies | None:
-        for headers in reversed(self._recent):
+        found = self._find_recent(claim)
+        return None if found is None else Copies((stored_block(parse_header(found[0], found[2] * BLOCK_HEADER_BYTES)),))
+
+    def _find_recent(self, claim: Claim) -> tuple[bytes, int | None, int] | None:
+        """Return the headers of the batch that has a block, the offset of its pointer, and the block's number."""
+        for headers, pointer_offset in reversed(self._recent):
             words = memoryview(headers).cast("Q")
             producers, firsts = words[4::9].tolist(), words[5::9].tolist()
             for number, first in enumerate(firsts):
                 if first == claim[1] and producers[number] == claim[0]:
-                    return Copies((stored_block(parse_header(headers, number * BLOCK_HEADER_BYTES)),))
+                    return headers, pointer_offset, number
         return None
 
     def _want(self, claim: Claim) -> None:

@@ -18,7 +18,7 @@ from memq.broker.partition.named_producers import NamedProducers
 from memq.broker.partition.tail import QueueTail
 from memq.format.pointer import Adopted, NamedProducer, Pointer, ProducerRanges
 from memq.format.totals import adopted_of
-from memq.topic import Totals
+from memq.topic import CLOCK_ERROR_MS, Totals
 
 ADOPTED_MAX = 64  # late pointers that one pointer can count; more wait for the next one
 
@@ -212,6 +212,10 @@ class Ownership:
     def follows(self, offset: int) -> bool:
         """Whether nothing can lie between what is known and a pointer published at `offset`."""
         return offset == self.read_to
+
+    def is_alone(self, now_s: float) -> bool:
+        """Whether no pointer of an earlier owner can land any more, whose blocks were sent again to this one."""
+        return now_s > self.owned_s + self.stale_publish_s + CLOCK_ERROR_MS / 1000
 
     def forget(self, now_ms: int, busy: Container[int] = (), retention_ms: int = 0) -> None:
         """Drop producers silent for the dedup window without stream or block in the ring (`busy`).

@@ -31,6 +31,7 @@ class Publisher:
     def __init__(self, services: Services, own: Ownership, partition: ReadPartition, *, patient: bool) -> None:
         self.own = own
         self.partition = partition
+        self.pointer_offset: int | None = None  # where the pointer lies that readers take; None: in doubt
         self._passing = DOUBTFUL if patient else PASSING
         self._refused: tuple[type[Exception], ...] = (EpochFencedError, *self._passing)
         self._services = services
@@ -86,6 +87,8 @@ class Publisher:
                 self._services.events.error("log-lost", text)
             if own.follows(offset):
                 own.prove(handed_over_s)
+            first = own.follows(offset) or (not tries and own.is_alone(handed_over_s))
+            self.pointer_offset = offset if first and not pointer.skip else None
             own.published(offset, pointer, time_ms)
             counters.published_pointers += 1
             counters.publish_seconds.observe(self._now() - started)

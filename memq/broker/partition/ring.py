@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -17,7 +17,7 @@ from memq.broker.ingest.slabs import Extent, Slab
 from memq.broker.partition.append import BlockRun, Stream
 from memq.broker.spool.segments import Ticket
 from memq.broker.staging.staged_batch import StagedBatch
-from memq.protocol.frames import AckLevel
+from memq.protocol.frames import AckLevel, AckPlace
 
 GROUP_S_MAX = 0.002  # how long a batch that could be stored at once waits for blocks that are just coming in
 WORTH_SHARE = 8  # a batch of an eighth of its greatest size is worth an upload beside others
@@ -27,6 +27,7 @@ GAP_S_MAX = 0.016  # and as long as blocks keep coming
 GOAL_GROWS = 1.05  # what it waits for when its producers waited for acks, with each batch that comes whole
 _IDENTITY = struct.Struct("<QQ")  # producer id and first sequence, where they lie in a block's header
 _IDENTITY_AT = 32
+LaterAck = tuple[Stream, int, Callable[[], list[AckPlace]]]  # a stream, below which sequence, and where its copy lies
 
 
 class SlotState(Enum):
@@ -52,14 +53,25 @@ SUCCESSORS: dict[SlotState, frozenset[SlotState]] = {
 
 
 class SlotRun:
-    """Blocks of one stream in one batch, in order and without a gap: sequences `first` up to `next`."""
+    """Blocks of one stream in one batch, in order and without a gap: sequences `first` up to `next`.
 
-    __slots__ = ("first", "next", "stream")
+    Those of other streams may lie between them: each piece is its first sequence and its record index in the batch.
+    """
+
+    __slots__ = ("first", "next", "pieces", "stream")
 
     def __init__(self, stream: Stream, first: int) -> None:
         self.stream = stream
         self.first = first
         self.next = first
+        self.pieces: list[tuple[int, int]] = []
+
+    def places(self, pointer_offset: int) -> list[AckPlace]:
+        """Return where its records lie, in the batch of the pointer at an offset."""
+        ends = [first for first, _ in self.pieces[1:]] + [self.next]
+        return [
+            AckPlace(first, end, pointer_offset, index) for (first, index), end in zip(self.pieces, ends, strict=True)
+        ]
 
 
 class BatchSlot:
@@ -69,11 +81,13 @@ class BatchSlot:
         "bytes",
         "extents",
         "hurried",
+        "last_run",
         "last_s",
         "late",
         "later_acks",
         "number",
         "opened_s",
+        "pointer_offset",
         "promised",
         "put_s",
         "records",
@@ -93,7 +107,9 @@ class BatchSlot:
         self.slabs: list[Slab] = []
         self.sought = 0  # the extent behind the last one that was asked for
         self.runs: list[SlotRun] = []
-        self.later_acks: list[tuple[Stream, int]] = []  # duplicates that wait for what they duplicate
+        self.last_run: SlotRun | None = None  # whose blocks came last
+        self.pointer_offset: int | None = None  # of its pointer in the queue; None: a copy may be read in its place
+        self.later_acks: list[LaterAck] = []  # duplicates that wait for what they duplicate
         self.bytes = 0
         self.records = 0
         self.opened_s = now_s
@@ -114,9 +130,30 @@ class BatchSlot:
     def acks(self) -> dict[Stream, int]:
         """Return what the published batch acks at level ALL: the next sequence of each stream."""
         acks = {run.stream: run.next for run in self.runs if run.stream.acks == AckLevel.ALL}
-        for stream, sequence in self.later_acks:
+        for stream, sequence, _ in self.later_acks:
             acks[stream] = max(sequence, acks.get(stream, sequence))
         return acks
+
+    def places(self) -> dict[Stream, list[AckPlace]]:
+        """Return where the acked records of each stream lie that asks for it, as far as that is known."""
+        found: dict[Stream, list[AckPlace]] = {}
+        for run in self.runs:
+            if run.stream.positions and self.pointer_offset is not None:
+                found.setdefault(run.stream, []).extend(run.places(self.pointer_offset))
+        for stream, _, places_of in self.later_acks:
+            if stream.positions:
+                found.setdefault(stream, []).extend(places_of())
+        return found
+
+    def places_of(self, producer_id: int, first: int, next_: int) -> list[AckPlace]:
+        """Return where some records of a producer lie, nothing while that is not known."""
+        return [
+            place
+            for run in self.runs
+            if run.stream.producer_id == producer_id and self.pointer_offset is not None
+            for place in run.places(self.pointer_offset)
+            if place.first < next_ and first < place.next
+        ]
 
     def settle(self) -> None:
         """The pointer is in the queue: what lies on disk of its blocks may go."""
@@ -231,6 +268,9 @@ class Ring:
             run = stream.run = SlotRun(stream, first)
             stream.run_slot = slot
             slot.runs.append(run)
+        if slot.last_run is not run:
+            slot.last_run = run
+            run.pieces.append((first, slot.records))
         run.next = next_
         slot.records += next_ - first
         slot.bytes += size

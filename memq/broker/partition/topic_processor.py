@@ -407,17 +407,17 @@ class TopicProcessor:
             return data_pointer(slot, sealed, origin, totals, adopted, skip, clock.wall_ms(), own.named_since_ms())
 
         key_until_s, began_ms = slot.put_s + key_s(self.services.settings), clock.wall_ms()
-        if not await self._publisher().publish(
-            build, slot.number, key_until_s, partial(self.known.compare, own, sealed)
-        ):
+        publisher = self._publisher()
+        if not await publisher.publish(build, slot.number, key_until_s, partial(self.known.compare, own, sealed)):
             self.ring.store_again(slot)
             return
         if self.services.traces is not None:
             self.services.traces.published(sealed, began_ms)
         if len(slot.runs) > POINTER_RANGES_MAX:  # more than a pointer names
             own.join(producer_ranges(sequences_of(slot)), own.queue_time_ms())
+        slot.pointer_offset = publisher.pointer_offset
         self._ack(self.ring.published(self._now()), own.epoch)
-        self.known.remember(sealed.headers.headers)
+        self.known.remember(sealed.headers.headers, slot.pointer_offset)
         slot.settle()
         del self._sealed[slot.number]
         batch = RecentBatch(sealed.key, sealed.offset, sealed.blocks, slot.let_go(), slot.bytes)
@@ -440,8 +440,9 @@ class TopicProcessor:
 
     def _ack(self, slot: BatchSlot, epoch: int) -> None:
         """Ack what the published batch holds, to the streams that wait for that."""
+        places = slot.places()
         for stream, sequence in slot.acks().items():
-            stream.sink.send_ack(stream, AckLevel.ALL, sequence, epoch)
+            stream.sink.send_ack(stream, AckLevel.ALL, sequence, epoch, places.get(stream, ()))
         self.services.counters.ack_seconds.observe(self._now() - slot.opened_s)
 
     async def _publish_ends(self) -> None:

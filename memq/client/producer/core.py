@@ -30,7 +30,7 @@ from memq.protocol.messages import Metadata, MetadataRequest
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Address, Runtime, format_address
 from memq.runtime.tasks import TaskOwner
-from memq.topic import Topic, producer_id_of
+from memq.topic import Position, Topic, producer_id_of
 
 METADATA_AGE_S_MAX = 60.0  # so soon a topic that was widened gets records in its new partitions
 _SETTLE_S = 0.5
@@ -257,7 +257,12 @@ class ProducerCore:
             stats.bytes_acked += len(block.data)
             home = block.home
             level = self._settings.acks
-            outcome = Ack(home.topic.name, home.partition, self.producer_id, block.first, records, level)
+            position, place = None, block.place
+            if place is not None:
+                read = home.topic.read_partition_of(home.partition).partition
+                index = place.record_index + block.first - place.first
+                position = Position(read, place.pointer_offset, index)
+            outcome = Ack(home.topic.name, home.partition, self.producer_id, block.first, records, level, position)
         else:
             stats.records_failed += records
             stats.blocks_failed += 1

@@ -11,10 +11,15 @@ from memq.client.arguments import check_timeout
 from memq.client.io_thread import on_io_thread
 from memq.errors import InvalidRequestError, MemqError, NotReadyError, TimedOutError
 from memq.protocol.frames import AckLevel
+from memq.topic import Position
 
 
 class Ack(NamedTuple):
-    """A block is acked: `records` records from `first_sequence` on of this producer in this partition."""
+    """A block is acked: `records` records from `first_sequence` on of this producer in this partition.
+
+    `position` is that of its first record, and each following record has the next record index. It is None with acks
+    0 and 1, and where readers may find a copy elsewhere (docs/adr/0023-positions-in-acks.md).
+    """
 
     topic: str
     partition: int
@@ -22,6 +27,7 @@ class Ack(NamedTuple):
     first_sequence: int
     records: int
     level: AckLevel
+    position: Position | None = None
 
 
 class Promise:

@@ -41,7 +41,7 @@ from memq.client.producer.window_states import WindowState
 from memq.errors import MemqError, MovedError, NotFoundError, NotReadyError, ThrottledError, TimedOutError
 from memq.format.blocks.header import base_ms_of
 from memq.format.report import Stage
-from memq.protocol.frames import WRITE_PREFIX, AckLevel, Api, Frame
+from memq.protocol.frames import WRITE_PREFIX, AckLevel, Api, Frame, decode_places
 from memq.protocol.messages import Close, Done, Nack, Open, Redirect, Throttle, decode_message, error_of
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime, parse_address
@@ -291,6 +291,7 @@ class PartitionSender:
             sequence=sequence,
             producer_epoch=self.buffer.producer_epoch,
             map_version=self.buffer.topic.map_version,
+            positions=True,
         )
         self._open_request = session.link.open_stream(self._stream, message)
         self._open_timer = asyncio.get_running_loop().call_later(
@@ -381,7 +382,8 @@ class PartitionSender:
                 return Opened()
             return OpenFailed(error_of(decode_message(frame.body, Nack)), now_s)
         if frame.api == Api.ACK:
-            return Acked(frame.argument) if frame.flags >= self._parts.settings.acks else None
+            places = decode_places(frame.body)
+            return Acked(frame.argument, places) if frame.flags >= self._parts.settings.acks else None
         if frame.api == Api.NACK:
             return Nacked(frame.argument, error_of(decode_message(frame.body, Nack)), now_s)
         if frame.api == Api.THROTTLE:

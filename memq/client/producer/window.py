@@ -8,8 +8,9 @@ nothing is written before OPEN is answered; a stream that was closed is opened a
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from memq.client.producer.window_events import (
@@ -55,6 +56,7 @@ from memq.errors import (
     TooOldError,
     UnsupportedVersionError,
 )
+from memq.protocol.frames import AckPlace
 from memq.runtime.backoff import backoff_s
 
 RETRY_S_BASE = 0.05
@@ -173,18 +175,24 @@ class ProducerWindow:
 
     def _acked(self, event: Acked) -> None:
         if self.state in (WindowState.OPEN, WindowState.LEAVING):
-            self._settle_below(self._sent, event.next_sequence)
+            self._settle_below(self._sent, event.next_sequence, event.places)
         elif self.state in (
             WindowState.WAITING,
             WindowState.OPENING,
         ):  # a late one of the stream that was closed: still true
-            self._settle_below(self._queued, min(event.next_sequence, self._seen_next))
+            self._settle_below(self._queued, min(event.next_sequence, self._seen_next), event.places)
         self._close_when_done()
         self._go_on_without_stream()
 
-    def _settle_below(self, blocks: deque[UnackedBlock], bound: int) -> None:
+    def _settle_below(self, blocks: deque[UnackedBlock], bound: int, places: Sequence[AckPlace]) -> None:
+        ordered = sorted(places)
+        firsts = [place.first for place in ordered]
         while blocks and blocks[0].next <= bound:
-            self._out.append(Settle(blocks.popleft(), None))
+            block = blocks.popleft()
+            at = bisect_right(firsts, block.first) - 1
+            if at >= 0 and block.next <= ordered[at].next:
+                block.place = ordered[at]
+            self._out.append(Settle(block, None))
             self._attempts, self._why = 0, None
 
     def _tick(self, event: Tick) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memq.errors import MemqError
+from memq.protocol.frames import AckPlace
 
 
 class UnackedBlock:
     """A sealed block from its seal to its settlement: records `first` up to `next`.
 
     `data` never changes: a block is sent again as it was. Times are monotonic seconds; `first_sent_s` is None
-    until the first write.
+    until the first write. `place` is where it lies, once its ack has said so.
     """
 
-    __slots__ = ("data", "deadline_s", "first", "first_sent_s", "next", "writes")
+    __slots__ = ("data", "deadline_s", "first", "first_sent_s", "next", "place", "writes")
 
     def __init__(self, first: int, records: int, deadline_s: float, data: bytes | bytearray = b"") -> None:
         self.first = first
@@ -23,6 +25,7 @@ class UnackedBlock:
         self.data = data
         self.first_sent_s: float | None = None
         self.writes = 0
+        self.place: AckPlace | None = None
 
 
 # ---- events ----------------------------------------------------------------------------------
@@ -61,6 +64,7 @@ class Acked:
     """All blocks of the stream below `next_sequence` are acked at the level that the producer asked for."""
 
     next_sequence: int
+    places: Sequence[AckPlace] = ()
 
 
 @dataclass(frozen=True, slots=True)
