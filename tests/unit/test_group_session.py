@@ -224,3 +224,23 @@ def test_a_member_that_leaves_says_so_and_holds_nothing() -> None:
         await member.session.leave(1.0)  # nobody hears it: the session times out there
 
     run(work)
+
+
+@pytest.mark.parametrize(("silent_ms", "lost"), [(SESSION_MS - 1, ()), (SESSION_MS, (PARTITION,))])
+def test_a_member_that_joins_again_after_a_session_of_silence_has_lost_what_it_held(
+    silent_ms: int, lost: tuple[ReadPartition, ...]
+) -> None:
+    """The group may have dropped it, and given the partition to another one meanwhile."""
+
+    async def work(member: Member) -> None:
+        await member.exchange()
+        state = member.session.state
+        state.told_assigned(PARTITION)
+        member.clock.advance(silent_ms)
+        member.session.share([PARTITION, ReadPartition("clicks", "0" * 32, 1)])
+        await member.exchange()
+        assert member.group.asked[-1] == "join"
+        assert state.changes().lost == lost
+        assert PARTITION in state.granted, "it may be assigned again by the same answer"
+
+    run(work)
