@@ -14,7 +14,7 @@ import msgspec
 from memq.errors import CorruptDataError, NotFoundError
 from memq.notification import GroupState, Membership
 from memq.notification.groups import Group
-from memq.notification.sqlite.log import partition_row
+from memq.notification.sqlite.log import partition_row, whole_number
 from memq.topic import Committed, Position, ReadPartition, Totals
 
 
@@ -103,12 +103,12 @@ def committed(connection: sqlite3.Connection, name: str) -> dict[ReadPartition, 
         WHERE group_name = ? AND dropped = 0 ORDER BY topic, topic_id, partition""",
         (name,),
     )
-    return {
-        ReadPartition(topic, topic_id, partition): Committed(
-            Position(partition, pointer_offset, record_index), Totals(records, size)
-        )
-        for topic, topic_id, partition, pointer_offset, record_index, records, size in rows
-    }
+    stored: dict[ReadPartition, Committed] = {}
+    for topic, topic_id, partition, *numbers in rows:
+        offset, index, records, size = (whole_number(each, f"a position of group '{name}'") for each in numbers)
+        position = Position(partition, offset, index)
+        stored[ReadPartition(topic, topic_id, partition)] = Committed(position, Totals(records, size))
+    return stored
 
 
 def names(connection: sqlite3.Connection) -> Sequence[str]:
@@ -155,11 +155,11 @@ def _load(connection: sqlite3.Connection, name: str) -> Group | None:
         return None
     try:
         group = msgspec.json.decode(row[0], type=Group)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, TypeError) as error:  # a number, or text with half a surrogate
         raise CorruptDataError(f"the membership of group '{name}' in the queue is damaged: {error}") from error
     for member, heard_ms in connection.execute("SELECT member, heard_ms FROM heard WHERE group_name = ?", (name,)):
         if member in group.members:
-            group.members[member].heard_ms = heard_ms
+            group.members[member].heard_ms = whole_number(heard_ms, f"a heartbeat of group '{name}'")
     return group
 
 

@@ -10,6 +10,10 @@ used again.
 **Time.** Queue times are nearly, but not surely, in order. Each entry carries the greatest time up to it, which only
 grows, so the first entry at or after a time is found by bisection, without an index that every publish would pay for.
 
+**Damage.** Rows have no checksum. A value of the wrong type or range raises CorruptDataError; a body that is no blob is
+returned as text, which no reader takes for a pointer. Entries behind the end are damage: nothing is appended over them.
+A missing row is passed over: sweep and audit find it by the batch sequences of the pointers around it.
+
 **Long deletions** are cut into transactions of `DELETE_ROWS_MAX` rows, that others may get in between. What is to be
 deleted is out of sight from the first one on; what was broken off goes on with the next call of its kind.
 """
@@ -20,11 +24,13 @@ import sqlite3
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from memq.errors import CorruptDataError
 from memq.notification import Entries, Entry, Publication, Span
 from memq.notification.refusals import check_epoch, missing_partition
 from memq.topic import ReadPartition
 
 APPLICATION_ID = 0x6D71_5131  # "mqQ1"
+COPY_HINT = "stop memq, keep the file, and restore it from a copy, or make it again with 'memq restore'"
 DELETE_ROWS_MAX = 5_000
 _OFFSET_BITS = 40
 
@@ -77,19 +83,45 @@ def partition_row(connection: sqlite3.Connection, partition: ReadPartition) -> L
     ).fetchone()
     if found is None:
         raise missing_partition(partition)
-    return LogRow(*found)
+    name = f"the row of {_name(partition)}"
+    row = LogRow(*(whole_number(each, name) for each in found))
+    if not row.begin <= row.next < 1 << _OFFSET_BITS:
+        raise CorruptDataError(f"{name} says {row.begin} to {row.next}, which is no range of offsets", hint=COPY_HINT)
+    return row
+
+
+def whole_number(value: object, name: str) -> int:
+    """Return a value of the file. Raises: CorruptDataError when it is no number, or less than 0."""
+    if not isinstance(value, int) or value < 0:
+        raise CorruptDataError(f"{name} in the queue is damaged: {value!r:.60} is no number", hint=COPY_HINT)
+    return value
+
+
+def _name(partition: ReadPartition) -> str:
+    return f"partition {partition.partition} of topic '{partition.topic}'"
+
+
+def _check_end(connection: sqlite3.Connection, partition: ReadPartition, row: LogRow) -> None:
+    """Raise CorruptDataError when entries lie behind the end: what is appended would take their offsets."""
+    behind = (row.entry_id(row.next), (row.id + 1) << _OFFSET_BITS)
+    if connection.execute("SELECT 1 FROM entries WHERE id >= ? AND id < ? LIMIT 1", behind).fetchone():
+        text = f"{_name(partition)} ends at offset {row.next}, and has entries behind it"
+        raise CorruptDataError(f"the queue is damaged: {text}", hint=COPY_HINT)
 
 
 def publish(connection: sqlite3.Connection, publication: Publication) -> int:
     """Append an entry and return its offset.
 
-    Raises: EpochFencedError, NotFoundError, both before the first write.
+    Raises: EpochFencedError, NotFoundError, CorruptDataError, all before the first write.
     """
     row = partition_row(connection, publication.partition)
+    _check_end(connection, publication.partition, row)
     highest = connection.execute(
         "SELECT epoch FROM epochs WHERE partition_id = ? AND write_partition = ?",
         (row.id, publication.write_partition),
     ).fetchone()
+    if highest is not None:
+        whole_number(highest[0], "an epoch")
     check_epoch(publication, highest[0] if highest else 0)
     if highest is None or publication.epoch > highest[0]:
         connection.execute(
@@ -114,18 +146,20 @@ def read(connection: sqlite3.Connection, partition: ReadPartition, offset: int, 
     rows = connection.execute(
         "SELECT id, time_ms, body FROM entries WHERE id >= ? AND id < ? ORDER BY id", (start, row.entry_id(row.next))
     )
-    for number, time_ms, body in rows:
+    for number, time_ms, value in rows:
+        body = value if isinstance(value, bytes) else str(value).encode("utf-8", "replace")  # no pointer then
         size += len(body)
         if found and size > bytes_max:
             rows.close()  # else the statement would keep its view of the file, and the log from being reset
             break
-        found.append(Entry(number - row.entry_id(0), time_ms, body))
+        found.append(Entry(number - row.entry_id(0), whole_number(time_ms, "the time of an entry"), body))
     return Entries(found, found[-1].offset + 1 if found else max(offset, row.next))
 
 
 def span(connection: sqlite3.Connection, partition: ReadPartition) -> Span:
     """Return what the partition holds."""
     row = partition_row(connection, partition)
+    _check_end(connection, partition, row)
     return Span(row.begin, row.next)
 
 
@@ -142,7 +176,8 @@ def seek_time(connection: sqlite3.Connection, partition: ReadPartition, time_ms:
             "SELECT time_max FROM entries WHERE id >= ? AND id < ? ORDER BY id LIMIT 1",
             (row.entry_id(middle), row.entry_id(high)),
         ).fetchone()
-        low, high = (low, middle) if there is None or there[0] >= time_ms else (middle + 1, high)
+        reached = there is None or whole_number(there[0], "the time of an entry") >= time_ms
+        low, high = (low, middle) if reached else (middle + 1, high)
     # The entry that raised the greatest time may have been trimmed: then the first that is left is not it.
     found = connection.execute(
         "SELECT id FROM entries WHERE id >= ? AND id < ? AND time_ms >= ? ORDER BY id LIMIT 1",
@@ -159,7 +194,7 @@ def ends(connection: sqlite3.Connection, partitions: Sequence[ReadPartition]) ->
             "SELECT next FROM partitions WHERE topic = ? AND topic_id = ? AND partition = ? AND dropped = 0",
             (partition.topic, partition.topic_id, partition.partition),
         ).fetchone()
-        found[partition] = row and row[0]
+        found[partition] = row and whole_number(row[0], f"the row of {_name(partition)}")
     return found
 
 
