@@ -306,20 +306,22 @@ def test_totals_pass_over_a_pointer_that_can_not_be_read() -> None:
     assert ask(OffsetResolver(LogReader(log)).end_totals(PARTITION, SETTINGS, [0])) == Totals(log.records, log.stored)
 
 
-def test_a_lag_of_which_nothing_can_be_read_has_no_age() -> None:
+@pytest.mark.parametrize("silent", [2, 4])
+def test_a_lag_of_which_nothing_can_be_read_is_an_error(silent: int) -> None:
     class Lagging(LogReader):
         """A replica that has the end, and not what comes before it."""
 
         async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
-            return Entries([], offset + 1) if offset == 2 else await super().read(partition, offset, bytes_max)
+            return Entries([], offset) if offset == silent else await super().read(partition, offset, bytes_max)
 
     log = Log()
     for number in range(5):
         log.batch(Block(1, 3 * number))
-    here = folded(log, 2)
+    here = folded(log, silent)
     topic = Topic(name=PARTITION.topic, id=PARTITION.topic_id, created_ms=0, partitions=equal_slots(1))
-    found = ask(OffsetResolver(Lagging(log)).lag(topic, PARTITION, Position(0, 2), here, SystemClock()))
-    assert (found.records, found.seconds) == (9, 0.0)
+    places = OffsetResolver(Lagging(log), 1)
+    with pytest.raises(QueueError, match=f"shows nothing at offset {silent}, and its end was 5 before"):
+        ask(places.lag(topic, PARTITION, Position(0, silent), here, SystemClock()))
 
 
 def test_totals_before_a_reader_that_looks_back_are_asked_of_the_queue() -> None:

@@ -14,7 +14,7 @@ from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, decode_pointer
 from memq.format.totals import contended_ms
 from memq.notification import Entry, PointerReader, Span
-from memq.notification.log_reader import entries_between, valid_span
+from memq.notification.log_reader import entries_between, page_before, valid_span
 from memq.runtime.clock import Clock
 from memq.topic import CLOCK_ERROR_MS, Position, ReadPartition, Topic, TopicSettings, Totals
 
@@ -175,11 +175,13 @@ class OffsetResolver:
 
     async def lag(self, topic: Topic, partition: ReadPartition, position: Position, here: Totals, clock: Clock) -> Lag:
         """Return what lies between `position`, with `here` before its pointer, and the end now."""
-        end = await self.end_totals(partition, topic.settings, topic.writers_of(partition))
+        span = await valid_span(self._queue, partition)
+        writers = topic.writers_of(partition)
+        end = (await self._before(partition, span.end, span, topic.settings, writers)).totals
         records = end.records - here.records - position.record_index
         if records <= 0:
             return Lag(0, 0, 0.0)
-        ahead = await self._queue.read(partition, position.pointer_offset, 1)
+        ahead = await page_before(self._queue, partition, position.pointer_offset, span.end, 1)
         waiting_ms = clock.wall_ms() - ahead[0].time_ms if ahead else 0
         return Lag(records, max(0, end.bytes - here.bytes), max(0, waiting_ms) / 1000)
 
