@@ -13,7 +13,6 @@ from urllib.request import url2pathname
 
 from memq.broker.broker import Broker
 from memq.broker.ingest.quota_settings import client_limits
-from memq.broker.peer import connect_peer
 from memq.broker.process import STORE_NAME, run_broker, traces_of
 from memq.broker.spool.files import SpoolFiles
 from memq.broker.start_step import start_step
@@ -25,8 +24,9 @@ from memq.governor.data_folder import lock_folder, make_folder
 from memq.governor.standalone import StandaloneCoordinator
 from memq.notification import NotificationQueue
 from memq.notification.sqlite.queue import SqliteQueue
+from memq.protocol.link import connect_link
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Runtime, format_address
+from memq.runtime.network import Runtime, format_address, parse_address
 from memq.settings import BrokerSettings, PartSettings, did_you_mean
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.filesystem import FilesystemHandler
@@ -182,11 +182,11 @@ async def _check_id(settings: BrokerSettings, coordinator: Coordinator, runtime:
             continue
         try:
             async with asyncio.timeout(NAMESAKE_TIMEOUT_S):
-                peer = await connect_peer(runtime, entry.address)
+                link = await connect_link(runtime, None, parse_address(entry.address), client="memq-broker")
         except (MemqError, TimeoutError):
             continue
-        peer.close()
-        if (peer.broker, peer.cluster) == (settings.broker_id, settings.cluster):
+        link.close()
+        if (link.broker, link.cluster) == (settings.broker_id, settings.cluster):
             raise InvalidSettingError(
                 f"a broker at {entry.address} runs under the id '{entry.id}' already",
                 hint="give each broker a broker_id of its own, or stop that one first",

@@ -8,13 +8,13 @@ from typing import TypeVar
 import msgspec
 
 from memq.client.consumer.fetch.fetcher import ReadRange
-from memq.client.link import Link
 from memq.client.link_pool import LinkPool, Session
 from memq.errors import DrainingError, MemqError, TimedOutError, UnreachableError
 from memq.format.blocks.header import Buffer
 from memq.format.pointer import Pointer
 from memq.limits import READ_BYTES_MAX
 from memq.protocol.frames import Api
+from memq.protocol.link import Link
 from memq.protocol.messages import ReadRequest
 from memq.runtime.network import Address, format_address
 

@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from memq.client.link import Link, LinkOwner, connect_link
 from memq.errors import (
     ClosedError,
     InvalidRequestError,
@@ -18,9 +17,9 @@ from memq.errors import (
 )
 from memq.limits import STREAMS_PER_CONNECTION_MAX
 from memq.protocol.frames import Frame
+from memq.protocol.link import Link, LinkOwner, connect_link
 from memq.runtime.network import Address, Runtime, format_address, parse_address
 
-CONNECT_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_MS = 3_000  # the default for the first connection: a broker that starts is up in a second
 DEAD_S = 5.0  # how long a broker that did not answer is asked last
 BROKERS_MAX = 1_000  # that are remembered
@@ -239,9 +238,7 @@ class LinkPool:
         """Connect; an error is returned, not raised: the callers may all have gone by then."""
         session = Session(self)
         try:
-            session.link = await connect_link(
-                self._runtime, session, address, client_id=self._client_id, timeout_s=CONNECT_TIMEOUT_S
-            )
+            session.link = await connect_link(self._runtime, session, address, client_id=self._client_id)
         except MemqError as error:
             self._dead_until_s[address] = self._runtime.clock.monotonic() + DEAD_S
             return error

@@ -19,7 +19,6 @@ from memq.audit.opened_topic import THROUGH_BROKER
 from memq.audit.verdict import THROUGH_STORE, Verdict
 from memq.broker.broker import Broker
 from memq.cli.audit.audit import audit_by_brokers, print_verdict
-from memq.client.link import Link, connect_link
 from memq.errors import MemqError, StoreError
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import Buffer, scope_of
@@ -30,6 +29,7 @@ from memq.limits import SEQUENCE_END
 from memq.notification import Entries, Entry, Span
 from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import WRITE_PREFIX, Api, Frame
+from memq.protocol.link import Link, connect_link
 from memq.protocol.messages import Close, Done, Metadata, MetadataRequest, Open, OpenAnswer
 from memq.runtime.network import Runtime, parse_address
 from memq.settings import BrokerSettings

@@ -31,7 +31,7 @@ from memq.format.key import object_key
 from memq.governor import BrokerEntry
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification.memory import MemoryQueue
-from memq.runtime.network import Runtime
+from memq.runtime.network import Address, Runtime
 from memq.settings import BrokerSettings, PartSettings
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Topic, TopicSettings, equal_slots, read_partitions
@@ -104,12 +104,12 @@ class Parts:
         assert (code, ready) == (7, ["an address"])
         return self.brokers[-1]
 
-    def peer(self, *found: Any) -> list[str]:
-        """Let connections to brokers meet one of `found` after the other; return the list of their addresses."""
-        left, asked = list(found), list[str]()
+    def links(self, *found: Any) -> list[tuple[str, int, str]]:
+        """Let links meet one of `found` after the other; return where each goes, and from which program."""
+        left, asked = list(found), list[tuple[str, int, str]]()
 
-        async def connect(runtime: Runtime, address: str) -> Any:
-            asked.append(address)
+        async def connect(runtime: Runtime, owner: None, address: Address, *, client: str) -> Any:
+            asked.append((*address, client))
             each = left.pop(0)
             if isinstance(each, MemqError):
                 raise each
@@ -117,7 +117,7 @@ class Parts:
                 await asyncio.get_running_loop().create_future()  # for ever
             return each
 
-        self.patch.setattr(assembly, "connect_peer", connect)
+        self.patch.setattr(assembly, "connect_link", connect)
         return asked
 
 
@@ -257,14 +257,14 @@ def test_a_broker_that_runs_under_the_same_id_is_not_replaced(
     async def work() -> None:
         closed: list[str] = []
         parts.entries += [entry("broker-0", 0), entry("broker-1", 1)]
-        asked = parts.peer(SimpleNamespace(broker=broker, cluster=cluster, close=lambda: closed.append("peer")))
+        asked = parts.links(SimpleNamespace(broker=broker, cluster=cluster, close=lambda: closed.append("link")))
         if refused:
             with pytest.raises(InvalidSettingError, match="a broker at host-1:9 runs under the id 'broker-1' already"):
                 await parts.serve()
             assert "run" not in parts.log
         else:
             await parts.serve()
-        assert (asked, closed) == (["host-1:9"], ["peer"])
+        assert (asked, closed) == ([("host-1", 9, "memq-broker")], ["link"])
         assert parts.log[-3:] == CLOSED
 
     assembled(work())
@@ -274,9 +274,9 @@ def test_a_dead_broker_and_one_that_hangs_are_replaced(parts: Parts) -> None:
     async def work() -> None:
         loop = asyncio.get_running_loop()
         parts.entries += [entry("broker-1", 1), entry("broker-1", 2), entry("broker-2", 3)]
-        asked = parts.peer(UnreachableError("nobody listens"), None)
+        asked = parts.links(UnreachableError("nobody listens"), None)
         await parts.serve()
-        assert asked == ["host-1:9", "host-2:9"]
+        assert [host for host, *_ in asked] == ["host-1", "host-2"]
         assert loop.time() == pytest.approx(NAMESAKE_TIMEOUT_S)
 
     assembled(work())

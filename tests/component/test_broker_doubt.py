@@ -14,7 +14,6 @@ import msgspec
 import pytest
 
 from memq.broker.partition.publishing import Publisher
-from memq.broker.peer import Peer
 from memq.broker.spool import forwarding
 from memq.broker.spool.files import SpoolFiles, look_at_spool, sizes_in
 from memq.errors import (
@@ -34,9 +33,12 @@ from memq.errors import (
 )
 from memq.notification import Entries
 from memq.protocol.frames import AckLevel, Api
+from memq.protocol.link import Link
+from memq.protocol.messages import Forward
 from memq.runtime.clock import SystemClock
+from memq.runtime.network import format_address
 from memq.storage_handlers import Buffer
-from memq.topic import ReadPartition, Topic
+from memq.topic import ReadPartition
 from tests.brokers import BareClient, block_of, write_frame
 from tests.component.test_broker_cluster import Rig, rig
 from tests.component.test_broker_forward import QUICK, Seized, gate_of, held_at, pointers, seized
@@ -110,13 +112,13 @@ def test_one_error_of_the_queue_drops_nothing() -> None:
 def test_one_refusal_of_the_new_owner_drops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     refusals: dict[str, list[type[Exception]]] = {}  # by the address of the owner: what it says first
 
-    async def forward(self: Peer, topic: Topic, partition: int, block: memoryview, absent_s: float) -> None:
-        if refusals[self.address]:
-            raise refusals[self.address].pop()("no")
-        await real(self, topic, partition, block, absent_s)
+    async def forward(self: Link, message: Forward, block: memoryview) -> None:
+        if refusals[format_address(self.address)]:
+            raise refusals[format_address(self.address)].pop()("no")
+        await real(self, message, block)
 
-    real = Peer.forward
-    monkeypatch.setattr(Peer, "forward", forward)
+    real = Link.forward
+    monkeypatch.setattr(Link, "forward", forward)
 
     async def work(error: type[Exception]) -> None:
         async with lost_epoch() as found:
@@ -130,13 +132,13 @@ def test_one_refusal_of_the_new_owner_drops_nothing(monkeypatch: pytest.MonkeyPa
 def test_an_answer_alone_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    async def forward(self: Peer, topic: Topic, partition: int, block: memoryview, absent_s: float) -> None:
-        calls.append(partition)
+    async def forward(self: Link, message: Forward, block: memoryview) -> None:
+        calls.append(message.partition)
         if len(calls) > 2:
-            await real(self, topic, partition, block, absent_s)
+            await real(self, message, block)
 
-    real = Peer.forward
-    monkeypatch.setattr(Peer, "forward", forward)
+    real = Link.forward
+    monkeypatch.setattr(Link, "forward", forward)
 
     async def work() -> None:
         async with lost_epoch() as found:

@@ -13,14 +13,15 @@ import pytest
 from memq.broker.broker import Broker
 from memq.broker.partition.opening import _claim
 from memq.broker.partition.topic_processor import TopicProcessor
-from memq.broker.peer import connect_peer
 from memq.broker.spool.unpublished_blocks import UnpublishedBlocks
 from memq.errors import IdentityConflictError, MovedError, NotFoundError, NotReadyError, ProtocolError, TooOldError
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.notification import Entries, Publication
 from memq.protocol.forward import decode_forward, encode_forward
 from memq.protocol.frames import AckLevel, Api
+from memq.protocol.link import Link, connect_link
 from memq.protocol.messages import Forward, Nack, decode_message
+from memq.runtime.network import parse_address
 from memq.storage_handlers import Buffer
 from memq.topic import ReadPartition, Topic, TopicSettings
 from tests.brokers import PRODUCER, BareClient, block_of, write_frame
@@ -223,29 +224,38 @@ def test_a_block_of_acks_all_is_left_to_its_producer() -> None:
 # ---- the receiver ------------------------------------------------------------------------------
 
 
+async def link_to(cluster: Rig, broker: Broker) -> Link:
+    return await connect_link(cluster.runtime, None, parse_address(broker.address))
+
+
+async def forward(link: Link, topic: Topic, partition: int, block: memoryview, absent_s: float) -> None:
+    absent_ms = link.clock_ms(absent_s)
+    await link.forward(Forward(topic=topic.name, topic_id=topic.id, partition=partition, absent_ms=absent_ms), block)
+
+
 def test_who_is_handed_a_block_answers_when_its_pointer_is_in_the_queue_and_judges_its_age() -> None:
     async def work() -> None:
         async with rig() as cluster:
             one = await cluster.start("one")
             topic = await one.partitions.create("clicks", 1, QUICK, exist_ok=False)
             gate = gate_of(cluster)
-            peer = await connect_peer(cluster.runtime, one.address)
+            link = await link_to(cluster, one)
             now_s = cluster.runtime.clock.monotonic()
             block = memoryview(block_of(topic, 0, [b"a"]))
-            work = asyncio.create_task(peer.forward(topic, 0, block, now_s))
-            again = asyncio.create_task(peer.forward(topic, 0, block, now_s))
+            work = asyncio.create_task(forward(link, topic, 0, block, now_s))
+            again = asyncio.create_task(forward(link, topic, 0, block, now_s))
             await until_sealed(one, topic)
             assert not work.done()
             gate.set()
             await asyncio.gather(work, again)
             assert [each.records for each in await pointers(cluster, topic)] == [0, 1]
-            await peer.forward(topic, 0, block, now_s)
+            await forward(link, topic, 0, block, now_s)
             assert [each.records for each in await pointers(cluster, topic)] == [0, 1], "it was there already"
             with pytest.raises(TooOldError, match="block 7 was looked for over 120000 ms ago"):
-                await peer.forward(topic, 0, memoryview(block_of(topic, 7, [b"a"])), now_s - 121)
+                await forward(link, topic, 0, memoryview(block_of(topic, 7, [b"a"])), now_s - 121)
             with pytest.raises(NotFoundError):
-                await peer.forward(topic, 5, block, now_s)
-            peer.close()
+                await forward(link, topic, 5, block, now_s)
+            link.close()
 
     asyncio.run(work())
 
@@ -259,15 +269,15 @@ def test_who_is_handed_blocks_waits_for_no_others_however_long_the_topic_would()
             await client.open(topic, acks=AckLevel.ONE)
             client.write(write_frame(block_of(topic, 0, [b"a", b"b"])))
             assert (await client.frame()).argument == 2
-            peer = await connect_peer(cluster.runtime, one.address)
+            link = await link_to(cluster, one)
             now_s = cluster.runtime.clock.monotonic()
             handed = [
                 block_of(topic, first, [b"c"], producer=77) for first in range(20)
             ]  # more than the ring has slots
             own = block_of(topic, 0, [b"a", b"b"])  # it is there already, in the open batch
-            await asyncio.gather(*(peer.forward(topic, 0, memoryview(block), now_s) for block in (*handed, own)))
+            await asyncio.gather(*(forward(link, topic, 0, memoryview(block), now_s) for block in (*handed, own)))
             assert sum(each.records for each in await pointers(cluster, topic)) == 22
-            peer.close()
+            link.close()
             await client.close()
 
     asyncio.run(work())
@@ -280,13 +290,13 @@ def test_who_loses_its_epoch_says_so_and_the_block_goes_elsewhere() -> None:
             topic = await one.partitions.create("clicks", 1, QUICK, exist_ok=False)
             two = await cluster.start("two")
             gate_of(cluster)
-            peer = await connect_peer(cluster.runtime, one.address)
+            link = await link_to(cluster, one)
             now_s = cluster.runtime.clock.monotonic()
-            work = asyncio.create_task(peer.forward(topic, 0, memoryview(block_of(topic, 0, [b"a"])), now_s))
+            work = asyncio.create_task(forward(link, topic, 0, memoryview(block_of(topic, 0, [b"a"])), now_s))
             (await until_sealed(one, topic)).fail(MovedError("it moved"))
             with pytest.raises(MovedError):
                 await work
-            peer.close()
+            link.close()
             await two.close()
 
     asyncio.run(work())

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from memq.client.link import Link, connect_link
 from memq.errors import IdentityConflictError, MemqError, TimedOutError, TooOldError
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import scope_of
 from memq.protocol.frames import WRITE_PREFIX, AckLevel, Api, Frame
+from memq.protocol.link import Link, connect_link
 from memq.protocol.messages import Metadata, MetadataRequest, Nack, Open, decode_message, error_of
 from memq.runtime.network import Address, Runtime, parse_address
 from memq.topic import Topic

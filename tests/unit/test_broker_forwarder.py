@@ -12,7 +12,6 @@ import pytest
 from awscrt.checksums import crc32c
 
 from memq.broker.ingest.slabs import Slab
-from memq.broker.peer import Peer
 from memq.broker.restore.rebuild import BatchPlace, Rebuilder, find_batch
 from memq.broker.spool import forwarding
 from memq.broker.spool.forwarding import BACKOFF_S_MAX, DELETED_S, READ_TIMEOUT_S, Forwarder
@@ -36,13 +35,14 @@ from memq.limits import FORWARD_S_MAX, KIB
 from memq.notification import Entries, Publication
 from memq.protocol.forward import decode_forward
 from memq.protocol.frames import Api
+from memq.protocol.link import Link
 from memq.protocol.messages import Done
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, read_partitions
 from tests.brokers import events_of
 from tests.component.test_broker_opening import Opening
 from tests.skipping_loop import run_skipping, skip
-from tests.unit.test_broker_peer import Wire
 from tests.unit.test_broker_rebuild import TOPIC, batch, block, flipped, joined
+from tests.unit.test_link import Wire
 
 NAME = "topic 'clicks' partition 0"
 
@@ -57,7 +57,7 @@ class Owner(Wire):
         self.closed = self.in_flight = self.most = 0
         self.take: Callable[[int, bytes], Coroutine[Any, Any, None]] | None = None
 
-    async def _connect(self, host: str, port: int, make: Callable[[], Peer], *, timeout_s: float) -> None:
+    async def _connect(self, host: str, port: int, make: Callable[[], Link], *, timeout_s: float) -> None:
         self.connects_s.append(asyncio.get_running_loop().time())
         self.frames, self.aborts = [], 0
         await super()._connect(host, port, make, timeout_s=timeout_s)

@@ -17,16 +17,26 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 from memq.broker.partition.pointer_resolver import PointerResolver, search_of
 from memq.broker.partition.topic_processor import TopicProcessor, given_up_text
-from memq.broker.peer import Peer, connect_peer
 from memq.broker.services import Services
 from memq.broker.spool.forwarded_block import take_forwarded
 from memq.broker.spool.unpublished_blocks import UnpublishedBlock, UnpublishedBlocks
-from memq.errors import CorruptDataError, MemqError, NotFoundError, OutcomeUnknownError, RetryableError, TimedOutError
+from memq.errors import (
+    CorruptDataError,
+    MemqError,
+    NotFoundError,
+    OutcomeUnknownError,
+    RetryableError,
+    TimedOutError,
+    UnreachableError,
+)
 from memq.format.blocks.header import check_block, parse_header, scope_of
 from memq.limits import FORWARD_S_MAX, MIB
 from memq.notification.log_reader import valid_span
 from memq.notification.stored_blocks import Copies, claim_of, conflict_of
+from memq.protocol.link import Link, connect_link
+from memq.protocol.messages import Forward
 from memq.runtime.backoff import backoff_s
+from memq.runtime.network import parse_address
 from memq.runtime.tasks import TaskOwner
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic
 
@@ -143,14 +153,14 @@ class Forwarder:
         Raises: what stands in the way of any block.
         """
         place = await self._place(held.topic, held.partition)
-        peer = await connect_peer(self._services.runtime, place) if isinstance(place, str) else None
+        owner = await self._connect(place) if isinstance(place, str) else place
         refusal: MemqError | None = None
         try:
             absent_s = await self._read_on(held)
             self._services.events.info("forwarding", f"{held.name}: {len(held)} blocks, acked with 1,")
             for group in _groups(held.blocks):
                 blocks = [block for block in group if block in held.blocks]
-                refusal = await self._bring(held, blocks, peer or place, absent_s) or refusal
+                refusal = await self._bring(held, blocks, owner, absent_s) or refusal
                 absent_s = await self._read_on(held)
                 unseen = sum(block in held.blocks for block in blocks)
                 self._services.counters.forwarded_blocks += len(blocks) - unseen
@@ -158,11 +168,14 @@ class Forwarder:
                     text = f"{place if isinstance(place, str) else 'this broker'} took {unseen} blocks of {held.name}"
                     raise OutcomeUnknownError(f"{text} that the queue does not show")
         finally:
-            if peer is not None:
-                peer.close()
+            if isinstance(owner, Link):
+                owner.abort(UnreachableError(f"the connection to {place} was closed here"))
         if refusal is not None and held.blocks:
             raise refusal
         self._services.events.info("forwarded", f"{held.name}: nothing is held any more")
+
+    async def _connect(self, place: str) -> Link:
+        return await connect_link(self._services.runtime, None, parse_address(place), client="memq-broker")
 
     async def _read_on(self, held: UnpublishedBlocks) -> float:
         """Read the queue to its end, and let go of what it holds. Return the moment at which it held no more."""
@@ -209,7 +222,7 @@ class Forwarder:
         self,
         held: UnpublishedBlocks,
         blocks: Sequence[UnpublishedBlock],
-        owner: Peer | TopicProcessor | str,
+        owner: Link | TopicProcessor,
         absent_s: float,
     ) -> MemqError | None:
         """Hand some blocks over at once. Return why one was refused that the others need not wait for.
@@ -220,8 +233,11 @@ class Forwarder:
         async def one(block: UnpublishedBlock) -> None:
             if isinstance(owner, TopicProcessor):
                 await take_forwarded(owner, block.slab, block.start, block.end, absent_s)
-            elif isinstance(owner, Peer):
-                await owner.forward(held.topic, held.partition, block.view, absent_s)
+                return
+            absent_ms = owner.clock_ms(absent_s)
+            topic, number = held.topic, held.partition
+            message = Forward(topic=topic.name, topic_id=topic.id, partition=number, absent_ms=absent_ms)
+            await owner.forward(message, block.view)
 
         ends = await asyncio.gather(*(one(block) for block in blocks), return_exceptions=True)
         refusal: MemqError | None = None

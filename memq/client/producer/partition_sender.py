@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from memq.client.link import Link
 from memq.client.link_pool import LinkPool, Session
 from memq.client.metadata import ClusterMetadata
 from memq.client.producer.open_block import PartitionBuffer, PendingBlock
@@ -42,6 +41,7 @@ from memq.errors import MemqError, MovedError, NotFoundError, NotReadyError, Thr
 from memq.format.blocks.header import base_ms_of
 from memq.format.report import Stage
 from memq.protocol.frames import WRITE_PREFIX, AckLevel, Api, Frame, decode_places
+from memq.protocol.link import Link
 from memq.protocol.messages import Close, Done, Nack, Open, Redirect, Throttle, decode_message, error_of
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime, parse_address

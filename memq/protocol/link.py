@@ -1,17 +1,20 @@
-"""One broker connection: frames out, answers matched to requests, stream frames to their owner."""
+"""A connection to a broker, from a client or another broker: frames out, answers to their requests."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol, TypeVar, cast
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeVar, cast
 
 import msgspec
 
 from memq import __version__
 from memq.errors import MemqError, ProtocolError, TimedOutError, UnreachableError
 from memq.protocol.connection import ConnectionState, Conversation, Side
+from memq.protocol.forward import encode_forward
 from memq.protocol.frames import HELLO_MAGIC, VERSIONS, Api, Frame, FrameReader, encode_frame
 from memq.protocol.messages import (
+    Forward,
     Hello,
     HelloAnswer,
     Nack,
@@ -24,12 +27,14 @@ from memq.protocol.messages import (
 from memq.runtime.network import Address, Runtime, format_address
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
+Buffer = bytes | bytearray | memoryview
 _STREAM_APIS = frozenset({Api.ACK, Api.NACK, Api.THROTTLE, Api.REDIRECT})
+CONNECT_TIMEOUT_S = 10.0
 REQUEST_TIMEOUT_S = 30.0
 
 
 class LinkOwner(Protocol):
-    """The user of a link: gets unrequested frames. The methods must not raise."""
+    """The user of a link with streams: gets unrequested frames. The methods must not raise."""
 
     def stream_frame(self, frame: Frame) -> None:
         """Take a stream's ACK, NACK, THROTTLE or REDIRECT, or the answer to `Link.open_stream`."""
@@ -48,22 +53,29 @@ class LinkOwner(Protocol):
         ...
 
 
+class _Waiting(NamedTuple):
+    """A request that has no answer yet."""
+
+    api: Api
+    answer: asyncio.Future[Frame]
+
+
 class Link(asyncio.BufferedProtocol):
     """A connection to one broker, after `connect_link`. Not thread-safe: it lives on one event loop."""
 
-    def __init__(self, runtime: Runtime, owner: LinkOwner, address: Address, client_id: str) -> None:
+    def __init__(self, runtime: Runtime, owner: LinkOwner | None, address: Address) -> None:
         self.address = address
         self.congested = False
         self.broker = ""
         self.cluster = ""
-        self.audit_ms = 0  # how often its cluster wants to be told what a client does; 0: not at all
+        self.audit_ms = 0  # how often its cluster wants a report of what a client does; 0: never
+        self._name = format_address(address)
         self._runtime = runtime
         self._owner = owner
-        self._client_id = client_id
         self._reader = FrameReader()
         self._conversation = Conversation()
         self._transport: asyncio.Transport | None = None
-        self._requests: dict[int, asyncio.Future[Frame]] = {}
+        self._requests: dict[int, _Waiting] = {}
         self._opens: dict[int, int] = {}  # request id -> stream
         self._request_id = 0
         self.heard_s = 0.0  # monotonic time of the last bytes from the broker
@@ -81,7 +93,7 @@ class Link(asyncio.BufferedProtocol):
         """Return a monotonic time as ms since the HELLO answer was read; may be negative."""
         return int((monotonic_s - self._ready_at) * 1000)
 
-    def write(self, *buffers: bytes | bytearray | memoryview) -> None:
+    def write(self, *buffers: Buffer) -> None:
         """Send bytes that form whole frames. They are dropped after a loss, which `lost` reports."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(buffers)
@@ -99,13 +111,27 @@ class Link(asyncio.BufferedProtocol):
 
         Raises: the error that the broker named; TimedOutError; UnreachableError when the connection is lost.
         """
-        frame = await self._exchange(api, message, stream, timeout_s)
+        body = encode_message(message)
+        frame = await self._exchange(api, lambda number: encode_frame(api, stream, number, body), timeout_s=timeout_s)
         return decode_message(frame.body, answer)
 
     async def read(self, request: ReadRequest, *, timeout_s: float = REQUEST_TIMEOUT_S) -> bytes | bytearray:
         """Return the bytes of an object's range, read by the broker. Raises: as `request`."""
-        frame = await self._exchange(Api.READ, request, 0, timeout_s)
+        body = encode_message(request)
+        frame = await self._exchange(
+            Api.READ, lambda number: encode_frame(Api.READ, 0, number, body), timeout_s=timeout_s
+        )
         return cast(bytes | bytearray, frame.body)
+
+    async def forward(self, message: Forward, block: memoryview, *, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+        """Hand a block over to its owner, and return when its pointer is in the queue.
+
+        The caller keeps the block.
+        Raises: as `request`; after UnreachableError and TimedOutError the owner may have the block or not.
+        """
+        await self._exchange(
+            Api.FORWARD, lambda number: encode_forward(number, message, len(block)), block, timeout_s=timeout_s
+        )
 
     def open_stream(self, stream: int, message: Open) -> int:
         """Send an OPEN and return its request id.
@@ -153,7 +179,8 @@ class Link(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """The socket takes bytes again."""
         self.congested = False
-        self._owner.writable()
+        if self._owner is not None:
+            self._owner.writable()
 
     def eof_received(self) -> bool:
         """The broker closed its side: so does this one."""
@@ -163,107 +190,115 @@ class Link(asyncio.BufferedProtocol):
         """Fail all waiting requests, and notify the owner."""
         was_open = self.open
         self._conversation.close()
-        name = format_address(self.address)
-        error = self._failure or UnreachableError(f"connection to {name} is lost" + (f": {exc}" if exc else ""))
-        for future in self._requests.values():
-            if not future.done():
-                future.set_exception(error)
-        if was_open:
+        self._failure = error = self._failure or UnreachableError(
+            f"connection to {self._name} is lost" + (f": {exc}" if exc else "")
+        )
+        for waiting in self._requests.values():
+            if not waiting.answer.done():
+                waiting.answer.set_exception(error)
+        if was_open and self._owner is not None:
             self._owner.lost(error)
 
     # ---- inside ------------------------------------------------------------------------------
 
-    async def _hello(self, timeout_s: float) -> None:
-        future = self._expect(0)
-        self._conversation.said(Side.CLIENT, Api.HELLO)
+    async def _hello(self, client: str, client_id: str, timeout_s: float) -> None:
         hello = Hello(
             least_version=VERSIONS[0],
             greatest_version=VERSIONS[1],
-            client=f"memq-python/{__version__}",
-            client_id=self._client_id,
+            client=f"{client}/{__version__}",
+            client_id=client_id,
         )
+        self._conversation.said(Side.CLIENT, Api.HELLO)
         self.write(encode_frame(Api.HELLO, 0, HELLO_MAGIC, encode_message(hello)))
-        frame = await self._wait(0, future, timeout_s, Api.HELLO)
+        frame = await self._answer_of(0, Api.HELLO, timeout_s)
         answer = decode_message(frame.body, HelloAnswer)
         self.broker, self.cluster, self.audit_ms = answer.broker, answer.cluster, answer.audit_ms
 
-    async def _exchange(self, api: Api, message: msgspec.Struct, stream: int, timeout_s: float) -> Frame:
-        if not self.open:
-            raise self._failure or UnreachableError(f"connection to {format_address(self.address)} is closed")
+    async def _exchange(self, api: Api, frame_of: Callable[[int], bytes], *more: memoryview, timeout_s: float) -> Frame:
+        """Send the frame that `frame_of` makes for a number, and `more`, its rest; return the answer."""
+        if self._failure is not None or not self.open:
+            raise self._failure or UnreachableError(f"connection to {self._name} is closed")
         self._request_id += 1
-        number = self._request_id
-        future = self._expect(number)
-        self.write(encode_frame(api, stream, number, encode_message(message)))
-        frame = await self._wait(number, future, timeout_s, api)
-        if frame.api != api:
-            raise ProtocolError(f"asked {api.name}, the broker answered {frame.api}")
-        return frame
+        self.write(frame_of(self._request_id))
+        for buffer in more:  # not joined: that would copy a block
+            self.write(buffer)
+        return await self._answer_of(self._request_id, api, timeout_s)
 
-    def _expect(self, number: int) -> asyncio.Future[Frame]:
-        future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        self._requests[number] = future
-        return future
-
-    async def _wait(self, number: int, future: asyncio.Future[Frame], timeout_s: float, api: Api) -> Frame:
+    async def _answer_of(self, number: int, api: Api, timeout_s: float) -> Frame:
+        answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        self._requests[number] = _Waiting(api, answer)
         try:
             async with asyncio.timeout(timeout_s):
-                return await future
+                return await answer
         except TimeoutError as error:
-            name = format_address(self.address)
-            raise TimedOutError(f"{name} did not answer {api.name} in {timeout_s:g} s") from error
+            raise TimedOutError(f"{self._name} did not answer {api.name} in {timeout_s:g} s") from error
         finally:
             self._requests.pop(number, None)
 
     def _take(self, frame: Frame) -> None:
+        """Take a frame. Raises: ProtocolError; the broker's error when it refuses the whole connection."""
         self._conversation.said(Side.BROKER, frame.api)
         if frame.api in _STREAM_APIS:
-            self._owner.stream_frame(frame)
+            self._take_of_stream(frame)
         elif frame.argument in self._opens and frame.api in (Api.OPEN, Api.ERROR):
-            self._owner.stream_frame(frame._replace(stream=self._opens.pop(frame.argument)))
+            self._take_of_stream(frame._replace(stream=self._opens.pop(frame.argument)))
         elif frame.api == Api.DRAINING:
-            self._owner.draining()
+            if self._owner is not None:
+                self._owner.draining()
         elif frame.api == Api.HELLO:
             self._ready_at = self.heard_s
-            self._answer(0, frame)
-        elif frame.api == Api.ERROR:
-            self._take_error(frame)
+            self._take_answer(0, frame)
+        elif frame.api == Api.ERROR and frame.argument == 0:
+            raise error_of(decode_message(frame.body, Nack))
         else:
-            self._answer(frame.argument, frame)
+            self._take_answer(frame.argument, frame)
 
-    def _take_error(self, frame: Frame) -> None:
-        error = error_of(decode_message(frame.body, Nack))
-        future = self._requests.get(frame.argument)
-        if future is None and frame.argument == 0:
-            self._fail(error)  # the connection as a whole was refused
-        elif future is not None and not future.done():
-            future.set_exception(error)
+    def _take_of_stream(self, frame: Frame) -> None:
+        if self._owner is None:
+            raise ProtocolError(f"{self._name} sends {frame.api} of stream {frame.stream}: this link has none")
+        self._owner.stream_frame(frame)
 
-    def _answer(self, number: int, frame: Frame) -> None:
-        future = self._requests.get(number)
-        if future is not None and not future.done():  # else the request has timed out
-            future.set_result(frame)
+    def _take_answer(self, number: int, frame: Frame) -> None:
+        waiting = self._requests.get(number)
+        if waiting is None and not 0 < number <= self._request_id:
+            raise ProtocolError(f"{self._name} answers request {number}, which was not sent: {frame.api}")
+        if waiting is None or waiting.answer.done():
+            return  # the request has timed out
+        if frame.api == Api.ERROR:
+            waiting.answer.set_exception(error_of(decode_message(frame.body, Nack)))
+        elif frame.api == waiting.api:
+            waiting.answer.set_result(frame)
+        else:
+            raise ProtocolError(f"asked {waiting.api.name}, {self._name} answered {frame.api}")
 
     def _fail(self, error: MemqError) -> None:
-        self._failure = error
+        self._failure = self._failure or error
         if self._transport is not None:
             self._transport.abort()
 
 
 async def connect_link(
-    runtime: Runtime, owner: LinkOwner, address: Address, *, client_id: str = "", timeout_s: float = 10.0
+    runtime: Runtime,
+    owner: LinkOwner | None,
+    address: Address,
+    *,
+    client: str = "memq-python",
+    client_id: str = "",
+    timeout_s: float = CONNECT_TIMEOUT_S,
 ) -> Link:
-    """Connect to a broker and say HELLO, with the name that this client goes by, if it has one.
+    """Connect to a broker and say HELLO, with the names of the program and of the client.
 
+    Without `owner` the link has requests and no streams.
     Raises: UnreachableError, TimedOutError, UnsupportedVersionError; `owner.lost` is not called then.
     """
-    link = Link(runtime, owner, address, client_id)
+    link = Link(runtime, owner, address)
     await runtime.network.connect(address[0], address[1], lambda: link, timeout_s=timeout_s)
     try:
-        await link._hello(timeout_s)
+        await link._hello(client, client_id, timeout_s)
     except BaseException as error:
         link._conversation.close()
         link._fail(UnreachableError(f"no HELLO from {format_address(address)}"))
-        if isinstance(error, ProtocolError):  # no broker is there: others may be asked, as beside one that is dead
+        if isinstance(error, ProtocolError):  # no broker is there: others may be asked, as when one is dead
             raise UnreachableError(f"{format_address(address)} does not speak memq's protocol: {error}") from error
         raise
     return link
