@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from memq.client.producer.delivery import Ack
 from memq.errors import MemqError
 from memq.format.pointer import decode_pointer
 from memq.format.ranges import RangeSet
@@ -89,6 +90,7 @@ class Checker:
         self.records: dict[bytes, SentRecord] = {}
         self.logs: dict[ReadPartition, ReadLog] = {}
         self.acked = 0
+        self.positions = 0  # how many acks said where their record lies
         self.given_up = 0
         self.retention: RetentionRules | None = None  # without: nothing may be taken
         self.groups = GroupRules(self.logs, fail, now, self._first_place)
@@ -131,8 +133,11 @@ class Checker:
             (producer, partition), number, self._now(), keyed=keyed, repeats=repeats, staged=staged
         )
 
-    def ack(self, value: bytes) -> None:
-        """A producer was told that the record is acked with `all`; of a task that repeats each try may be."""
+    def ack(self, value: bytes, ack: Ack | None = None) -> None:
+        """A producer was told that the record is acked with `all`; of a task that repeats each try may be.
+
+        `ack` is what the product's producer says; a position in it is where readers find the record.
+        """
         record = self.records[value]
         if record.acked and record.repeats:
             return
@@ -145,6 +150,21 @@ class Checker:
         self.acked += 1
         if record.place is None:
             self._fail(f"record {value[:40]!r} is acked, but no pointer in the queue holds it")
+        elif ack is not None and ack.position is not None:
+            self._check_position(value, record, ack, ack.position)
+
+    def _check_position(self, value: bytes, record: SentRecord, ack: Ack, position: Position) -> None:
+        self.positions += 1
+        place = record.places.get((ack.partition, ack.producer_id))
+        if place is None:
+            self._fail(f"record {value[:40]!r} is acked at {position}, but not stored under the identity of {ack}")
+            return
+        partition, index = place
+        found = self.logs[partition].stream[index]
+        acked = (position.pointer_offset, position.record_index + found.sequence - ack.first_sequence)
+        if (partition.partition, found.offset, found.record_index) != (position.read_partition, *acked):
+            text = f"record {value[:40]!r} is acked at {acked[0]}:{acked[1]} of {partition}"
+            self._fail(f"{text}, and readers find it at {found.offset}:{found.record_index}")
 
     def _waited_s(self, record: SentRecord) -> float:
         """Return how long a record waited since a broker last sent blocks back: a full ring makes all wait."""

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from memq.client.producer.aio_producer import AsyncProducer
+from memq.client.producer.delivery import Ack
 from memq.errors import MemqError
 from tests.simulation.checker import Checker
 from tests.simulation.named_rules import NamedRules
@@ -95,10 +96,10 @@ class NamedLife:
             await asyncio.sleep(draw.uniform(0, self._plan.pace_s_max))
         return blocks
 
-    async def _watch(self, delivery: Awaitable[object], value: bytes) -> None:
+    async def _watch(self, delivery: Awaitable[Ack], value: bytes) -> None:
         try:
-            await delivery
+            ack = await delivery
         except MemqError:
             self._checker.give_up(value)
         else:
-            self._checker.ack(value)
+            self._checker.ack(value, ack)

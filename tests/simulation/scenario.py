@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memq.client.producer.aio_producer import AsyncProducer
-from memq.client.producer.delivery import AsyncDelivery
+from memq.client.producer.delivery import Ack, AsyncDelivery
 from memq.client.producer.settings import AcksLike
 from memq.compaction.files import ColdFiles
 from memq.compaction.reader import ColdReader
@@ -385,7 +385,7 @@ class Scenario:
                     continue
                 if delivery not in pending:
                     pending[delivery] = []
-                    watchers.append(asyncio.create_task(self._watch(delivery, pending, self._acked_of(kind))))
+                    watchers.append(asyncio.create_task(self._watch(delivery, pending, kind)))
                 pending[delivery].append(value)
             await asyncio.sleep(node.random.uniform(0, self.plan.pace_s_max))
         await asyncio.gather(*watchers)
@@ -393,21 +393,24 @@ class Scenario:
             await producer.close()
         self.done[node.name] = True
 
-    def _acked_of(self, kind: str) -> Callable[[bytes], None]:
-        """Return who is told of a record that is acked, by the kind of its producer."""
-        return {"one": self.checker.ack_held, "none": self.checker.left}.get(kind, self.checker.ack)
-
-    async def _watch(
-        self, delivery: AsyncDelivery, pending: dict[AsyncDelivery, list[bytes]], acked: Callable[[bytes], None]
-    ) -> None:
-        try:
-            await delivery
-        except MemqError:
-            tell: Callable[[bytes], None] = self.checker.give_up
+    def _acked(self, kind: str, value: bytes, ack: Ack) -> None:
+        """Note that a record is acked, by the kind of its producer."""
+        if kind == "one":
+            self.checker.ack_held(value)
+        elif kind == "none":
+            self.checker.left(value)
         else:
-            tell = acked
-        for value in pending.pop(delivery):
-            tell(value)
+            self.checker.ack(value, ack)
+
+    async def _watch(self, delivery: AsyncDelivery, pending: dict[AsyncDelivery, list[bytes]], kind: str) -> None:
+        try:
+            ack = await delivery
+        except MemqError:
+            for value in pending.pop(delivery):
+                self.checker.give_up(value)
+        else:
+            for value in pending.pop(delivery):
+                self._acked(kind, value, ack)
 
 
 def _is_only_a_part_sick(faults: Faults) -> bool:

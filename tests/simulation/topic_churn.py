@@ -133,7 +133,7 @@ class TopicChurn:
             await asyncio.sleep(self._draw.uniform(0, PACE_S_MAX))
         for value, delivery in pending:
             try:
-                await delivery
+                ack = await delivery
             except MemqError as error:
                 self._check_exists(error, topic)
                 self._checker.give_up(value)
@@ -141,7 +141,7 @@ class TopicChurn:
                 if topic.id in self._leaving:
                     self._checker.give_up(value)  # it may lie in a log that came back empty after the topic was gone
                 else:
-                    self._checker.ack(value)
+                    self._checker.ack(value, ack)
 
     async def _read(self, group: str, topics: Sequence[tuple[Topic, Checker]]) -> None:
         """Read topics for a group, which has read earlier topics of the same names."""
