@@ -74,17 +74,14 @@ def decoded(spark: SparkSession, objects: Path) -> DataFrame:
 def _values(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
     import pyarrow
 
+    from memq.format.batch import cut_blocks
     from memq.format.blocks.arrow import block_rows
-    from memq.format.blocks.columns import BlockReader
-    from memq.format.blocks.header import BlockHeader
-    from memq.format.object import scan_object
 
     for batch in batches:
         for content in batch.column(0):
             data = memoryview(content.as_buffer()).cast("B")
-            for at, header in scan_object(data):
-                assert isinstance(header, BlockHeader)
-                rows = block_rows(BlockReader(data[at : at + header.length], header))
+            for piece in cut_blocks(data):
+                rows = block_rows(piece.reader())
                 yield pyarrow.RecordBatch.from_arrays([rows.values], ["value"])
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memq.errors import MemqError
-from memq.format.blocks.columns import open_block
+from memq.format.batch import BlockPiece, cut_batch
 from memq.format.blocks.header import BlockHeader, Buffer, parse_header
 from memq.format.pointer import Pointer
 from memq.notification import Entry
@@ -110,47 +110,44 @@ def sightings(wanted: TraceTarget, partition: int, entry: Entry, pointer: Pointe
 
     Behind a damaged header nothing more is found.
     """
-    view, at, number, index = memoryview(batch), 0, 0, 0
-    while at < len(view):
+    location = pointer.locations[0]
+    for piece in cut_batch(pointer, batch):
         try:
-            header = parse_header(view, at)
+            header = piece.header or parse_header(piece.data)
         except MemqError:
-            return
-        block = view[at : at + header.length]
-        for record, damage in _records(wanted, header, block, index):
-            location = pointer.locations[0]
+            continue
+        for record, damage in _records(wanted, header, piece):
             yield Sighting(
                 producer=header.producer_id,
                 sequence=header.first_sequence + record,
-                position=Position(partition, entry.offset, index + record),
-                time_ms=0 if damage else open_block(block).timestamps()[record],
+                position=Position(partition, entry.offset, piece.first + record),
+                time_ms=0 if damage else piece.reader().timestamps()[record],
                 sealed_ms=pointer.sealed_ms,
                 queue_ms=entry.time_ms,
                 epoch=pointer.epoch,
                 broker=pointer.broker,
                 object=location.key,
-                block=number,
-                offset=location.offset + at,
+                block=piece.number,
+                offset=location.offset + piece.at,
                 length=header.length,
-                copy=number in pointer.skip,
+                copy=piece.number in pointer.skip,
                 damage=damage,
             )
-        at, number, index = at + header.length, number + 1, index + header.count
 
 
-def _records(wanted: TraceTarget, header: BlockHeader, block: memoryview, index: int) -> list[tuple[int, str]]:
+def _records(wanted: TraceTarget, header: BlockHeader, piece: BlockPiece) -> list[tuple[int, str]]:
     """Return the wanted records of a block by number, each with the fault of the block, if any."""
     if wanted.position is not None:
-        found = [wanted.position.record_index - index]
+        found = [wanted.position.record_index - piece.first]
     elif wanted.sequence is not None:
         found = [wanted.sequence - header.first_sequence] if header.producer_id == wanted.producer else []
     else:
         found = list(range(header.count))
     found = [record for record in found if 0 <= record < header.count]
     try:
-        keys = open_block(block).keys() if found and wanted.key is not None else None
+        keys = piece.reader().keys() if found and wanted.key is not None else None
         if found and keys is None:
-            open_block(block).values()
+            piece.reader().values()
     except MemqError as error:
         return [] if wanted.key is not None else [(record, str(error)) for record in found]
     return [(record, "") for record in found if keys is None or keys[record] == wanted.key]

@@ -15,11 +15,12 @@ from msgspec.structs import replace
 
 from memq.compaction.plan import copied_place, entries_of
 from memq.errors import CorruptDataError, InvalidRequestError, MemqError, NotFoundError, NotReadyError, TooLargeError
-from memq.format.blocks.header import Buffer, check_block, parse_header, scope_of
+from memq.format.batch import cut_batch
+from memq.format.blocks.header import Buffer
 from memq.format.cold import ColdEntry, ColdPart, PartRef, encode_cold_part
 from memq.format.key import cold_object_key, cold_part_key
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
-from memq.format.pointer import Location, Pointer, encode_pointer, is_named, named_ranges
+from memq.format.pointer import Location, Pointer, encode_pointer
 from memq.limits import COLD_BLOCKS_MAX
 from memq.notification import Entry, PointerReader, Span
 from memq.runtime.network import Runtime
@@ -209,15 +210,7 @@ def checked_blocks(pointer: Pointer, data: Buffer) -> list[BlockEntry]:
 
     Raises: CorruptDataError for a damaged block, or when they are not what the pointer says.
     """
-    view, scope = memoryview(data), scope_of(bytes.fromhex(pointer.topic_id), pointer.partition)
-    blocks: list[BlockEntry] = []
-    at, names = 0, named_ranges(pointer)
-    while at < len(view):
-        header = check_block(view[at : at + parse_header(view, at).length], scope)
-        if len(blocks) not in pointer.skip and not is_named(names, header):
-            raise CorruptDataError(f"{header.describe()} is not one that the pointer names")
-        blocks.append(BlockEntry.from_header(header, at))
-        at += header.length
+    blocks = [piece.entry() for piece in cut_batch(pointer, data)]
     records = sum(block.count for block in blocks)
     if records != pointer.records:
         raise CorruptDataError(f"batch has {records} records, its pointer says {pointer.records}")

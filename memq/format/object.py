@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
 from awscrt.checksums import combine_crc32c, crc32c
 
-from memq.errors import CorruptDataError, MemqError, UnsupportedFormatError
-from memq.format.blocks.header import CHECKED_FROM, CODEC_NONE, BlockHeader, Buffer, check_block, parse_header
+from memq.errors import CorruptDataError, UnsupportedFormatError
+from memq.format.blocks.header import CHECKED_FROM, CODEC_NONE, BlockHeader, Buffer
 from memq.format.blocks.header import MAGIC as BLOCK_MAGIC
 from memq.format.key import ObjectKey, SharedObjectKey, object_key, parse_object_key, shared_object_key
 from memq.limits import (
@@ -44,7 +44,6 @@ __all__ = [
     "parse_index",
     "parse_object_key",
     "parse_trailer",
-    "scan_object",
     "shared_object_key",
 ]
 
@@ -334,26 +333,3 @@ def batch_checksum(blocks: tuple[BlockEntry, ...]) -> int:
         start = BLOCK_MAGIC + block.checksum.to_bytes(CHECKED_FROM - len(BLOCK_MAGIC), "little")
         value = combine_crc32c(crc32c(start, value), block.checksum, block.length - CHECKED_FROM)
     return value
-
-
-def scan_object(buffer: Buffer) -> Iterator[tuple[int, BlockHeader | MemqError]]:
-    """Yield offset and header of each block before the index, for an object that lost its index.
-
-    A damaged block is yielded as its error. The scan goes on behind it while its length leads to another
-    block or to the index; else it ends there, since only the index knows where the next block lies.
-    """
-    view = memoryview(buffer)
-    at = 0
-    while at < len(view) and view[at : at + 4] != INDEX_MAGIC:
-        try:
-            length = parse_header(view, at).length
-        except MemqError as error:
-            yield at, error
-            return
-        try:
-            yield at, check_block(view[at : at + length])
-        except MemqError as error:
-            yield at, error
-            if view[at + length : at + length + 4] not in (b"mqB1", INDEX_MAGIC):
-                return
-        at += length

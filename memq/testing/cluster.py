@@ -16,7 +16,7 @@ from memq.client.consumer.consumer import Consumer
 from memq.client.consumer.record import Record
 from memq.client.io_thread import new_event_loop
 from memq.errors import ClosedError, InvalidRequestError, MemqError, NotFoundError
-from memq.format.blocks.header import parse_header
+from memq.format.batch import cut_batch
 from memq.format.pointer import Location, Pointer, decode_pointer
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.limits import BLOCK_HEADER_BYTES
@@ -163,16 +163,13 @@ class Cluster:
     async def _damage(self, position: Position, topic: str | None) -> None:
         pointer, location = await self._pointer_at(position, topic)
         body = bytearray(self.store.objects[location.key])
-        at, end, index = location.offset, location.offset + location.length, 0
-        while at < end:
-            header = parse_header(body, at)
-            if position.record_index < index + header.count:
-                body[at + BLOCK_HEADER_BYTES + header.payload_length // 2] ^= 1
+        for piece in cut_batch(pointer, bytes(body[location.offset : location.offset + location.length])):
+            if piece.first <= position.record_index < piece.first + piece.records:
+                body[location.offset + piece.at + (BLOCK_HEADER_BYTES + len(piece.data)) // 2] ^= 1
                 self.store.objects[location.key] = bytes(body)
                 self._broker.services.hot.clear()
                 return
-            at, index = at + header.length, index + header.count
-        raise NotFoundError(f"batch {pointer.batch_sequence} has {index} records, none at {position}")
+        raise NotFoundError(f"batch {pointer.batch_sequence} has {pointer.records} records, none at {position}")
 
     async def _remove_object(self, position: Position, topic: str | None) -> None:
         _, location = await self._pointer_at(position, topic)

@@ -24,7 +24,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         "memq/spark/write/",
     ),
     "broker": ("memq/broker/",),
-    "client": ("memq/client/", "memq/protocol/link.py"),
+    "client": ("memq/client/", "memq/protocol/link.py", "memq/format/batch.py"),
     "kafka": ("memq/notification/kafka/",),
     "notification": ("memq/notification/",),
     "storage handlers": ("memq/storage_handlers/",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from memq.client.consumer.fetch.pieces import BlockPiece, cut_batch
+from memq.format.batch import BlockPiece, cut_batch
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import scope_of
 from memq.format.pointer import Adopted, Location, Pointer, ProducerRanges, decode_pointer, encode_pointer

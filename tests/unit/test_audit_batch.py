@@ -122,6 +122,16 @@ def test_a_pointer_that_names_too_many_producers_leaves_the_rest_to_the_index() 
     assert sequences(lost) == {5: [(0, 7)]}
 
 
+def test_an_object_that_ends_between_two_blocks_hides_what_the_pointer_does_not_name() -> None:
+    pointer, data = stored(RUNS)
+    cut = msgspec.structs.replace(pointer, producers=pointer.producers[1:], producers_complete=False)
+    check = checked(cut, data[: open_object(data).blocks[2].offset])
+    assert not check.complete
+    assert [(block.number, str(block.cause)) for block in check.blocks if block.cause is not None] == [
+        (2, "batch ends after 5 of 9 records")
+    ]
+
+
 def test_readers_take_the_soundest_copy_and_the_other_is_at_fault() -> None:
     pointer, data = stored(RUNS)
     gone = missing_batch(pointer, pointer.locations[0], CorruptDataError("its object is missing"))

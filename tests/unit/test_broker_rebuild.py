@@ -122,7 +122,7 @@ def test_a_batch_is_the_same_from_its_object_and_from_its_own_bytes() -> None:
     for place in shared_places(KEY, SHARED)[TOPIC.id]:
         assert place.entry is not None
         own = SHARED[place.entry.offset : place.entry.offset + place.entry.length]
-        alone, expected = find_shared_batch(place, own), whole(SHARED, place.batch_sequence, place.partition)
+        alone, expected = find_shared_batch(place, own, TOPIC), whole(SHARED, place.batch_sequence, place.partition)
         moved = tuple(each._replace(offset=each.offset + place.entry.offset) for each in alone.blocks)
         assert replace(alone, blocks=moved) == expected
 
@@ -148,7 +148,21 @@ def test_bytes_that_do_not_fit_the_index_are_no_batch() -> None:
     place = shared_places(KEY, SHARED)[TOPIC.id][0]
     for data in (ONE[0], b"".join(ONE)[:-1], b"".join([*ONE, *TWO]), b""):
         with pytest.raises(CorruptDataError, match="do not fit its index"):
-            find_shared_batch(place, data)
+            find_shared_batch(place, data, TOPIC)
+
+
+def test_a_damaged_header_says_nothing_of_sequences_where_the_index_does() -> None:
+    """Its first sequence is wrong, and its length is not: the next block is found, and the pointer would lie."""
+    place = shared_places(KEY, SHARED)[TOPIC.id][0]
+    first_sequence = 40
+    assert parse_header(flipped(ONE[0], first_sequence)).first_sequence != 0
+    data = flipped(SHARED, first_sequence)
+    with pytest.raises(CorruptDataError, match="do not fit its index"):
+        find_shared_batch(place, data[: sum(map(len, ONE))], TOPIC)
+    for at in (place, *follow_on([BatchPlace(KEY, 0, 8, 0)], [place])):  # as staged: with an epoch that no index has
+        found = find_batch(at, data, TOPIC)
+        assert [(each.producer_id, each.first_sequence) for each in found.blocks] == [(1, 0), (2, 7)]
+        assert (found.damaged, found.entry) == (1, at.entry)
 
 
 # ---- what was staged -----------------------------------------------------------------------------
@@ -216,11 +230,11 @@ def test_staged_pieces_have_the_number_that_their_manifest_gives_them_and_follow
         assert [each.writer for each in followed] == [each.writer for each in pieces]
 
     followed = follow_on([], pieces)
-    found = find_shared_batch(followed[0], b"".join(ONE))  # no manifest says how many blocks there are
+    found = find_shared_batch(followed[0], b"".join(ONE), TOPIC)  # no manifest says how many blocks there are
     assert (found.entry.blocks, found.damaged) == (2, 0)
     assert found.named == (pieces[0].writer,), "not the names of its blocks"
     with pytest.raises(CorruptDataError):
-        find_shared_batch(followed[0], b"".join(ONE)[:-1])
+        find_shared_batch(followed[0], b"".join(ONE)[:-1], TOPIC)
 
 
 def test_a_batch_is_as_old_as_is_known_of_it() -> None:

@@ -14,8 +14,8 @@ from memq.cli.log_lines import JsonLines, TextLines
 from memq.cli.records.consume_start import last_offset
 from memq.cli.records.record_printer import record_printer
 from memq.client.consumer.batch import Batch, Slice
-from memq.client.consumer.fetch.pieces import BlockPiece
 from memq.client.consumer.record import TopicPartition
+from memq.format.batch import BlockPiece
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import parse_header
 from memq.topic import Position

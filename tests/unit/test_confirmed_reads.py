@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from memq.client.consumer.fetch.fetcher import BatchFetcher
-from memq.client.consumer.fetch.pieces import BlockPiece, is_whole
 from memq.errors import (
     CorruptDataError,
     DeniedError,
@@ -17,6 +16,7 @@ from memq.errors import (
     StoreError,
     UnsupportedFormatError,
 )
+from memq.format.batch import BlockPiece, is_whole
 from memq.format.blocks.header import Buffer
 from memq.runtime.logs import EventLog
 from memq.storage_handlers.confirmed_reads import ROUNDS_MAX, ConfirmedReads, Way

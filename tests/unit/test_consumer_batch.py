@@ -6,9 +6,9 @@ import pytest
 from awscrt.checksums import crc32c
 
 from memq.client.consumer.batch import Batch, Damage, Slice
-from memq.client.consumer.fetch.pieces import BlockPiece
 from memq.client.consumer.record import Record, TopicPartition
 from memq.errors import CorruptDataError
+from memq.format.batch import BlockPiece
 from memq.format.blocks.header import check_block
 from memq.limits import BLOCK_HEADER_BYTES
 from memq.topic import Position

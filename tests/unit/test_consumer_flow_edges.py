@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from memq.client.consumer.fetch import partition_cursor as flow_module
 from memq.client.consumer.fetch.partition_cursor import Counts, CursorState, PartitionCursor, PointerSlot, ReadyRange
-from memq.client.consumer.fetch.pieces import BlockPiece, numbered_entries
 from memq.errors import CorruptDataError, PositionExpiredError
+from memq.format.batch import BlockPiece, numbered_entries
 from memq.format.blocks.header import parse_header
 from memq.format.object import BlockEntry
 from memq.format.pointer import Location, decode_pointer, encode_pointer

@@ -9,8 +9,8 @@ import pytest
 from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
 from memq.client.consumer.fetch.fetcher import BatchFetcher
 from memq.client.consumer.fetch.partition_cursor import PART_BYTES_MIN, CursorState, PartitionCursor
-from memq.client.consumer.fetch.pieces import BlockPiece
 from memq.errors import CorruptDataError
+from memq.format.batch import BlockPiece
 from memq.format.blocks.header import Buffer, parse_header
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
 from memq.format.pointer import decode_pointer

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memq.client.consumer.fetch.fetcher import BatchFetcher, FetchedPart
-from memq.client.consumer.fetch.pieces import BlockPiece, cut_batch, is_whole
 from memq.errors import CorruptDataError, NotFoundError, StoreError, UnsupportedFormatError
+from memq.format.batch import BlockPiece, cut_batch, is_whole
 from memq.format.blocks.header import Buffer, parse_header
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
 from memq.format.pointer import Location, Pointer, decode_pointer

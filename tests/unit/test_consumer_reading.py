@@ -12,7 +12,6 @@ from memq.client.consumer.assigned import Assigned
 from memq.client.consumer.fetch.fetch_scheduler import FETCHES_MAX, LOOK_BACKS_MAX, FetchScheduler
 from memq.client.consumer.fetch.fetcher import BatchFetcher
 from memq.client.consumer.fetch.partition_cursor import PartitionCursor
-from memq.client.consumer.fetch.pieces import BlockPiece
 from memq.errors import (
     DeniedError,
     MemqError,
@@ -20,6 +19,7 @@ from memq.errors import (
     QueueError,
     StoreError,
 )
+from memq.format.batch import BlockPiece
 from memq.format.blocks.header import Buffer, parse_header
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer

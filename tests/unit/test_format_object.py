@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memq.errors import CorruptDataError, MemqError, UnsupportedFormatError
+from memq.format.batch import cut_blocks
 from memq.format.blocks.columns import open_block
-from memq.format.blocks.header import BlockHeader
 from memq.format.object import (
     BATCH_ENTRY,
     BLOCK_ENTRY,
@@ -30,7 +30,6 @@ from memq.format.object import (
     open_object,
     parse_index,
     parse_trailer,
-    scan_object,
 )
 from memq.limits import FORMAT_VERSION, KIB, OBJECT_BATCHES_MAX, OBJECT_BLOCKS_MAX, OBJECT_META_BYTES_MAX
 from tests.unit.blocks import build, damaged, seal
@@ -106,24 +105,18 @@ def test_an_object_is_found_by_its_trailer(shape: list[list[int]]) -> None:
 def test_a_scan_finds_the_blocks_without_the_index(shape: list[list[int]]) -> None:
     data, index = make_object(shape)
     for lost in (data, data[: index.blocks[-1].offset + index.blocks[-1].length]):
-        found = list(scan_object(lost))
-        assert [at for at, _ in found] == [entry.offset for entry in index.blocks]
-        assert [header.checksum for _, header in found if isinstance(header, BlockHeader)] == [
-            entry.checksum for entry in index.blocks
-        ]
+        assert [piece.entry() for piece in cut_blocks(lost)] == list(index.blocks)
 
 
 def test_a_scan_passes_over_damage_when_its_length_still_leads_on() -> None:
     data = bytearray(OBJECT)
     second = INDEX.blocks[1]
     data[second.offset + 40] ^= 1  # in the header, behind the length
-    found = list(scan_object(data))
-    assert [isinstance(header, MemqError) for _, header in found] == [False, True, False, False, False, False]
+    assert [piece.cause is None for piece in cut_blocks(data)] == [True, False, True, True, True, True]
     data[second.offset + 12] ^= 1  # the length itself
-    found = list(scan_object(data))
-    assert [isinstance(header, MemqError) for _, header in found] == [False, True]
-    assert list(scan_object(b"")) == []
-    assert [type(error) for _, error in scan_object(b"no object at all")] == [CorruptDataError]
+    assert [piece.cause is None for piece in cut_blocks(data)] == [True, False]
+    assert list(cut_blocks(b"")) == []
+    assert [type(piece.cause) for piece in cut_blocks(b"no object at all")] == [CorruptDataError]
 
 
 def test_fields_that_a_newer_writer_added_are_passed_over() -> None:
@@ -167,8 +160,8 @@ def test_any_bytes_are_no_object(garbage: bytes) -> None:
     for data in (garbage, b"mqI1" + garbage + b"mqT1", finished(garbage, 0), finished(b"mqI1\0\0\0\0" + garbage, 9)):
         with pytest.raises(DAMAGE):
             open_object(data)
-        for _, found in scan_object(data):
-            assert isinstance(found, DAMAGE)
+        for piece in cut_blocks(data):
+            assert isinstance(piece.cause, DAMAGE)
 
 
 def changed(place: str, number: int, **fields: Any) -> ObjectIndex:

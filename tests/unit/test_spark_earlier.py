@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from memq.client.consumer.fetch.pieces import BlockPiece
 from memq.errors import CorruptDataError
+from memq.format.batch import BlockPiece
 from memq.format.blocks.header import parse_header
 from memq.format.pointer import Pointer
 from memq.spark.read import resend_index

@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from memq.client.consumer.fetch.fetcher import BatchFetcher
-from memq.client.consumer.fetch.pieces import BlockPiece, is_whole
 from memq.errors import CorruptDataError, InvalidSettingError, NotFoundError
+from memq.format.batch import BlockPiece, is_whole
 from memq.format.blocks.header import Buffer
 from memq.runtime.logs import EventLog
 from memq.spark.options import MISSING_S, read_options

@@ -6,7 +6,7 @@ last: each sequence that the pointer names ends in exactly one block, sound or n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -14,7 +14,8 @@ from awscrt.checksums import crc32c
 
 from memq.audit.account import apart
 from memq.errors import CorruptDataError, MemqError
-from memq.format.blocks.header import BlockHeader, Buffer, check_block, parse_header, scope_of
+from memq.format.batch import BlockPiece, cut_blocks, numbered_entries, pointer_scope
+from memq.format.blocks.header import BlockHeader, Buffer
 from memq.format.object import BatchEntry, BlockEntry, ObjectIndex, open_object
 from memq.format.pointer import Location, Pointer
 from memq.format.ranges import RangeSet
@@ -63,29 +64,33 @@ def check_batch(pointer: Pointer, location: Location, data: Buffer) -> BatchChec
     """Check the whole object `data` where `location` says that the batch of `pointer` lies."""
     view = memoryview(data)
     faults: list[str] = []
+    scope = pointer_scope(pointer)
     entries = _entries(pointer, location, view, faults)
     batch = view[location.offset : location.offset + location.length]
     if len(batch) < location.length:
         faults.append(f"object ends at {len(view)}, the batch at {location.offset + location.length}")
-    scope = scope_of(bytes.fromhex(pointer.topic_id), pointer.partition)
     if entries is None:
-        found = list(_blocks_by_headers(batch, scope))
-    else:
-        found = list(_blocks_by_index(view, entries, scope, faults))
-    return _compared(pointer, location, found, batch, faults)
+        return _compared(pointer, location, cut_blocks(batch, scope, pointer.records), (), batch, faults)
+    found = cut_blocks(view, scope, None, numbered_entries(entries))
+    return _compared(pointer, location, found, entries, batch, faults)
 
 
 def check_part(pointer: Pointer, location: Location, data: Buffer) -> BatchCheck:
     """Check the bytes of one batch of an object that topics share, without the object's index."""
-    scope = scope_of(bytes.fromhex(pointer.topic_id), pointer.partition)
-    batch = memoryview(data)
-    return _compared(pointer, location, list(_blocks_by_headers(batch, scope)), batch, [])
+    found = cut_blocks(data, pointer_scope(pointer), pointer.records)
+    return _compared(pointer, location, found, (), memoryview(data), [])
 
 
 def _compared(
-    pointer: Pointer, location: Location, found: list[BlockCheck], batch: memoryview, faults: list[str]
+    pointer: Pointer,
+    location: Location,
+    pieces: Iterable[BlockPiece],
+    entries: Sequence[BlockEntry],
+    batch: memoryview,
+    faults: list[str],
 ) -> BatchCheck:
-    """Hold the blocks that were found against what the pointer says of them."""
+    """Compare the blocks that were found with the index, if there is one, and with the pointer."""
+    found = [_checked(piece, entries[piece.number] if entries else None, faults) for piece in pieces]
     blocks, complete = _with_pointer(pointer, found, faults)
     headers = [block.header for block in blocks if block.header is not None]
     if headers and len(headers) == len(blocks):
@@ -159,38 +164,15 @@ def _differences(pointer: Pointer, index: ObjectIndex, batch: BatchEntry) -> Ite
 # ---- the blocks ----------------------------------------------------------------------------------
 
 
-def _blocks_by_index(
-    view: memoryview, entries: Sequence[BlockEntry], scope: int, faults: list[str]
-) -> Iterator[BlockCheck]:
-    for number, entry in enumerate(entries):
-        try:
-            header = check_block(view[entry.offset : entry.offset + entry.length], scope)
-            if header.count != entry.count:  # readers refuse it too: all later record indexes would be wrong
-                raise CorruptDataError(f"block has {header.count} records, the index says {entry.count}")
-        except MemqError as error:
-            yield BlockCheck(number, entry.producer_id, entry.first_sequence, entry.next_sequence, error)
-            continue
-        if BlockEntry.from_header(header, entry.offset) != entry:
-            faults.append(f"block {number}: {header.describe()} is not what the index says: {entry}")
-        yield BlockCheck(number, header.producer_id, header.first_sequence, header.next_sequence, header=header)
-
-
-def _blocks_by_headers(batch: memoryview, scope: int) -> Iterator[BlockCheck]:
-    """Go from block to block by their lengths; behind a damaged header nothing can be found."""
-    at = number = 0
-    while at < len(batch):
-        try:
-            header = parse_header(batch, at)
-        except MemqError as error:
-            yield BlockCheck(number, 0, 0, 0, error)
-            return
-        try:
-            check_block(batch[at : at + header.length], scope)
-        except MemqError as error:
-            yield BlockCheck(number, 0, 0, 0, error)  # its own sequences are among what can't be trusted
-        else:
-            yield BlockCheck(number, header.producer_id, header.first_sequence, header.next_sequence, header=header)
-        at, number = at + header.length, number + 1
+def _checked(piece: BlockPiece, entry: BlockEntry | None, faults: list[str]) -> BlockCheck:
+    """Return a block with its sequences: its own, those of its entry when it is damaged, or none."""
+    header = piece.header
+    if header is None:
+        place = (entry.producer_id, entry.first_sequence, entry.next_sequence) if entry is not None else (0, 0, 0)
+        return BlockCheck(piece.number, *place, piece.cause)
+    if entry is not None and piece.entry() != entry:
+        faults.append(f"block {piece.number}: {header.describe()} is not what the index says: {entry}")
+    return BlockCheck(piece.number, header.producer_id, header.first_sequence, header.next_sequence, header=header)
 
 
 # ---- what the pointer says -----------------------------------------------------------------------

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from memq.errors import CorruptDataError, MemqError
-from memq.format.blocks.columns import BlockReader, open_block
+from memq.format.batch import BlockPiece, cut_blocks, numbered_entries
+from memq.format.blocks.columns import BlockReader
 from memq.format.blocks.header import BlockHeader
 from memq.format.blocks.verify import verify_block
 from memq.format.cold import decode_cold_manifest, decode_cold_part
 from memq.format.manifest import decode_manifest
-from memq.format.object import BlockEntry, ObjectIndex, open_object, scan_object
+from memq.format.object import BlockEntry, ObjectIndex, open_object
 from memq.format.packed_file import KIND_AT, KIND_MANIFEST, KIND_PART, KIND_SWEEP_LIST, MAGIC
 from memq.format.sweep_list import decode_sweep_list
 
@@ -52,18 +53,17 @@ def check_object(data: memoryview) -> ObjectVerdict:
         verdict.index = open_object(data)
     except MemqError as error:
         verdict.add(len(data), error)
-        _check_without_index(data, verdict)
-        return verdict
-    for entry in verdict.index.blocks:
+    for piece in _pieces(data, verdict.index):
         try:
-            reader = open_block(data[entry.offset : entry.offset + entry.length])
-            _check_entry(entry, reader.header)
+            reader = piece.reader()
+            if verdict.index is not None:
+                _check_entry(verdict.index.blocks[piece.number], reader.header)
             verify_block(reader)
         except MemqError as error:
-            verdict.add(entry.offset, error)
+            verdict.add(piece.at, error)
         else:
             verdict.blocks += 1
-            verdict.records += entry.count
+            verdict.records += piece.records
     return verdict
 
 
@@ -88,31 +88,17 @@ def check_file(name: str, data: memoryview) -> ObjectVerdict:
 
 def readable_blocks(data: memoryview) -> Iterator[tuple[int, BlockReader | MemqError]]:
     """Yield place and reader of each block, or its error; by the index, or by a scan when that is lost."""
+    index: ObjectIndex | None = None
     try:
-        places = [(entry.offset, entry.length) for entry in open_object(data).blocks]
+        index = open_object(data)
     except MemqError as error:
         yield len(data), error
-        for at, found in scan_object(data):
-            yield at, BlockReader(data[at:], found) if isinstance(found, BlockHeader) else found
-        return
-    for at, length in places:
-        try:
-            yield at, open_block(data[at : at + length])
-        except MemqError as error:
-            yield at, error
+    for piece in _pieces(data, index):
+        yield piece.at, piece.cause or piece.reader()
 
 
-def _check_without_index(data: memoryview, verdict: ObjectVerdict) -> None:
-    for at, found in scan_object(data):
-        try:
-            if isinstance(found, MemqError):
-                raise found
-            verify_block(BlockReader(data[at:], found))
-        except MemqError as error:
-            verdict.add(at, error)
-        else:
-            verdict.blocks += 1
-            verdict.records += found.count
+def _pieces(data: memoryview, index: ObjectIndex | None) -> Iterator[BlockPiece]:
+    return cut_blocks(data, run=None if index is None else numbered_entries(index.blocks))
 
 
 def _check_entry(entry: BlockEntry, header: BlockHeader) -> None:

@@ -11,11 +11,13 @@ do not make a copy: a later instance of a named producer gives the sequences of 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from memq.broker.partition.batch import producer_ranges
-from memq.errors import CorruptDataError, MemqError
-from memq.format.blocks.header import Buffer, check_block, parse_header
+from memq.errors import CorruptDataError
+from memq.format.batch import BlockPiece, cut_blocks, is_whole, numbered_entries
+from memq.format.blocks.header import Buffer, scope_of
 from memq.format.manifest import Manifest
 from memq.format.object import BatchEntry, BlockEntry, ObjectIndex, batch_checksum, open_object, parse_trailer
 from memq.format.pointer import Location, NamedProducer, Pointer, bounded_ranges
@@ -55,6 +57,16 @@ class BatchPlace:
     index_offset: int = 0
     broker: str = ""
     writer: NamedProducer | None = None
+
+    def is_at(self, entry: BatchEntry) -> bool:
+        """Whether an entry of the object's index is that of the batch."""
+        if self.entry is None:
+            return (self.partition, self.epoch, self.batch_sequence) == (
+                entry.partition,
+                entry.epoch,
+                entry.batch_sequence,
+            )
+        return (self.partition, self.entry.offset, self.entry.length) == (entry.partition, entry.offset, entry.length)
 
 
 def staged_places(manifest: Manifest, checksum: int) -> dict[str, list[BatchPlace]]:
@@ -116,48 +128,45 @@ def find_batch(place: BatchPlace, data: Buffer, topic: Topic) -> FoundBatch:
 
     Raises: CorruptDataError, UnsupportedFormatError when trailer or index do not hold, or name no such batch.
     """
-    view = memoryview(data)
-    index = open_object(view)
-    wanted = (topic.id, place.partition, place.epoch, place.batch_sequence)
+    index = open_object(data)
     for entry in index.batches:
-        if (index.meta.topics[entry.topic].id, entry.partition, entry.epoch, entry.batch_sequence) == wanted:
+        if index.meta.topics[entry.topic].id == topic.id and place.is_at(entry):
             blocks = index.blocks_of(entry)
-            return _checked(place.key, index.meta.broker, entry, blocks, _index_offset(view), view)
+            pieces = cut_blocks(data, scope_of(topic.id_bytes, entry.partition), None, numbered_entries(blocks))
+            return _found(place, place.entry or entry, blocks, pieces, index.meta.broker, _index_offset(data))
     raise CorruptDataError(f"object '{place.key}' holds other batches than its key says")
 
 
-def find_shared_batch(place: BatchPlace, data: Buffer) -> FoundBatch:
+def find_shared_batch(place: BatchPlace, data: Buffer, topic: Topic) -> FoundBatch:
     """Read the batch at `place` of a shared object from its own bytes alone.
 
-    Raises: CorruptDataError, UnsupportedFormatError when a header is damaged: then only the index knows the blocks.
+    Raises: CorruptDataError when a block is damaged: then only the index knows the sequences of the blocks.
     """
     assert place.entry is not None, f"'{place.key}' is no shared object"
-    view, blocks, at = memoryview(data), [], 0
-    while at < len(view):
-        block = BlockEntry.from_header(parse_header(view, at), at)
-        blocks.append(block)
-        at += block.length
-    if at != len(view) or (place.writer is None and len(blocks) != place.entry.blocks):
+    pieces = list(cut_blocks(data, scope_of(topic.id_bytes, place.partition), place.entry.records))
+    if not is_whole(pieces) or (place.writer is None and len(pieces) != place.entry.blocks):
         raise CorruptDataError(f"object '{place.key}': the blocks of a batch do not fit its index")
-    found = _checked(place.key, place.broker, place.entry, tuple(blocks), place.index_offset, view)
-    if place.writer is None:
-        return found
-    return replace(found, entry=found.entry._replace(blocks=len(blocks)), named=(place.writer,))
+    blocks = tuple(piece.entry() for piece in pieces)
+    return _found(place, place.entry, blocks, pieces, place.broker, place.index_offset)
 
 
 def _index_offset(data: Buffer) -> int:
     return parse_trailer(memoryview(data)[-TRAILER_BYTES:], len(data)).index_offset
 
 
-def _checked(
-    key: str, broker: str, entry: BatchEntry, blocks: tuple[BlockEntry, ...], index_offset: int, view: memoryview
+def _found(
+    place: BatchPlace,
+    entry: BatchEntry,
+    blocks: tuple[BlockEntry, ...],
+    pieces: Iterable[BlockPiece],
+    broker: str,
+    index_offset: int,
 ) -> FoundBatch:
     raw, damaged = 0, 0
     named: dict[int, NamedProducer] = {}
-    for block in blocks:
-        try:
-            header = check_block(view[block.offset : block.offset + block.length])
-        except MemqError:
+    for block, piece in zip(blocks, pieces, strict=True):
+        header = piece.header
+        if header is None:
             raw, damaged = raw + block.length, damaged + 1
             continue
         raw += header.raw_length
@@ -165,7 +174,9 @@ def _checked(
             named[header.producer_id] = NamedProducer(
                 producer=header.producer_id, epoch=header.producer_epoch, last_sequence=header.next_sequence
             )
-    return FoundBatch(key, broker, entry, blocks, index_offset, raw, damaged, tuple(named.values()))
+    names = tuple(named.values()) if place.writer is None else (place.writer,)
+    entry = entry._replace(blocks=len(blocks))
+    return FoundBatch(place.key, place.broker or broker, entry, blocks, index_offset, raw, damaged, names)
 
 
 class Rebuilder:

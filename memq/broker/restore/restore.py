@@ -299,10 +299,10 @@ class Restorer:
         if place.entry is not None:
             try:
                 data = await self._store.get_range(place.key, place.entry.offset, place.entry.length)
-                return self._cold.found(find_shared_batch(place, data))
+                return self._cold.found(find_shared_batch(place, data, topic))
             except (CorruptDataError, UnsupportedFormatError):
-                pass  # the index still knows where its blocks begin
-        return find_batch(place, await self._store.get(place.key, checked=False), topic)
+                pass  # the index still knows where its blocks begin, and their sequences
+        return self._cold.found(find_batch(place, await self._store.get(place.key, checked=False), topic))
 
     async def _staged_by(self, key: str) -> tuple[Manifest, int]:
         body = await self._store.get(key)

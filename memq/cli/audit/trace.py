@@ -15,8 +15,8 @@ from memq.audit.opened_topic import OpenedTopic, opened_topic
 from memq.audit.trace import NO_BLOCK, Sighting, TraceTarget, sightings, unread_sighting
 from memq.cli.options import broker_options, brokers_of, json_option
 from memq.cli.output import print_json, talk, time_text
-from memq.client.consumer.fetch.pieces import cut_batch, is_whole
 from memq.errors import InvalidRequestError, InvalidSettingError, MemqError, NotFoundError
+from memq.format.batch import cut_batch, is_whole
 from memq.format.blocks.header import Buffer
 from memq.format.pointer import Pointer, decode_pointer
 from memq.notification import Entry

@@ -8,9 +8,9 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from memq.client.consumer.fetch.pieces import BlockPiece
 from memq.client.consumer.record import Record, TopicPartition, block_records
 from memq.errors import CorruptDataError, MemqError
+from memq.format.batch import BlockPiece
 from memq.format.blocks.columns import BlockReader, RecordHeaders
 from memq.format.blocks.header import HEADERS
 from memq.topic import Position

@@ -9,8 +9,8 @@ from opentelemetry.trace import Span, SpanContext, SpanKind, TracerProvider
 
 from memq.client.consumer.batch import Batch
 from memq.client.consumer.fetch.fetcher import BatchFetcher, OpenStore, ReadMode, ReadRange
-from memq.client.consumer.fetch.pieces import BlockPiece
 from memq.errors import MemqError
+from memq.format.batch import BlockPiece
 from memq.format.pointer import Pointer
 from memq.observe.traces import LINKS_MAX, Attributes, Block, Traces, block_context, context_in
 from memq.runtime.clock import Clock

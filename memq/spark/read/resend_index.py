@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
-from memq.client.consumer.fetch.pieces import BlockPiece
+from memq.format.batch import BlockPiece
 from memq.format.blocks.header import StoredBlock
 from memq.format.pointer import Pointer
 from memq.format.ranges import Range, RangeSet

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from memq.client.consumer.fetch.fetcher import BatchFetcher
 from memq.client.consumer.fetch.lookback import Lookback, Novelty
-from memq.client.consumer.fetch.pieces import BlockPiece, missing_batch
 from memq.client.io_thread import io_thread
 from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
+from memq.format.batch import BlockPiece, missing_batch
 from memq.format.blocks.columns import BlockReader
 from memq.format.blocks.header import StoredBlock
 from memq.format.pointer import Pointer

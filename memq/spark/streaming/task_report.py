@@ -10,11 +10,11 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import NamedTuple
 
-from memq.client.consumer.fetch.pieces import BlockPiece
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.client.observers.report_carrier import ReportCarrier
 from memq.client.observers.reporter import STEP_S_MAX, JobReporter
 from memq.errors import MemqError, UnsupportedFormatError
+from memq.format.batch import BlockPiece
 from memq.format.blocks.header import BlockHeader
 from memq.format.report import ReportedDamage, Stage, damage_of
 from memq.runtime.network import Runtime

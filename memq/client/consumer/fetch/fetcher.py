@@ -10,7 +10,9 @@ from functools import partial
 from itertools import groupby
 from typing import Literal, Protocol, TypeVar
 
-from memq.client.consumer.fetch.pieces import (
+from memq.client.consumer.fetch.range_coalescer import RangeCoalescer, RangeReader
+from memq.errors import CorruptDataError, DeniedError, NotFoundError
+from memq.format.batch import (
     BlockPiece,
     NumberedEntry,
     cut_batch,
@@ -20,8 +22,6 @@ from memq.client.consumer.fetch.pieces import (
     missing_batch,
     numbered_entries,
 )
-from memq.client.consumer.fetch.range_coalescer import RangeCoalescer, RangeReader
-from memq.errors import CorruptDataError, DeniedError, NotFoundError
 from memq.format.blocks.header import Buffer
 from memq.format.key import is_cold_object
 from memq.format.object import BlockEntry, ObjectIndex

@@ -23,9 +23,9 @@ from typing import NamedTuple
 from memq.client.consumer.batch import Slice
 from memq.client.consumer.fetch.expiry import Gap, expired_error
 from memq.client.consumer.fetch.lookback import Lookback, Novelty
-from memq.client.consumer.fetch.pieces import BlockPiece, NumberedEntry, is_whole
 from memq.client.consumer.progress import ReadProgress
 from memq.errors import CorruptDataError, IdentityConflictError, MemqError, UnsupportedFormatError
+from memq.format.batch import BlockPiece, NumberedEntry, is_whole
 from memq.format.blocks.header import BlockHeader
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, decode_pointer

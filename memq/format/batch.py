@@ -1,6 +1,6 @@
 """A stored batch cut into its blocks, each checked: what is whole, and what is damaged and where.
 
-Pure.
+Pure. The one way from stored bytes to blocks: consumer, audit, compaction, restore and trace.
 A block's length finds the next block, so a damaged block may hide those behind it. Then the index of the
 object says where each block lies and how many records it has; without an index the rest of the batch is one
 damaged piece. Record indexes count what was stored, so they stay right across damage.
@@ -14,8 +14,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from memq.errors import CorruptDataError, MemqError
+from memq.format.blocks.columns import BlockReader
 from memq.format.blocks.header import MAGIC, BlockHeader, Buffer, check_block, parse_header, scope_of
-from memq.format.object import BlockEntry
+from memq.format.object import INDEX_MAGIC, BlockEntry
 from memq.format.pointer import Pointer, is_named, named_ranges
 from memq.limits import BLOCK_HEADER_BYTES
 
@@ -24,7 +25,7 @@ class BlockPiece(NamedTuple):
     """One block of a batch: its number, the record index of its first record, its records and its bytes.
 
     `header` is None when the block is damaged or newer than this version; then `cause` says why, and `records`
-    counts what is lost.
+    counts what is lost. `at` counts bytes from where the entries do: from the start of the batch, or of the object.
     """
 
     number: int
@@ -33,21 +34,58 @@ class BlockPiece(NamedTuple):
     header: BlockHeader | None
     data: memoryview
     cause: MemqError | None = None
+    at: int = 0
+
+    def sound(self) -> BlockHeader:
+        """Return the header. Raises: `cause`."""
+        if self.header is None:
+            assert self.cause is not None, "a block without a header has a cause"
+            raise self.cause
+        return self.header
+
+    def entry(self) -> BlockEntry:
+        """Return the block's entry in an index. Raises: `cause`."""
+        return BlockEntry.from_header(self.sound(), self.at)
+
+    def reader(self) -> BlockReader:
+        """Return a reader of the records. Raises: `cause`."""
+        return BlockReader(self.data, self.sound())
 
 
 def cut_batch(pointer: Pointer, data: Buffer, index: Sequence[BlockEntry] | None = None) -> list[BlockPiece]:
-    """Cut the bytes of a batch into pieces.
+    """Cut the bytes of a batch into pieces; what is not in the pointer is damaged.
 
     With `index`, the entries of its blocks, by their places there.
     `data` may be shorter than the batch: what is missing is damage. `index` counts offsets from the start of `data`.
     """
-    scope = scope_of(bytes.fromhex(pointer.topic_id), pointer.partition)
+    run = None if index is None else numbered_entries(index)
+    return _of_pointer(pointer, cut_blocks(data, pointer_scope(pointer), pointer.records, run))
+
+
+def cut_run(pointer: Pointer, data: Buffer, run: Sequence[NumberedEntry]) -> list[BlockPiece]:
+    """Cut the bytes of blocks that lie side by side in a batch into pieces, by their entries."""
+    return _of_pointer(pointer, cut_blocks(data, pointer_scope(pointer), None, run, run[0].entry.offset))
+
+
+def pointer_scope(pointer: Pointer) -> int:
+    """Return the scope of the blocks that a pointer names."""
+    return scope_of(bytes.fromhex(pointer.topic_id), pointer.partition)
+
+
+def cut_blocks(
+    data: Buffer,
+    scope: int | None = None,
+    records: int | None = None,
+    run: Iterable[NumberedEntry] | None = None,
+    start: int = 0,
+) -> Iterator[BlockPiece]:
+    """Cut blocks of one scope into pieces: by their entries `run`, else by their headers.
+
+    The entries count offsets from `start` bytes before `data`. Without them, all of `data` are the blocks of a batch
+    with so many `records`; or, without `records`, an object that ends at the index or where no block can be found.
+    """
     view = memoryview(data)
-    if index is not None:
-        pieces = _cut_entries(view, numbered_entries(index), 0, scope)
-    else:
-        pieces = _cut_by_headers(view, pointer.records, scope)
-    return _of_pointer(pointer, pieces)
+    return _cut_by_headers(view, records, scope) if run is None else _cut_entries(view, run, start, scope)
 
 
 class NumberedEntry(NamedTuple):
@@ -62,12 +100,6 @@ def numbered_entries(entries: Sequence[BlockEntry]) -> list[NumberedEntry]:
     """Number the entries of a batch."""
     firsts = accumulate((entry.count for entry in entries), initial=0)
     return [NumberedEntry(*item) for item in zip(range(len(entries)), firsts, entries, strict=False)]
-
-
-def cut_run(pointer: Pointer, data: Buffer, run: Sequence[NumberedEntry]) -> list[BlockPiece]:
-    """Cut the bytes of blocks that lie side by side in a batch into pieces, by their entries."""
-    scope = scope_of(bytes.fromhex(pointer.topic_id), pointer.partition)
-    return _of_pointer(pointer, _cut_entries(memoryview(data), run, run[0].entry.offset, scope))
 
 
 def _of_pointer(pointer: Pointer, pieces: Iterable[BlockPiece]) -> list[BlockPiece]:
@@ -107,47 +139,47 @@ def entries_of_batch(entries: Sequence[BlockEntry], offset: int, length: int) ->
     return [entry._replace(offset=entry.offset - offset) for entry in inside]
 
 
-def _cut_entries(view: memoryview, run: Sequence[NumberedEntry], at: int, scope: int) -> Iterator[BlockPiece]:
-    """Cut `view`, which begins `at` bytes into the batch."""
+def _cut_entries(view: memoryview, run: Iterable[NumberedEntry], start: int, scope: int | None) -> Iterator[BlockPiece]:
     for number, first, entry in run:
-        block = view[entry.offset - at : entry.offset - at + entry.length]
+        block = view[entry.offset - start : entry.offset - start + entry.length]
         try:
             header = check_block(block, scope)
             if header.count != entry.count:
                 raise CorruptDataError(f"block has {header.count} records, the index says {entry.count}")
         except MemqError as error:
-            yield BlockPiece(number, first, entry.count, None, block, error)
+            yield BlockPiece(number, first, entry.count, None, block, error, entry.offset)
         else:
-            yield BlockPiece(number, first, entry.count, header, block)
+            yield BlockPiece(number, first, entry.count, header, block, None, entry.offset)
 
 
-def _cut_by_headers(view: memoryview, records: int, scope: int) -> Iterator[BlockPiece]:
+def _cut_by_headers(view: memoryview, records: int | None, scope: int | None) -> Iterator[BlockPiece]:
     at = first = number = 0
-    while at < len(view):
+    while at < len(view) and (records is not None or view[at : at + 4] != INDEX_MAGIC):
         end = len(view)
         try:
             header = parse_header(view, at)
             end = at + header.length
             header = check_block(view[at:end], scope)
         except MemqError as error:
-            end, lost = _damaged_end(view, at, end, records - first)
-            yield BlockPiece(number, first, lost, None, view[at:end], error)
+            end, lost = _damaged_end(view, at, end, 0 if records is None else records - first)
+            yield BlockPiece(number, first, lost, None, view[at:end], error, at)
             first += lost
         else:
-            yield BlockPiece(number, first, header.count, header, view[at:end])
+            yield BlockPiece(number, first, header.count, header, view[at:end], None, at)
             first += header.count
         at, number = end, number + 1
-    if first < records:
+    if records is not None and first < records:
         cause = CorruptDataError(f"batch ends after {first} of {records} records")
-        yield BlockPiece(number, first, records - first, None, view[len(view) :], cause)
+        yield BlockPiece(number, first, records - first, None, view[len(view) :], cause, len(view))
 
 
 def _damaged_end(view: memoryview, at: int, end: int, left: int) -> tuple[int, int]:
     """Return the index at which reading continues after a damaged block, and its number of records.
 
-    Those are the end and all that are left, unless its header is whole and leads to another block or to the end.
+    Those are the end and all that are left, unless its header is whole and leads to another block, or to the end.
     """
-    if end <= len(view) and end - at >= BLOCK_HEADER_BYTES and (end == len(view) or view[end : end + 4] == MAGIC):
+    behind = view[end : end + 4]
+    if end <= len(view) and end - at >= BLOCK_HEADER_BYTES and (not behind or behind in (MAGIC, INDEX_MAGIC)):
         try:
             return end, min(left, parse_header(view, at).count)
         except MemqError:
