@@ -15,7 +15,7 @@ from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, ClientLimits, Quotas
 from memq.broker.ingest.slabs import SLAB_BYTES, SlabPool
 from memq.broker.metrics import Counters
 from memq.broker.partition.recent_batch_cache import RecentBatchCache
-from memq.broker.partition.shared_objects import SharedObjects
+from memq.broker.partition.storing import SharedObjects
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services
 from memq.broker.spool import SpoolDisk

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from memq.broker.partition.shared_objects import SharedObjects
+from memq.broker.partition.storing import SharedObjects
 from memq.broker.partition.topic_processor import TopicProcessor
 from memq.broker.services import Services
 from memq.broker.spool.forwarding import Forwarder

@@ -13,7 +13,7 @@ from memq.audit.collector import audit
 from memq.audit.finding import Kind
 from memq.broker.broker import Broker
 from memq.broker.partition.batch import seal_batch
-from memq.broker.partition.shared_objects import SharedObjects
+from memq.broker.partition.storing import SharedObjects
 from memq.broker.restore.restore import Restorer
 from memq.client.admin.aio_admin import AsyncAdmin
 from memq.client.consumer.aio_consumer import AsyncConsumer

@@ -16,7 +16,6 @@ SEGMENTS = "memq/broker/spool/segments.py"
 REPLAY = "memq/broker/spool/replay.py"
 STORING = "memq/broker/partition/storing.py"
 BATCH = "memq/broker/partition/batch.py"
-TAIL = "memq/broker/partition/tail.py"
 SLABS = "memq/broker/ingest/slabs.py"
 
 APPEND = "        await disk.append(segment.name, buffers)\n"
@@ -337,8 +336,8 @@ BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         STORING,
         "an object is dated by its last put, not by its first",
-        "        return started_s\n",
-        "        return clock.monotonic()\n",
+        "(clock.monotonic() - started_s)\n        return started_s\n",
+        "(clock.monotonic() - started_s)\n        return clock.monotonic()\n",
     ),
     (
         STORING,
@@ -354,13 +353,13 @@ BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
         "last_sequence=run.first",
     ),
     (
-        TAIL,
+        OWNERSHIP,
         "the last owner's last batch is adopted again by its successor",
         "return [entry for entry in late if entry is not last]",
         "return late",
     ),
     (
-        TAIL,
+        OWNERSHIP,
         "batches that earlier owners counted are adopted",
         "if before >= stated]",
         "if before >= 0]",

@@ -221,7 +221,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "shared object told stored before it is",
-        "memq.broker.partition.shared_objects",
+        "memq.broker.partition.storing",
         "SharedObjects._ship",
         "started_s = await self._put(shipment)\n"
         "    if started_s is not None:\n"
@@ -234,7 +234,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "all of a shared object told the first one's place",
-        "memq.broker.partition.shared_objects",
+        "memq.broker.partition.storing",
         "SharedObjects._put",
         "body = object_of(shipment.batches, *self._next_key())",
         "body = object_of(shipment.batches, *self._next_key())\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memq.broker.partition.tail import QueueTail
+from memq.broker.partition.ownership import QueueTail
 from memq.format.pointer import Pointer
 from memq.format.totals import adopted_of
 from memq.topic import Totals

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from memq.client.producer.window import BURNED_RANGES_MAX, ProducerWindow
 from memq.client.producer.window_events import (
+    TABLE,
     Abandon,
     Acked,
     CloseStream,
@@ -25,16 +26,16 @@ from memq.client.producer.window_events import (
     Opened,
     OpenFailed,
     OpenStream,
-    Refused,
     Room,
     Sealed,
     Settle,
     Spoiled,
+    StreamRefused,
     Tick,
     UnackedBlock,
+    WindowState,
     WriteBlock,
 )
-from memq.client.producer.window_states import TABLE, WindowState
 from memq.errors import (
     ClosedError,
     CorruptDataError,
@@ -122,7 +123,7 @@ def some_events(first: int) -> list[Event]:
         Opened(),
         *(OpenFailed(error, 1.0) for error in errors),
         *(Nacked(number, error, 1.0) for error in errors for number in (0, 10, 77)),
-        *(Refused(error, 1.0) for error in errors),
+        *(StreamRefused(error, 1.0) for error in errors),
         *(Acked(number) for number in (0, 5, 10, 77)),
         Drained(),
         Lost(LOST, 1.0),
@@ -183,7 +184,7 @@ def test_a_lost_connection_sends_all_again_from_the_oldest_in_order() -> None:
 
 def test_the_window_goes_where_it_is_sent_at_once_and_backs_off_when_sent_again() -> None:
     window = opened()
-    assert window.handle(Refused(moved("other:1"), 1.0)) == [OpenStream(0, "other:1", False)]
+    assert window.handle(StreamRefused(moved("other:1"), 1.0)) == [OpenStream(0, "other:1", False)]
     assert window.handle(OpenFailed(moved("third:1"), 1.0)) == []
     assert window.state is WindowState.WAITING
     assert window.handle(Tick(50.0)) == [OpenStream(0, "third:1", False)]
@@ -191,7 +192,7 @@ def test_the_window_goes_where_it_is_sent_at_once_and_backs_off_when_sent_again(
 
 def test_a_throttled_stream_waits_at_least_as_long_as_it_was_told() -> None:
     window = opened()
-    window.handle(Refused(ThrottledError("slow", retry_after_ms=3_000), 1.0))
+    window.handle(StreamRefused(ThrottledError("slow", retry_after_ms=3_000), 1.0))
     assert window.next_deadline_s is not None
     assert window.next_deadline_s >= 4.0
     assert window.handle(Tick(3.9)) == []
@@ -224,7 +225,7 @@ def test_retries_wait_longer_and_longer_below_a_bound_until_an_ack_comes() -> No
 def test_a_block_that_was_never_written_times_out_and_one_that_was_is_unknown() -> None:
     window = opened(block(0), block(10))
     third = block(20, deadline_s=D + 50)
-    window.handle(Refused(ThrottledError("slow"), 1.0))
+    window.handle(StreamRefused(ThrottledError("slow"), 1.0))
     window.handle(Sealed(third))
     settled = window.handle(Tick(D + 0.1))
     errors = [each.error for each in settled if isinstance(each, Settle)]
@@ -314,7 +315,7 @@ def test_an_ack_that_comes_after_the_stream_was_closed_still_counts_up_to_what_i
     assert window.handle(Acked(10)) == [Settle(first, None)]
     assert window.handle(Acked(20)) == []  # the stream never took the second
     window = opened(block(0), block(10))
-    window.handle(Refused(ThrottledError("slow"), 1.0))
+    window.handle(StreamRefused(ThrottledError("slow"), 1.0))
     window.handle(Lost(LOST, 1.0))
     assert window.handle(Acked(20)) == []  # of which connection would that be?
 
@@ -364,7 +365,7 @@ def test_without_acks_a_block_is_done_when_it_is_written() -> None:
 
 def test_what_is_abandoned_fails_as_it_was_told_or_as_unknown() -> None:
     window = opened(block(0))
-    window.handle(Refused(ThrottledError("slow"), 1.0))
+    window.handle(StreamRefused(ThrottledError("slow"), 1.0))
     window.handle(Sealed(block(10)))
     settled = window.handle(Abandon(ClosedError("closed")))
     assert [type(each.error) for each in settled if isinstance(each, Settle)] == [OutcomeUnknownError, ClosedError]
@@ -493,9 +494,9 @@ class WindowAgainstBroker(RuleBasedStateMachine):
         """Refuse the next block: what was written after it is not taken."""
         self.stream_open = False
         if kind == "throttle":
-            self.feed(Refused(ThrottledError("slow", retry_after_ms=10), self.now_s))
+            self.feed(StreamRefused(ThrottledError("slow", retry_after_ms=10), self.now_s))
         elif kind == "redirect":
-            self.feed(Refused(moved("other:1"), self.now_s))
+            self.feed(StreamRefused(moved("other:1"), self.now_s))
         elif kind == "nack":
             self.feed(Nacked(self.expected, OutOfSequenceError("no"), self.now_s))
         else:

@@ -15,13 +15,13 @@ from memq.client.producer.window_events import (
     Opened,
     OpenFailed,
     OpenStream,
-    Refused,
     Room,
     Sealed,
     Settle,
+    StreamRefused,
     Tick,
+    WindowState,
 )
-from memq.client.producer.window_states import WindowState
 from memq.errors import NotReadyError, ProducerFencedError, TimedOutError, TooLargeError
 from tests.unit.test_producer_window import LOST, D, block, moved, new_window, opened
 
@@ -70,14 +70,14 @@ def test_an_ack_of_a_connection_that_was_lost_settles_nothing() -> None:
 @pytest.mark.parametrize("wants_acks", [True, False])
 def test_after_a_success_the_next_redirect_is_followed_at_once_again(*, wants_acks: bool) -> None:
     window = opened(wants_acks=wants_acks)
-    window.handle(Refused(moved("h:1"), 1.0))
+    window.handle(StreamRefused(moved("h:1"), 1.0))
     window.handle(Sealed(block(10)))
     window.handle(Opened())
     while window.handle(Room(2.0)):
         pass
     window.handle(Acked(20))
     window.handle(Sealed(block(20)))
-    assert window.handle(Refused(moved("h:2"), 3.0)) == [OpenStream(20, "h:2", False)]
+    assert window.handle(StreamRefused(moved("h:2"), 3.0)) == [OpenStream(20, "h:2", False)]
 
 
 def test_the_end_is_reported_with_what_was_burned() -> None:
@@ -126,7 +126,7 @@ def test_sequences_that_are_passed_over_are_reported_as_burned() -> None:
 
 def test_an_owner_that_is_not_ready_is_looked_up_again_every_fourth_time() -> None:
     window, asked = opened(), []
-    window.handle(Refused(NotReadyError("opening"), 0.0))
+    window.handle(StreamRefused(NotReadyError("opening"), 0.0))
     for number in range(1, 9):
         (order,) = window.handle(Tick(float(number)))
         assert isinstance(order, OpenStream)

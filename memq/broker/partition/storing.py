@@ -1,18 +1,35 @@
-"""Storing one object: a failing store is retried without end, while the result is wanted."""
+"""Storing sealed batches: each as an object of its own, or several small ones in a shared object.
+
+A store that fails is tried again without end, while the result is wanted.
+
+Shared objects. A PUT costs the same for 100 bytes as for 8 MiB, and a topic with one record a second needs one for
+each. The batches of all topics that opted in, sealed within `shared_age_ms_max` of each other, go into one object;
+each has its own pointer to its own bytes, so a reader fetches no others'. A batch that nobody waits for any more (its
+owner was fenced) stays in the object without a pointer, as a whole object would have stayed. Keys are drawn for each
+put, so what could not be published in the time of its own key is stored here, too.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 
-from memq.broker.partition.batch import ObjectBody
+from memq.broker.ingest.slabs import Slab
+from memq.broker.partition.batch import ObjectBody, SealedBatch, object_of
 from memq.broker.services import Services
 from memq.errors import ObjectExistsError
+from memq.format.key import shared_object_key
+from memq.limits import MIB, OBJECT_BLOCKS_MAX
 from memq.runtime.backoff import backoff_s
+from memq.runtime.tasks import TaskOwner
 from memq.settings import BrokerSettings
 
 BACKOFF_S_MAX = 0.5  # how many requests a sick store gets is up to its breaker
 STORE_TIMEOUT_S = 60.0
+SHARED_BYTES_MAX = 8 * MIB
+SHARED_BATCHES_MAX = 2_048  # of as many topics with the longest names the object's meta takes 0.7 of its 1 MiB
+UPLOADS_IN_FLIGHT_MAX = 4
 
 
 async def store_object(
@@ -50,3 +67,133 @@ def key_s(settings: BrokerSettings) -> float:
     A pointer that is not handed over to the queue by then must name another object: see `memq.broker.upkeep.sweep`.
     """
     return settings.sweep_age_ms / 2000
+
+
+class GatheringObject:
+    """Batches that go into one object, the slabs that they lie in, and how many wait for it."""
+
+    def __init__(self) -> None:
+        self.batches: list[SealedBatch] = []
+        self.slabs: list[Slab] = []
+        self.bytes = 0
+        self.blocks = 0
+        self.waiting = 0
+        self.stored: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+
+    @property
+    def full(self) -> bool:
+        """Whether it leaves without waiting for more."""
+        return self.bytes >= SHARED_BYTES_MAX or len(self.batches) == SHARED_BATCHES_MAX
+
+    def takes(self, batch: SealedBatch) -> bool:
+        """Whether a batch fits into the same object."""
+        return self.blocks + batch.entry.blocks <= OBJECT_BLOCKS_MAX
+
+    def add(self, batch: SealedBatch, slabs: list[Slab]) -> None:
+        """Take a batch, with a reference of its own on each of its slabs."""
+        for slab in slabs:
+            slab.references += 1
+        self.batches.append(batch)
+        self.slabs += slabs
+        self.bytes += batch.entry.length
+        self.blocks += batch.entry.blocks
+
+
+class SharedObjects:
+    """Gathers and stores the shared objects of one broker.
+
+    `start_epoch` tells this run of it from all earlier ones.
+    """
+
+    def __init__(self, services: Services, failed: Callable[[BaseException], None]) -> None:
+        self._services = services
+        self._tasks = TaskOwner(failed, services.events)
+        self._start_epoch = 0
+        self._sequence = 0
+        self._open: GatheringObject | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._leaving: deque[GatheringObject] = deque()
+        self._in_flight: dict[GatheringObject, None] = {}
+
+    async def store(self, batch: SealedBatch, slabs: list[Slab]) -> float:
+        """Store a batch, which says where it lies then; return when the put of its object began (monotonic s).
+
+        Its slabs may be let go when this is cancelled.
+        """
+        shipment = self._gathering(batch)
+        shipment.add(batch, slabs)
+        shipment.waiting += 1
+        if shipment.full:
+            self._close()
+        try:
+            return await asyncio.shield(shipment.stored)
+        finally:
+            shipment.waiting -= 1
+
+    def _gathering(self, batch: SealedBatch) -> GatheringObject:
+        if self._open is not None and not self._open.takes(batch):
+            self._close()
+        if self._open is None:
+            self._open = GatheringObject()
+            age_s = self._services.settings.shared_age_ms_max / 1000
+            self._timer = asyncio.get_running_loop().call_later(age_s, self._close)
+        return self._open
+
+    def _close(self) -> None:
+        """The open shipment takes no more, and leaves when fewer than the allowed number are under way."""
+        if self._timer is not None:
+            self._timer.cancel()
+        assert self._open is not None, "no shipment is open"
+        self._leaving.append(self._open)
+        self._open = self._timer = None
+        self._depart()
+
+    def _depart(self) -> None:
+        while self._leaving and len(self._in_flight) < UPLOADS_IN_FLIGHT_MAX and not self._tasks.stopped:
+            shipment = self._leaving.popleft()
+            self._in_flight[shipment] = None
+            self._tasks.start(self._ship(shipment), "shared object")
+
+    async def _ship(self, shipment: GatheringObject) -> None:
+        started_s = await self._put(shipment)
+        if started_s is not None:
+            shipment.stored.set_result(started_s)
+        del self._in_flight[shipment]
+        self._let_go(shipment)
+        self._depart()
+
+    def _let_go(self, shipment: GatheringObject) -> None:
+        """Wake who still waits for what will not be stored, and give the slabs back."""
+        shipment.stored.cancel()  # of no effect when it is done
+        for slab in shipment.slabs:
+            self._services.pool.release(slab)
+
+    async def _put(self, shipment: GatheringObject) -> float | None:
+        while shipment.waiting:
+            body = object_of(shipment.batches, *self._next_key())
+            name = f"shared object of {len(shipment.batches)} batches"
+            try:
+                started_s = await store_object(self._services, body, name, lambda: shipment.waiting > 0)
+            except ObjectExistsError as error:  # an earlier run began in the same second, or the clock was set back
+                self._services.events.warning("start-epoch-taken", str(error))
+                self._start_epoch += 1
+                continue
+            if started_s is not None:
+                return started_s
+        return None
+
+    def _next_key(self) -> tuple[str, int]:
+        """Return a key that was never used, and the wall clock in it (Unix ms)."""
+        settings, now_ms = self._services.settings, self._services.runtime.clock.wall_ms()
+        self._start_epoch = self._start_epoch or max(now_ms // 1000, 1)
+        self._sequence += 1
+        key = shared_object_key(settings.cluster, settings.broker_id, self._start_epoch, self._sequence - 1, now_ms)
+        return key, now_ms
+
+    async def stop(self) -> None:
+        """End at once, when no partition is at work any more; what is not stored stays so."""
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._tasks.stop()
+        for shipment in [*self._in_flight, *self._leaving, *filter(None, [self._open])]:
+            self._let_go(shipment)

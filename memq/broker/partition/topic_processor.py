@@ -31,8 +31,7 @@ from memq.broker.partition.producer_fencing import check_instance, next_instance
 from memq.broker.partition.publishing import Publisher
 from memq.broker.partition.recent_batch_cache import RecentBatch
 from memq.broker.partition.ring import BatchSlot, Ring, RingLimits
-from memq.broker.partition.shared_objects import SharedObjects
-from memq.broker.partition.storing import key_s, store_object
+from memq.broker.partition.storing import SharedObjects, key_s, store_object
 from memq.broker.services import Services
 from memq.broker.spool.unpublished_blocks import UnpublishedBlocks
 from memq.broker.staging.staged_batch import StagedBatch

@@ -27,16 +27,16 @@ from memq.client.producer.window_events import (
     Opened,
     OpenFailed,
     OpenStream,
-    Refused,
     Room,
     Sealed,
     Settle,
     Spoiled,
+    StreamRefused,
     Tick,
     UnackedBlock,
+    WindowState,
     WriteBlock,
 )
-from memq.client.producer.window_states import WindowState
 from memq.errors import MemqError, MovedError, NotFoundError, NotReadyError, ThrottledError, TimedOutError
 from memq.format.blocks.header import base_ms_of
 from memq.format.report import Stage
@@ -389,10 +389,10 @@ class PartitionSender:
         if frame.api == Api.THROTTLE:
             throttle = decode_message(frame.body, Throttle)
             text = throttle.text or f"{self._name} is throttled"
-            return Refused(ThrottledError(text, retry_after_ms=throttle.retry_after_ms), now_s)
+            return StreamRefused(ThrottledError(text, retry_after_ms=throttle.retry_after_ms), now_s)
         moved = MovedError(f"{self._name} moved")
         moved.address = decode_message(frame.body, Redirect).address
-        return Refused(moved, now_s)
+        return StreamRefused(moved, now_s)
 
     # ---- time ------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from memq.client.producer.window_events import (
+    TABLE,
     Abandon,
     Acked,
     CloseStream,
@@ -27,16 +28,16 @@ from memq.client.producer.window_events import (
     Opened,
     OpenFailed,
     OpenStream,
-    Refused,
     Room,
     Sealed,
     Settle,
     Spoiled,
+    StreamRefused,
     Tick,
     UnackedBlock,
+    WindowState,
     WriteBlock,
 )
-from memq.client.producer.window_states import TABLE, WindowState
 from memq.errors import (
     ClosedError,
     CorruptDataError,
@@ -281,7 +282,7 @@ class ProducerWindow:
                     break
         self._retry(event.error, event.now_s, at_once=_condemns(event.error))
 
-    def _refused(self, event: Refused) -> None:
+    def _refused(self, event: StreamRefused) -> None:
         if self.state in (WindowState.OPEN, WindowState.LEAVING):
             self._seen_next = self._stream_next
             self._retry(event.error, event.now_s)
@@ -379,7 +380,7 @@ _HANDLERS: dict[type[Event], Callable[[ProducerWindow, Any], None]] = {
     OpenFailed: ProducerWindow._open_failed,
     Acked: ProducerWindow._acked,
     Nacked: ProducerWindow._nacked,
-    Refused: ProducerWindow._refused,
+    StreamRefused: ProducerWindow._refused,
     Drained: ProducerWindow._drained,
     Lost: ProducerWindow._lost,
     Room: ProducerWindow._room,
