@@ -6,10 +6,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from memq.compaction.tail import TailNeeds, window_since_ms
-from memq.errors import CorruptDataError
 from memq.format.cold import ColdManifest, LeftPart, PartRef
 from memq.format.key import is_cold_object
-from memq.format.pointer import Location, Pointer, decode_pointer
+from memq.format.pointer import Location, Pointer, read_pointer
 from memq.limits import COLD_POINTER_BYTES_MAX, MIB, OBJECT_BATCHES_MAX
 from memq.notification import Entry, PointerReader, Span
 from memq.notification.log_reader import entries_between, valid_span
@@ -85,12 +84,8 @@ async def entries_of(
     end = (await valid_span(queue, partition)).end
     async for entries in entries_between(queue, partition, start, end):
         for entry in entries:
-            try:
-                pointer = decode_pointer(entry.body)
-            except CorruptDataError:
-                yield entry, None
-            else:
-                yield entry, pointer
+            pointer = read_pointer(entry.body, newer="raise")
+            yield entry, pointer if isinstance(pointer, Pointer) else None
 
 
 def following(manifest: ColdManifest, parts: tuple[PartRef, ...]) -> ColdManifest:

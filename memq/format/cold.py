@@ -15,10 +15,10 @@ from typing import Annotated, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta
 
-from memq.errors import CorruptDataError, MemqError, UnsupportedFormatError
+from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format.blocks.header import Buffer
 from memq.format.packed_file import KIND_MANIFEST, KIND_PART, pack_file, unpack_file
-from memq.format.pointer import Number, Text, Time, TopicId, decode_pointer
+from memq.format.pointer import Number, Pointer, Text, Time, TopicId, read_pointer
 
 FILE = "file of a cold part"
 LARGER = "make larger objects of cold batches"
@@ -147,11 +147,9 @@ def _check_order(entries: Sequence[ColdEntry]) -> None:
 
 def _wire_body(body: bytes) -> msgspec.Raw:
     """Return a pointer as it is, or, when it is damaged and may be no JSON, as text in base64."""
-    try:
-        decode_pointer(body)
-    except MemqError:
-        return msgspec.Raw(_encode(base64.b64encode(body).decode()))
-    return msgspec.Raw(body)
+    if isinstance(read_pointer(body, newer="return"), Pointer):
+        return msgspec.Raw(body)
+    return msgspec.Raw(_encode(base64.b64encode(body).decode()))
 
 
 def _body(raw: msgspec.Raw) -> bytes:

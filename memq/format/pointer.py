@@ -8,12 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from memq.errors import CorruptDataError, InvalidNameError, InvalidRequestError, TooLargeError, UnsupportedFormatError
+from memq.errors import (
+    CorruptDataError,
+    InvalidNameError,
+    InvalidRequestError,
+    MemqError,
+    TooLargeError,
+    UnsupportedFormatError,
+)
 from memq.format.blocks.header import BlockHeader
 from memq.format.latency import Bucket
 from memq.format.ranges import Range
@@ -234,6 +241,22 @@ def decode_pointer(body: bytes | bytearray | memoryview) -> Pointer:
         return _decode(body)
     except (ValueError, RecursionError, InvalidNameError) as error:  # ValueError: msgspec's errors, and bad UTF-8
         raise CorruptDataError(f"pointer of {len(body)} bytes can't be read: {error}") from error
+
+
+def read_pointer(body: bytes | bytearray | memoryview, *, newer: Literal["raise", "return"]) -> Pointer | MemqError:
+    """Read a pointer, or return why it can't be read.
+
+    A pointer of a newer version is sound: `newer` is "return" for callers that report it or may pass over it, and
+    "raise" for those that would act as if it named nothing. Raises: UnsupportedFormatError with "raise".
+    """
+    try:
+        return decode_pointer(body)
+    except CorruptDataError as error:
+        return error
+    except UnsupportedFormatError as error:
+        if newer == "raise":
+            raise
+        return error
 
 
 def _decode(body: bytes | bytearray | memoryview) -> Pointer:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from memq.errors import DeniedError, IdentityConflictError, MemqError, RetryableError, StoreError
 from memq.format.blocks.header import BlockHeader, StoredBlock
 from memq.format.object import BlockEntry
-from memq.format.pointer import Pointer, decode_pointer
+from memq.format.pointer import Pointer, read_pointer
 from memq.notification import Entry, PointerReader
 from memq.notification.log_reader import page_before
 from memq.runtime.logs import EventLog
@@ -124,9 +124,8 @@ class BlockSearch:
         return found
 
     def _pointer(self, entry: Entry) -> Pointer | None:
-        try:
-            pointer = decode_pointer(entry.body)
-        except MemqError:
+        pointer = read_pointer(entry.body, newer="return")
+        if not isinstance(pointer, Pointer):
             return None  # its owner could not read it either, and does not know its sequences
         return pointer if pointer.kind == "data" and pointer.partition == self._partition else None
 

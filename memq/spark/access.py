@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from memq.client.broker_router import BrokerRouter
@@ -13,8 +13,7 @@ from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addres
 from memq.client.metadata import ClusterMetadata
 from memq.compaction.files import ColdFiles
 from memq.compaction.reader import ColdReader
-from memq.errors import CorruptDataError
-from memq.format.pointer import decode_pointer
+from memq.format.pointer import Pointer, read_pointer
 from memq.notification import Groups, PointerReader
 from memq.notification.log_reader import all_entries
 from memq.notification.remote import RemoteQueue
@@ -121,8 +120,9 @@ async def _cluster_of(queue: PointerReader, topics: Iterable[TopicPlace]) -> str
         for partition in topic.partitions:
             async for entries in all_entries(queue, partition):
                 for entry in entries:
-                    with suppress(CorruptDataError):
-                        return decode_pointer(entry.body).cluster
+                    pointer = read_pointer(entry.body, newer="raise")
+                    if isinstance(pointer, Pointer):
+                        return pointer.cluster
     return ""
 
 

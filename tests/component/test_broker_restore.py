@@ -113,6 +113,22 @@ def test_a_dry_run_makes_nothing() -> None:
     run(work())
 
 
+def test_a_log_with_pointers_of_a_newer_version_is_left_as_it_is() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            topic = await fill(broker)
+            queue, partition = MemoryQueue(SystemClock(), "age"), read_partitions(topic)[0]
+            await queue.create([partition], 1 << 50)
+            newer = b'{"version":99,"kind":"opened"}'
+            await queue.publish(Publication(partition, 0, 1, SystemClock().wall_ms(), newer))
+            told = await restore(broker, queue, topic)
+            assert (told.pointers, told.intact) == (0, 0)
+            assert "has version 99" in told.findings[0][1]
+            assert [entry.body for entry in await queue.read(partition, 0, 1 << 20)] == [newer]
+
+    run(work())
+
+
 def test_a_log_in_use_that_the_queue_does_not_show_for_a_moment_is_left_alone() -> None:
     async def work() -> None:
         async with running_broker() as broker:

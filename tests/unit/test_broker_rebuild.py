@@ -22,7 +22,7 @@ from memq.broker.restore.rebuild import (
     shared_places,
     staged_places,
 )
-from memq.errors import CorruptDataError, NotFoundError
+from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import parse_header, scope_of
 from memq.format.manifest import Manifest, StagedObject, StagedPiece
@@ -350,7 +350,7 @@ def said(kind: str, epoch: int, partition: int = 0, sequence: int = 0) -> Pointe
 
 def test_a_log_should_have_what_lies_before_its_first_opening() -> None:
     held = PresentLog()
-    for body in (b"damaged", b'{"version":99,"kind":"data"}', encode_pointer(said("closed", 3))):
+    for body in (b"damaged", encode_pointer(said("closed", 3))):
         held.note(Entry(0, 0, body))
     assert (held.in_use, held.batches) == (False, set())
     held.note(Entry(1, 0, encode_pointer(said("data", 4, sequence=6))))
@@ -366,6 +366,13 @@ def test_a_log_should_have_what_lies_before_its_first_opening() -> None:
     assert held.should_have(places) == [there, lacking, places[3]]
     trimmed = PresentLog(trimmed=True)
     assert (trimmed.in_use, trimmed.should_have(places)) == (True, [])
+
+
+@pytest.mark.parametrize("kind", ["data", "opened"])
+def test_a_log_with_pointers_of_a_newer_version_is_not_filled(kind: str) -> None:
+    """What it says is not known: its batch would get a second pointer, or owners would use the log."""
+    with pytest.raises(UnsupportedFormatError):
+        PresentLog().note(Entry(0, 0, b'{"version":99,"kind":"%s"}' % kind.encode()))
 
 
 class PagedQueue(MemoryQueue):

@@ -9,7 +9,7 @@ import msgspec
 
 from memq.audit.checks.batch_check import BatchCheck
 from memq.errors import CorruptDataError, MemqError, NotFoundError, UnsupportedFormatError
-from memq.format.pointer import Pointer, decode_pointer
+from memq.format.pointer import Pointer, read_pointer
 from memq.notification import Entry
 
 
@@ -55,7 +55,12 @@ def encode_checked(checked: CheckedEntry) -> bytes:
 def decode_checked(data: bytes) -> CheckedEntry:
     """Return the entry; of a block's cause are left its text, and whether it is damage."""
     checked = _DECODER.decode(data)
-    try:
-        return checked if checked.expired else replace(checked, pointer=decode_pointer(checked.entry.body))
-    except MemqError as error:
-        return CheckedEntry(checked.entry, error=error)
+    return checked if checked.expired else decoded(checked.entry, checked)
+
+
+def decoded(entry: Entry, known: CheckedEntry | None = None) -> CheckedEntry:
+    """Return an entry with its pointer and what is `known` of it, or with the error of its pointer."""
+    pointer = read_pointer(entry.body, newer="return")
+    if isinstance(pointer, Pointer):
+        return replace(known or CheckedEntry(entry), pointer=pointer)
+    return CheckedEntry(entry, error=pointer)

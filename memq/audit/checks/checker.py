@@ -11,12 +11,12 @@ from functools import partial
 from typing import TypeVar
 
 from memq.audit.checks.batch_check import BatchCheck, check_batch, check_part, merge_copies, missing_batch
-from memq.audit.checks.checked_entry import CheckedEntry
+from memq.audit.checks.checked_entry import CheckedEntry, decoded
 from memq.audit.checks.whole_object import ReadObject
 from memq.errors import CorruptDataError, MemqError, NotFoundError, RetryableError
 from memq.format.blocks.header import Buffer
 from memq.format.key import is_of_many
-from memq.format.pointer import Location, Pointer, decode_pointer
+from memq.format.pointer import Location, Pointer
 from memq.limits import MIB
 from memq.notification import Entry, PointerReader, Span
 from memq.notification.log_reader import page_before, valid_span
@@ -72,7 +72,7 @@ class Checker:
                 error = NotFoundError(f"retention took pointers {first} to {behind - 1} while the audit ran")
                 yield CheckedEntry(Entry(first, 0, b""), error=error)
             for entry in entries:
-                yield _decoded(entry)
+                yield decoded(entry)
             first = page.next
 
     # ---- objects -----------------------------------------------------------------------------------
@@ -169,13 +169,6 @@ async def check_one(topic: Topic, queue: PointerReader, read: ReadObject, partit
         async for checked in checker.check(log, Span(offset, offset + 1)):
             return checked
     return CheckedEntry(Entry(offset, 0, b""), error=NotFoundError(f"no pointer lies at {offset} any more"))
-
-
-def _decoded(entry: Entry) -> CheckedEntry:
-    try:
-        return CheckedEntry(entry, decode_pointer(entry.body))
-    except MemqError as error:
-        return CheckedEntry(entry, error=error)
 
 
 def _bytes_of(checked: CheckedEntry) -> int:

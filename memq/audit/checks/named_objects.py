@@ -15,7 +15,7 @@ from memq.errors import CorruptDataError, InvalidRequestError, MemqError, NotFou
 from memq.format.blocks.header import Buffer
 from memq.format.key import ColdObjectKey, ObjectKey, parse_object_key
 from memq.format.object import open_object
-from memq.format.pointer import Location, Pointer, decode_pointer
+from memq.format.pointer import Location, Pointer, read_pointer
 from memq.notification import Entry, PointerReader
 from memq.notification.log_reader import entries_between, valid_span
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
@@ -73,10 +73,9 @@ class NamedObjects:
             yield _lost(expected, span.end)
 
     async def _checked(self, partition: ReadPartition, entry: Entry) -> NamedBatch:
-        try:
-            pointer = decode_pointer(entry.body)
-        except MemqError as error:
-            return NamedBatch((NamedFinding(entry.offset, "", error),))
+        pointer = read_pointer(entry.body, newer="return")
+        if not isinstance(pointer, Pointer):
+            return NamedBatch((NamedFinding(entry.offset, "", pointer),))
         if pointer.kind != "data":
             return NamedBatch(())
         errors = [CorruptDataError(text) for text in self._strange(partition, pointer)]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from memq.client.consumer.aio_consumer import AsyncConsumer
 from memq.client.consumer.record import TopicPartition
-from memq.errors import GenerationFencedError, InvalidRequestError, MemqError
-from memq.format.pointer import decode_pointer
+from memq.errors import GenerationFencedError, InvalidRequestError
+from memq.format.pointer import Pointer, read_pointer
 from memq.format.report import AUDIT_TOPIC
 from memq.notification import Entry
 from memq.notification.log_reader import entries_between, valid_span
@@ -75,7 +75,5 @@ class GroupReports:
 
 def _holds_records(entry: Entry) -> bool:
     """Whether a pointer may hold reports: behind the last ones there may be those of owners and producers."""
-    try:
-        return decode_pointer(entry.body).kind == "data"
-    except MemqError:
-        return True
+    pointer = read_pointer(entry.body, newer="return")
+    return not isinstance(pointer, Pointer) or pointer.kind == "data"

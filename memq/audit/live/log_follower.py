@@ -22,7 +22,7 @@ from memq.errors import (
     StoreError,
     UnsupportedFormatError,
 )
-from memq.format.pointer import Location, Pointer, decode_pointer
+from memq.format.pointer import Location, Pointer, read_pointer
 from memq.limits import KIB, POLL_BYTES_MAX
 from memq.notification import Entry
 from memq.notification.remote import Polled, RemoteQueue
@@ -123,13 +123,10 @@ class LogFollower:
         for entry in polled.entries:
             if entry.offset < audit.books.next_offset:
                 continue
-            try:
-                pointer = decode_pointer(entry.body)
-            except UnsupportedFormatError as error:
-                audit.pass_blindly(entry.offset, entry.time_ms, error)
-                continue
-            except MemqError as error:
-                audit.take_unreadable(entry.offset, entry.time_ms, error)
+            pointer = read_pointer(entry.body, newer="return")
+            if not isinstance(pointer, Pointer):
+                newer = isinstance(pointer, UnsupportedFormatError)
+                (audit.pass_blindly if newer else audit.take_unreadable)(entry.offset, entry.time_ms, pointer)
                 continue
             blocks = None
             if audit.needs_blocks(pointer):

@@ -29,7 +29,7 @@ from memq.client.consumer.fetch.fetcher import ReadRange
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.errors import FencedError, MemqError, NotFoundError, RetryableError, StoreError
 from memq.format.object import BlockEntry
-from memq.format.pointer import Pointer, decode_pointer
+from memq.format.pointer import Pointer, read_pointer
 from memq.format.report import AUDIT_TOPIC, Report, ReportedDamage, ReportPart, decode_report, home_of
 from memq.notification.remote import RemoteQueue
 from memq.runtime.logs import EventLog
@@ -263,11 +263,8 @@ class LiveAudit:
         entries = await self._queue.read(log, offset, 1)
         if not entries or entries[0].offset != offset:
             return None
-        try:
-            pointer = decode_pointer(entries[0].body)
-        except MemqError:
-            return None
-        return pointer if pointer.locations else None
+        pointer = read_pointer(entries[0].body, newer="return")
+        return pointer if isinstance(pointer, Pointer) and pointer.locations else None
 
     # ---- topics --------------------------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ import msgspec
 
 from memq.broker.partition.batch import producer_ranges
 from memq.broker.services import Services
-from memq.errors import CorruptDataError, DeniedError, MemqError, RetryableError
-from memq.format.pointer import Pointer, decode_pointer
+from memq.errors import DeniedError, MemqError, RetryableError
+from memq.format.pointer import Pointer, read_pointer
 from memq.notification import Entries, Entry
 from memq.notification.log_reader import page_before
 from memq.notification.stored_blocks import BlockSearch
@@ -40,11 +40,10 @@ class PointerResolver:
         Raises: RetryableError and DeniedError, for a store that rotates its keys denies for a while: without what may
         be read later, a block that is sent again would pass for new.
         """
-        try:
-            pointer = decode_pointer(entry.body)
-        except CorruptDataError as error:
+        pointer = read_pointer(entry.body, newer="raise")
+        if not isinstance(pointer, Pointer):
             self._services.counters.damaged_pointers += 1
-            self._services.events.error("pointer-damaged", f"{self._name} offset {entry.offset}: {error}")
+            self._services.events.error("pointer-damaged", f"{self._name} offset {entry.offset}: {pointer}")
             return None
         if pointer.producers_complete or not pointer.locations:
             return pointer

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 
 from memq.broker.restore.rebuild import BatchPlace, FoundBatch, places_in
 from memq.compaction.files import ColdFiles
-from memq.errors import CorruptDataError, MemqError, UnsupportedFormatError
+from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format.cold import ColdManifest
 from memq.format.key import cold_prefix, is_cold_object
-from memq.format.pointer import NamedProducer, decode_pointer
+from memq.format.pointer import NamedProducer, Pointer, read_pointer
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.object_index import read_index
 from memq.topic import ReadPartition, Topic, read_partitions
@@ -68,11 +68,8 @@ async def _read_manifests(files: ColdFiles, topic: Topic, batches: ColdBatches) 
 
 
 def _note(body: bytes, batches: ColdBatches) -> None:
-    try:
-        pointer = decode_pointer(body)
-    except MemqError:
-        return  # a damaged one: its batch is in the listing
-    if pointer.kind == "data" and pointer.named:
+    pointer = read_pointer(body, newer="return")  # the batch of one that can't be read is in the listing
+    if isinstance(pointer, Pointer) and pointer.kind == "data" and pointer.named:
         batches.named[pointer.partition, pointer.epoch, pointer.batch_sequence] = pointer.named
         batches.pieces.update(dict.fromkeys(_piece_of(each) for each in pointer.named if each.batch_id))
 

@@ -12,8 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from memq.broker.restore.rebuild import BatchPlace
-from memq.errors import CorruptDataError, UnsupportedFormatError
-from memq.format.pointer import Pointer, decode_pointer
+from memq.format.pointer import Pointer, read_pointer
 from memq.notification import Entry, NotificationQueue
 from memq.notification.log_reader import entries_between, valid_span
 from memq.topic import ReadPartition
@@ -57,10 +56,12 @@ class PresentLog:
         return (pointer.partition, pointer.epoch, pointer.batch_sequence) in self.batches
 
     def note(self, entry: Entry) -> None:
-        """Take the next entry of the log; a damaged one counts for nothing."""
-        try:
-            pointer = decode_pointer(entry.body)
-        except (CorruptDataError, UnsupportedFormatError):
+        """Take the next entry of the log; a damaged one counts for nothing.
+
+        Raises: UnsupportedFormatError for one of a newer version: it may be of a batch, which would get another.
+        """
+        pointer = read_pointer(entry.body, newer="raise")
+        if not isinstance(pointer, Pointer):
             return
         if pointer.kind == "data":
             self.batches.add((pointer.partition, pointer.epoch, pointer.batch_sequence))
@@ -69,7 +70,10 @@ class PresentLog:
 
 
 async def held_in(queue: NotificationQueue, partition: ReadPartition, writers: Iterable[int]) -> PresentLog:
-    """Read a log until each of its write partitions was opened, or to its end. Raises: as the queue."""
+    """Read a log until each of its write partitions was opened, or to its end.
+
+    Raises: as the queue and `PresentLog.note`.
+    """
     span = await valid_span(queue, partition)
     held = PresentLog(trimmed=0 < span.begin < span.end)  # retention leaves the last pointers
     unopened = set(writers)

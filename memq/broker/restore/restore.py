@@ -133,6 +133,9 @@ class Restorer:
                 held = await held_in(self._queue, partition, topic.writers_of(partition))
             except NotFoundError:
                 held = PresentLog()
+            except UnsupportedFormatError as error:
+                told.findings.append((f"topic '{topic.name}' partition {partition.partition}", str(error)))
+                continue
             if not held.in_use:
                 lost[partition] = held
             elif await self._is_whole(topic, partition, held, places):

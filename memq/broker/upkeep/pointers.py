@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 
-from memq.errors import CorruptDataError, QueueError
-from memq.format.pointer import Pointer, decode_pointer
+from memq.errors import QueueError
+from memq.format.pointer import Pointer, read_pointer
 from memq.notification import Entry, PointerReader, Span
 from memq.notification.log_reader import falls_short
 from memq.topic import ReadPartition
@@ -75,11 +75,11 @@ class LogReading:
         return False
 
     def _decoded(self, entry: Entry) -> Pointer | None:
-        try:
-            return decode_pointer(entry.body)
-        except CorruptDataError as error:
-            self._damaged(f"topic '{self._partition.topic}' offset {entry.offset}: {error}")
-            return None
+        pointer = read_pointer(entry.body, newer="raise")
+        if isinstance(pointer, Pointer):
+            return pointer
+        self._damaged(f"topic '{self._partition.topic}' offset {entry.offset}: {pointer}")
+        return None
 
 
 async def whole_log(

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from memq.client.consumer.fetch.expiry import expired_error
 from memq.client.consumer.fetch.partition_cursor import CursorState, PartitionCursor
 from memq.client.consumer.progress import ReadProgress
-from memq.errors import InvalidRequestError, MemqError
+from memq.errors import InvalidRequestError
 from memq.format.object import BlockEntry
-from memq.format.pointer import Pointer, decode_pointer
+from memq.format.pointer import Pointer, read_pointer
 from memq.format.totals import contended_ms
 from memq.notification import Entry, PointerReader, Span
 from memq.notification.log_reader import entries_between, page_before, valid_span
@@ -193,11 +193,8 @@ class OffsetResolver:
         end = (await valid_span(self._queue, partition)).end
         async for entries in self.pages(partition, first, end):
             for entry in entries:
-                try:
-                    sealed_ms = decode_pointer(entry.body).sealed_ms
-                except MemqError:
-                    sealed_ms = entry.time_ms
-                if sealed_ms >= time_ms:
+                pointer = read_pointer(entry.body, newer="return")
+                if (pointer.sealed_ms if isinstance(pointer, Pointer) else entry.time_ms) >= time_ms:
                     return entry.offset
         return end
 
@@ -256,11 +253,9 @@ class OffsetResolver:
         """Yield the pointers from `first` up to, not with, `end`, with their queue times."""
         async for entries in self.pages(partition, first, end):
             for entry in entries:
-                try:
-                    pointer = decode_pointer(entry.body)
-                except MemqError:
-                    continue  # unreadable: nothing can be said of its batch
-                yield entry.time_ms, pointer
+                pointer = read_pointer(entry.body, newer="return")
+                if isinstance(pointer, Pointer):  # else nothing can be said of its batch
+                    yield entry.time_ms, pointer
 
     async def pages(self, partition: ReadPartition, first: int, end: int) -> AsyncIterator[list[Entry]]:
         """Yield the entries from `first` up to, not with, `end`, in pages. Raises: as `entries_between`."""

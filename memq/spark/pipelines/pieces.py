@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from memq.errors import MemqError
-from memq.format.pointer import decode_pointer
+from memq.format.pointer import Pointer, read_pointer
 from memq.notification import Span
 from memq.spark.access import Access
 from memq.topic import ReadPartition
@@ -38,7 +37,5 @@ async def pieces_of(access: Access, partition: ReadPartition, span: Span, bytes_
 
 
 def _stored_bytes(body: bytes) -> int:
-    try:
-        return sum(location.length for location in decode_pointer(body).locations)
-    except MemqError:
-        return 0
+    pointer = read_pointer(body, newer="return")
+    return sum(location.length for location in pointer.locations) if isinstance(pointer, Pointer) else 0

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from pyspark.sql.datasource import InputPartition
 
 from memq.client.consumer.fetch.lookback import Lookback
-from memq.errors import CorruptDataError, MemqError
+from memq.errors import MemqError
 from memq.format.blocks.header import StoredBlock
-from memq.format.pointer import Pointer, ProducerRanges, decode_pointer
+from memq.format.pointer import Pointer, ProducerRanges
 from memq.limits import MIB
 from memq.notification import Entry
 from memq.spark.read.pruning import ReadFilter
@@ -170,14 +170,6 @@ class PartitionPlan:
             extra={},
             skip=pointer.skip if self._dedup else (),
         )
-
-
-def read_pointer(entry: Entry) -> Pointer | MemqError:
-    """Return the pointer of an entry, or why it can't be read."""
-    try:
-        return decode_pointer(entry.body)
-    except CorruptDataError as error:
-        return error
 
 
 def with_blocks(pointer: Pointer, blocks: Iterable[tuple[int, int, int]]) -> Pointer:

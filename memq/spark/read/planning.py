@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from memq.client.consumer.offset_resolver import window_ms
 from memq.errors import MemqError, NotFoundError, RetryableError
-from memq.format.pointer import Pointer, decode_pointer
+from memq.format.pointer import Pointer, read_pointer
 from memq.notification import Entry
 from memq.notification.stored_blocks import BlockSearch
 from memq.runtime.logs import EventLog
 from memq.spark.access import Access, TopicPlace
 from memq.spark.options import Point, ReadOptions
-from memq.spark.read.planner import BatchPart, PartitionPlan, read_pointer, with_blocks
+from memq.spark.read.planner import BatchPart, PartitionPlan, with_blocks
 from memq.spark.read.pruning import ReadFilter
 from memq.spark.read.resend_index import is_seen
 from memq.topic import Position, ReadPartition
@@ -89,7 +89,7 @@ async def parts_of(
     last = stretch.end.pointer_offset + (1 if stretch.end.record_index else 0)
     async for entries in access.places.pages(partition, stretch.start.pointer_offset, last):
         for entry in entries:
-            pointer = read_pointer(entry)
+            pointer = read_pointer(entry.body, newer="raise")
             if isinstance(pointer, Pointer) and plan.needs_index(pointer):
                 pointer = await _complete(access, pointer)
             part = plan.take(entry, pointer)
@@ -139,10 +139,9 @@ def plan_of(access: Access, stretch: Stretch, wanted: ReadFilter, options: ReadO
 
 
 async def _look_back(access: Access, plan: PartitionPlan, entry: Entry) -> None:
-    try:
-        pointer = decode_pointer(entry.body)
-    except MemqError:
-        return  # unreadable: whoever read there dealt with it
+    pointer = read_pointer(entry.body, newer="return")
+    if not isinstance(pointer, Pointer):
+        return  # whoever read there dealt with it
     if plan.needs_index(pointer):
         pointer = await _complete(access, pointer)
     plan.look_back(entry.time_ms, pointer)

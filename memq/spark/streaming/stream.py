@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 from memq.client.consumer.fetch.expiry import expired_error
 from memq.client.link_pool import bootstrap_addresses
 from memq.errors import RetryableError
+from memq.format.pointer import read_pointer
 from memq.format.report import BeginReason
 from memq.notification import Entry
 from memq.runtime.backoff import backoff_s
 from memq.runtime.network import Runtime, format_address
 from memq.spark.access import Access, open_access
 from memq.spark.options import ReadOptions
-from memq.spark.read.planner import BatchPart, PartitionPlan, Split, read_pointer
+from memq.spark.read.planner import BatchPart, PartitionPlan, Split
 from memq.spark.read.planning import Stretch, check_positions, parts_of, place_of, plan_of
 from memq.spark.read.pruning import ReadFilter
 from memq.spark.read.reading import settings_of, splits_of
@@ -212,7 +213,7 @@ class TopicStream:
             await _push_next(heads, partition, stream)
         while heads and not admission.full:
             _, partition, entry = heapq.heappop(heads)
-            admission.take(partition, entry.offset, read_pointer(entry))
+            admission.take(partition, entry.offset, read_pointer(entry.body, newer="raise"))
             await _push_next(heads, partition, streams[partition])
         for stream in streams.values():
             await stream.aclose()

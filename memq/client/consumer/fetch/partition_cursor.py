@@ -28,7 +28,7 @@ from memq.errors import CorruptDataError, IdentityConflictError, MemqError, Unsu
 from memq.format.batch import BlockPiece, NumberedEntry, is_whole
 from memq.format.blocks.header import BlockHeader
 from memq.format.object import BlockEntry
-from memq.format.pointer import Pointer, decode_pointer
+from memq.format.pointer import Pointer, read_pointer
 from memq.limits import KIB
 from memq.notification import Entries, Entry, Span
 from memq.notification.stored_blocks import Claim, Copies, claim_of, conflict_of, stored_block
@@ -225,10 +225,9 @@ class PartitionCursor:
         for entry in entries:
             if entry.offset >= self.position.pointer_offset:
                 break
-            try:
-                pointer = decode_pointer(entry.body)
-            except MemqError:
-                continue  # unreadable: whoever read there dealt with it
+            pointer = read_pointer(entry.body, newer="return")
+            if not isinstance(pointer, Pointer):
+                continue  # whoever read there dealt with it
             self._lookback.advance(entry.time_ms)
             self._progress.pass_over(pointer)
             for producer in pointer.producers:
@@ -591,7 +590,7 @@ class PartitionCursor:
 
 
 def _slot_of(entry: Entry) -> PointerSlot:
-    try:
-        return PointerSlot(entry.offset, entry.time_ms, decode_pointer(entry.body))
-    except MemqError as error:
-        return PointerSlot(entry.offset, entry.time_ms, cause=error, damaged=True)
+    pointer = read_pointer(entry.body, newer="return")
+    if isinstance(pointer, Pointer):
+        return PointerSlot(entry.offset, entry.time_ms, pointer)
+    return PointerSlot(entry.offset, entry.time_ms, cause=pointer, damaged=True)

@@ -15,8 +15,7 @@ from pyspark import StorageLevel
 from pyspark.sql import functions
 
 from memq.client.io_thread import io_thread
-from memq.errors import MemqError
-from memq.format.pointer import decode_pointer
+from memq.format.pointer import Pointer, read_pointer
 from memq.runtime.network import Runtime
 from memq.spark.access import open_access
 from memq.spark.options import ReadOptions
@@ -137,9 +136,8 @@ async def _stored(options: ReadOptions) -> dict[str, Any]:
             span = await access.places.span(partition)
             async for entries in access.places.pages(partition, span.begin, span.end):
                 for body in (entry.body for entry in entries):
-                    try:
-                        pointer = decode_pointer(body)
-                    except MemqError:
+                    pointer = read_pointer(body, newer="return")
+                    if not isinstance(pointer, Pointer):
                         continue
                     batches += pointer.kind == "data"
                     records, raw = records + pointer.records, raw + pointer.raw_bytes
