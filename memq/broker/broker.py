@@ -106,7 +106,7 @@ class Broker:
         self.partitions = Partitions(self.services, self._sharing, self.govern)
         if self.governor is not None:
             self.governor.look = self.partitions.refresh
-        self._replay = Replay(self.services, self.partitions.forwarder, self.partitions.topics)
+        self.replay = Replay(self.services, self.partitions.forwarder, self.partitions.topics)
         self.intake = Intake(pool)
         self.intake.starving = self._memory_short
         self.address = ""
@@ -127,7 +127,7 @@ class Broker:
         for lost in await self._step("compare queue and store", lambda: services.lost_queue.check(self._unanswered)):
             services.events.error("log-lost", f"{lost}; {lost.hint}")
         if services.spool.disk is not None:
-            await self._replay.find(services.spool.disk)
+            await self.replay.find(services.spool.disk)
             services.spool.start()
         self._listener = await services.runtime.network.listen(settings.host, settings.port, self._accept)
         self.address = _told_address(settings.advertise, self._listener.address)
@@ -148,7 +148,7 @@ class Broker:
         self.partitions.serving = True
         self._tasks.start(self._follow_coordinator(), "follow coordinator")
         if services.spool.disk is not None:
-            self._tasks.start(self._replay.run(services.spool.disk), "replay spool")
+            self._tasks.start(self.replay.run(services.spool.disk), "replay spool")
         self._tasks.start(self._keep_house(), "keep house")
         self._tasks.start(self._tell_loads(), "tell loads")
         if settings.audit:
@@ -253,8 +253,8 @@ class Broker:
             if isinstance(reader, Connection) and reader.ready:
                 reader.send(frame)
         await self.partitions.drain()
-        if self._replay.at_work:  # it opens partitions anew, as those do that still hold blocks of lost epochs
-            await self._replay.wait()
+        if self.replay.at_work:  # it opens partitions anew, as those do that still hold blocks of lost epochs
+            await self.replay.wait()
             await self.partitions.drain()
         await self.services.spool.settle()
 

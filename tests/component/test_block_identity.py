@@ -76,7 +76,7 @@ def test_another_block_under_sequences_that_are_known_is_refused(
                 while (await client.frame()).argument < 4:
                     pass
             if where == "published by an earlier owner":
-                processor_of(broker, topic)._fence(ObjectExistsError("in a test"))
+                processor_of(broker, topic).fence(ObjectExistsError("in a test"))
                 while (await client.frame()).api != Api.REDIRECT:
                     pass
             again = await BareClient.connect(broker)
@@ -118,7 +118,7 @@ def test_a_block_whose_copy_can_not_be_read_any_more_is_taken_once_more() -> Non
             client, topic = await connected(broker, TopicSettings())
             await client.open(topic)
             await sent(client, topic, 0, [b"a"])
-            processor_of(broker, topic)._fence(ObjectExistsError("in a test"))
+            processor_of(broker, topic).fence(ObjectExistsError("in a test"))
             while (await client.frame()).api != Api.REDIRECT:
                 pass
             (key,) = [place.key for pointer in await pointers(broker, topic) for place in pointer.locations]
@@ -139,7 +139,7 @@ def test_an_owner_that_can_not_look_the_stored_block_up_asks_its_producer_to_wai
             client, topic = await connected(broker, TopicSettings())
             await client.open(topic)
             await sent(client, topic, 0, [b"a"])
-            processor_of(broker, topic)._fence(ObjectExistsError("in a test"))
+            processor_of(broker, topic).fence(ObjectExistsError("in a test"))
             while (await client.frame()).api != Api.REDIRECT:
                 pass
             store.failing_ranges = 5
@@ -163,7 +163,7 @@ async def answer_to_copy(client: BareClient, topic: Topic, first: int, values: S
 async def fenced(broker: Broker, client: BareClient, topic: Topic) -> None:
     """Let the owner lose its epoch, and with it what it knows of contents."""
     await client.open(topic)
-    processor_of(broker, topic)._fence(ObjectExistsError("in a test"))
+    processor_of(broker, topic).fence(ObjectExistsError("in a test"))
     while (await client.frame()).api != Api.REDIRECT:
         pass
 
@@ -355,7 +355,7 @@ def test_a_late_pointer_leaves_out_its_copies_alone(late: bytes, caplog: pytest.
             log = broker.services.queue.log(read)  # type: ignore[attr-defined]  # the memory queue
             entry = log.entries.pop()
             processor = processor_of(broker, topic)
-            processor._fence(ObjectExistsError("in a test"))
+            processor.fence(ObjectExistsError("in a test"))
             while (await client.frame()).api != Api.REDIRECT:
                 pass
             store.gate.clear()

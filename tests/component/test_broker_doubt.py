@@ -342,7 +342,7 @@ def test_a_start_brings_what_is_in_the_spool_whatever_the_queue_says_at_first(
 
             monkeypatch.setattr(cluster.queue, call, failing)
             again = await cluster.start("one", spool=SpoolFiles(folder))
-            await again._replay.wait()
+            await again.replay.wait()
             assert (met, sum(count for _, count in await records(cluster, topic))) == ([call], 6)
             assert again.failure is None
 
@@ -359,7 +359,7 @@ def test_what_is_given_up_stays_in_the_spool_and_the_next_start_brings_it(
                 patch.setattr(forwarding, "FORWARD_S_MAX", 0.0)
                 faults = Faults(cluster, DeniedError, left=1e9)
                 again = await cluster.start("one", spool=SpoolFiles(tmp_path))
-                await again._replay.wait()
+                await again.replay.wait()
                 assert "they stay in the spool, and the next start brings them" in caplog.text
                 assert again.services.counters.spool_kept_blocks == 3
                 await again.close()
@@ -368,7 +368,7 @@ def test_what_is_given_up_stays_in_the_spool_and_the_next_start_brings_it(
             assert "the next start of the broker brings them" in hint
             faults.left = 0
             third = await cluster.start("one", spool=SpoolFiles(tmp_path))
-            await third._replay.wait()
+            await third.replay.wait()
             await until(lambda: not sizes_in(tmp_path))
             assert sum(count for _, count in await records(cluster, topic)) == 6
 
@@ -384,13 +384,13 @@ def test_blocks_of_a_topic_that_the_coordinator_does_not_know_stay_in_the_spool(
         async with rig() as cluster, rig() as restored:
             topic = await left_behind(cluster, tmp_path)
             without = await restored.start("one", spool=SpoolFiles(tmp_path))
-            await without._replay.wait()
+            await without.replay.wait()
             assert without.services.counters.spool_kept_blocks == 3
             assert f"3 blocks of topic id {topic.id}, which the coordinator does not know" in caplog.text
             await without.close()
             assert sizes_in(tmp_path)
             again = await cluster.start("one", spool=SpoolFiles(tmp_path))
-            await again._replay.wait()
+            await again.replay.wait()
             assert sum(count for _, count in await records(cluster, topic)) == 6
 
     asyncio.run(work())
@@ -405,7 +405,7 @@ def test_blocks_of_a_deleted_topic_leave_the_spool(tmp_path: Path, monkeypatch: 
             two = await cluster.start("two", spool=SpoolFiles(tmp_path / "two"))
             await two.partitions.delete(two.partitions.topic(topic.name))
             again = await cluster.start("one", spool=SpoolFiles(tmp_path))
-            await again._replay.wait()
+            await again.replay.wait()
             await until(lambda: not sizes_in(tmp_path))
             assert again.services.counters.spool_undecided_blocks == 0
 
@@ -423,11 +423,11 @@ def test_a_segment_that_is_read_short_is_kept(tmp_path: Path, monkeypatch: pytes
         async with rig() as cluster:
             topic = await left_behind(cluster, tmp_path)
             short = await cluster.start("one", spool=Short(tmp_path))
-            await short._replay.wait()
+            await short.replay.wait()
             assert short.services.counters.spool_damages == 1
             await short.close()
             again = await cluster.start("one", spool=SpoolFiles(tmp_path))
-            await again._replay.wait()
+            await again.replay.wait()
             assert sum(count for _, count in await records(cluster, topic)) == 6
 
     asyncio.run(work())

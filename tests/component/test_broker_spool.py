@@ -335,7 +335,7 @@ async def left_behind(cluster: Rig, folder: Path, *, blocks: int = 3) -> Topic:
 
 async def replayed(cluster: Rig, broker: Broker, topic: Topic, folder: Path) -> list[tuple[str, int]]:
     """Wait until nothing is left in the spool, and return what the queue holds."""
-    await broker._replay.wait()
+    await broker.replay.wait()
     await until(lambda: not sizes_in(folder) and not len(broker.services.spool.segments))
     return await records(cluster, topic)
 

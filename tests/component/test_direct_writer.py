@@ -157,7 +157,7 @@ def test_a_task_that_runs_again_loses_no_row_in_any_order(orders: str, restarted
             for rows in attempts:
                 if restarted:  # the next owner knows sequences by pointers, and looks the checksums up
                     processor = broker.partitions.processors[topic.id, 0]
-                    processor._fence(MovedError("in a test"))
+                    processor.fence(MovedError("in a test"))
                 await run_task(broker.address, rows, identity)
             found = await values_of(broker.address)
             assert set(found) == set(LARGE)

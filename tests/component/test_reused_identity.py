@@ -78,7 +78,7 @@ def test_a_name_that_is_set_back_is_refused(owner: str) -> None:
                     await (await first.send("clicks", b"%d" % number))
             if owner == "next":
                 processor = broker.partitions.processors[topic.id, 0]
-                processor._fence(IdentityConflictError("in a test"))
+                processor.fence(IdentityConflictError("in a test"))
                 await until(lambda: processor.own is not None and processor.own.epoch == 2)
                 await processor.ready()
             async with AsyncProducer(broker.address, name="job") as second:

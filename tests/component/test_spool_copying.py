@@ -104,7 +104,7 @@ def test_a_partition_that_cant_publish_keeps_its_own_blocks_alone(tmp_path: Path
             await passing.client.close()
             cluster.store.put = put  # type: ignore[method-assign]  # it answers again
             again = await cluster.start("one", spool=SpoolFiles(tmp_path))
-            await again._replay.wait()
+            await again.replay.wait()
             await until(lambda: not sizes_in(tmp_path) and not len(again.services.spool.segments))
             assert sum(each.records for each in await pointers(cluster, held.topic)) == ROUNDS
             assert sum(each.records for each in await pointers(cluster, passing.topic)) == 4 * ROUNDS

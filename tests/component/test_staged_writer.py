@@ -110,7 +110,7 @@ def test_a_later_attempt_publishes_what_the_first_one_decided() -> None:
         first, second = await rig.staged([b"one", b"two"]), await rig.staged([b"two", b"one"])
         async with StagedCommits(rig.broker.address, WRITER) as dead:  # it put its manifest, and no more
             await dead.topics(["clicks"])
-            await dead._decide(1, first, rig.store)
+            await dead.decide(1, first, rig.store)
         assert await rig.records() == []
         assert (await rig.commits.commit(1, second, rig.store)).objects == tuple(first)
         assert await rig.records() == [b"one", b"two"]
@@ -157,7 +157,7 @@ def test_two_streams_under_one_name_are_told_apart() -> None:
 def test_a_commit_that_ended_half_way_is_brought_to_its_end_by_the_next_one() -> None:
     async def work(rig: Rig) -> None:
         objects = [staged for number in range(5) for staged in await rig.staged([b"%d" % number])]
-        manifest, checksum = await rig.commits._decide(1, objects, rig.store)
+        manifest, checksum = await rig.commits.decide(1, objects, rig.store)
         ((_, pieces),) = manifest.places().items()
         ask = await _asked(rig, manifest, checksum, 3)
         assert ask == 3
@@ -175,7 +175,7 @@ def test_a_batch_that_ended_half_way_is_brought_to_its_end_without_knowing_it() 
         assert await rig.commits.finish_last(rig.store) is None
         await rig.commits.commit(1, await rig.staged([b"before"]), rig.store)
         objects = [staged for number in range(5) for staged in await rig.staged([b"%d" % number])]
-        manifest, checksum = await rig.commits._decide(2, objects, rig.store)
+        manifest, checksum = await rig.commits.decide(2, objects, rig.store)
         await _asked(rig, manifest, checksum, 3)
         for _ in range(2):
             assert await rig.commits.finish_last(rig.store) == manifest
@@ -187,7 +187,7 @@ def test_a_batch_that_ended_half_way_is_brought_to_its_end_without_knowing_it() 
 def test_a_batch_whose_objects_are_gone_is_not_brought_to_its_end() -> None:
     async def work(rig: Rig) -> None:
         (staged,) = await rig.staged([b"gone"])
-        await rig.commits._decide(1, [staged], rig.store)
+        await rig.commits.decide(1, [staged], rig.store)
         await rig.store.delete(staged.key)
         assert await rig.commits.finish_last(rig.store) is None
         assert await rig.records() == []
@@ -210,7 +210,7 @@ def test_a_batch_below_the_last_one_that_was_begun_after_it_is_refused() -> None
 
     async def work(rig: Rig) -> None:
         await rig.commits.commit(5, await rig.staged([b"five"]), rig.store)
-        manifest, checksum = await rig.commits._decide(4, await rig.staged([b"four"]), rig.store)
+        manifest, checksum = await rig.commits.decide(4, await rig.staged([b"four"]), rig.store)
         later = msgspec.structs.replace(manifest, created_ms=manifest.created_ms + 60_000)
         with pytest.raises(InvalidRequestError, match=f"batch 4 of writer '{WRITER}' was begun after its batch 5"):
             await _asked(rig, later, checksum, 1)

@@ -441,8 +441,8 @@ def test_an_upload_that_finds_its_key_taken_ends_the_epoch_behind_a_publish_that
                 await processor.restate()
                 await queue.begun.wait()
             caplog.clear()
-            processor._fence(ObjectExistsError("somebody was here"))
-            processor._fence(ObjectExistsError("and there"))
+            processor.fence(ObjectExistsError("somebody was here"))
+            processor.fence(ObjectExistsError("and there"))
             assert events_of(caplog) == ["fenced"] * 2
             assert own.phase is Phase.FENCED
             await turns()
@@ -508,7 +508,7 @@ def test_a_lost_epoch_settles_what_waits_and_leaves_nothing_behind() -> None:
             assert processor.ring.add_staged(staged, processor._now(), 1)
             states = asyncio.create_task(processor._state())
             await queue.begun.wait()
-            processor._fence(ObjectExistsError("somebody was here"))
+            processor.fence(ObjectExistsError("somebody was here"))
             ready = asyncio.create_task(processor._give_up_epoch())
             await ready
             assert processor._uploads == {}

@@ -110,7 +110,7 @@ def test_what_a_spool_acked_survives_failed_fsyncs_and_a_loss_of_power(
             disk.lose_power(tmp_path / "after")
             assert survivors(tmp_path / "after" / "spool") == set(range(BLOCKS))
             again = await cluster.start("one", spool=SpoolFiles(tmp_path / "after" / "spool"))
-            await again._replay.wait()
+            await again.replay.wait()
             assert sum(each.records for each in await pointers(cluster, topic)) == BLOCKS
 
     asyncio.run(work())

@@ -352,7 +352,7 @@ KEEPING_BUGS = (
     Planted(
         "a later commit decides anew",
         "memq.client.bulk.staged_writer",
-        "StagedCommits._decide",
+        "StagedCommits.decide",
         "manifest = decode_manifest(body)",
         "manifest, body = manifest, encode_manifest(manifest)",
         level="breezy",

@@ -104,7 +104,7 @@ def test_a_batch_that_was_decided_and_not_published_comes_with_the_next_one(
         task = await StagedTask.opened(options, options.writer)
         try:
             await task.add(pyarrow.record_batch({"value": [b"%d" % number for number in range(10)]}))
-            await task._commits._decide(1, await task.finish(), task.store)
+            await task._commits.decide(1, await task.finish(), task.store)
         finally:
             await task.close()
 

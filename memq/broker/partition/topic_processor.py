@@ -352,7 +352,7 @@ class TopicProcessor:
             if put_s is None:
                 put_s = await self._sharing.store(sealed, slot.slabs)
         except ObjectExistsError as error:  # a key is used once: somebody else writes with our epoch
-            self._fence(error)
+            self.fence(error)
             return
         if self.services.traces is not None:
             self.services.traces.uploaded(sealed, slot.sealed_ms)
@@ -360,7 +360,7 @@ class TopicProcessor:
         self.ring.stored(slot, put_s)
         self.pump()
 
-    def _fence(self, error: MemqError) -> None:
+    def fence(self, error: MemqError) -> None:
         """Give the epoch up for what an upload met; a publish under way ends first, and sees it."""
         self.services.events.error("fenced", f"{self.name}: {error}")
         own = self.owned()

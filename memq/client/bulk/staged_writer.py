@@ -203,7 +203,7 @@ class StagedCommits(AsyncClosing):
         """
         if not 0 <= batch_id < BATCH_ID_END:
             raise InvalidRequestError(f"batch id {batch_id} is outside 0 to {BATCH_ID_END - 1}")
-        manifest, checksum = await self._decide(batch_id, objects, store, source)
+        manifest, checksum = await self.decide(batch_id, objects, store, source)
         turn = asyncio.Semaphore(PARTITIONS_AT_ONCE_MAX)
         try:
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
@@ -254,7 +254,7 @@ class StagedCommits(AsyncClosing):
         key = manifest_key(self.cluster, self._writer, batch_id)
         return key in [entry.key async for entry in store.list(manifest_prefix(self.cluster, self._writer))]
 
-    async def _decide(
+    async def decide(
         self, batch_id: int, objects: Sequence[StagedObject], store: StorageHandler, source: str = ""
     ) -> tuple[Manifest, int]:
         """Put the manifest, or find the one that was there before; return it with its checksum.
