@@ -318,6 +318,9 @@ def test_a_store_that_does_not_answer_ends_a_restore_and_is_no_fault_of_an_objec
         async def get(self, key: str, *, checked: bool = True) -> bytes:
             raise StoreError("it does not answer")
 
+        async def get_range(self, key: str, offset: int, length: int) -> bytes:
+            raise StoreError("it does not answer")
+
     async def work() -> None:
         clock = skipping_runtime().clock
         store, queue = Silent(clock), MemoryQueue(clock)

@@ -25,7 +25,7 @@ from memq.protocol.frames import Api
 from memq.settings import BrokerSettings
 from memq.storage_handlers import ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
-from memq.topic import PartitionSlots, Topic, TopicSettings, read_partitions
+from memq.topic import CLOCK_ERROR_MS, PartitionSlots, Topic, TopicSettings, read_partitions
 from tests.brokers import BareClient, run, running_broker, until
 from tests.cold import DAY_MS, parts_on
 from tests.sweeps import sweep_twice
@@ -180,6 +180,21 @@ def test_shared_objects_stay_that_a_lost_log_may_have_named() -> None:
             await broker.partitions.delete(broker.partitions.topic("clicks"))
             await services.queue.drop(read_partitions(topic))  # as the broker has done with its own
             assert (await sweep_twice(services, 0))[0] == len(before), "nobody is left who could have named them"
+
+    run(work())
+
+
+def test_a_topic_that_shares_objects_no_more_is_not_opened_on_a_lost_log_either() -> None:
+    """Late batches of any topic lie in shared objects, too."""
+
+    async def work() -> None:
+        async with running_broker(audit=False, shared_age_ms_max=1) as broker:
+            topic = await filled(broker, shared=True)
+            services = await with_lost_log(broker.services, topic)
+            alone = msgspec.structs.replace(topic, settings=TopicSettings(shared_objects=False))
+            assert "the queue shows nothing of it, the store has" in await opened(services, alone)
+            young = msgspec.structs.replace(alone, created_ms=services.runtime.clock.wall_ms() + 2 * CLOCK_ERROR_MS)
+            assert await opened(services, young) == "", "what is older than a topic is of others"
 
     run(work())
 

@@ -19,7 +19,6 @@ from memq.broker.restore.rebuild import (
     find_shared_batch,
     follow_on,
     places_in,
-    shared_places,
     staged_places,
 )
 from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
@@ -34,8 +33,10 @@ from memq.format.object import (
     batch_checksum,
     encode_index,
     open_object,
+    parse_trailer,
 )
 from memq.format.pointer import Location, NamedProducer, Pointer, ProducerRanges, encode_pointer
+from memq.limits import TRAILER_BYTES
 from memq.notification import Entries, Entry, Publication
 from memq.notification.memory import MemoryQueue
 from memq.runtime.clock import SystemClock
@@ -84,6 +85,8 @@ ONE = [
 ]
 TWO = [block(2, [b"d"], partition=1)]
 SHARED = joined((batch(6), ONE), (batch(8, partition=1), TWO), (batch(6, topic=1), [block(0, [b"e"], topic=OTHER)]))
+INDEX_OFFSET = parse_trailer(SHARED[-TRAILER_BYTES:], len(SHARED)).index_offset
+PLACES = places_in(KEY, open_object(SHARED), INDEX_OFFSET)
 
 
 def whole(data: bytes = SHARED, sequence: int = 6, partition: int = 0) -> FoundBatch:
@@ -98,18 +101,16 @@ def flipped(data: bytes, at: int) -> bytes:
 
 
 def test_the_batches_of_a_shared_object_are_found_by_topic() -> None:
-    places = shared_places(KEY, SHARED)
-    index = open_object(memoryview(SHARED))
+    index = open_object(SHARED)
     offset = sum(map(len, (*ONE, *TWO))) + len(block(0, [b"e"], topic=OTHER))
     entries = list(index.batches)
-    assert places == {
+    assert places_in(KEY, index, offset) == {
         TOPIC.id: [
             BatchPlace(KEY, 0, 4, 6, entries[0], offset, "b-1"),
             BatchPlace(KEY, 1, 4, 8, entries[1], offset, "b-1"),
         ],
         OTHER.id: [BatchPlace(KEY, 0, 4, 6, entries[2], offset, "b-1")],
     }
-    assert places_in(KEY, index, offset) == places
 
 
 def test_a_batch_is_the_same_from_its_object_and_from_its_own_bytes() -> None:
@@ -119,7 +120,7 @@ def test_a_batch_is_the_same_from_its_object_and_from_its_own_bytes() -> None:
     assert (found.key, found.broker, found.raw_bytes, found.damaged) == (KEY, "b-1", raw, 0)
     assert found.named == (NamedProducer(producer=2, epoch=3, last_sequence=8),)
     assert [each.first_sequence for each in found.blocks] == [0, 7]
-    for place in shared_places(KEY, SHARED)[TOPIC.id]:
+    for place in PLACES[TOPIC.id]:
         assert place.entry is not None
         own = SHARED[place.entry.offset : place.entry.offset + place.entry.length]
         alone, expected = find_shared_batch(place, own, TOPIC), whole(SHARED, place.batch_sequence, place.partition)
@@ -145,7 +146,7 @@ def test_an_object_that_holds_other_batches_than_its_key_says_is_damaged(place: 
 
 
 def test_bytes_that_do_not_fit_the_index_are_no_batch() -> None:
-    place = shared_places(KEY, SHARED)[TOPIC.id][0]
+    place = PLACES[TOPIC.id][0]
     for data in (ONE[0], b"".join(ONE)[:-1], b"".join([*ONE, *TWO]), b""):
         with pytest.raises(CorruptDataError, match="do not fit its index"):
             find_shared_batch(place, data, TOPIC)
@@ -153,7 +154,7 @@ def test_bytes_that_do_not_fit_the_index_are_no_batch() -> None:
 
 def test_a_damaged_header_says_nothing_of_sequences_where_the_index_does() -> None:
     """Its first sequence is wrong, and its length is not: the next block is found, and the pointer would lie."""
-    place = shared_places(KEY, SHARED)[TOPIC.id][0]
+    place = PLACES[TOPIC.id][0]
     first_sequence = 40
     assert parse_header(flipped(ONE[0], first_sequence)).first_sequence != 0
     data = flipped(SHARED, first_sequence)

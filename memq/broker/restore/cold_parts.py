@@ -1,11 +1,11 @@
-"""Compacted parts for a restore: batches in large objects, and facts that only pointers had.
+"""Objects of many batches for a restore, shared and large, and facts that only pointers had.
 
 The new queue numbers anew, so manifests of the old one hold no more: once it is whole, each gets an empty successor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from memq.broker.restore.rebuild import BatchPlace, FoundBatch, places_in
@@ -41,17 +41,34 @@ class ColdBatches:
         return replace(found, named=named) if named and is_cold_object(found.key) else found
 
 
-async def cold_batches(cluster: str, store: StorageHandler, topic: Topic) -> ColdBatches:
-    """Read the indexes of all large objects of a topic, and its manifests. Raises: as `ObjectReader`."""
-    batches = ColdBatches()
-    async for entry in store.list(f"{cold_prefix(cluster, topic.name, topic.id)}objects/"):
+async def places_below(
+    store: StorageHandler,
+    prefix: str,
+    findings: list[tuple[str, str]],
+    moved: Callable[[int], None] = lambda count: None,
+) -> dict[str, list[BatchPlace]]:
+    """Read the indexes of all objects below a prefix; return their batches by topic id.
+
+    An index that can't be read is one of `findings`; `moved` is told of each object. Raises: as `ObjectReader`.
+    """
+    found: dict[str, list[BatchPlace]] = {}
+    async for entry in store.list(prefix):
         try:
             index, trailer = await read_index(store, entry)
         except (CorruptDataError, UnsupportedFormatError) as error:
-            batches.findings.append((entry.key, str(error)))
-            continue
-        for places in places_in(entry.key, index, trailer.index_offset).values():
-            batches.places += places
+            findings.append((entry.key, str(error)))
+        else:
+            for topic_id, places in places_in(entry.key, index, trailer.index_offset).items():
+                found.setdefault(topic_id, []).extend(places)
+        moved(1)
+    return found
+
+
+async def cold_batches(cluster: str, store: StorageHandler, topic: Topic) -> ColdBatches:
+    """Read the indexes of all large objects of a topic, and its manifests. Raises: as `ObjectReader`."""
+    batches = ColdBatches()
+    found = await places_below(store, f"{cold_prefix(cluster, topic.name, topic.id)}objects/", batches.findings)
+    batches.places += found.get(topic.id, ())
     await _read_manifests(ColdFiles(cluster, store), topic, batches)
     return batches
 

@@ -108,11 +108,6 @@ def at_least(found: FoundBatch, time_ms: int) -> FoundBatch:
     return replace(found, entry=entry._replace(appended_ms=max(entry.appended_ms, time_ms)))
 
 
-def shared_places(key: str, data: Buffer) -> dict[str, list[BatchPlace]]:
-    """Return the batches of a shared object by topic id. Raises: CorruptDataError, UnsupportedFormatError."""
-    return places_in(key, open_object(memoryview(data)), _index_offset(data))
-
-
 def places_in(key: str, index: ObjectIndex, index_offset: int) -> dict[str, list[BatchPlace]]:
     """Return the batches of an object by topic id."""
     places: dict[str, list[BatchPlace]] = {}
@@ -129,11 +124,12 @@ def find_batch(place: BatchPlace, data: Buffer, topic: Topic) -> FoundBatch:
     Raises: CorruptDataError, UnsupportedFormatError when trailer or index do not hold, or name no such batch.
     """
     index = open_object(data)
+    index_offset = parse_trailer(memoryview(data)[-TRAILER_BYTES:], len(data)).index_offset
     for entry in index.batches:
         if index.meta.topics[entry.topic].id == topic.id and place.is_at(entry):
             blocks = index.blocks_of(entry)
             pieces = cut_blocks(data, scope_of(topic.id_bytes, entry.partition), None, numbered_entries(blocks))
-            return _found(place, place.entry or entry, blocks, pieces, index.meta.broker, _index_offset(data))
+            return _found(place, place.entry or entry, blocks, pieces, index.meta.broker, index_offset)
     raise CorruptDataError(f"object '{place.key}' holds other batches than its key says")
 
 
@@ -148,10 +144,6 @@ def find_shared_batch(place: BatchPlace, data: Buffer, topic: Topic) -> FoundBat
         raise CorruptDataError(f"object '{place.key}': the blocks of a batch do not fit its index")
     blocks = tuple(piece.entry() for piece in pieces)
     return _found(place, place.entry, blocks, pieces, place.broker, place.index_offset)
-
-
-def _index_offset(data: Buffer) -> int:
-    return parse_trailer(memoryview(data)[-TRAILER_BYTES:], len(data)).index_offset
 
 
 def _found(

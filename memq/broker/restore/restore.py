@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from awscrt.checksums import crc32c
 
-from memq.broker.restore.cold_parts import ColdBatches, cold_batches, retire_manifests
+from memq.broker.restore.cold_parts import ColdBatches, cold_batches, places_below, retire_manifests
 from memq.broker.restore.present_log import PresentLog, held_in
 from memq.broker.restore.rebuild import (
     BatchPlace,
@@ -23,7 +23,6 @@ from memq.broker.restore.rebuild import (
     find_batch,
     find_shared_batch,
     follow_on,
-    shared_places,
     staged_places,
 )
 from memq.errors import (
@@ -191,7 +190,7 @@ class Restorer:
     async def _places(self, topic: Topic, told: Restored) -> Places:
         """List the topic's batches: by write partition, in the order of epoch and batch sequence."""
         if self._shared is None:
-            self._shared = await self._shared_places(told)
+            self._shared = await places_below(self._store, shared_prefix(self._cluster), told.findings, self._moved)
         places: Places = {}
         self._cold = await cold_batches(self._cluster, self._store, topic)
         told.findings += self._cold.findings
@@ -237,22 +236,6 @@ class Restorer:
         for manifest, checksum in manifests:
             for topic_id, places in staged_places(manifest, checksum).items():
                 found.setdefault(topic_id, []).extend(places)
-        return found
-
-    async def _shared_places(self, told: Restored) -> dict[str, list[BatchPlace]]:
-        """Read the indexes of all shared objects once.
-
-        The fault of an object is reported with its first topic.
-        """
-        found: dict[str, list[BatchPlace]] = {}
-        async for entry in self._store.list(shared_prefix(self._cluster)):
-            try:
-                shared = await self._surely(entry.key, partial(self._shared_in, entry.key))
-                for topic_id, places in shared.items():
-                    found.setdefault(topic_id, []).extend(places)
-            except (CorruptDataError, UnsupportedFormatError) as error:
-                told.findings.append((entry.key, str(error)))
-            self._moved(1)
         return found
 
     async def _in_order(
@@ -310,9 +293,6 @@ class Restorer:
     async def _staged_by(self, key: str) -> tuple[Manifest, int]:
         body = await self._store.get(key)
         return decode_manifest(body), crc32c(body)
-
-    async def _shared_in(self, key: str) -> dict[str, list[BatchPlace]]:
-        return shared_places(key, await self._store.get(key, checked=False))
 
     async def _surely(
         self, key: str, read: Callable[[], Awaitable[T]], is_whole: Callable[[T], bool] = lambda found: True

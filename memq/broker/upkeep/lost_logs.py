@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
+from memq.broker.upkeep.orphan_objects import batches_of
 from memq.compaction.files import ColdFiles
 from memq.errors import (
     CorruptDataError,
@@ -21,20 +22,12 @@ from memq.errors import (
     RetryableError,
     UnsupportedFormatError,
 )
-from memq.format.key import (
-    ObjectKey,
-    cold_manifest_prefix,
-    parse_object_key,
-    shared_prefix,
-    staged_prefix,
-    topic_prefix,
-)
+from memq.format.key import cold_manifest_prefix, shared_prefix, staged_prefix, topic_prefix
 from memq.governor import Coordinator
 from memq.notification import PointerReader, Span
 from memq.runtime.timed_semaphore import PARTITIONS_AT_ONCE_MAX, bunches
-from memq.storage_handlers import StorageHandler
-from memq.storage_handlers.object_index import read_index
-from memq.topic import ReadPartition, Topic, read_partitions
+from memq.storage_handlers import ObjectEntry, StorageHandler
+from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, read_partitions
 
 LOOKS_AT_ONCE_MAX = 16
 SPAN_S_MAX = 5.0  # for the answer of one log; one that takes longer has none
@@ -188,7 +181,8 @@ class LostLogs:
     async def _stored(self, topic: Topic, partition: ReadPartition) -> str:
         """Return the key of an object that a pointer of this log named, "" when there is none.
 
-        A listing up to the first one; where the topic shares objects, their indexes are read, too.
+        A listing up to the first one. Batches of any topic lie in objects that topics share: those that were late, and
+        those of the time before its settings were altered. So the indexes of those are read that are as old as it.
         """
         writers = topic.writers_of(partition)
         try:
@@ -197,22 +191,19 @@ class LostLogs:
             return cold_manifest_prefix(self.cluster, topic.name, topic.id, partition.partition)
         if manifest is not None and manifest.parts:
             return manifest.parts[0].key
-        async for entry in self.store.list(topic_prefix(self.cluster, topic.name, topic.id)):
-            try:
-                named = parse_object_key(entry.key)
-            except InvalidRequestError:
-                continue
-            if isinstance(named, ObjectKey) and named.partition in writers:
-                return entry.key
-        return await self._shared(topic, writers) if topic.settings.shared_objects else ""
-
-    async def _shared(self, topic: Topic, writers: Sequence[int]) -> str:
-        async for entry in self.store.list(shared_prefix(self.cluster)):
-            try:
-                index, _ = await read_index(self.store, entry)
-            except (CorruptDataError, NotFoundError, UnsupportedFormatError):
-                continue
-            for batch in index.batches:
-                if index.meta.topics[batch.topic].id == topic.id and batch.partition in writers:
+        shared = shared_prefix(self.cluster)
+        for prefix in (topic_prefix(self.cluster, topic.name, topic.id), shared):
+            async for entry in self.store.list(prefix):
+                of_others = prefix == shared and entry.modified_ms + CLOCK_ERROR_MS < topic.created_ms
+                if not of_others and await self._holds(entry, topic, writers):
                     return entry.key
         return ""
+
+    async def _holds(self, entry: ObjectEntry, topic: Topic, writers: Sequence[int]) -> bool:
+        try:
+            async for named, partition, _, _ in batches_of(self.store, entry, [topic]):
+                if named.id == topic.id and partition in writers:
+                    return True
+        except (CorruptDataError, NotFoundError, UnsupportedFormatError):
+            pass
+        return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Container, Mapping
+from collections.abc import AsyncIterator, Container, Iterable, Mapping
 from typing import NamedTuple
 
 from memq.broker.upkeep.log_coverage import LogCoverage
@@ -64,7 +64,7 @@ class OrphanObjects:
         Raises: as the store and the queue; UnsupportedFormatError for an object of a newer version.
         """
         try:
-            async for topic, partition, epoch, batch_sequence in self._batches(entry):
+            async for topic, partition, epoch, batch_sequence in batches_of(self._store, entry, self._topics.values()):
                 if topic.id not in self._topics:
                     if await self._forgotten.holds(topic):
                         return forgotten_topic(topic)
@@ -85,24 +85,27 @@ class OrphanObjects:
             return log is not None and log.accounts_for(epoch, batch_sequence)
         return place not in self._claimed if log is None else not log.lost
 
-    async def _batches(self, entry: ObjectEntry) -> AsyncIterator[tuple[ObjectTopic, int, int, int]]:
-        """Yield topic, write partition, epoch and number of the batches of an object; none of other files."""
-        staged = is_staged_object(entry.key)
-        if staged or is_of_many(entry.key):
-            index, _ = await read_index(self._store, entry)
-            for batch in index.batches:
-                yield (
-                    index.meta.topics[batch.topic],
-                    batch.partition,
-                    0 if staged else batch.epoch,
-                    batch.batch_sequence,
-                )
-            return
-        try:
-            named = parse_object_key(entry.key)
-        except InvalidRequestError:
-            return
-        if isinstance(named, ObjectKey):
-            for topic in self._topics.values():  # of one prefix, there is one
-                if (topic.name, topic.id[:8]) == (named.topic, named.topic_id):
-                    yield ObjectTopic(topic.name, topic.id), named.partition, named.epoch, named.batch_sequence
+
+async def batches_of(
+    store: ObjectReader, entry: ObjectEntry, topics: Iterable[Topic]
+) -> AsyncIterator[tuple[ObjectTopic, int, int, int]]:
+    """Yield topic, write partition, epoch and number of the batches of an object; none of other files.
+
+    By the key, for one of `topics`; by the index for an object of many, and with epoch 0 what a writer staged.
+    Raises: as `read_index`.
+    """
+    staged = is_staged_object(entry.key)
+    if staged or is_of_many(entry.key):
+        index, _ = await read_index(store, entry)
+        for batch in index.batches:
+            epoch = 0 if staged else batch.epoch
+            yield index.meta.topics[batch.topic], batch.partition, epoch, batch.batch_sequence
+        return
+    try:
+        named = parse_object_key(entry.key)
+    except InvalidRequestError:
+        return
+    if isinstance(named, ObjectKey):
+        for topic in topics:  # of one prefix, there is one
+            if (topic.name, topic.id[:8]) == (named.topic, named.topic_id):
+                yield ObjectTopic(topic.name, topic.id), named.partition, named.epoch, named.batch_sequence
