@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from memq.client.arguments import check_timeout
 from memq.client.closing import AsyncClosing
@@ -16,9 +16,6 @@ from memq.client.producer.fields import BytesLike, HeadersLike, RecordColumns, R
 from memq.client.producer.open_block import Route
 from memq.errors import BufferFullError
 from memq.runtime.network import Address
-
-if TYPE_CHECKING:
-    pass
 
 
 class AsyncProducer(ProducerFace, AsyncClosing):
