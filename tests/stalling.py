@@ -54,7 +54,7 @@ async def serve(folder: Path, memory_bytes_max: int) -> None:
         print("starved", flush=True)
         hurry()
 
-    def told() -> None:
+    def report() -> None:
         commands = os.read(0, 1024)
         for command in commands.splitlines():
             (store.gate.clear if command == b"shut" else store.gate.set)()
@@ -63,7 +63,7 @@ async def serve(folder: Path, memory_bytes_max: int) -> None:
 
     broker.intake.starving = starving
     await broker.start()
-    asyncio.get_running_loop().add_reader(0, told)
+    asyncio.get_running_loop().add_reader(0, report)
     print(f"memq ready: {broker.address}", flush=True)
     await ended.wait()
     store.gate.set()

@@ -39,8 +39,8 @@ class Tally:
 class Tallies:
     """Counts findings by kind; begins with those of `told`."""
 
-    def __init__(self, told: Iterable[Tally] = ()) -> None:
-        self._tallies = {each.kind: Tally(each.kind, each.count, list(each.places)) for each in told}
+    def __init__(self, tallies: Iterable[Tally] = ()) -> None:
+        self._tallies = {each.kind: Tally(each.kind, each.count, list(each.places)) for each in tallies}
 
     def add(self, count: int, place: Finding) -> None:
         """Add units of a kind, with their place."""

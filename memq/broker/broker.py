@@ -349,13 +349,13 @@ class Broker:
     async def _tell_loads(self) -> None:
         """Report the load of the partitions and refresh: the balance needs it, and a call may be lost."""
         clock, coordinator, traffic = self.services.runtime.clock, self.services.coordinator, Traffic()
-        told = None
+        published = None
         while True:
             loads = traffic.look(self.partitions.stored_bytes(), clock.monotonic())
-            if loads != told:
+            if loads != published:
                 try:
                     await coordinator.report(self._entry, loads)
-                    told = loads
+                    published = loads
                 except MemqError as error:
                     self.services.events.info("report-failed", str(error))
             await asyncio.sleep(LOADS_INTERVAL_S)

@@ -126,8 +126,8 @@ class LinkPool:
     def learn(self, addresses: Sequence[Address], zones: Sequence[str]) -> None:
         """Keep the addresses of live brokers, with zones, in addition to start addresses and those in use."""
         kept = {address: self._known.get(address, "") for address in (*self._bootstrap, *self._sessions)}
-        told = zip_longest(addresses[:BROKERS_MAX], zones[: min(len(addresses), BROKERS_MAX)], fillvalue="")
-        self._known = kept | {address: zone for address, zone in told if not isinstance(address, str)}
+        live = zip_longest(addresses[:BROKERS_MAX], zones[: min(len(addresses), BROKERS_MAX)], fillvalue="")
+        self._known = kept | {address: zone for address, zone in live if not isinstance(address, str)}
 
     def sessions(self) -> list[Session]:
         """Return the sessions that are open."""

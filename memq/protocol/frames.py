@@ -103,10 +103,10 @@ def encode_frame(api: int, stream: int, argument: int, body: bytes = b"", flags:
 
 def encode_ack(level: int, stream: int, next_sequence: int, epoch: int, places: Sequence[AckPlace] = ()) -> bytes:
     """Build an ACK frame: all records below `next_sequence` of the stream are acked at `level`."""
-    told = places[:ACK_PLACES_MAX]
-    length = ACK.size - FRAME_PREFIX_BYTES + len(told) * _PLACE.size
-    head = ACK.pack(length, Api.ACK, level, stream, next_sequence, epoch, len(told))
-    return head + b"".join(_PLACE.pack(*place) for place in told) if told else head
+    named = places[:ACK_PLACES_MAX]
+    length = ACK.size - FRAME_PREFIX_BYTES + len(named) * _PLACE.size
+    head = ACK.pack(length, Api.ACK, level, stream, next_sequence, epoch, len(named))
+    return head + b"".join(_PLACE.pack(*place) for place in named) if named else head
 
 
 def decode_places(body: bytes | bytearray | memoryview) -> list[AckPlace]:

@@ -21,8 +21,8 @@ def read_given(given: Mapping[str, str], spelling: Mapping[str, str], foreign: t
     `spelling` has those that there are, as people write them.
     `foreign` are passed over: they are Spark's own. Raises: UnknownSettingError with a "did you mean".
     """
-    told = {name.lower(): value.strip() for name, value in given.items() if name.lower() not in foreign}
-    for name in told:
+    normalized = {name.lower(): value.strip() for name, value in given.items() if name.lower() not in foreign}
+    for name in normalized:
         if name in spelling:
             continue
         if _SECRET.search(name):
@@ -31,12 +31,12 @@ def read_given(given: Mapping[str, str], spelling: Mapping[str, str], foreign: t
                 hint="give keys by the environment of every machine, or by the file that option 'config' names",
             )
         raise UnknownSettingError(f"unknown option '{name}'", hint=did_you_mean(name, tuple(spelling.values())))
-    return told
+    return normalized
 
 
-def read_choice(told: Mapping[str, str], name: str, spelled: str, choices: tuple[str, ...]) -> str:
+def read_choice(normalized: Mapping[str, str], name: str, spelled: str, choices: tuple[str, ...]) -> str:
     """Return one of `choices`, the first when nothing was said. Raises: InvalidSettingError."""
-    value = told.get(name, choices[0])
+    value = normalized.get(name, choices[0])
     if value.lower() not in choices:
         raise InvalidSettingError(
             f"option '{spelled}' = '{value[:60]}' is none of {', '.join(choices)}", hint=did_you_mean(value, choices)

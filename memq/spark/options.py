@@ -98,58 +98,58 @@ def read_options(given: Mapping[str, str], kind: Kind | None = None) -> ReadOpti
 
     Raises: UnknownSettingError with a "did you mean", InvalidSettingError; InvalidNameError for topics.
     """
-    told = read_given(given, SPELLING)
-    for name in told:
+    normalized = read_given(given, SPELLING)
+    for name in normalized:
         if kind is not None and name in _NOT_FOR[kind]:
             raise InvalidSettingError(f"option '{SPELLING[name]}' is not for a {kind} read", hint="leave it out")
-    _check_together(told)
-    topics = tuple(check_name(name.strip(), internal=True) for name in told.get("topics", "").split(",") if name)
+    _check_together(normalized)
+    topics = tuple(check_name(name.strip(), internal=True) for name in normalized.get("topics", "").split(",") if name)
     return ReadOptions(
-        brokers=told.get("brokers") or None,
-        queue=told.get("queue", ""),
-        store=told.get("store", ""),
-        config=told.get("config") or None,
-        profile=told.get("profile") or None,
+        brokers=normalized.get("brokers") or None,
+        queue=normalized.get("queue", ""),
+        store=normalized.get("store", ""),
+        config=normalized.get("config") or None,
+        profile=normalized.get("profile") or None,
         topics=topics,
-        path=told.get("path", ""),
-        columns=_columns(told.get("columns", "")),
-        start=_point("start", told.get("start", "beginning"), topics),
-        end=_point("end", told.get("end", "end"), topics),
-        schema=told.get("schema", ""),
-        value_format=_choice(told, "valueformat", ("json", "avro")),
-        avro_schema=told.get("avroschema", ""),
-        fail_malformed=_choice(told, "onmalformed", ("fail", "null")) == "fail",
-        skip_damaged=_choice(told, "ondamaged", ("fail", "skip")) == "skip",
-        missing_s=_bounded(told, "missingseconds", MISSING_S, 0, _whole, "a whole number"),
-        dedup=_choice(told, "dedup", ("on", "raw")) == "on",
-        partition_bytes=_size(told, "partitionbytes", 128 * MIB, 64 * KIB),
-        prefetch_bytes=_size(told, "prefetchbytes", 64 * MIB, 64 * KIB),
-        trigger_bytes_max=_size(told, "maxbytespertrigger", 0, 1),
-        trigger_records_max=_number(told, "maxrecordspertrigger"),
-        skip_expired=_choice(told, "onexpired", ("fail", "skip")) == "skip",
-        audit_name=check_name(told["auditname"], "group") if told.get("auditname") else "",
+        path=normalized.get("path", ""),
+        columns=_columns(normalized.get("columns", "")),
+        start=_point("start", normalized.get("start", "beginning"), topics),
+        end=_point("end", normalized.get("end", "end"), topics),
+        schema=normalized.get("schema", ""),
+        value_format=_choice(normalized, "valueformat", ("json", "avro")),
+        avro_schema=normalized.get("avroschema", ""),
+        fail_malformed=_choice(normalized, "onmalformed", ("fail", "null")) == "fail",
+        skip_damaged=_choice(normalized, "ondamaged", ("fail", "skip")) == "skip",
+        missing_s=_bounded(normalized, "missingseconds", MISSING_S, 0, _whole, "a whole number"),
+        dedup=_choice(normalized, "dedup", ("on", "raw")) == "on",
+        partition_bytes=_size(normalized, "partitionbytes", 128 * MIB, 64 * KIB),
+        prefetch_bytes=_size(normalized, "prefetchbytes", 64 * MIB, 64 * KIB),
+        trigger_bytes_max=_size(normalized, "maxbytespertrigger", 0, 1),
+        trigger_records_max=_number(normalized, "maxrecordspertrigger"),
+        skip_expired=_choice(normalized, "onexpired", ("fail", "skip")) == "skip",
+        audit_name=check_name(normalized["auditname"], "group") if normalized.get("auditname") else "",
     )
 
 
-def _check_together(told: Mapping[str, str]) -> None:
+def _check_together(normalized: Mapping[str, str]) -> None:
     """Check that it is said where records are, and only once."""
-    if not told.get("topics") and not told.get("path"):
+    if not normalized.get("topics") and not normalized.get("path"):
         raise InvalidSettingError("one of the options 'topics' and 'path' is needed", hint="topics = clicks")
     for name in ("topics", "queue", "store"):
-        if told.get("path") and told.get(name):
+        if normalized.get("path") and normalized.get(name):
             raise InvalidSettingError(
                 f"options 'path' and '{name}' exclude each other",
                 hint="path says where objects are, and of which topic",
             )
-    if told.get("queue") and told.get("brokers"):
+    if normalized.get("queue") and normalized.get("brokers"):
         raise InvalidSettingError("options 'brokers' and 'queue' exclude each other", hint="brokers know the queue")
-    if told.get("queue") and not told.get("store"):
+    if normalized.get("queue") and not normalized.get("store"):
         raise InvalidSettingError("option 'queue' needs 'store': no broker is asked", hint="store = s3://BUCKET/PREFIX")
-    if told.get("auditname") and told.get("queue"):
+    if normalized.get("auditname") and normalized.get("queue"):
         raise InvalidSettingError("option 'auditName' needs 'brokers': reports go to them", hint="leave 'queue' out")
-    if told.get("auditname") and told.get("dedup") == "raw":
+    if normalized.get("auditname") and normalized.get("dedup") == "raw":
         raise InvalidSettingError("option 'auditName' needs dedup = on: raw copies are doubled", hint="leave one out")
-    if told.get("valueformat") == "avro" and not (told.get("avroschema") and told.get("schema")):
+    if normalized.get("valueformat") == "avro" and not (normalized.get("avroschema") and normalized.get("schema")):
         raise InvalidSettingError("valueFormat = avro needs the options 'schema' and 'avroSchema'", hint="give both")
 
 
@@ -194,16 +194,16 @@ def _placed(name: str, part: re.Match[str], topics: tuple[str, ...]) -> tuple[tu
     return (topic, position.read_partition), position
 
 
-def _choice(told: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
-    return read_choice(told, name, SPELLING[name], choices)
+def _choice(normalized: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    return read_choice(normalized, name, SPELLING[name], choices)
 
 
-def _size(told: Mapping[str, str], name: str, default: int, low: int) -> int:
-    return _bounded(told, name, default, low, parse_size, "a size such as 128MiB")
+def _size(normalized: Mapping[str, str], name: str, default: int, low: int) -> int:
+    return _bounded(normalized, name, default, low, parse_size, "a size such as 128MiB")
 
 
-def _number(told: Mapping[str, str], name: str) -> int:
-    return _bounded(told, name, 0, 1, _whole, "a whole number")
+def _number(normalized: Mapping[str, str], name: str) -> int:
+    return _bounded(normalized, name, 0, 1, _whole, "a whole number")
 
 
 def _whole(text: str) -> int | None:
@@ -211,13 +211,14 @@ def _whole(text: str) -> int | None:
 
 
 def _bounded(
-    told: Mapping[str, str], name: str, default: int, low: int, parse: Callable[[str], int | None], what: str
+    normalized: Mapping[str, str], name: str, default: int, low: int, parse: Callable[[str], int | None], what: str
 ) -> int:
-    if not told.get(name):
+    if not normalized.get(name):
         return default
-    value = parse(told[name])
+    value = parse(normalized[name])
     if value is None or not low <= value <= 1 << 52:
         raise InvalidSettingError(
-            f"option '{SPELLING[name]}' = '{told[name][:60]}' is not from {low} to {1 << 52}", hint=f"write {what}"
+            f"option '{SPELLING[name]}' = '{normalized[name][:60]}' is not from {low} to {1 << 52}",
+            hint=f"write {what}",
         )
     return value

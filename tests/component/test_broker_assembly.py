@@ -370,8 +370,8 @@ def test_a_cluster_is_restored_while_none_of_its_brokers_runs(parts: Parts) -> N
         await MemoryCoordinator(parts.cluster).create_topic(TOPIC)
         for dry_run in (True, False):
             parts.log.clear()
-            (told,) = await restore_cluster("c-1", PARTS, dry_run=dry_run, runtime=parts.runtime)
-            assert (told.topic, told.pointers) == ("clicks", 0)
+            (report,) = await restore_cluster("c-1", PARTS, dry_run=dry_run, runtime=parts.runtime)
+            assert (report.topic, report.pointers) == ("clicks", 0)
             assert parts.log == ["open coordinator", "ask brokers", "open store", "open queue", *CLOSED]
             made = [await exists(parts.queue, number) for number in range(2)]
             assert made == [not dry_run] * 2

@@ -261,14 +261,14 @@ def test_a_queue_that_is_gone_is_restored_as_a_whole(folder: Folder) -> None:
             queue.with_name(queue.name + ending).unlink(missing_ok=True)
         queue.with_name("queue.sqlite-wal").write_bytes(b"of the one that is gone")
         moved: list[int] = []
-        told = await restore_folder(folder.path, dry_run=True, moved=moved.append, runtime=folder.runtime)
-        assert {each.topic: each.records for each in told}["clicks"] == BATCHES
+        report = await restore_folder(folder.path, dry_run=True, moved=moved.append, runtime=folder.runtime)
+        assert {each.topic: each.records for each in report}["clicks"] == BATCHES
         assert not queue.exists()
         assert list((folder.path / "tmp").iterdir()) == []
         assert folder.is_free()
         assert moved
         again = await restore_folder(folder.path, runtime=folder.runtime)
-        assert again == told
+        assert again == report
         assert list((folder.path / "tmp").iterdir()) == []
         assert [pointer.locations for pointer in await folder.pointers()] == [each.locations for each in named]
         assert folder.is_free()
@@ -288,8 +288,8 @@ def test_a_queue_that_is_there_keeps_what_it_has(folder: Folder, *, empty: bool)
             for ending in ("-wal", "-shm"):
                 queue.with_name(queue.name + ending).unlink(missing_ok=True)
             queue.write_bytes(b"")
-        told = {each.topic: each for each in await restore_folder(folder.path, runtime=folder.runtime)}
-        assert (told["clicks"].records, told["clicks"].intact) == ((BATCHES, 0) if empty else (0, 1))
+        report = {each.topic: each for each in await restore_folder(folder.path, runtime=folder.runtime)}
+        assert (report["clicks"].records, report["clicks"].intact) == ((BATCHES, 0) if empty else (0, 1))
         assert [pointer.locations for pointer in await folder.pointers()] == [each.locations for each in named]
 
     run(work())

@@ -317,10 +317,10 @@ def test_a_head_that_is_none_is_refused_and_so_is_what_is_no_block() -> None:
             one = await cluster.start("one")
             topic = await one.partitions.create("clicks", 1, QUICK, exist_ok=False)
             client = await BareClient.connect(one)
-            told = msgspec.structs.replace(message, topic=topic.name, topic_id=topic.id)
+            changed = msgspec.structs.replace(message, topic=topic.name, topic_id=topic.id)
             damaged = bytearray(block_of(topic, 0, [b"a"], producer=PRODUCER))
             damaged[-1] ^= 1
-            client.write(encode_forward(4, told, len(damaged)) + damaged)
+            client.write(encode_forward(4, changed, len(damaged)) + damaged)
             answer = await client.frame()
             assert (answer.api, answer.argument) == (Api.ERROR, 4)
             assert decode_message(answer.body, Nack).kind == "corrupt-data"

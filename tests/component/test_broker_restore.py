@@ -65,10 +65,10 @@ def test_restored_pointers_are_those_that_were_published() -> None:
         async with running_broker() as broker:
             topic = await fill(broker)
             queue = MemoryQueue(SystemClock())
-            told = await restore(broker, queue, topic)
+            report = await restore(broker, queue, topic)
             expected = await data_pointers(broker.services.queue, topic)
             assert await data_pointers(queue, topic) == expected
-            assert (told.pointers, told.records, told.held, told.findings) == (BATCHES, 3 * BATCHES, 0, [])
+            assert (report.pointers, report.records, report.held, report.findings) == (BATCHES, 3 * BATCHES, 0, [])
             again = await restore(broker, queue, topic)
             assert (again.pointers, again.held) == (0, BATCHES)
             assert await data_pointers(queue, topic) == expected
@@ -95,8 +95,8 @@ def test_a_batch_is_restored_by_its_blocks_though_the_checksum_of_its_object_fai
                 body = await services.store.get(entry.key)
                 await store.put(entry.key, [body], crc32c(body))
             queue = MemoryQueue(SystemClock())
-            told = await Restorer(services.settings.cluster, "main", store, queue, SystemClock()).restore(topic)
-            assert (told.pointers, told.records, told.findings) == (BATCHES, 3 * BATCHES, [])
+            report = await Restorer(services.settings.cluster, "main", store, queue, SystemClock()).restore(topic)
+            assert (report.pointers, report.records, report.findings) == (BATCHES, 3 * BATCHES, [])
 
     run(work())
 
@@ -121,9 +121,9 @@ def test_a_log_with_pointers_of_a_newer_version_is_left_as_it_is() -> None:
             await queue.create([partition], 1 << 50)
             newer = b'{"version":99,"kind":"opened"}'
             await queue.publish(Publication(partition, 0, 1, SystemClock().wall_ms(), newer))
-            told = await restore(broker, queue, topic)
-            assert (told.pointers, told.intact) == (0, 0)
-            assert "has version 99" in told.findings[0][1]
+            report = await restore(broker, queue, topic)
+            assert (report.pointers, report.intact) == (0, 0)
+            assert "has version 99" in report.findings[0][1]
             assert [entry.body for entry in await queue.read(partition, 0, 1 << 20)] == [newer]
 
     run(work())
@@ -171,9 +171,9 @@ def test_what_lies_twice_is_named_once() -> None:
             body = await store.get(first.locations[0].key)
             await store.put(misplaced, [body], crc32c(body))
             queue = MemoryQueue(SystemClock())
-            told = await restore(broker, queue, topic)
+            report = await restore(broker, queue, topic)
             assert len(await data_pointers(queue, topic)) == BATCHES
-            assert [key for key, _ in told.findings] == [misplaced], "its index says another place"
+            assert [key for key, _ in report.findings] == [misplaced], "its index says another place"
 
     run(work())
 
@@ -186,9 +186,9 @@ def test_a_copy_of_a_lost_epoch_is_left_out_and_partly_new_batches_skip() -> Non
             topic = await fill(broker)
             await store_next_epoch(broker, topic)
             queue = MemoryQueue(SystemClock())
-            told = await restore(broker, queue, topic)
+            report = await restore(broker, queue, topic)
             found = await data_pointers(queue, topic)
-            assert (told.copies, told.pointers) == (1, BATCHES + 1)
+            assert (report.copies, report.pointers) == (1, BATCHES + 1)
             assert found[-1].skip == (0,)
             assert found[-1].totals == Totals(3 * BATCHES, sum(pointer.stored_bytes for pointer in found[:-1]))
 
@@ -219,9 +219,9 @@ def test_what_was_opened_in_the_new_queue_is_told_and_left_alone() -> None:
             topic = await fill(broker)
             queue = MemoryQueue(SystemClock())
             await open_in(queue, topic, epoch=9)
-            told = await restore(broker, queue, topic)
-            assert (told.intact, told.pointers, await data_pointers(queue, topic)) == (0, 0, [])
-            ((place, text),) = told.findings
+            report = await restore(broker, queue, topic)
+            assert (report.intact, report.pointers, await data_pointers(queue, topic)) == (0, 0, [])
+            ((place, text),) = report.findings
             assert place == f"topic '{topic.name}' partition 0"
             assert "opened in the new queue before all was restored" in text
 
@@ -237,8 +237,8 @@ def test_a_restore_that_was_ended_half_way_before_brokers_started_is_told() -> N
             for pointer in (await data_pointers(broker.services.queue, topic))[:-1]:
                 await put(queue, topic, pointer)
             await open_in(queue, topic, epoch=9)
-            told = await restore(broker, queue, topic)
-            assert (told.intact, told.pointers, len(told.findings)) == (0, 0, 1)
+            report = await restore(broker, queue, topic)
+            assert (report.intact, report.pointers, len(report.findings)) == (0, 0, 1)
 
     run(work())
 
@@ -264,8 +264,8 @@ def test_a_queue_in_use_is_intact_whatever_orphans_there_are() -> None:
             queue = broker.services.queue
             before = await queue.read(read_partitions(topic)[0], 0, 1 << 20)
             for _ in range(2):
-                told = await restore(broker, queue, topic)
-                assert (told.intact, told.pointers, told.objects, told.findings) == (1, 0, 0, [])
+                report = await restore(broker, queue, topic)
+                assert (report.intact, report.pointers, report.objects, report.findings) == (1, 0, 0, [])
                 await queue.trim(read_partitions(topic)[0], 1)  # as retention does: what it took is not lost
             assert await queue.read(read_partitions(topic)[0], 0, 1 << 20) == before[1:]
 
@@ -278,11 +278,11 @@ def test_what_was_restored_and_opened_is_intact_though_a_copy_has_no_pointer() -
             topic = await fill(broker)
             await store_next_epoch(broker, topic)
             queue = MemoryQueue(SystemClock())
-            told = await restore(broker, queue, topic)
-            assert (told.pointers, told.copies) == (BATCHES + 1, 1)
+            report = await restore(broker, queue, topic)
+            assert (report.pointers, report.copies) == (BATCHES + 1, 1)
             await open_in(queue, topic, epoch=9)
-            told = await restore(broker, queue, topic)
-            assert (told.intact, told.pointers, told.findings) == (1, 0, [])
+            report = await restore(broker, queue, topic)
+            assert (report.intact, report.pointers, report.findings) == (1, 0, [])
 
     run(work())
 
@@ -301,8 +301,8 @@ def test_of_a_topic_only_the_partition_is_restored_that_is_lost() -> None:
                 pointer = decode_pointer(entry.body)
                 await queue.publish(Publication(intact, 0, pointer.epoch, entry.time_ms, entry.body))
             before = await queue.read(intact, 0, 1 << 20)
-            told = await restore(broker, queue, topic)
-            assert (told.intact, told.records, told.findings) == (1, BATCHES, [])
+            report = await restore(broker, queue, topic)
+            assert (report.intact, report.records, report.findings) == (1, BATCHES, [])
             assert await queue.read(intact, 0, 1 << 20) == before
             found = [decode_pointer(entry.body) for entry in await queue.read(lost, 0, 1 << 20)]
             assert sum(pointer.records for pointer in found) == BATCHES
@@ -343,8 +343,8 @@ def test_names_and_staged_batches_are_remembered_by_who_opens_the_new_queue() ->
             await stage(broker, topic, [b"x", b"yy"], batch_id=7)
             before = await data_pointers(broker.services.queue, topic)
             queue = MemoryQueue(SystemClock())
-            told = await restore(broker, queue, topic)
-            assert told.findings == []
+            report = await restore(broker, queue, topic)
+            assert report.findings == []
             found = await data_pointers(queue, topic)
             assert [pointer.records for pointer in found] == [pointer.records for pointer in before]
             assert found[-1].locations == before[-1].locations

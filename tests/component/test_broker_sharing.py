@@ -197,8 +197,8 @@ def test_a_damaged_block_of_a_shared_object_hides_nothing_behind_it() -> None:
 
             queue = MemoryQueue(SystemClock())
             restorer = Restorer(services.settings.cluster, "main", services.store, queue, services.runtime.clock)
-            told = await restorer.restore(topic)
-            assert (told.pointers, told.damaged_blocks, len(told.findings)) == (1, 1, 1)
+            report = await restorer.restore(topic)
+            assert (report.pointers, report.damaged_blocks, len(report.findings)) == (1, 1, 1)
             assert [one.locations for one in await pointers(queue, topic)] == [(place,)]
 
     run(work())
@@ -213,8 +213,8 @@ def test_pointers_into_shared_objects_are_restored() -> None:
             services, queue = broker.services, MemoryQueue(SystemClock())
             restorer = Restorer(services.settings.cluster, "main", services.store, queue, services.runtime.clock)
             for topic in topics.values():
-                told = await restorer.restore(topic)
-                assert (told.pointers, told.findings) == (2, [])
+                report = await restorer.restore(topic)
+                assert (report.pointers, report.findings) == (2, [])
                 assert await pointers(queue, topic) == await pointers(services.queue, topic)
 
     run(work())

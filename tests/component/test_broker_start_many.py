@@ -206,10 +206,10 @@ def test_a_start_goes_on_while_half_of_all_logs_answer(silent: int, answer: bool
             assert isinstance(queue, Partly)
             logs = [log for topic in broker.partitions.topics() for log in read_partitions(topic)]
             queue.silent = set(logs[:silent])
-            told: list[ReadPartition] = []
+            failed: list[ReadPartition] = []
             with nullcontext() if answer else pytest.raises(QueueError, match="no leader"):
-                assert await check(lambda log, error: told.append(log)) == []
-            assert sorted(told, key=str) == (sorted(queue.silent, key=str) if answer else [])
+                assert await check(lambda log, error: failed.append(log)) == []
+            assert sorted(failed, key=str) == (sorted(queue.silent, key=str) if answer else [])
             with pytest.raises(QueueError, match="no leader"):
                 await check()
             queue.error = DeniedError("not you")

@@ -164,9 +164,9 @@ def test_of_a_data_folder_the_objects_are_verified(made: Made, capsys: pytest.Ca
     (folder / "cluster.json").write_text("{}")
     (folder / "objects" / "memq" / "one").write_bytes(made.data)
     assert run(["verify", str(folder), "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert (told["objects"], told["blocks"]) == (1, 2)
-    [finding] = told["findings"]
+    report = json.loads(capsys.readouterr().out)
+    assert (report["objects"], report["blocks"]) == (1, 2)
+    [finding] = report["findings"]
     assert "the queue is missing or empty" in finding["text"]
 
 

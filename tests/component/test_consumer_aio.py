@@ -61,11 +61,11 @@ def test_iteration_commit_and_callbacks() -> None:
     async def main() -> None:
         async with broker_on(MemoryHandler(Runtime().clock)) as broker:
             await send(broker, b"0", b"1")
-            told = []
+            calls = []
 
             async def assigned(places: list[TopicPartition]) -> None:
                 await asyncio.sleep(0)
-                told.append(places)
+                calls.append(places)
 
             async with memq.aio.Consumer(
                 broker.address, "clicks", group="g", end="end", auto_commit=False, on_assigned=assigned
@@ -75,10 +75,10 @@ def test_iteration_commit_and_callbacks() -> None:
                     found += batch.values()
                     await consumer.commit(batch)
                 assert found == [b"0", b"1"]
-                assert told == [[TopicPartition("clicks", 0)]]
+                assert calls == [[TopicPartition("clicks", 0)]]
                 await consumer.commit()  # what followed the last batch, without records
                 assert await consumer.committed() == consumer.position()
-                assert (await consumer.lag())[told[0][0]].records == 0
+                assert (await consumer.lag())[calls[0][0]].records == 0
 
     asyncio.run(main())
 

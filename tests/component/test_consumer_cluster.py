@@ -207,21 +207,21 @@ def _fail_inside(cluster: Cluster) -> None:
 
 def test_a_second_member_takes_its_share_cooperatively(cluster: Cluster) -> None:
     cluster.create_topic("clicks", partitions=2)
-    told: list[tuple[str, list[TopicPartition]]] = []
+    calls: list[tuple[str, list[TopicPartition]]] = []
     first = memq.Consumer(
         cluster.address,
         "clicks",
         group="g",
         session_timeout_ms=6_000,
-        on_assigned=lambda places: told.append(("first assigned", places)),
-        on_revoked=lambda places: told.append(("first revoked", places)),
+        on_assigned=lambda places: calls.append(("first assigned", places)),
+        on_revoked=lambda places: calls.append(("first revoked", places)),
     )
     second = memq.Consumer(
         cluster.address,
         "clicks",
         group="g",
         session_timeout_ms=6_000,
-        on_assigned=lambda places: told.append(("second assigned", places)),
+        on_assigned=lambda places: calls.append(("second assigned", places)),
     )
     with first:
         while len(first.position()) < 2:
@@ -231,14 +231,14 @@ def test_a_second_member_takes_its_share_cooperatively(cluster: Cluster) -> None
         values = sorted([*take(first).values(), *take(first).values()], key=repr)
         assert values == [b"0", b"1"]
         with second:
-            while not any(who == "second assigned" and places for who, places in told):
+            while not any(who == "second assigned" and places for who, places in calls):
                 first.poll(0.05)
                 second.poll(0.05)
             assert len(first.position()) == len(second.position()) == 1
             assert {*first.position(), *second.position()} == {CLICKS, TopicPartition("clicks", 1)}
             taken = next(iter(second.position()))
-            assert ("first revoked", [taken]) in told
-            assert ("second assigned", [taken]) in told
+            assert ("first revoked", [taken]) in calls
+            assert ("second assigned", [taken]) in calls
             for number in (0, 1):
                 send(cluster, b"2", partition=number)
             assert take(first).partition != taken.partition

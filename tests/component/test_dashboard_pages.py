@@ -59,8 +59,8 @@ def pages(cluster: Cluster) -> Iterator[Served]:
 def wait_for(pages: Served, kind: str, key: str) -> dict[str, object]:
     """Return the first value of a kind and key that the stream tells."""
     with events(pages.url, "/api/events") as stream:
-        for _, told in stream:
-            for found_kind, found_key, value in told["values"]:
+        for _, report in stream:
+            for found_kind, found_key, value in report["values"]:
                 if (found_kind, found_key) == (kind, key):
                     return dict(value)
     raise AssertionError("the stream ended")
@@ -82,13 +82,13 @@ def test_the_stream_tells_topics_brokers_and_what_is_unknown(pages: Served) -> N
 def test_who_comes_back_is_told_what_changed_and_from_another_run_everything(pages: Served) -> None:
     wait_for(pages, "topic", "clicks")
     with events(pages.url, "/api/events") as stream:
-        last_id, told = next(stream)
-    assert told["whole"]
+        last_id, report = next(stream)
+    assert report["whole"]
     pages.call(lambda: pages.dashboard.feed.board.put("finding", "f", shown(FINDING)))
     with events(pages.url, "/api/events", last_id) as stream:
-        _, told = next(stream)
-        assert not told["whole"]
-        assert ["finding", "f"] in [each[:2] for each in told["values"]]
+        _, report = next(stream)
+        assert not report["whole"]
+        assert ["finding", "f"] in [each[:2] for each in report["values"]]
     with events(pages.url, "/api/events", "other-run-5") as stream:
         assert next(stream)[1]["whole"]
     pages.call(lambda: pages.dashboard.feed.board.put("finding", "f", None))
@@ -180,16 +180,16 @@ def test_a_finding_is_verified_by_what_lies_in_the_store_now(cluster: Cluster) -
         "nowhere": named(topic_id, id="nowhere", offset=-1, **about),
     }
     with served(cluster.address, WrittenAudit(named=found)) as pages:
-        told = pages.json("/api/findings/here/verify")
-        assert (told["sound"], told["held"], told["damaged"]) == (True, 1, 0)
-        assert told["says"].endswith(
+        report = pages.json("/api/findings/here/verify")
+        assert (report["sound"], report["held"], report["damaged"]) == (True, 1, 0)
+        assert report["says"].endswith(
             "every block is sound; sound blocks hold 1 of the 1 records that the finding names"
         )
         cluster.damage(place, "checked")
-        told = pages.json("/api/findings/here/verify")
-        assert (told["sound"], told["held"], told["damaged"]) == (False, 0, 1)
-        assert told["blocks"][0]["named"]
-        assert told["blocks"][0]["cause"]
+        report = pages.json("/api/findings/here/verify")
+        assert (report["sound"], report["held"], report["damaged"]) == (False, 0, 1)
+        assert report["blocks"][0]["named"]
+        assert report["blocks"][0]["cause"]
         assert not pages.json("/api/findings/gone/verify")["object"]
         for name, words in (("other", "is not the one"), ("nowhere", "is in no pointer"), ("none", "no finding")):
             answer, body = pages.ask(f"/api/findings/{name}/verify")
@@ -200,8 +200,8 @@ def test_a_finding_is_verified_by_what_lies_in_the_store_now(cluster: Cluster) -
 def test_findings_are_exported_as_evidence(cluster: Cluster) -> None:
     found = {"f": named("00" * 16, topic="clicks", producer=7, records=3, ranges=((4, 6), (9, 10)))}
     with served(cluster.address, WrittenAudit(named=found)) as pages:
-        (told,) = pages.json("/api/findings")
-        assert (told["producer"], told["ranges"]) == ("0000000000000007", [[4, 6], [9, 10]])
+        (report,) = pages.json("/api/findings")
+        assert (report["producer"], report["ranges"]) == ("0000000000000007", [[4, 6], [9, 10]])
         answer, body = pages.ask("/api/findings?format=csv")
         assert answer.headers["Content-Disposition"] == 'attachment; filename="findings.csv"'
         (row,) = csv.DictReader(io.StringIO(body.decode()))
@@ -240,7 +240,7 @@ def test_there_is_a_bound_on_streams(pages: Served) -> None:
 
 def test_a_cluster_that_does_not_answer_is_said_and_no_number_is_shown() -> None:
     with served(NOBODY) as pages, events(pages.url, "/api/events") as stream:
-        troubles = (value["trouble"] for _, told in stream for kind, _, value in told["values"] if kind == "about")
+        troubles = (value["trouble"] for _, report in stream for kind, _, value in report["values"] if kind == "about")
         assert "127.0.0.1:1" in next(filter(None, troubles))
 
 

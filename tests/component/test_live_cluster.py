@@ -134,9 +134,9 @@ def test_a_damaged_block_is_named_traced_and_verified(
         assert "checksum" in sighting["damage"]
 
         assert main(["trace", "clicks", "--key", "k3", "-b", cluster.address]) == 0
-        told = capsys.readouterr().out
-        assert told.count("record:") == (RECORDS - (RECORDS - read)) // 10
-        assert "g: past it" in told
+        output = capsys.readouterr().out
+        assert output.count("record:") == (RECORDS - (RECORDS - read)) // 10
+        assert "g: past it" in output
         assert main(["trace", "clicks", str(sound.position), "-b", cluster.address, "--json"]) == 0
         (sighting,) = json.loads(capsys.readouterr().out)
         assert (sighting["position"], sighting["damage"]) == (str(sound.position), "")
@@ -160,7 +160,7 @@ def test_a_damaged_block_is_named_traced_and_verified(
         assert "corrupt" in capsys.readouterr().out
         assert main(["auditor", "show", "--json", "--audit-state", state]) == 1
         (shown,) = json.loads(capsys.readouterr().out)
-        took_ms = {side: set(told["latency_ms"]) for side, told in shown["sides"].items()}
+        took_ms = {side: set(output["latency_ms"]) for side, output in shown["sides"].items()}
         assert took_ms == {"": {"sent", "acked", "committed"}, "g": {"fetched", "processed"}}
         assert list(shown["sides"]["g"]["latency_ms"]["processed"]) == ["p50", "p90", "p99"]
 

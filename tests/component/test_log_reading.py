@@ -49,7 +49,7 @@ class Told:
 
 
 def read(**lies: Any) -> Told:
-    told: list[Told] = []
+    readings: list[Told] = []
 
     async def work() -> None:
         queue = await filled()
@@ -57,10 +57,10 @@ def read(**lies: Any) -> Told:
             setattr(queue, name, lie)
         reading = LogReading(queue, PARTITION, pytest.fail)
         offsets = [entry.offset async for entry, _ in reading.entries()]
-        told.append(Told(offsets, reading.fault, reading.lost, reading.begin))
+        readings.append(Told(offsets, reading.fault, reading.lost, reading.begin))
 
     run(work())
-    return told[0]
+    return readings[0]
 
 
 def test_a_sound_log_is_read_from_its_begin_to_its_end() -> None:

@@ -59,9 +59,9 @@ async def with_lost_log(services: Services, topic: Topic, lost: int = 1) -> Serv
 async def restore(services: Services, topic: Topic) -> int:
     """Restore what is lost; return how many pointers were made."""
     clock, cluster = services.runtime.clock, services.settings.cluster
-    told = await Restorer(cluster, "main", services.store, services.queue, clock).restore(topic)
-    assert told.findings == []
-    return told.pointers
+    report = await Restorer(cluster, "main", services.store, services.queue, clock).restore(topic)
+    assert report.findings == []
+    return report.pointers
 
 
 async def opened(services: Services, topic: Topic, partition: int = 1) -> str:
@@ -97,9 +97,9 @@ def test_nothing_of_a_lost_log_is_swept_and_a_restore_brings_it_back(caplog: pyt
             assert await sweep_twice(services, 0) == (0, 0)
             assert objects_of(services) == before
             assert services.counters.kept_objects == 2 * RECORDS
-            told, again = said(caplog, "not-swept")
-            assert told == again
-            assert f"topic 'clicks' partition 1: the queue has lost what may have named {RECORDS} objects" in told
+            report, again = said(caplog, "not-swept")
+            assert report == again
+            assert f"topic 'clicks' partition 1: the queue has lost what may have named {RECORDS} objects" in report
             assert "the queue shows nothing of it, the store has" in await opened(services, topic)
             assert await opened(services, topic, 0) == "", "the other one is served"
             assert await restore(services, topic) == RECORDS
@@ -266,9 +266,9 @@ def test_a_start_names_the_lost_log_and_serves_the_others(caplog: pytest.LogCapt
             services = broker.services
         services = await with_lost_log(services, topic)
         async with broker_on(services) as broker:
-            (told,) = said(caplog, "log-lost")
-            assert "topic 'clicks' partition 1: the queue shows nothing of it" in told, "at the start"
-            assert "memq restore" in told
+            (report,) = said(caplog, "log-lost")
+            assert "topic 'clicks' partition 1: the queue shows nothing of it" in report, "at the start"
+            assert "memq restore" in report
             broker.partitions.processor(topic, 1)
             await until(lambda: bool(broker.services.lost_logs))
             client = await BareClient.connect(broker)

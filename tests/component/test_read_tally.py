@@ -94,14 +94,14 @@ def test_a_partition_that_is_read_anew_while_its_commit_is_under_way_begins_behi
             queue.free.set()
             await storing
             await consumer.commit(again)
-        steps = await told(broker.address)
+        steps = await steps_of(broker.address)
         await broker.close()
         return steps
 
     assert asyncio.run(scenario()) == ["begin 0:0:0", "processed", "begin 0:0:0", "processed"]
 
 
-async def told(address: str) -> list[str]:
+async def steps_of(address: str) -> list[str]:
     """Return what the one consumer says in its reports, in their order."""
     reports: list[Report] = []
     async with memq.aio.Consumer(address, AUDIT_TOPIC, audit=False) as consumer:

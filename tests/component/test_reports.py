@@ -67,7 +67,7 @@ def send(cluster: Cluster, count: int, first: int = 0) -> None:
 
 
 def test_a_producer_and_a_group_say_what_they_did(cluster: Cluster) -> None:
-    everything, told = RangeSet([(0, 1_000)]), Told(cluster)
+    everything, audit_topic = RangeSet([(0, 1_000)]), Told(cluster)
     with Producer(cluster.address) as producer:
         producer.send_many("clicks", [b"%d" % number for number in range(1_000)])
         producer.flush(WAIT_S)
@@ -75,29 +75,31 @@ def test_a_producer_and_a_group_say_what_they_did(cluster: Cluster) -> None:
             assert sum(len(batch) for batch in consumer) == 1_000
             consumer.commit()
             position = consumer.committed()[TopicPartition("clicks", 0)]
-            told.until(lambda: told.stages("consumer").get("processed") == everything)
-        told.until(lambda: told.stages("producer").get("acked") == everything)
-    assert told.stages("producer") == {"sent": everything, "acked": everything}
-    assert told.stages("consumer") == {"fetched": everything, "processed": everything}
+            audit_topic.until(lambda: audit_topic.stages("consumer").get("processed") == everything)
+        audit_topic.until(lambda: audit_topic.stages("producer").get("acked") == everything)
+    assert audit_topic.stages("producer") == {"sent": everything, "acked": everything}
+    assert audit_topic.stages("consumer") == {"fetched": everything, "processed": everything}
     kinds: tuple[Kind, ...] = ("producer", "consumer")
-    spans = [span for kind in kinds for part in told.parts(kind) for span in part.spans]
+    spans = [span for kind in kinds for part in audit_topic.parts(kind) for span in part.spans]
     assert len({span.producer for span in spans}) == 1
     latency = [count for span in spans for _, count in span.latency]
     assert sum(latency) == 4_000
-    [begin] = [begin for part in told.parts("consumer") for begin in part.begins]
+    [begin] = [begin for part in audit_topic.parts("consumer") for begin in part.begins]
     assert (begin.at, begin.reason) == ("0:0:0", "start")
-    assert {report.name for report in told.reports if report.kind == "consumer"} == {"g"}
-    assert [part.committed for part in told.parts("consumer") if part.committed][-1] == str(position)
+    assert {report.name for report in audit_topic.reports if report.kind == "consumer"} == {"g"}
+    assert [part.committed for part in audit_topic.parts("consumer") if part.committed][-1] == str(position)
 
 
 def test_while_it_runs_a_client_reports_and_promises(cluster: Cluster) -> None:
-    told = Told(cluster)
+    audit_topic = Told(cluster)
     with Producer(cluster.address) as producer:
         producer.send("clicks", b"1").result(WAIT_S)
-        told.until(lambda: len(told.reports) >= 3)
-        assert not any(report.last for report in told.reports)
-    assert told.reports[-1].parts == ()
-    assert [report.since_ms for report in told.reports[1:]] == [report.until_ms for report in told.reports[:-1]]
+        audit_topic.until(lambda: len(audit_topic.reports) >= 3)
+        assert not any(report.last for report in audit_topic.reports)
+    assert audit_topic.reports[-1].parts == ()
+    assert [report.since_ms for report in audit_topic.reports[1:]] == [
+        report.until_ms for report in audit_topic.reports[:-1]
+    ]
 
 
 def test_what_ends_says_so(cluster: Cluster) -> None:
@@ -105,8 +107,8 @@ def test_what_ends_says_so(cluster: Cluster) -> None:
         send(cluster, 1)
     with Consumer(cluster.address, "clicks", end="end") as consumer:
         list(consumer)
-    told = Told(cluster)
-    told.until(lambda: any(report.last for report in told.reports))
+    audit_topic = Told(cluster)
+    audit_topic.until(lambda: any(report.last for report in audit_topic.reports))
 
 
 def test_nobody_reports_where_nobody_asks(cluster: Cluster) -> None:
@@ -118,13 +120,13 @@ def test_nobody_reports_where_nobody_asks(cluster: Cluster) -> None:
         producer.send("clicks", b"1")
     with Consumer(cluster.address, "clicks", end="end", audit=False) as consumer:
         assert sum(len(batch) for batch in consumer) == 1
-    told = Told(cluster)
+    audit_topic = Told(cluster)
     with Producer(cluster.address) as producer, Consumer(cluster.address, AUDIT_TOPIC, group="auditor") as consumer:
         producer.send("clicks", b"2")
         assert consumer.poll(timeout=WAIT_S)  # a reader of reports reports nothing
         consumer.commit()
-        told.until(lambda: len(told.reports) >= 5)
-    assert len({report.client for report in told.reports}) == 1
+        audit_topic.until(lambda: len(audit_topic.reports) >= 5)
+    assert len({report.client for report in audit_topic.reports}) == 1
 
 
 def test_the_topic_is_hidden_unless_it_is_asked_for(cluster: Cluster) -> None:
@@ -141,16 +143,16 @@ def test_what_a_producer_gives_up_is_told(cluster: Cluster) -> None:
         with pytest.raises(MemqError):
             producer.send("clicks", b"2").result(WAIT_S)
         cluster.start_broker()
-        told = Told(cluster)
-        told.until(lambda: "gave-up" in told.stages("producer"))
-    assert told.stages("producer")["gave-up"] == RangeSet([(first + 1, first + 2)])
+        audit_topic = Told(cluster)
+        audit_topic.until(lambda: "gave-up" in audit_topic.stages("producer"))
+    assert audit_topic.stages("producer")["gave-up"] == RangeSet([(first + 1, first + 2)])
 
 
 @pytest.mark.parametrize("policy", ["skip", "fail"])
 def test_damage_is_told_with_its_place(cluster: Cluster, policy: OnDamaged) -> None:
     send(cluster, 3)
     cluster.damage(Position(0, 1), "clicks")
-    told = Told(cluster)
+    audit_topic = Told(cluster)
     with Consumer(cluster.address, "clicks", group="g", on_damaged=policy) as consumer:
         if policy == "fail":
             with pytest.raises(CorruptDataError):
@@ -159,19 +161,19 @@ def test_damage_is_told_with_its_place(cluster: Cluster, policy: OnDamaged) -> N
             batch = consumer.poll(timeout=WAIT_S)
             assert batch is not None
             assert len(batch.damaged) == 1
-        told.until(lambda: any(part.damages for part in told.parts("consumer")))
-    [damage] = {damage for part in told.parts("consumer") for damage in part.damages}
+        audit_topic.until(lambda: any(part.damages for part in audit_topic.parts("consumer")))
+    [damage] = {damage for part in audit_topic.parts("consumer") for damage in part.damages}
     assert (damage.block, damage.offset, damage.records) == (0, 1, 3)
     assert damage.object in cluster.store.objects
-    assert "processed" not in told.stages("consumer")
+    assert "processed" not in audit_topic.stages("consumer")
 
 
 def test_a_rewind_is_told(cluster: Cluster) -> None:
     send(cluster, 10)
-    told = Told(cluster)
+    audit_topic = Told(cluster)
 
     def reasons() -> list[str]:
-        return [begin.reason for part in told.parts("consumer") for begin in part.begins]
+        return [begin.reason for part in audit_topic.parts("consumer") for begin in part.begins]
 
     with Consumer(cluster.address, "clicks", group="g") as consumer:
         for _ in range(2):
@@ -179,21 +181,21 @@ def test_a_rewind_is_told(cluster: Cluster) -> None:
             assert batch is not None
             consumer.commit(batch)
             consumer.seek("clicks", 0, "beginning")
-        told.until(lambda: reasons() == ["start", "seek", "seek"])
+        audit_topic.until(lambda: reasons() == ["start", "seek", "seek"])
     with Consumer(cluster.address, "clicks", group="g", end="end") as consumer:
         list(consumer)
-        told.until(lambda: reasons() == ["start", "seek", "seek", "stored"])
+        audit_topic.until(lambda: reasons() == ["start", "seek", "seek", "stored"])
 
 
 def test_reports_outlive_their_broker(cluster: Cluster) -> None:
-    told = Told(cluster)
+    audit_topic = Told(cluster)
     with Producer(cluster.address) as producer:
         producer.send("clicks", b"1").result(WAIT_S)
         cluster.stop_broker()
         delivery = producer.send("clicks", b"2")
         cluster.start_broker()
         delivery.result(WAIT_S)
-        told.until(lambda: told.stages("producer").get("acked") == RangeSet([(0, 2)]))
+        audit_topic.until(lambda: audit_topic.stages("producer").get("acked") == RangeSet([(0, 2)]))
 
 
 def test_without_the_topic_the_work_goes_on(cluster: Cluster) -> None:

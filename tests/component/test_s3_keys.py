@@ -82,9 +82,9 @@ def test_temporary_keys_are_not_used_when_they_are_over(tmp_path: Path, monkeypa
     bucket = bucket_of(process(tmp_path, json.dumps(keys)), tmp_path, monkeypatch)
     session = open_session(bucket)
     check_keys(bucket, session)
-    told = obstore_keys(session)()
-    assert told["access_key_id"] == "k"
-    until = told["expires_at"]
+    report = obstore_keys(session)()
+    assert report["access_key_id"] == "k"
+    until = report["expires_at"]
     assert until is not None
     assert until < ends
 

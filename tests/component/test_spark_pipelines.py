@@ -44,9 +44,9 @@ def test_what_memq_or_spark_said_is_found_between_the_traces(text: str, said: tu
 
 
 def test_a_machine_without_java_is_told_so() -> None:
-    told = sentence_of("[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number.")
-    assert told is not None
-    assert "Java 17" in told[1]
+    sentence = sentence_of("[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number.")
+    assert sentence is not None
+    assert "Java 17" in sentence[1]
 
 
 @pytest.mark.parametrize(("package", "pipeline"), [("pyspark", "audit"), ("pyspark", "compact"), ("pyarrow", "replay")])

@@ -37,7 +37,7 @@ class Later(SystemClock):
         return super().wall_ms() + WINDOW_MS
 
 
-def told(parts: list[ReportPart]) -> Told:
+def answer(parts: list[ReportPart]) -> Told:
     found: Told = {}
     for part in parts:
         for span in part.spans:
@@ -80,7 +80,7 @@ def test_a_batch_is_told_as_the_indexes_of_its_objects_have_it() -> None:
             notes.send(NOW_MS)
             for published in (1, 1, len(pieces) - 1, len(pieces)):
                 notes.ack(published, NOW_MS)
-        found = told([part for _, report in tally.take(NOW_MS, 1, last=True) for part in report.parts])
+        found = answer([part for _, report in tally.take(NOW_MS, 1, last=True) for part in report.parts])
         expected: Told = {}
         for each in objects:
             for (_, *key), ranges in blocks_of(await store.get(each.key)).items():
@@ -132,7 +132,7 @@ def test_a_commit_reports_what_its_pointers_hold_and_an_old_one_says_nothing() -
                     await commits.topics(["clicks"])
                     await commits.commit(1, objects, store)
             reports = await heard(broker, 2)
-            found = told([part for report in reports for part in report.parts])
+            found = answer([part for report in reports for part in report.parts])
             pointers = [
                 decode_pointer(entry.body)
                 for partition in read_partitions(topic)

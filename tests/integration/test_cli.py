@@ -296,7 +296,7 @@ def test_limits_of_clients_are_set_and_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "host"),
     [
         (["--host", "0.0.0.0"], platform.node()),  # to a client elsewhere 0.0.0.0 would be its own machine
         (["--host", "0.0.0.0", "--advertise", "here:0"], "here"),
@@ -304,14 +304,14 @@ def test_limits_of_clients_are_set_and_shown(tmp_path: Path) -> None:
     ],
 )
 def test_clients_of_a_cluster_are_told_an_address_that_they_can_use(
-    tmp_path: Path, options: list[str], told: str
+    tmp_path: Path, options: list[str], host: str
 ) -> None:
     broker = AnyInterface(tmp_path, options)
     try:
         broker.launch()
-        assert broker.wait_ready() == f"{told}:{broker.port}"
+        assert broker.wait_ready() == f"{host}:{broker.port}"
         with Admin(broker.address) as admin:
-            assert [each.address for each in admin.brokers()] == [f"{told}:{broker.port}"]
+            assert [each.address for each in admin.brokers()] == [f"{host}:{broker.port}"]
         assert broker.stop() == 0
     finally:
         broker.close()

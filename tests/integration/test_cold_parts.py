@@ -127,9 +127,9 @@ def audited(broker: DevServer) -> tuple[object, ...]:
     command = [sys.executable, "-m", "memq", "audit", "clicks", "-b", broker.address, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    coverage = told["coverage"]
-    return told["verdict"], told["findings"], told["producers"], coverage["partitions"], coverage["records"]
+    report = json.loads(done.stdout)
+    coverage = report["coverage"]
+    return report["verdict"], report["findings"], report["producers"], coverage["partitions"], coverage["records"]
 
 
 def lags_of(broker: DevServer, positions: list[memq.Position]) -> list[tuple[int, int]]:

@@ -94,12 +94,12 @@ def test_lost_pointers_in_kafka_are_restored_and_the_cluster_goes_on(
         assert dry.returncode == 0, dry.stderr
         found = command("restore", "--config", config, "--json")
         assert (found.returncode, found.stdout) == (0, dry.stdout), found.stderr
-        told = of_topic(found.stdout)
-        assert (told["records"], told["held"], told["intact"], told["findings"]) == (2 * ROUND, 0, 0, [])
+        outcome = of_topic(found.stdout)
+        assert (outcome["records"], outcome["held"], outcome["intact"], outcome["findings"]) == (2 * ROUND, 0, 0, [])
         reports = of_topic(found.stdout, AUDIT_TOPIC)
         assert (reports["pointers"], reports["intact"] > 0, reports["findings"]) == (0, True, []), "it was not lost"
         again = of_topic(command("restore", "--config", config, "--json").stdout)
-        assert (again["pointers"], again["held"]) == (0, told["pointers"]), "a run that is repeated goes on"
+        assert (again["pointers"], again["held"]) == (0, outcome["pointers"]), "a run that is repeated goes on"
 
         brokers[0].start()
         assert read(brokers[0].address) == expected(0, 2 * ROUND)

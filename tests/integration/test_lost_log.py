@@ -108,8 +108,10 @@ def test_a_lost_log_is_told_kept_and_restored(
 
         restored = command("restore", "--config", config, "--json")
         assert restored.returncode == 0, restored.stderr
-        (told,) = [each for each in json.loads(restored.stdout) if each["topic"] == TOPIC]
-        assert (told["intact"], told["records"]) == ((0, ROUNDS * PARTITIONS) if whole else (PARTITIONS - 1, ROUNDS))
+        (report,) = [each for each in json.loads(restored.stdout) if each["topic"] == TOPIC]
+        assert (report["intact"], report["records"]) == (
+            (0, ROUNDS * PARTITIONS) if whole else (PARTITIONS - 1, ROUNDS)
+        )
         broker.start()
         assert read(broker.address) == sent
         assert broker.stop() == 0, broker.log.read_text()

@@ -51,8 +51,8 @@ def remove_queue(data: Path) -> None:
         file.unlink()
 
 
-def intact(told: str) -> int:
-    return next(int(each["intact"]) for each in json.loads(told) if each["topic"] == TOPIC)
+def intact(report: str) -> int:
+    return next(int(each["intact"]) for each in json.loads(report) if each["topic"] == TOPIC)
 
 
 async def lose_log(data: Path) -> None:
@@ -106,9 +106,9 @@ def test_a_lost_queue_is_restored_and_goes_on(tmp_path: Path) -> None:
     found = restore(server.data, "--json")
     assert found.returncode == 0, found.stderr
     assert found.stdout == dry.stdout
-    told = next(each for each in json.loads(found.stdout) if each["topic"] == TOPIC)
-    assert (told["records"], told["copies"], told["findings"]) == (3_000, 0, [])
-    assert told["pointers"] == told["objects"] >= 6
+    report = next(each for each in json.loads(found.stdout) if each["topic"] == TOPIC)
+    assert (report["records"], report["copies"], report["findings"]) == (3_000, 0, [])
+    assert report["pointers"] == report["objects"] >= 6
 
     server.start()
     try:

@@ -80,8 +80,8 @@ def test_who_stands_before_the_first_position_is_told_it(kind: str, tmp_path: Pa
                 assert batch.values() == [b"2"], "as the error's hint says"
             first = await begin(broker, here.pointer_offset + 1)
             words = f"position {here} of topic 'clicks' is before {first}, the first one that retention left"
-            told = f"{words}: 1 records are gone".encode()
-            assert await read(broker.address, auto_commit=False) == [told, b"3", b"4"]
+            report = f"{words}: 1 records are gone".encode()
+            assert await read(broker.address, auto_commit=False) == [report, b"3", b"4"]
             assert await read(broker.address, on_expired="skip") == [b"3", b"4"]
             await begin(broker, first.pointer_offset + 2)
             await send(broker.address, b"5")

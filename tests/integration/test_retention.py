@@ -120,8 +120,8 @@ def test_what_is_too_old_or_too_much_goes_and_its_reader_is_told(
         (last,) = aged.wait_for(1).values()
         for topic, first, records in (("sized", min(left.values()), 3), ("aged", last, 1)):
             with memq.Consumer(broker.address, topic, group="report", end="end") as consumer:
-                with pytest.raises(PositionExpiredError, match=f"{BATCHES - records} records are gone") as told:
+                with pytest.raises(PositionExpiredError, match=f"{BATCHES - records} records are gone") as report:
                     consumer.poll(HANG_S)
-                assert Position.parse(told.value.first).pointer_offset <= first
-                consumer.seek(topic, 0, Position.parse(told.value.first))
+                assert Position.parse(report.value.first).pointer_offset <= first
+                consumer.seek(topic, 0, Position.parse(report.value.first))
                 assert sum(len(batch) for batch in consumer) == records

@@ -198,9 +198,9 @@ def test_a_lost_queue_is_restored_though_gets_are_stuck(data_path: str, place: S
             with pytest.raises(StoreError, match="nothing in 0"):
                 await restorer.restore(topic)
             proxy.choose = some("GET", data_path)
-            told = await again(lambda: restorer.restore(topic))
-            assert told.records + told.held >= BATCHES
-            assert (told.findings, told.damaged_blocks) == ([], 0)
+            output = await again(lambda: restorer.restore(topic))
+            assert output.records + output.held >= BATCHES
+            assert (output.findings, output.damaged_blocks) == ([], 0)
             second = await again(lambda: restorer.restore(topic))
             assert (second.pointers, second.findings) == (0, [])
 

@@ -158,8 +158,8 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_doctor_and_start_name_the_cause_and_the_fix(name: str, server: S3Server, tmp_path: Path) -> None:
-    told, words = MISTAKES[name]
-    for said in both_say(settings_file(tmp_path, **{"endpoint": server.endpoint, **told})):
+    report, words = MISTAKES[name]
+    for said in both_say(settings_file(tmp_path, **{"endpoint": server.endpoint, **report})):
         for word in words:
             assert word in said, said
 
@@ -192,7 +192,7 @@ def test_a_certificate_for_another_name_is_named(tmp_path: Path) -> None:
     _, authority = server_context(tmp_path, "another.test")
     pem = tmp_path / "server-another.test.pem"
     with start_s3(tmp_path / "s3", buckets=(), certificate=(pem, pem)) as server:
-        told: dict[str, Any] = {"ca_file": str(authority), **SHORT, **BROKER}
-        for said in both_say(settings_file(tmp_path, server.endpoint, **told)):
+        report: dict[str, Any] = {"ca_file": str(authority), **SHORT, **BROKER}
+        for said in both_say(settings_file(tmp_path, server.endpoint, **report)):
             assert "gives no answer" in said
             assert "name the host as its certificate does" in said

@@ -61,9 +61,9 @@ def objects_of(data: Path, topic: str) -> list[Path]:
 
 
 def test_what_is_whole_holds(filled: DevServer) -> None:
-    code, told = verify(str(filled.data))
-    assert (code, told["findings"]) == (0, [])
-    assert told["pointers"] >= 3 * BATCHES + 1
+    code, report = verify(str(filled.data))
+    assert (code, report["findings"]) == (0, [])
+    assert report["pointers"] >= 3 * BATCHES + 1
 
 
 def delete_one(data: Path) -> tuple[Path, str]:
@@ -138,10 +138,10 @@ def test_what_is_wrong_is_named(filled: DevServer, tmp_path: Path, injure: Calla
     data = tmp_path / "copy"
     shutil.copytree(filled.data, data)
     path, text = injure(data)
-    code, told = verify(str(data))
+    code, report = verify(str(data))
     assert code == 1
-    found = [each for each in told["findings"] if text in each["text"]]
-    assert found, told["findings"]
+    found = [each for each in report["findings"] if text in each["text"]]
+    assert found, report["findings"]
     assert injure is delete_row or str(path) in {each["object"] for each in found}
 
 
@@ -164,9 +164,9 @@ def test_a_folder_that_lost_its_objects_does_not_start_and_does_not_hold(
     if how == "empty":
         (data / "objects").mkdir()
     before = (data / "queue.sqlite").read_bytes()
-    code, told = verify(str(data))
+    code, report = verify(str(data))
     assert code == 1
-    assert len([each for each in told["findings"] if "the object is missing" in each["text"]]) == told["pointers"]
+    assert len([each for each in report["findings"] if "the object is missing" in each["text"]]) == report["pointers"]
     said = refused(data)
     assert "has no objects of cluster" in said
     assert "memq verify" in said
@@ -195,14 +195,14 @@ def test_a_topic_is_verified_by_its_pointers(filled: DevServer, tmp_path: Path) 
     data = tmp_path / "copy"
     shutil.copytree(filled.data, data)
     with dev_server(data) as server:
-        code, told = verify("clicks", "-b", server.address)
-        assert (code, told["pointers"], told["findings"]) == (0, BATCHES + 1, [])
+        code, report = verify("clicks", "-b", server.address)
+        assert (code, report["pointers"], report["findings"]) == (0, BATCHES + 1, [])
         gone, _ = delete_one(data)
         swapped, _ = swap_batches(data)
-        code, told = verify("clicks", "-b", server.address)
+        code, report = verify("clicks", "-b", server.address)
         assert code == 1
-        damaged = {each["object"] for each in told["findings"]}
+        damaged = {each["object"] for each in report["findings"]}
         assert damaged == {str(path.relative_to(data / "objects")) for path in (gone, swapped)}
         shutil.rmtree(data / "objects" / next((data / "objects").iterdir()).name)
-        code, told = verify("views", "-b", server.address)
-        assert (code, len(told["findings"])) == (1, BATCHES)
+        code, report = verify("views", "-b", server.address)
+        assert (code, len(report["findings"])) == (1, BATCHES)

@@ -34,7 +34,7 @@ from tests.simulation.node import FOREVER, Node
 from tests.simulation.owner_rules import OwnerRules, Refusal
 from tests.simulation.read_log import ReadLog
 from tests.simulation.reader import Delivered, FindingError, LogEntry, Source, read_entry, resume
-from tests.simulation.report_rules import ReportRules, told
+from tests.simulation.report_rules import ReportRules, reports_landed
 from tests.simulation.retention_rules import RetentionRules
 
 Objects = dict[str, bytes]
@@ -343,7 +343,7 @@ class Checker:
         skipped = sum(len(entry.pointer.skip) for entry in data)
         return {
             "epochs": sum(len(part.brokers) for part in self._parts.values()),
-            "reports": told(self.reports.reports),
+            "reports": reports_landed(self.reports.reports),
             "skipped": skipped,
             "doubles": stored - sum(len(log.stream) for log in self.logs.values()),
             "retired": sum(log.begin for log in self.logs.values()),

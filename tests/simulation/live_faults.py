@@ -262,13 +262,13 @@ class LiveFaults:
         ends = [
             end.next_sequence for entry in self._entries for end in entry.pointer.ended if end.producer == source[1]
         ]
-        told = [
+        reported = [
             span.ranges[-1][1]
             for stage in ("sent", "acked", "gave-up")
             for _, _, part, span in self._spans(stage)
             if (part.partition, span.producer) == source
         ]
-        return max(self.there.get(source, RangeSet([(0, 1)])).next, *ends, *told, 0)
+        return max(self.there.get(source, RangeSet([(0, 1)])).next, *ends, *reported, 0)
 
     def _ended(self) -> list[Source]:
         return [(entry.pointer.partition, end.producer) for entry in self._entries for end in entry.pointer.ended]

@@ -360,12 +360,12 @@ def _with_cold_parts(plan: Plan, level: str, draw: random.Random) -> Plan:
 def _with_lies(plan: Plan, _level: str, draw: random.Random) -> Plan:
     """Let one or two services give wrong answers, some kinds of them, for single calls and for up to minutes."""
     known = {"store": STORE_LIES, "queue": QUEUE_LIES, "coordinator": COORDINATOR_LIES}
-    told: dict[str, Lies] = {}
+    lies: dict[str, Lies] = {}
     for service in draw.sample(list(known), draw.choice([1, 1, 2])):
         kinds = tuple(draw.sample(known[service], draw.randint(1, 3)))
         rate = draw.choice([0.0, 0.01, 0.05])
-        told[service] = Lies(kinds, rate, draw.choice([5.0, 15.0, 40.0]), draw.choice([2.0, 20.0, 60.0]))
-    return replace(plan, faults=replace(plan.faults, lies=told))
+        lies[service] = Lies(kinds, rate, draw.choice([5.0, 15.0, 40.0]), draw.choice([2.0, 20.0, 60.0]))
+    return replace(plan, faults=replace(plan.faults, lies=lies))
 
 
 def _with_a_crowd(plan: Plan, _level: str, draw: random.Random) -> Plan:

@@ -145,6 +145,6 @@ def _without(pieces: Iterable[Range], others: Iterable[RangeSet | None]) -> list
     return left
 
 
-def told(reports: Mapping[Client, list[Report]]) -> int:
+def reports_landed(reports: Mapping[Client, list[Report]]) -> int:
     """Return how many reports landed."""
     return sum(len(each) for each in reports.values())

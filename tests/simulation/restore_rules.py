@@ -70,12 +70,12 @@ class RestoreRules:
             await store.put(key, [body], crc32c(body))
         queue.left = draw.randrange(1 + sum(len(log.entries) for log in self._logs.values()))
         try:
-            told = await Restorer(self._cluster, STORE, store, queue, clock).restore(self._topic)
+            report = await Restorer(self._cluster, STORE, store, queue, clock).restore(self._topic)
         except KilledError:
             queue.left = -1
-            told = await Restorer(self._cluster, STORE, store, queue, clock).restore(self._topic)
-        if told.findings:
-            self._fail(f"a restore finds {told.findings[0]}")
+            report = await Restorer(self._cluster, STORE, store, queue, clock).restore(self._topic)
+        if report.findings:
+            self._fail(f"a restore finds {report.findings[0]}")
         reader = ColdReader(queue, ColdFiles(self._cluster, store), clock)
         for partition, log in self._logs.items():
             if partition.topic_id == self._topic.id:

@@ -50,12 +50,12 @@ def main(master: str, brokers: str, topic: str) -> None:
     try:
         records = spark.read.format("memq").options(brokers=brokers, topics=topic, partitionBytes="64KiB").load()
         sums = records.groupBy("partition").agg(f.count("*"), f.sum(f.crc32("value"))).orderBy("partition")
-        told = [list(row) for row in sums.collect()]
+        report = [list(row) for row in sums.collect()]
         for _ in range(2):
             copied = records.select("value").mapInArrow(killed_once, "value BINARY")
             target = {"brokers": brokers, "topic": f"{topic}-copy", "writer": f"{topic}-copies", "batchId": "1"}
             copied.write.format("memq").mode("append").options(**target).save()
-        print(json.dumps(told))
+        print(json.dumps(report))
     finally:
         spark.stop()
 

@@ -115,8 +115,8 @@ async def _fill(made: Injured, draw: random.Random) -> None:
             log = _log(place.partition, batches, ends)
             if place.partition == 0:
                 made.processed = _processed([batch for _, batch in log[:GROUP_OFFSET]])
-            for minute, told in log:
-                named = await _stored(store, told) if isinstance(told, Batch) else told
+            for minute, report in log:
+                named = await _stored(store, report) if isinstance(report, Batch) else report
                 time_ms = NOW_MS + minute * MINUTE_MS
                 # the queue's own rule, for one epoch, so that older ones of the pointers may land late
                 await queue.publish(Publication(place, place.partition, 1, time_ms, encode_pointer(named)))

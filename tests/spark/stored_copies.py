@@ -57,8 +57,8 @@ def piped_copies(
     make_topic(broker, f"{topic}-replayed", partitions=2)
     make_topic(broker, f"{topic}-report", partitions=1)
     assert json.loads(run("profile", topic, *by_queue, "--json"))["records"] == count
-    told = json.loads(run("audit", topic, *by_broker, "--report", f"{topic}-report", "--json"))
-    assert told == json.loads(run("audit", topic, *by_queue, "--json"))
+    report = json.loads(run("audit", topic, *by_broker, "--report", f"{topic}-report", "--json"))
+    assert report == json.loads(run("audit", topic, *by_queue, "--json"))
     yield "report", read(spark, broker, f"{topic}-report", config=config)
     run("replay", topic, *by_broker, "--to-topic", f"{topic}-replayed")
     yield "replayed", read(spark, broker, f"{topic}-replayed", config=config)

@@ -67,14 +67,14 @@ def test_a_topic_of_a_broker_as_a_command(spark: SparkSession, broker: DevServer
             catch_exceptions=False,
         )
     assert done.return_value == 0
-    told = json.loads(done.stdout)
+    report = json.loads(done.stdout)
     line = subprocess.run(
         [sys.executable, "-m", "memq", "audit", "audited", "-b", broker.address, "--json"],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert told == json.loads(line.stdout)
+    assert report == json.loads(line.stdout)
     rows = spark.read.parquet(str(table)).collect()
     assert sum(row.delivered for row in rows) == sum(row.sent for row in rows) == 2_000
     with memq.Consumer(broker.address, "empty-report", end="end") as consumer:

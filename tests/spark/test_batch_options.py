@@ -104,8 +104,8 @@ def test_damage_ends_a_read_or_is_told_of_in_a_column(spark: SparkSession, broke
         read(spark, broker.address, "damaged").count()
     skip = {"onDamaged": "skip", "missingSeconds": "1"}
     assert values_of(read(spark, broker.address, "damaged", **skip)) == list(range(300, 400))
-    told = read(spark, broker.address, "damaged", columns="value,damage,object", **skip)
-    damage = {each.object: json.loads(each.damage) for each in told.where("damage is not null").collect()}
+    report = read(spark, broker.address, "damaged", columns="value,damage,object", **skip)
+    damage = {each.object: json.loads(each.damage) for each in report.where("damage is not null").collect()}
     assert set(damage) == {changed, cut, missing}
     assert all(each["records"] == 100 and each["block"] == 0 for each in damage.values())
     assert "missing" in damage[missing]["cause"]

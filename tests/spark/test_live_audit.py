@@ -22,8 +22,8 @@ def test_what_spark_writes_and_follows_is_ok(spark: SparkSession, tmp_path: Path
     def is_whole(row: MinuteRow, findings: list[Finding]) -> bool:
         assert findings == [], "not even for a while"
         queue, stream = row.side(""), row.side(STREAM)
-        told = (queue["sent"], queue["acked"], queue["committed"], stream["processed"])
-        return told == (WRITTEN,) * 4 and (row.word(""), row.word(STREAM)) == ("ok", "ok")
+        report = (queue["sent"], queue["acked"], queue["committed"], stream["processed"])
+        return report == (WRITTEN,) * 4 and (row.word(""), row.word(STREAM)) == ("ok", "ok")
 
     with auditing_broker(tmp_path) as broker:
         make_topic(broker.address, TOPIC, partitions=2)

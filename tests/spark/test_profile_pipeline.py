@@ -24,14 +24,14 @@ def test_a_profile_tells_what_was_produced(spark: SparkSession, broker: DevServe
         producer.send("profiled", b"not json")
     arguments = ["profile", "profiled", "-b", broker.address, "-o", "partitionBytes=64KiB"]
     done = CliRunner().invoke(pipelines, [*arguments, "--json"], standalone_mode=False, catch_exceptions=False)
-    told = json.loads(done.stdout)
-    assert (told["records"], told["tombstones"]) == (1_011, 10)
-    assert (told["values"]["least"], told["values"]["greatest"]) == (8, len('{"n": 998, "name": ""}') + 80)
-    keys = told["keys"]
+    report = json.loads(done.stdout)
+    assert (report["records"], report["tombstones"]) == (1_011, 10)
+    assert (report["values"]["least"], report["values"]["greatest"]) == (8, len('{"n": 998, "name": ""}') + 80)
+    keys = report["keys"]
     assert (keys["null"], keys["distinct"], keys["heaviest"][0]) == (1, 26, {"key": "heavy", "records": 510})
-    assert told["json"]["schema"] == "`n` BIGINT, `name` STRING"
-    assert told["json"]["sampled"] - told["json"]["objects"] <= 1
-    assert told["stored"]["records"] == 1_011
-    assert told["stored"]["ratio"] > 1
+    assert report["json"]["schema"] == "`n` BIGINT, `name` STRING"
+    assert report["json"]["sampled"] - report["json"]["objects"] <= 1
+    assert report["stored"]["records"] == 1_011
+    assert report["stored"]["ratio"] > 1
     text = CliRunner().invoke(pipelines, arguments, standalone_mode=False, catch_exceptions=False).stdout
     assert text.startswith("records: 1,011, of these 10 tombstones and 1 without key\nvalues: ")

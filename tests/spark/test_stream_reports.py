@@ -103,8 +103,8 @@ class Rig:
         """Whether all that was written has gone all the way; no finding may come up meanwhile."""
         assert findings == []
         queue, stream = row.side(""), row.side(STREAM)
-        told = (queue["sent"], queue["acked"], queue["committed"], stream["processed"])
-        return told == (self.records,) * 4 and (row.word(""), row.word(STREAM)) == ("ok", "ok")
+        report = (queue["sent"], queue["acked"], queue["committed"], stream["processed"])
+        return report == (self.records,) * 4 and (row.word(""), row.word(STREAM)) == ("ok", "ok")
 
 
 def test_what_goes_well_is_ok_and_what_vanishes_is_named(tmp_path: Path) -> None:

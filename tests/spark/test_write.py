@@ -201,8 +201,8 @@ def test_each_snippet_of_the_page_runs_and_each_option_is_in_one(
 
 def test_the_page_names_every_option_and_column() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    told = {name for row in page.splitlines() if row.startswith("| ") for name in row.split(" | ")[0][2:].split(", ")}
-    assert told >= set(WRITE_SPELLING.values()) | set(WRITE_COLUMNS)
+    report = {name for row in page.splitlines() if row.startswith("| ") for name in row.split(" | ")[0][2:].split(", ")}
+    assert report >= set(WRITE_SPELLING.values()) | set(WRITE_COLUMNS)
 
 
 @pytest.mark.parametrize(

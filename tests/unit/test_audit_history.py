@@ -281,9 +281,9 @@ def test_json_names_producers_in_hex_and_counts_exactly() -> None:
     world = History()
     world.do("drop", 0xAB, 0, 3)
     world.do("keep", 0xAB, 3, 4)
-    told = json.loads(json.dumps(world.finish().to_json()))
-    assert told["verdict"] == "lost"
-    assert told["findings"] == [
+    report = json.loads(json.dumps(world.finish().to_json()))
+    assert report["verdict"] == "lost"
+    assert report["findings"] == [
         {
             "kind": "lost",
             "count": 3,
@@ -291,5 +291,7 @@ def test_json_names_producers_in_hex_and_counts_exactly() -> None:
             "places": [{"partition": 0, "producer": "00000000000000ab", "first": 0, "next": 3}],
         }
     ]
-    assert told["producers"][0]["lost"] == {"records": 3, "ranges": [[0, 3]]}
-    assert told["coverage"]["partitions"] == [{"partition": 0, "begin": 0, "end": 1 << 20, "pointers": 2, "error": ""}]
+    assert report["producers"][0]["lost"] == {"records": 3, "ranges": [[0, 3]]}
+    assert report["coverage"]["partitions"] == [
+        {"partition": 0, "begin": 0, "end": 1 << 20, "pointers": 2, "error": ""}
+    ]

@@ -57,8 +57,8 @@ def counted(steps: list[Step], now_minute: int = 1_000, **committed: Position | 
         rows.setdefault(f"{producer}@{(minute_ms - BEGIN_MS) // MINUTE_MS}", MinuteRow()).add(row)
         total.add(row)
     for kind in ("lost", "corrupt", "doubled", "unread"):
-        told = sum(next_ - first for balance in balances for first, next_ in getattr(balance, kind))
-        assert total.side(QUEUE)[kind] == told
+        report = sum(next_ - first for balance in balances for first, next_ in getattr(balance, kind))
+        assert total.side(QUEUE)[kind] == report
     unproven = sum(next_ - first for balance in balances for first, next_ in balance.unproven)
     assert total.side(QUEUE)["in_flight"] + total.side(QUEUE)["unknown"] == unproven
     assert total.side(QUEUE)["delivered"] == sum(balance.delivered for balance in balances)

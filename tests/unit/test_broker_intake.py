@@ -192,14 +192,14 @@ def test_what_is_cached_goes_before_reading_stops() -> None:
 
 def test_a_refused_lease_is_told_once_when_memory_comes_back() -> None:
     pool = SlabPool(4 * SLAB, SLAB)
-    told: list[int] = []
-    pool.freed = lambda: told.append(pool.leased_bytes)
+    report: list[int] = []
+    pool.freed = lambda: report.append(pool.leased_bytes)
     slabs = [pool.lease(SLAB) for _ in range(4)]
     assert pool.lease(1) is None
     for slab in slabs:
         assert slab is not None
         pool.release(slab)
-    assert told == [3 * SLAB]
+    assert report == [3 * SLAB]
 
 
 def test_a_slab_that_is_released_too_often_is_an_assertion() -> None:

@@ -180,8 +180,8 @@ def test_frames_of_a_stream_go_to_the_owner_and_so_does_the_answer_to_open() -> 
         refusing = True
         second = link.open_stream(8, message)
         await until(lambda: len(owner.frames) == 2)
-        told = [(frame.api, frame.stream, frame.argument) for frame in owner.frames]
-        assert told == [(Api.OPEN, 7, first), (Api.ERROR, 8, second)]
+        summaries = [(frame.api, frame.stream, frame.argument) for frame in owner.frames]
+        assert summaries == [(Api.OPEN, 7, first), (Api.ERROR, 8, second)]
         assert first != second
         (connection,) = broker.connections
         connection.ack_nothing(7)

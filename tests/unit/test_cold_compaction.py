@@ -517,8 +517,8 @@ def test_a_restore_names_what_lies_in_large_objects_once_and_the_old_manifests_h
             await world.sweep()
         new = KillingQueue(world.clock, world.steps)
         restorer = Restorer(CLUSTER, STORE, world.store, new, world.clock)
-        told = await restorer.restore(TOPIC)
-        assert (told.findings, told.records, told.copies) == ([], 3 * (OLD + YOUNG), 0 if swept else OLD)
+        report = await restorer.restore(TOPIC)
+        assert (report.findings, report.records, report.copies) == ([], 3 * (OLD + YOUNG), 0 if swept else OLD)
         entries = await new.read(PARTITION, 0, 1 << 20)
         pointers = [decode_pointer(entry.body) for entry in entries]
         data = [(pointer, body) for _, pointer, body in world.expected if body]

@@ -247,11 +247,11 @@ def test_a_log_that_refuses_is_asked_again_while_others_are_opened(run: Run) -> 
     run(work, granted=None, start="end")
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_what_is_read_of_a_partition_ends_when_it_goes_though_it_comes_back_at_once(run: Run, *, told: bool) -> None:
+@pytest.mark.parametrize("outcome", [True, False])
+def test_what_is_read_of_a_partition_ends_when_it_goes_though_it_comes_back_at_once(run: Run, *, outcome: bool) -> None:
     async def work(member: Member) -> None:
         before = member.reading.assigned[MOVED]
-        if told:
+        if outcome:
             member.state.told_assigned(MOVED)
             member.state.fenced()
             member.heard(Membership(4, (SLOW, MOVED)))

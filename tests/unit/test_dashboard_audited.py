@@ -60,8 +60,8 @@ def test_topics_come_in_portions_and_findings_hold_until_they_are_over(
         assert [finding.id for finding in first.findings] == ["aa"]
         second = await source.news(first.version)
         assert (second.version, list(second.findings)) == (first.version, [])
-        told = first.topics | second.topics
-        assert {name: (each.word, each.lost, each.committed) for name, each in told.items()} == {
+        report = first.topics | second.topics
+        assert {name: (each.word, each.lost, each.committed) for name, each in report.items()} == {
             "a": ("lost", 3, {NOW - 1: 10, NOW: 5}),
             "b": ("ok", 0, {NOW - 1: 10, NOW: 5}),
             "c": ("ok", 0, {NOW - 1: 10, NOW: 5}),

@@ -51,10 +51,10 @@ def test_a_user_names_only_settings_that_there_are() -> None:
 
 
 def test_clients_pass_over_settings_of_a_newer_broker() -> None:
-    told = Metadata(cluster="test", topics=[TopicMetadata(topic=topic(), owners=[])])
-    body = json.loads(encode_message(told))
+    report = Metadata(cluster="test", topics=[TopicMetadata(topic=topic(), owners=[])])
+    body = json.loads(encode_message(report))
     body["topics"][0]["topic"]["settings"] |= NEWER
-    assert decode_message(json.dumps(body).encode(), Metadata) == told
+    assert decode_message(json.dumps(body).encode(), Metadata) == report
 
 
 def test_a_file_that_a_newer_broker_has_written_is_changed_by_an_older_one(tmp_path: Path) -> None:

@@ -267,11 +267,11 @@ def test_a_failure_that_nobody_looked_at_is_raised_at_the_end() -> None:
         looked = producer_on(broker)
         assert isinstance((await fail(looked, broker)).exception(), TooLargeError)
         await looked.close()
-        told: list[object] = []
-        heard = producer_on(broker, on_ack=told.append)
+        calls: list[object] = []
+        heard = producer_on(broker, on_ack=calls.append)
         await fail(heard, broker)
         await heard.close()
-        assert len(told) == 1
+        assert len(calls) == 1
 
     run(test)
 

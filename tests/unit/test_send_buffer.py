@@ -228,9 +228,9 @@ def test_who_waits_for_room_is_told_of_it_and_nobody_else_is() -> None:
     hands.collect()
     assert hands.rooms >= 1
     assert hands.buffer.releases != seen
-    told = hands.rooms
+    calls = hands.rooms
     hands.buffer.refuse(ClosedError("closed"))
-    assert hands.rooms == told + 1, "who waits when it closes learns that it is closed"
+    assert hands.rooms == calls + 1, "who waits when it closes learns that it is closed"
 
 
 # ---- bounds of records ---------------------------------------------------------------------------

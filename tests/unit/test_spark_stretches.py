@@ -48,15 +48,15 @@ def test_stretches_cover_all_once(shapes: list[tuple[int, int]]) -> None:
                 parts = []
     if parts:
         splits.append(Split(parts, SETTINGS))
-    told = stretches_of(splits, homes, places)
-    assert len(told) == len(splits)
+    ranges = stretches_of(splits, homes, places)
+    assert len(ranges) == len(splits)
     for place in places.values() if splits else ():
-        mine = [each for stretches in told for each in stretches if (each.id, each.writers) == key_of(place)]
+        mine = [each for stretches in ranges for each in stretches if (each.id, each.writers) == key_of(place)]
         mine.sort(key=lambda each: each.begin)
         assert [each.begin for each in mine] == [place.begin, *(each.end for each in mine[:-1])]
         assert mine[-1].end == place.end
     numbered = iter(homes)
-    for split, stretches in zip(splits, told, strict=True):
+    for split, stretches in zip(splits, ranges, strict=True):
         for part in split.parts:
             home = next(numbered)
             at = Position(part.partition, part.offset, part.low)

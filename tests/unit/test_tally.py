@@ -34,11 +34,11 @@ class Told:
     def take(self, now_ms: int, *, last: bool = False) -> list[Report]:
         taken = self.tally.take(now_ms, HOMES, last=last)
         for home, report in taken:
-            told = self.reports.setdefault(home, [])
+            reported = self.reports.setdefault(home, [])
             assert all(home_of(TOPIC_ID, part.partition, HOMES) == home for part in report.parts)
-            assert not told or report.since_ms == told[-1].until_ms
+            assert not reported or report.since_ms == reported[-1].until_ms
             assert report.since_ms <= report.until_ms <= report.next_ms
-            told.append(report)
+            reported.append(report)
         return [report for _, report in taken]
 
     def numbers(self, number: int) -> list[int]:
@@ -57,17 +57,17 @@ events = st.tuples(
 
 @given(st.lists(st.lists(events, max_size=10), max_size=6))
 def test_all_that_was_noted_is_said_once(rounds: list[list[tuple[int, str, int, int, int, int]]]) -> None:
-    told, latency = Told(), 0
+    reported, latency = Told(), 0
     wanted: dict[tuple[int, str, int, int], RangeSet] = {}
     for now_ms, noted in enumerate(rounds):
         for number, stage, producer, first, records, base_ms in noted:
-            told.part(number).pass_stage(stage, producer, first, first + records, base_ms, base_ms + 5)  # type: ignore[arg-type]
+            reported.part(number).pass_stage(stage, producer, first, first + records, base_ms, base_ms + 5)  # type: ignore[arg-type]
             key = (number, stage, producer, base_ms // MINUTE)
             wanted.setdefault(key, RangeSet()).add(first, first + records)
             latency += records
-        told.take(now_ms)
+        reported.take(now_ms)
     said: dict[tuple[int, str, int, int], RangeSet] = {}
-    for reports in told.reports.values():
+    for reports in reported.reports.values():
         assert [report.number for report in reports] == list(range(len(reports)))
         for part in (part for report in reports for part in report.parts):
             for span in part.spans:
@@ -80,98 +80,98 @@ def test_all_that_was_noted_is_said_once(rounds: list[list[tuple[int, str, int, 
 
 
 def test_what_a_consumer_says_beside_sequences() -> None:
-    told = Told()
+    reported = Told()
     damage = ReportedDamage(object="c/x", block=1, offset=17, records=6, cause="checksum")
-    part = told.part(3)
+    part = reported.part(3)
     part.begin("0:17:0", "seek")
     part.damage(damage)
     part.damage(damage)
     part.commit("0:18:0")
     part.commit("0:19:0")
-    [report] = told.take(1)
+    [report] = reported.take(1)
     [said] = report.parts
     assert (said.damages, said.committed) == ((damage,), "0:19:0")
     assert [(begin.at, begin.reason) for begin in said.begins] == [("0:17:0", "seek")]
 
 
 def test_what_was_processed_before_a_reader_began_anew_is_said_before_that() -> None:
-    told = Told()
-    part = told.part(3)
+    reported = Told()
+    part = reported.part(3)
     part.begin("0:9:0", "stored")
     part.pass_stage("processed", 1, 0, 3, 0, 0)
     part.commit("0:17:0")
     part.begin("0:4:0", "seek")
     part.begin("0:5:0", "seek")
     part.pass_stage("processed", 1, 0, 2, 0, 0)
-    [report] = told.take(1)
+    [report] = reported.take(1)
     said = [([begin.at for begin in each.begins], [span.ranges for span in each.spans]) for each in report.parts]
     assert said == [(["0:9:0"], [((0, 3),)]), (["0:4:0", "0:5:0"], [((0, 2),)])]
     assert [each.committed for each in report.parts] == ["0:17:0", ""]
-    assert told.take(2) == []
+    assert reported.take(2) == []
 
 
 def test_what_was_processed_twice_is_said_twice() -> None:
-    told = Told()
-    part = told.part(3)
+    reported = Told()
+    part = reported.part(3)
     for first, next_ in ((0, 3), (3, 6), (3, 6), (6, 9)):
         part.pass_stage("fetched", 1, first, next_, 0, 0)
         part.pass_stage("processed", 1, first, next_, 0, 0)
     part.commit("0:17:0")
-    [report] = told.take(1)
+    [report] = reported.take(1)
     said = [span.ranges for each in report.parts for span in each.spans if span.stage == "processed"]
     assert said == [((0, 6),), ((3, 9),)]
     assert [each.committed for each in report.parts] == ["", "0:17:0"]
 
 
 def test_a_seek_while_a_commit_is_under_way_is_said_behind_it() -> None:
-    told = Told()
-    readings = [ReadRecorder(told.part, (3,), commits=True) for _ in range(3)]
+    reported = Told()
+    readings = [ReadRecorder(reported.part, (3,), commits=True) for _ in range(3)]
     readings[0].begin(Position(0, 9), "stored")
     readings[0].begin_storing()
     readings[1].begin(Position(0, 4), "seek", readings[0])
     readings[2].begin(Position(0, 5), "seek", readings[1])
-    assert [begin.at for report in told.take(1) for part in report.parts for begin in part.begins] == ["0:9:0"]
+    assert [begin.at for report in reported.take(1) for part in report.parts for begin in part.begins] == ["0:9:0"]
     readings[0].store(Committed(Position(0, 17)), 2)
     readings[0].end_storing()
-    [report] = told.take(3)
+    [report] = reported.take(3)
     assert [part.committed for part in report.parts] == ["0:17:0", ""]
     assert [[begin.at for begin in part.begins] for part in report.parts] == [[], ["0:4:0", "0:5:0"]]
 
 
 def test_silence_is_broken_within_half_of_what_was_promised_wherever_something_was_said() -> None:
-    told = Told()
-    assert not told.tally.due(10_000)
-    told.part(0).pass_stage("sent", 1, 0, 9, 0, 5)
-    assert told.tally.due(5)
-    [report] = told.take(5)
+    reported = Told()
+    assert not reported.tally.due(10_000)
+    reported.part(0).pass_stage("sent", 1, 0, 9, 0, 5)
+    assert reported.tally.due(5)
+    [report] = reported.take(5)
     assert report.next_ms == 5 + PROMISE_MS
-    assert not told.tally.due(5 + PROMISE_MS // 2 - 1)
-    assert told.tally.due(5 + PROMISE_MS // 2)
-    [silent] = told.take(5 + PROMISE_MS // 2)
+    assert not reported.tally.due(5 + PROMISE_MS // 2 - 1)
+    assert reported.tally.due(5 + PROMISE_MS // 2)
+    [silent] = reported.take(5 + PROMISE_MS // 2)
     assert (silent.number, silent.parts, silent.last) == (1, (), False)
-    assert told.tally.due(0), "a clock that was set back must not keep it silent"
-    [last] = told.take(PROMISE_MS, last=True)
+    assert reported.tally.due(0), "a clock that was set back must not keep it silent"
+    [last] = reported.take(PROMISE_MS, last=True)
     assert (last.number, last.last) == (2, True)
 
 
 def test_what_was_not_noted_shows_as_a_hole() -> None:
-    told = Told()
-    told.part(0).pass_stage("sent", 1, 0, 1, 0, 0)
-    told.take(1)
-    told.part(0).lacks = True
-    told.part(0).pass_stage("sent", 1, 2, 3, 0, 0)
-    told.take(2)
-    told.part(0).pass_stage("sent", 1, 3, 4, 0, 0)
-    told.take(3)
-    assert told.numbers(0) == [0, 2, 3]
+    reported = Told()
+    reported.part(0).pass_stage("sent", 1, 0, 1, 0, 0)
+    reported.take(1)
+    reported.part(0).lacks = True
+    reported.part(0).pass_stage("sent", 1, 2, 3, 0, 0)
+    reported.take(2)
+    reported.part(0).pass_stage("sent", 1, 3, 4, 0, 0)
+    reported.take(3)
+    assert reported.numbers(0) == [0, 2, 3]
 
 
 def test_at_the_bound_a_report_is_due_at_once_and_beyond_it_nothing_is_kept() -> None:
-    told = Told()
+    reported = Told()
     for number in range(2 * NOTES_MAX + 5):
-        told.part(0).pass_stage("sent", 1, 2 * number, 2 * number + 1, 0, 0)
-    assert told.early == 1
-    told.take(1)
-    parts = [part for report in told.reports[home_of(TOPIC_ID, 0, HOMES)] for part in report.parts]
+        reported.part(0).pass_stage("sent", 1, 2 * number, 2 * number + 1, 0, 0)
+    assert reported.early == 1
+    reported.take(1)
+    parts = [part for report in reported.reports[home_of(TOPIC_ID, 0, HOMES)] for part in report.parts]
     assert sum(len(span.ranges) for part in parts for span in part.spans) == 2 * NOTES_MAX
-    assert told.numbers(0)[0] == 1, "the number that is left out says that something is lacking"
+    assert reported.numbers(0)[0] == 1, "the number that is left out says that something is lacking"

@@ -95,13 +95,13 @@ class LiveAudit:
 
         Raises: what does not pass by itself, as a database that is damaged.
         """
-        told = False
+        logged = False
         while True:
             try:
                 await self.step()
                 self._outage.passed()
-                if not told:
-                    told = True
+                if not logged:
+                    logged = True
                     ready()
             except FencedError as error:  # this member was away: it begins anew with what is stored
                 self._homes.clear()

@@ -78,18 +78,18 @@ async def verify_finding(brokers: str, finding: Finding, runtime: Runtime | None
 
 def verification_of(finding: Finding, checked: CheckedEntry, through: str) -> Verification:
     """Return what a check of the finding's pointer says of its records. Pure."""
-    told = Verification(
+    verification = Verification(
         topic=finding.topic, partition=finding.partition, offset=finding.offset, through=through, says=""
     )
     check = checked.check
     if check is None:
         what = checked.error or f"a pointer of kind '{checked.pointer.kind if checked.pointer else ''}' has no batch"
-        return msgspec.structs.replace(told, says=str(what))
+        return msgspec.structs.replace(verification, says=str(what))
     found = [(block, _named(finding, block)) for block in check.blocks]
     held = sum(records for block, records in found if block.cause is None)
     found.sort(key=lambda each: (not each[1], each[0].cause is None, each[0].number))
     return msgspec.structs.replace(
-        told,
+        verification,
         says=_says(finding, check, held),
         sound=not check.damaged,
         object=check.key,

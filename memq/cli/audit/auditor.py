@@ -152,14 +152,14 @@ def verify(finding: str, config: str | None, profile: str | None, **flags: Value
     """
     settings = settings_of(config, profile, **flags)
     found = _asked(settings, lambda view, _: view.finding(finding))
-    told = asyncio.run(verify_finding(settings.client().brokers, found))
-    for block in told.blocks:
+    verified = asyncio.run(verify_finding(settings.client().brokers, found))
+    for block in verified.blocks:
         records = f"producer {block.producer} sequences {block.first} to {block.next - 1}"
         click.echo(f"block {block.number}: {records}: {block.cause or 'sound'}")
-    for fault in told.faults:
+    for fault in verified.faults:
         click.echo(fault)
-    click.echo(f"{told.topic}: pointer {told.offset}: {told.says} (read through {told.through})")
-    return OK if told.sound else FAILED
+    click.echo(f"{verified.topic}: pointer {verified.offset}: {verified.says} (read through {verified.through})")
+    return OK if verified.sound else FAILED
 
 
 # ---- inside --------------------------------------------------------------------------------------

@@ -33,9 +33,9 @@ def restore(*, dry_run: bool, as_json: bool, config: str | None, profile: str | 
     started again.
     """
     settings = settings_of(config, profile, **flags)
-    told = _restore(settings, dry_run=dry_run)
+    reports = _restore(settings, dry_run=dry_run)
     if as_json:
-        print_json([asdict(one) for one in told])
+        print_json([asdict(one) for one in reports])
     else:
         if dry_run:
             talk("dry run: nothing is changed")
@@ -53,10 +53,10 @@ def restore(*, dry_run: bool, as_json: bool, config: str | None, profile: str | 
                     one.copies,
                     one.damaged_blocks,
                 )
-                for one in told
+                for one in reports
             ],
         )
-    findings = [(key, text) for one in told for key, text in one.findings]
+    findings = [(key, text) for one in reports for key, text in one.findings]
     for key, text in findings:
         talk(f"{key}: {text}")
     if findings:

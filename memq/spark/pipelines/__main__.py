@@ -43,7 +43,7 @@ class _Pipelines(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Pipelines"):
-            formatter.write_dl([(name, told) for name, (_, told) in PIPELINES.items()])
+            formatter.write_dl([(name, summary) for name, (_, summary) in PIPELINES.items()])
 
 
 @click.command(cls=_Pipelines)
@@ -71,10 +71,10 @@ def main() -> int:
         _tell(f"pipelines need {package}, which is not installed", "pip install 'memq[spark]'")
         return 2
     except Exception as error:
-        told = sentence_of(str(error))
-        if told is None:
+        summary = sentence_of(str(error))
+        if summary is None:
             raise
-        _tell(*told)
+        _tell(*summary)
         return 1
     return code if isinstance(code, int) else 0
 

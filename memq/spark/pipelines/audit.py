@@ -74,7 +74,7 @@ def send_table(table: DataFrame, topic: str, read: ReadOptions, *, now_ms: int) 
     )
     options = {"topic": topic, "writer": f"audit.{topic}", "batchId": str(now_ms)}
     where = {"brokers": read.brokers, "store": read.store, "config": read.config, "profile": read.profile}
-    options |= {name: told for name, told in where.items() if told}
+    options |= {name: value for name, value in where.items() if value}
     keyed.write.format("memq").mode("append").options(**options).save()
 
 

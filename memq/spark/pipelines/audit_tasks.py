@@ -84,8 +84,8 @@ def table_of(judged: DataFrame, plan: AuditPlan) -> DataFrame:
 
 def _word() -> Column:
     word = functions.lit(OK)
-    for count, told in reversed(WORDS.items()):
-        word = functions.when(functions.col(count) > 0, functions.lit(told)).otherwise(word)
+    for count, text in reversed(WORDS.items()):
+        word = functions.when(functions.col(count) > 0, functions.lit(text)).otherwise(word)
     return word
 
 

@@ -92,9 +92,9 @@ class RowMaker:
         if "damage" not in self._own:
             return None
         position = Position(place.partition, place.pointer_offset, place.first)
-        told = DamageCell(place.object, block, records, str(position), str(cause))
+        cell = DamageCell(place.object, block, records, str(position), str(cause))
         row: dict[str, object] = {
-            "damage": msgspec.json.encode(told).decode(),
+            "damage": msgspec.json.encode(cell).decode(),
             "topic": place.topic,
             "partition": place.partition,
             "offset": position.offset,

@@ -237,9 +237,9 @@ def _damaged(
     where = f"topic '{place.topic}' at {Position(part.partition, part.offset, piece.first)}, object '{place.object}'"
     events = EventLog(Runtime().clock)
     events.error("spark.damage-skipped", f"{where}, block {piece.number}: {cause}")
-    told = rows.damage(place, piece.number, piece.records, cause)
-    if told is not None:
-        yield told
+    row = rows.damage(place, piece.number, piece.records, cause)
+    if row is not None:
+        yield row
 
 
 def _place_of(part: BatchPart, piece: BlockPiece) -> BlockPlace:

@@ -67,11 +67,11 @@ def stretches_of(
                 found.append((number, Position(0, 0)))
             elif found[-1][0] != number:
                 found.append((number, Position(part.partition, part.offset, part.low)))
-    told: list[list[TaskRange]] = [[] for _ in splits]
+    tasks: list[list[TaskRange]] = [[] for _ in splits]
     for partition, found in begins.items():
         place = places[partition]
         numbers = [number for number, _ in found] or [0]
         cuts = [place.begin, *(begin for _, begin in found[1:]), place.end]
         for number, begin, end in zip(numbers, cuts[:-1], cuts[1:], strict=True):
-            told[number].append(replace(place, begin=begin, end=end))
-    return [tuple(stretches) for stretches in told]
+            tasks[number].append(replace(place, begin=begin, end=end))
+    return [tuple(stretches) for stretches in tasks]

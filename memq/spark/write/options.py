@@ -62,8 +62,8 @@ class WriteOptions:
 
 def write_options(given: Mapping[str, str], *, streams: bool) -> WriteOptions:
     """Read the options of a write. Raises: UnknownSettingError, InvalidSettingError, InvalidNameError."""
-    told = read_given(given, WRITE_SPELLING, _SPARKS_OWN)
-    writer, batch = told.get("writer", ""), told.get("batchid", "")
+    normalized = read_given(given, WRITE_SPELLING, _SPARKS_OWN)
+    writer, batch = normalized.get("writer", ""), normalized.get("batchid", "")
     if streams and (not writer or batch):
         raise InvalidSettingError(
             "a stream needs the option 'writer', and no 'batchId'", hint="writer = a name that its checkpoint keeps"
@@ -73,15 +73,15 @@ def write_options(given: Mapping[str, str], *, streams: bool) -> WriteOptions:
     if batch and not (batch.isdecimal() and int(batch) < BATCH_ID_END):
         raise InvalidSettingError(f"option 'batchId' = '{batch[:60]}' is no number below {BATCH_ID_END}")
     return WriteOptions(
-        brokers=told.get("brokers") or None,
-        store=told.get("store", ""),
-        config=told.get("config") or None,
-        profile=told.get("profile") or None,
-        topic=check_name(told["topic"]) if told.get("topic") else "",
-        staged=read_choice(told, "mode", "mode", MODES) == MODES[0],
+        brokers=normalized.get("brokers") or None,
+        store=normalized.get("store", ""),
+        config=normalized.get("config") or None,
+        profile=normalized.get("profile") or None,
+        topic=check_name(normalized["topic"]) if normalized.get("topic") else "",
+        staged=read_choice(normalized, "mode", "mode", MODES) == MODES[0],
         writer=check_name(writer, "writer") if writer else "",
         batch_id=int(batch) if batch else -1,
-        codec=read_choice(told, "codec", "codec", _CODECS),
+        codec=read_choice(normalized, "codec", "codec", _CODECS),
     )
 
 

@@ -102,9 +102,9 @@ def commit_staged(messages: Messages, options: WriteOptions, writer: str, batch_
     from memq.spark.write.tasks import commit
 
     if options.staged:
-        told = [message for message in messages if isinstance(message, TaskOutcome)]
-        objects = [staged for message in told for staged in message.objects]
-        stream = next((message.stream for message in told), "")
+        outcomes = [message for message in messages if isinstance(message, TaskOutcome)]
+        objects = [staged for message in outcomes for staged in message.objects]
+        stream = next((message.stream for message in outcomes), "")
         commit(options, writer, batch_id, objects, stream, remember=remember)
 
 

@@ -71,8 +71,8 @@ class Bucket:
     @property
     def url(self) -> str:
         """The URL for others: without keys, with what they need to find the bucket."""
-        told = {name: getattr(self.settings, name) for name in URL_SETTINGS}
-        query = urlencode({name: value for name, value in told.items() if value not in ("", "auto")}, safe=":/")
+        values = {name: getattr(self.settings, name) for name in URL_SETTINGS}
+        query = urlencode({name: value for name, value in values.items() if value not in ("", "auto")}, safe=":/")
         return f"s3://{self.name}/{self.prefix.rstrip('/')}".rstrip("/") + (f"?{query}" if query else "")
 
     @property
@@ -100,12 +100,12 @@ def read_bucket(url: str, section: Section) -> Bucket:
         raise InvalidSettingError(f"'{url[:120]}' is no URL: {error}", hint=_WRITE) from error
     if parts.scheme != "s3" or not _BUCKET.match(parts.netloc) or parts.fragment:
         raise InvalidSettingError(f"'{url[:120]}' names no bucket", hint=_WRITE)
-    told: dict[str, tuple[object, str]] = dict(section)
+    values: dict[str, tuple[object, str]] = dict(section)
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in URL_SETTINGS:
             raise UnknownSettingError(f"unknown setting '{name}' in {url[:120]}", hint=did_you_mean(name, URL_SETTINGS))
-        told[name] = (value, "the store's URL")
-    settings = read_section("s3", told, S3Settings)
+        values[name] = (value, "the store's URL")
+    settings = read_section("s3", values, S3Settings)
     _check_together(settings)
     folder = parts.path.strip("/")
     return Bucket(parts.netloc, check_prefix(f"{folder}/") if folder else "", settings)

@@ -88,8 +88,8 @@ def command(topic: str, brokers: str | None, given: tuple[str, ...], as_json: bo
     """Say how large TOPIC's records are, how its keys are spread, and what schema its JSON values have."""
     options, read = options_of(topic, brokers, given)
     with spark_session(f"profile {topic}", read) as spark:
-        told = profile(spark, options, read)
-    click.echo(json.dumps(told) if as_json else "\n".join(_lines(told)))
+        figures = profile(spark, options, read)
+    click.echo(json.dumps(figures) if as_json else "\n".join(_lines(figures)))
     return 0
 
 
@@ -104,9 +104,9 @@ def profile(spark: SparkSession, options: Mapping[str, str], read: ReadOptions) 
     whole = Profile()
     for part in mapped(records, _profiled, _PART).toArrow().column(0).to_pylist():
         whole.add(pickle.loads(part))  # noqa: S301 - our own task made it
-    told = whole.to_json()
-    told["keys"] |= _spread_of(records)
-    return {"topic": read.topics[0], **told, "stored": stored}
+    figures = whole.to_json()
+    figures["keys"] |= _spread_of(records)
+    return {"topic": read.topics[0], **figures, "stored": stored}
 
 
 def _profiled(batches: Batches) -> Batches:
@@ -124,8 +124,8 @@ def _spread_of(records: DataFrame) -> dict[str, Any]:
         distinct = counted.count()
     finally:
         counted.unpersist()
-    told = [{"key": bytes(row[0]).decode(errors="backslashreplace"), "records": row[1]} for row in heaviest]
-    return {"distinct": distinct, "heaviest": told}
+    figures = [{"key": bytes(row[0]).decode(errors="backslashreplace"), "records": row[1]} for row in heaviest]
+    return {"distinct": distinct, "heaviest": figures}
 
 
 async def _stored(options: ReadOptions) -> dict[str, Any]:
@@ -146,18 +146,19 @@ async def _stored(options: ReadOptions) -> dict[str, Any]:
     return {"batches": batches, "records": records, "raw_bytes": raw, "stored_bytes": stored, "ratio": ratio}
 
 
-def _lines(told: Mapping[str, Any]) -> Iterator[str]:
-    stored, keys = told["stored"], told["keys"]
-    yield f"records: {told['records']:,}, of these {told['tombstones']:,} tombstones and {keys['null']:,} without key"
+def _lines(figures: Mapping[str, Any]) -> Iterator[str]:
+    stored, keys = figures["stored"], figures["keys"]
+    tombstones = f"{figures['tombstones']:,} tombstones"
+    yield f"records: {figures['records']:,}, of these {tombstones} and {keys['null']:,} without key"
     for name in ("values", "keys"):
-        sizes = told[name]
+        sizes = figures[name]
         yield (
             f"{name}: {sizes['bytes']:,} bytes, from {sizes['least']} to {sizes['greatest']},"
             f" p50 {sizes['p50']}, p90 {sizes['p90']}, p99 {sizes['p99']}"
         )
     yield f"distinct keys: {keys['distinct']:,}"
     for each in keys["heaviest"]:
-        yield f"  {each['records'] / told['records']:.1%} {each['key'][:80]}"
+        yield f"  {each['records'] / figures['records']:.1%} {each['key'][:80]}"
     yield f"stored: {stored['batches']:,} batches, {stored['stored_bytes']:,} bytes, compressed {stored['ratio']} to 1"
-    guess = told["json"]
+    guess = figures["json"]
     yield f"JSON objects: {guess['objects']:,} of {guess['sampled']:,} sampled; schema: {guess['schema'] or 'none'}"

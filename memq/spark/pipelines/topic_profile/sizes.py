@@ -52,8 +52,8 @@ class Sizes:
     def to_json(self) -> dict[str, int]:
         """Return what people ask for."""
         shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-        told = {"bytes": self.total, "least": self.least, "greatest": self.greatest}
-        return told | {name: self.percentile(share) for name, share in shares.items()}
+        figures = {"bytes": self.total, "least": self.least, "greatest": self.greatest}
+        return figures | {name: self.percentile(share) for name, share in shares.items()}
 
 
 def _buckets_of(lengths: numpy.ndarray) -> numpy.ndarray:
