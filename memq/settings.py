@@ -30,7 +30,7 @@ PREFIX = "MEMQ_"
 FILE_NAME = "memq.toml"
 # Variables that are not settings: which file, which profile, tracebacks, the tests' switch.
 OTHER_VARIABLES = ("CONFIG", "PROFILE", "DEBUG", "REQUIRE_SERVERS")
-# What Kubernetes puts into every pod beside a service named memq: MEMQ_SERVICE_HOST, MEMQ_PORT_9876_TCP_ADDR …
+# What Kubernetes puts into every pod next to a service named memq: MEMQ_SERVICE_HOST, MEMQ_PORT_9876_TCP_ADDR …
 _SERVICE_LINK = re.compile(r"MEMQ_(SERVICE_.*|PORT_\d+_(TCP|UDP).*)\Z")
 
 _SIZE_UNITS = {"": 1, "b": 1, "kb": 1_000, "mb": 1_000_000, "gb": 10**9, "tb": 10**12}

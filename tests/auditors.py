@@ -12,7 +12,7 @@ from tests.memq_process import END_TIMEOUT_S, MemqProcess
 
 
 class AuditorProcess(MemqProcess):
-    """One auditor of the cluster at `brokers`; started again it goes on with its `state`. Its log is NAME.log.
+    """One auditor of the cluster at `brokers`; started again it continues with its `state`. Its log is NAME.log.
 
     It is ready when the first round is done.
     """

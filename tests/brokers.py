@@ -79,7 +79,7 @@ def run(work: Coroutine[Any, Any, None], loop: Callable[[], asyncio.AbstractEven
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let the loop turn until the broker is there; the test's deadline ends it otherwise."""
-    while not condition():  # noqa: ASYNC110 - the broker has no event for this: a test may look at every turn
+    while not condition():  # noqa: ASYNC110 - the broker has no event for this: a test may check every turn
         await asyncio.sleep(0)
 
 

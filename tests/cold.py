@@ -74,7 +74,7 @@ def parts_on(queue: TrimmedQueue, store: StorageHandler, runtime: Runtime, clust
 
 @asynccontextmanager
 async def folder_parts(data: Path) -> AsyncIterator[ColdParts]:
-    """Open the queue and the objects of a data folder, beside the broker that runs on it."""
+    """Open the queue and the objects of a data folder, next to the broker that runs on it."""
     runtime = Runtime()
     queue = SqliteQueue(data / "queue.sqlite", runtime.clock)
     store = FilesystemHandler(data / "objects", data / "tmp")

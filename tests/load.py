@@ -32,7 +32,7 @@ def create(brokers: Sequence[BrokerProcess], **settings: int) -> None:
 
 
 class Sender:
-    """A producer on a thread of its own: 500 numbered records a second, over all partitions, until it is told to end.
+    """A producer on a thread of its own: 500 numbered records a second, over all partitions, until it is asked to end.
 
     `number`: in its records, before theirs. For each partition: `acked_s`, the moments of its acks on the monotonic
     clock, and `acked`, how many records these were for.
@@ -139,7 +139,7 @@ class Sender:
                     with self._heard:
                         self.sent += 1
                         self._heard.notify_all()
-        except BaseException as error:  # noqa: BLE001 - the test looks at it
+        except BaseException as error:  # noqa: BLE001 - the test reads it
             with self._heard:
                 self.errors.append(error)
                 self._heard.notify_all()
@@ -162,7 +162,7 @@ class Tally:
             self._got.setdefault((sender, batch.partition), []).append(number)
 
     def check_complete(self, sender: Sender) -> None:
-        """It is every record of a sender; what was not committed when its group began anew may be there again."""
+        """It is every record of a sender; what was not committed when its group began again may be there again."""
         for partition in range(PARTITIONS):
             wanted = list(range(partition, sender.sent, PARTITIONS))
             found = self._got.get((sender.number, partition), [])
@@ -190,7 +190,7 @@ def check_read(brokers: Sequence[BrokerProcess], *senders: Sender) -> None:
 
 
 class GroupReader:
-    """A member of a group on a thread of its own, that reads and commits until it is told to end."""
+    """A member of a group on a thread of its own, that reads and commits until it is asked to end."""
 
     def __init__(self, brokers: Sequence[BrokerProcess]) -> None:
         self.tally = Tally()
@@ -224,7 +224,7 @@ class GroupReader:
                         with self._changed:
                             self.tally.add(batch)
                             self._changed.notify_all()
-        except BaseException as error:  # noqa: BLE001 - the test looks at it
+        except BaseException as error:  # noqa: BLE001 - the test reads it
             with self._changed:
                 self.errors.append(error)
                 self._changed.notify_all()

@@ -83,7 +83,7 @@ class MemqProcess(ABC):
         assert found.pause(), "it runs on"
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Let it continue."""
         self.signal(signal.SIGCONT)
 
     def wait(self) -> int:

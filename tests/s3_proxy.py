@@ -149,7 +149,7 @@ async def _read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> b
 def _answer(
     writer: asyncio.StreamWriter, method: str, line: str, headers: dict[str, str], body: bytes, *, cut: bool = False
 ) -> bool:
-    """Write an answer; say whether the connection goes on."""
+    """Write an answer; say whether the connection continues."""
     kept = {name: value for name, value in headers.items() if name not in ("connection", "content-length")}
     length = headers.get("content-length", "0") if method == "HEAD" else str(len(body))
     lines = [line, *(f"{name}: {value}" for name, value in kept.items())]

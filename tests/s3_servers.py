@@ -22,7 +22,7 @@ _folders = itertools.count()
 
 @dataclass(frozen=True)
 class S3Place:
-    """Where a server is, the keys for it, and what every store on it is told."""
+    """Where a server is, the keys for it, and the settings of every store on it."""
 
     endpoint: str
     access_key_id: str = "memq"

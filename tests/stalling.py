@@ -1,4 +1,4 @@
-"""A real broker process whose store stands still on demand: files, but each put waits while the gate is shut.
+"""A real broker process whose store hangs on demand: files, but each put waits while the gate is shut.
 
 `python -m tests.stalling FOLDER MEMORY_BYTES_MAX` says `memq ready: HOST:PORT`; every line on stdin shuts or opens the
 gate, the end of stdin ends it; it says `starved` whenever the memory budget has stopped all producers.

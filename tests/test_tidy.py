@@ -52,9 +52,9 @@ def tree_of(path: Path) -> ast.Module:
 
 @cache
 def nodes() -> tuple[tuple[str, ast.AST], ...]:
-    """Return what the rules look at: definitions and calls, each with its file."""
+    """Return what the rules check: definitions and calls, each with its file."""
     kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Call)
-    gc.disable()  # it would look at a million nodes again and again, two thirds of the time
+    gc.disable()  # it would check a million nodes again and again, two thirds of the time
     try:
         return tuple(
             (name_of(path), node) for path in files() for node in ast.walk(tree_of(path)) if isinstance(node, kinds)
@@ -221,7 +221,7 @@ def test_every_event_of_the_log_is_documented() -> None:
 
 
 def test_every_planted_bug_has_its_place() -> None:
-    """Whoever changes such a line plants the bug anew; that it is found takes minutes, and is tested elsewhere."""
+    """Whoever changes such a line plants the bug again; that it is found takes minutes, and is tested elsewhere."""
     for bug in BUGS:
         with plant(bug):
             pass

@@ -14,7 +14,7 @@ _SECRET = 0xB3415C00  # ZooKeeperServer.superSecret: with it, passwords are a fu
 
 @contextmanager
 def outsider(server: Server) -> Iterator[KazooClient]:
-    """Connect beside the brokers."""
+    """Connect next to the brokers."""
     client = KazooClient(server.address)
     client.start()
     try:

@@ -58,7 +58,7 @@ async def check_part(
 ) -> str:
     """Open the `store`, `queue` or `coordinator` alone, check it as a start does, and return where it is.
 
-    Raises: MemqError for what stands in the way of a start.
+    Raises: MemqError for what is in the way of a start.
     """
     runtime = runtime or Runtime()
     if name == "coordinator":
@@ -132,7 +132,7 @@ async def serve_cluster(
 ) -> int:
     """Run a broker of a cluster until SIGTERM or SIGINT, drain it, return the exit code.
 
-    Store and queue are checked before clients can come. Raises: MemqError for what stands in the way of the start.
+    Store and queue are checked before clients can come. Raises: MemqError for what is in the way of the start.
     """
     runtime = runtime or Runtime()
     opened: list[Callable[[], Awaitable[None]]] = []
@@ -218,7 +218,7 @@ def _path(name: str, url: str) -> Path:
 
 def _file_store(settings: PartSettings, runtime: Runtime, cluster: str) -> StorageHandler:
     root = _path("store", settings.store)
-    tmp = root.parent / f"{root.name}.tmp"  # beside it: on the same file system, and in no listing
+    tmp = root.parent / f"{root.name}.tmp"  # next to it: on the same file system, and in no listing
     make_folder(root)
     make_folder(tmp)
     return FilesystemHandler(root, tmp)

@@ -44,10 +44,10 @@ T = TypeVar("T")
 
 HOUSEKEEPING_S = 1.0
 KEPT_PARTITIONS_MAX = (
-    200  # that are looked at each time: of thousands that nobody uses all of them took a tenth of a core
+    200  # that are checked each time: of thousands that nobody uses all of them took a tenth of a core
 )
 HOT_SHARE = 4  # a quarter of the memory budget keeps published batches for READ
-UNSENT_SHARE = 8  # an eighth of it, beside it, may wait in sockets for clients that read slowly
+UNSENT_SHARE = 8  # an eighth of it, next to it, may wait in sockets for clients that read slowly
 DRAIN_RETRY_MS = 500
 HAND_OVER_S = 30.0  # how long a broker that leaves waits for others to take its partitions, or the next ones of many
 LOADS_INTERVAL_S = 10.0
@@ -61,7 +61,7 @@ class Broker:
 
     `stores` are the cluster's stores by name, new objects go to the first. `governs`: it may become the governor.
     `client_limits`: what clients may have here. `spool_disk`: for topics with `ack1 = "disk"`, closed with the broker.
-    `traces` are told of uploads and publishes.
+    `traces` are notified of uploads and publishes.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Broker:
             capacity_bytes_s=settings.capacity_bytes_s,
         )
         await self._step("register", lambda: services.coordinator.register(self._entry))
-        # Watched before it is read: a change in between would be noticed late, when loads are told.
+        # Watched before it is read: a change in between would be noticed late, when loads are published.
         self._unwatch = services.coordinator.watch(self._coordinator_changed)
         await self.govern()
         await self._step("read assignments", self.partitions.refresh)
@@ -253,7 +253,7 @@ class Broker:
             if isinstance(reader, Connection) and reader.ready:
                 reader.send(frame)
         await self.partitions.drain()
-        if self.replay.at_work:  # it opens partitions anew, as those do that still hold blocks of lost epochs
+        if self.replay.at_work:  # it opens partitions again, as those do that still hold blocks of lost epochs
             await self.replay.wait()
             await self.partitions.drain()
         await self.services.spool.settle()
@@ -396,7 +396,7 @@ def _close_overdue(connection: Connection, now_s: float, settings: BrokerSetting
     if connection.outbox.stands(now_s, settings.frame_timeout_ms):
         connection.abort()  # it does not read: there is no use in telling it
     if connection.leaving_since_s is not None and now_s - connection.leaving_since_s > settings.frame_timeout_ms / 1000:
-        connection.abort()  # it was told why, and does not even read that
+        connection.abort()  # it was notified why, and does not even read that
 
 
 def _shed(connections: list[Connection], bytes_max: int) -> None:

@@ -34,7 +34,7 @@ async def serve(
 
     `ready` is called with the address of the memq port once clients can come; `companion` runs from then on, given the
     address, until the drain. A second signal gives up the drain: what was held is logged and the code is 1.
-    Raises: MemqError for what stands in the way of the start.
+    Raises: MemqError for what is in the way of the start.
     """
     runtime = runtime or Runtime()
     folder = DataFolder.open(Path(settings.data), runtime.random, settings.cluster)

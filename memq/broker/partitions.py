@@ -100,7 +100,7 @@ class Partitions:
     async def refresh(self) -> None:
         """Read topics, brokers and assignments; let go of what is no longer ours.
 
-        Of two that are under way, what the one that began first was told never replaces what the other one was.
+        Of two that are under way, the answer to the one that began first never replaces the answer to the other.
         """
         coordinator = self._services.coordinator
         self._looks += 1
@@ -194,7 +194,7 @@ class Partitions:
             processor.moved_to = self._addresses.get(entry.broker, "")
             self._let_go(processor, processor.drain())
         elif processor.failure is not None:
-            del self.processors[key]  # the next stream opens it anew
+            del self.processors[key]  # the next stream opens it again
             self._let_go(processor, processor.stop())
         else:
             processor.follow(self._topics.get(processor.topic.name, processor.topic))

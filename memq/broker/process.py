@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 STORE_NAME = "main"
 SWEEPS_PER_AGE = 4
-Companion = Callable[[str], Coroutine[Any, Any, None]]  # what runs beside a broker, given its address
+Companion = Callable[[str], Coroutine[Any, Any, None]]  # what runs next to a broker, given its address
 
 
 def calm_collector() -> None:
@@ -32,7 +32,7 @@ def calm_collector() -> None:
 
     Theory: views and extents of blocks come and go by thousands, and no cycle is among them. With Python's defaults
     the collector walks through them again and again: 11 % of all CPU at 4 KiB blocks. What exists after the imports
-    is never looked at again.
+    is never checked again.
     """
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
@@ -51,7 +51,7 @@ async def run_broker(
     `prepare` runs between the start and `ready`, which is called with the address of the memq port once clients can
     come. `companion` runs from then on, given the address, until the drain. A second signal gives up the drain: what
     was held is logged and the code is 1.
-    Raises: MemqError for what stands in the way of the start.
+    Raises: MemqError for what is in the way of the start.
     """
     registry = metrics_of(broker)
     events = broker.services.events

@@ -20,7 +20,7 @@ BACKOFF_S_MAX = 1.0
 async def start_step(runtime: Runtime, events: EventLog, name: str, step: Callable[[], Awaitable[T]]) -> T:
     """Do a step that may be done twice, again and again while the coordinator is away, for `START_STEP_S`.
 
-    Raises: UnreachableError after that; what the step raises besides.
+    Raises: UnreachableError after that; whatever else the step raises.
     """
     until_s, tries = runtime.clock.monotonic() + START_STEP_S, 0
     while True:

@@ -182,7 +182,7 @@ class LinkPool:
             for address in addresses:
                 try:
                     async with asyncio.timeout(timeout_s / len(addresses)):
-                        await self.session(address)  # one that is given up here goes on, and is met in the next round
+                        await self.session(address)  # one that is given up here continues, and is met in the next round
                 except (UnreachableError, TimedOutError) as error:
                     failures.append(str(error))
                 except TimeoutError:

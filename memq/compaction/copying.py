@@ -1,7 +1,7 @@
 """Copies the batches of a run of pointers into one large object, and writes its part.
 
 Blocks are copied as they are, and never opened; each is checked first. A batch with damage stays where it lies, and so
-does one that is missing: its pointer goes into the part unchanged, and what is wrong is told.
+does one that is missing: its pointer goes into the part unchanged, and the damage is reported.
 """
 
 from __future__ import annotations

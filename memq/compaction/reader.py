@@ -3,7 +3,7 @@
 Theory. A manifest is stored before its pointers leave the queue. So who finds the queue's first offset beyond what he
 knows of the cold part finds the manifest that has the rest, and what lies below a manifest's end is the same in both
 as long as it is in both. A manifest that is not the highest any more is still true but for what retention took, and
-what it names stays for the sweep's safety age: it is looked at anew now and then.
+what it names stays for the sweep's safety age: it is checked again now and then.
 
 Where the queue begins behind a manifest's end, retention was faster than the compaction: it has taken what lies
 between, and with it all that is older, though a manifest that it has not met still names that. No reader begins there.

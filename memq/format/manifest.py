@@ -57,7 +57,7 @@ class StagedObject(msgspec.Struct, frozen=True, kw_only=True):
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """One batch of a writer: its objects in `store` in order of records, and its time (Unix ms).
 
-    `source` is the stream whose batch it is, where there is one: two streams that took the same name are told apart.
+    `source` is the stream whose batch it is, where there is one: two streams that took the same name are distinguished.
     """
 
     version: int = FORMAT_VERSION

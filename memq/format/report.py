@@ -1,10 +1,10 @@
 """The report: one JSON record of `_memq_audit` with a client's work, as ranges of sequences.
 
 Theory. Who counts what was lost must know whose word is missing, too. So a client gives the reports that it puts into
-one partition of `_memq_audit` dense numbers, and each says up to when it is complete and when the next one comes at the
-latest. What a client did is known from its first report on, up to `until_ms` of the last one before a hole; behind
-that, nothing is known of it, until a report says `last`, or numbers go on. All that is said about one write partition
-lies in one partition of `_memq_audit`, its *home*, whoever says it: there it can be judged alone.
+one partition of `_memq_audit` dense numbers, and each says up to when it is complete and when the next one comes at
+the latest. What a client did is known from its first report on, up to `until_ms` of the last one before a hole; behind
+that, nothing is known of it, until a report says `last`, or numbers continue. All that is said about one write
+partition lies in one partition of `_memq_audit`, its *home*, whoever says it: there it can be judged alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MINUTE_MS = 60_000
 _HEX_MAX = (1 << 64) - 1
 _HEX_OF_DAMAGE = ("producer", "first", "next")
 
-# Of a stream of Spark two report: its driver (`spark-reader`) where it stands, each task what it fetched.
+# Of a stream of Spark two report: its driver (`spark-reader`) where it is, each task what it fetched.
 Kind = Literal["producer", "consumer", "spark-reader", "spark-task", "spark-writer"]
 # Of producers: written to a socket; acked at `level`; given up, whether it was sent or not. Of readers: given to the
 # user; left out as a copy; committed by the group, after the commit succeeded.
@@ -69,7 +69,7 @@ def damage_of(key: str, block: int, offset: int, records: int, cause: Exception 
 class Begin(msgspec.Struct, frozen=True, kw_only=True):
     """A reader began at a position: its group's, its configured start, or the target of a seek.
 
-    So what is processed again after a rewind is told from a doubling.
+    So what is processed again after a rewind is distinguished from a doubling.
     """
 
     at: PositionText
@@ -250,7 +250,7 @@ def _halves(report: Report) -> tuple[Report, ...]:
 def _halves_of_part(part: ReportPart) -> tuple[ReportPart, ...]:
     """Cut a part in two between spans, damages, begins or ranges, whichever it has several of.
 
-    Who begins does so before what is processed, and commits, or has read, behind it: that tells that all was told.
+    Who begins does so before what is processed, and commits, or has read, behind it: that shows that all was reported.
     """
     rest = msgspec.structs.replace(part, spans=(), damages=(), begins=())
     if len(part.begins) > 1:

@@ -121,7 +121,7 @@ def decode_segment(data: bytes) -> SpoolContent:
 def copied_entries(data: bytes, start: int, end: int, seed: int) -> Iterator[tuple[bytes, memoryview]]:
     """Yield entries between two bytes of a segment as entries of one with `seed`: header and block.
 
-    A block's own checksum goes with it, and is not looked at. Raises: CorruptDataError when there is something else.
+    A block's own checksum goes with it, and is not checked. Raises: CorruptDataError when there is something else.
     """
     old_seed, view, at = _decode_head(data), memoryview(data), start
     while at < end:

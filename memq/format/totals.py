@@ -2,7 +2,7 @@
 
 Pure, the same for owner and reader.
 Theory. Let S(x) be what the batches at offsets below x hold: every pointer of kind `data` once, copies and late ones
-too. Lag is S(end) - S(here), so whoever stands anywhere has to find S there, also one who can't read from offset 0.
+too. Lag is S(end) - S(here), so whoever is anywhere has to find S there, also one who can't read from offset 0.
 
 1. *What is stated never exceeds what is there.* An owner counts each pointer that it met or published once. So the
    totals T of a pointer P are S(k) for a k up to P, what the owner had read when it made P; late pointers that

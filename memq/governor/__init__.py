@@ -55,8 +55,8 @@ class Coordinator(Protocol):
     Promises: every change of a topic or an assignment is a compare-and-set on its version; what was
     read may be stale, what was set was current. Watchers are called after a change, with what changed
     left for them to read; calls may be merged. At most one session governs, and what is set in its term is
-    refused from the moment that another one does. Loads are told to nobody; who wants them asks.
-    While the coordinator is away every call raises UnreachableError, and whoever owns a partition goes on: the proof
+    refused from the moment that another one does. Loads are sent to nobody; a reader asks for them.
+    While the coordinator is away every call raises UnreachableError, and whoever owns a partition continues: the proof
     is in the queue. A registered broker whose session was lost meanwhile is entered again.
     Raises: VersionConflictError, NotFoundError, AlreadyExistsError, UnreachableError, DeniedError.
     """

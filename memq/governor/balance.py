@@ -24,7 +24,7 @@ import msgspec
 from memq.governor import Assignment, BrokerEntry
 from memq.governor.planning import AssignmentChange, AssignmentPlan, ClusterView, Strategy
 
-IDLE_BYTES_S = 1_000  # what a partition counts for beside its traffic, so that idle ones are spread by number
+IDLE_BYTES_S = 1_000  # what a partition counts for next to its traffic, so that idle ones are spread by number
 GAIN_MIN = 0.1  # moves must take a tenth off a broker, all together: less is not worth the drains and openings
 BUSY_MIN = 0.05  # the share of its capacity below which nothing is moved off a broker: it gains nothing
 WORTH_MIN = 0.5  # a move must lower the higher one of both brokers by half of what it moves

@@ -52,7 +52,7 @@ class DataFolder:
         """Open the folder at `path`, making what is not there.
 
         A new cluster is called `name` and what `draw` draws.
-        `queue_gone` says that the queue's file may be missing beside objects: it is about to be restored.
+        `queue_gone` says that the queue's file may be missing next to objects: it is about to be restored.
         Raises: InvalidRequestError when another process holds it, naming its pid; DeniedError when it can't be
         written; CorruptDataError when a part is missing or damaged; UnsupportedFormatError when a newer memq made
         it; StoreError when the disk is full or fails.

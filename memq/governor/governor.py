@@ -57,7 +57,7 @@ class Governor:
     async def act(self, broker: BrokerEntry) -> int:
         """Plan and set what is planned, when this broker governs or may begin to; return how much was changed.
 
-        Raises: UnreachableError, DeniedError: the rest of the plan is left, and the next act begins anew.
+        Raises: UnreachableError, DeniedError: the rest of the plan is left, and the next act begins again.
         """
         async with self._turn:
             before, self._term = self._term, 0

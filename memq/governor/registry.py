@@ -253,7 +253,7 @@ def check_topic(topic: Topic) -> Topic:
 def released_by(entry: Assignment, broker: BrokerEntry, *, live: bool) -> Assignment:
     """Return the assignment after a broker's departure: its `live` session or an older one.
 
-    A partition on its way to another broker goes on there; what an older session left open, too.
+    A partition on its way to another broker continues there; what an older session left open, too.
     """
     if entry.broker == broker.id and (entry.session == broker.session or (live and not entry.session)):
         return msgspec.structs.replace(entry, broker="", session="")

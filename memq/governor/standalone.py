@@ -145,7 +145,7 @@ class StandaloneCoordinator(LocalCoordinator):
         loaded = await self._pool.run(_load, self._connection, self._file)
         for broker in self._registry.brokers():
             loaded.enter(broker)
-        self._registry = loaded  # the term begins anew with it: this process is the only one that governs
+        self._registry = loaded  # the term begins again with it: this process is the only one that governs
         self._in_doubt = False
         self._changed()
 

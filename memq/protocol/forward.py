@@ -10,7 +10,7 @@ from memq.protocol.frames import Api, encode_prefix
 from memq.protocol.messages import Forward, decode_message, encode_message
 
 _LENGTH = struct.Struct("<H")
-HEAD_BYTES_MAX = 1 * KIB  # of the JSON and its length: a frame has that much room beside its block
+HEAD_BYTES_MAX = 1 * KIB  # of the JSON and its length: a frame has that much room next to its block
 
 
 def encode_forward(request: int, message: Forward, block_bytes: int) -> bytes:

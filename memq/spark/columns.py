@@ -40,8 +40,8 @@ def table_ddl(columns: tuple[str, ...], fields: str) -> str:
 def fields_at(names: Sequence[str], columns: tuple[str, ...], fields: str) -> range:
     """Return where the decoded fields are among the `names` of a table that `table_ddl` describes.
 
-    A field may have the name of a column that is not there, or `value`, in whose place it stands. Raises:
-    InvalidSettingError for one that has the name of a column beside it, in any case of letters, as Spark tells names
+    A field may have the name of a column that is not there, or `value`, in whose place it is. Raises:
+    InvalidSettingError for one that has the name of a column next to it, in any case of letters, as Spark tells names
     apart; and for a table that is another one.
     """
     first = columns.index("value") if fields else 0

@@ -21,7 +21,7 @@ from memq.storage_handlers.confirmed_reads import ConfirmedReads
 from memq.storage_handlers.filesystem import FilesystemHandler
 
 _THREADS_MAX = 4
-ANY = ""  # the name of a store that stands for all
+ANY = ""  # the name of a store that means all
 
 
 @dataclass(frozen=True, slots=True)

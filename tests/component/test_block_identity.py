@@ -364,7 +364,7 @@ def test_a_late_pointer_leaves_out_its_copies_alone(late: bytes, caplog: pytest.
             await until_sealed(processor)
             log.entries.append(replace(entry, offset=log.end))
             assert processor.own is not None
-            processor.own.unread = True  # as after any publish beside which something landed
+            processor.own.unread = True  # as after any publish next to which something landed
             store.failing_ranges = 2
             store.gate.set()
             assert (await client.frame()).argument == 1

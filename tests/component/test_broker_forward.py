@@ -177,7 +177,7 @@ def test_what_its_producer_sent_again_is_there_once() -> None:
 
 
 def test_a_block_acked_with_1_whose_sequences_others_have_by_now_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    """It can't go beside the other one under the same identity, and is no copy that may be dropped in silence."""
+    """It can't be stored with the other one under the same identity, and is no copy that may be dropped in silence."""
 
     async def work() -> None:
         async with seized(AckLevel.ONE) as found:

@@ -1,4 +1,4 @@
-"""A broker at its memory bound, on both event loops: what it stops, what it goes on with, and what clients may pin."""
+"""A broker at its memory bound, on both event loops: what stops, what continues, and what clients may pin."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def loop(request: pytest.FixtureRequest) -> Loop:
 
 @asynccontextmanager
 async def gated_broker(**settings: Any) -> AsyncIterator[tuple[Broker, GatedStore]]:
-    """Run a small broker whose store stands still until its gate is opened."""
+    """Run a small broker whose store hangs until its gate is opened."""
     async with running_broker(memory_bytes_max=BUDGET, **settings) as broker:
         store = broker.services.stores["main"] = GatedStore()
         yield broker, store

@@ -534,7 +534,7 @@ def test_a_drain_waits_for_what_was_let_go_of_and_for_what_comes_meanwhile() -> 
 
 
 class Told:
-    """The progress of a drain, as it is told."""
+    """The progress of a drain, as it is reported."""
 
     def __init__(self) -> None:
         self.done, self.numbers = 0, list[int]()

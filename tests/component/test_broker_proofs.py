@@ -507,7 +507,7 @@ def test_a_pointer_without_records_counts_the_late_tries_that_its_own_proof_meet
 
 
 def test_an_instance_of_a_named_producer_begins_behind_what_the_one_before_it_has_under_way() -> None:
-    """It is told from where to go on: a block that lands later would have the same sequences as its first one."""
+    """It gets the sequence to continue from: a block that lands later would have those of its first one."""
 
     async def work() -> None:
         async with running_broker() as broker:

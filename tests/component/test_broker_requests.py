@@ -152,7 +152,7 @@ requests = st.lists(
 
 
 class Asker:
-    """One broker for all examples, and a client that says what it is told."""
+    """One broker for all examples, and a client that says what it is asked to."""
 
     def __init__(self, runner: asyncio.Runner, folder: Path) -> None:
         self._runner = runner

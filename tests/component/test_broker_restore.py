@@ -1,4 +1,4 @@
-"""Pointers made anew from objects are those that the broker had published, and each record is named once."""
+"""Pointers made again from objects are those that the broker had published, and each record is named once."""
 
 from __future__ import annotations
 

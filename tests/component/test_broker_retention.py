@@ -277,7 +277,7 @@ def test_what_a_store_error_left_over_goes_with_the_sweep() -> None:
                 raise StoreError("not now")
 
             rig.store.deleting = failing
-            await retire(broker.services, broker.partitions)  # logs it, and goes on with the next topic
+            await retire(broker.services, broker.partitions)  # logs it, and continues with the next topic
             assert len(rig.store.objects) == 3
             await look_after(broker.services, broker.partitions)  # logs it, and does not raise
             rig.store.deleting = nothing_of

@@ -29,7 +29,7 @@ ON_DISK = TopicSettings(stale_publish_ms=1_000, ack1="disk")
 
 
 class GatedDisk(SpoolFiles):
-    """A disk that takes its time, and fails when it is told to."""
+    """A disk that takes its time, and fails when it is asked to."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

@@ -1,4 +1,4 @@
-"""A full ring: tiny blocks, while the store stands still, are throttled, sent again, and delivered once in order."""
+"""A full ring: tiny blocks, while the store hangs, are throttled, sent again, and delivered once in order."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_a_consumer_reads_through_the_broker_of_its_zone_falls_back_and_comes_ba
 
 
 def test_moved_not_ready_and_over_capacity_are_three_answers() -> None:
-    """Go there at once; wait, and ask anew only now and then; back off for as long as it says, and ask nobody."""
+    """Go there at once; wait, and ask again only now and then; back off for as long as it says, and ask nobody."""
     window = new_window()
     window.handle(Sealed(block(0, deadline_s=1e9)))
     assert window.handle(OpenFailed(moved("b:2"), 0.0)) == [OpenStream(0, "b:2", False)]

@@ -458,7 +458,7 @@ def _make_again(cluster: Cluster) -> None:
 
 
 def _next_values(consumer: memq.Consumer) -> list[bytes | None]:
-    """Return the next batch's values; the topic that is gone may be told of more than once."""
+    """Return the next batch's values; the topic that is gone may be reported more than once."""
     while True:
         with suppress(NotFoundError):
             return take(consumer).values()

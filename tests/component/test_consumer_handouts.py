@@ -135,7 +135,7 @@ def test_batches_that_are_done_are_not_kept(cluster: Cluster) -> None:
 
 @dataclass
 class Model:
-    """Handouts beside a plain list of what should come out."""
+    """Handouts, compared with a plain list of what should come out."""
 
     handouts: ReadyBatches = field(default_factory=ReadyBatches)
     assigned: list[Assigned] = field(default_factory=list)

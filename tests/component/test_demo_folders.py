@@ -1,4 +1,4 @@
-"""What a demo does with the folder that it is given: only what demos have made is made anew."""
+"""What a demo does with the folder that it is given: only what demos have made is made again."""
 
 from __future__ import annotations
 

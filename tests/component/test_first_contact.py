@@ -99,7 +99,7 @@ def test_what_is_no_broker_is_named_and_passed_over(client: Callable[[str, int],
 
 @contextmanager
 def web_server() -> Iterator[str]:
-    """A server that answers whatever it is told as one of HTTP does."""
+    """A server that answers all that it gets as one of HTTP does."""
 
     class Refuse(BaseRequestHandler):
         def handle(self) -> None:

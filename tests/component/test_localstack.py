@@ -205,7 +205,7 @@ def test_compose_gives_kafka_and_zookeeper_the_same_settings(compose: dict[str, 
 
 
 def test_compose_keeps_what_servers_write_from_down_to_up(compose: dict[str, dict[str, dict[str, object]]]) -> None:
-    """ZooKeeper's image writes its log beside its snapshots: in a volume without a name it would be a new one."""
+    """ZooKeeper's image writes its log next to its snapshots: in a volume without a name it would be a new one."""
     written = {"s3": {"/data"}, "zookeeper": {"/data", "/datalog"}, "kafka": {"/var/lib/kafka/data"}}
     for name, service in compose["services"].items():
         mounted = dict(str(each).split(":") for each in cast(list[str], service["volumes"]))

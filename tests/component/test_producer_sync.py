@@ -230,7 +230,7 @@ def test_leaving_by_an_exception_never_hides_it(server: Server) -> None:
             producer.send("clicks", b"v")
 
     with pytest.raises((OutcomeUnknownError, TimedOutError)):  # the latter when the machine is slow
-        forget()  # nobody looked at the delivery: the end of the block tells
+        forget()  # nobody checked the delivery: the end of the block tells
 
 
 def test_errors_of_the_cluster_reach_the_caller(server: Server) -> None:

@@ -141,7 +141,7 @@ def test_a_row_that_came_without_the_lock_by_the_map_before_is_put_again() -> No
         side.put(HIGH)
         block = side.home(0).open
         assert block is not None
-        side.route.current = False  # the change comes between the look for the map and the look at it again
+        side.route.current = False  # the change comes between the look for the map and the second check
         assert side.buffer.put_keyed("clicks", b"w", HIGH, None) is None
         assert block.count == 1
 

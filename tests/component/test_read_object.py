@@ -62,7 +62,7 @@ def object_of(data: bytes | bytearray, count: int) -> bytes:
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    # -I: neither the working directory nor memq beside it is on the path
+    # -I: neither the working directory nor memq next to it is on the path
     command = [sys.executable, "-I", EXAMPLE, *arguments]
     return subprocess.run(command, capture_output=True, encoding="utf-8", check=False, timeout=60)
 

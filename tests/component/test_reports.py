@@ -1,4 +1,4 @@
-"""Clients tell the audit topic of a real broker what they did, and their work goes on when they can't."""
+"""Clients tell the audit topic of a real broker what they did, and their work continues when they can't."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ WORD = bytes(250_000)
 
 
 class ReadableDisk(SpoolFiles):
-    """A disk that can't read, or read back what it wrote, as long as it is told so."""
+    """A disk that can't read, or read back what it wrote, as long as `fails` says so."""
 
     reads = True
     bits_flipped = False
@@ -80,7 +80,7 @@ class Sender:
 
 
 async def through(cluster: Rig, broker: Broker) -> tuple[Sender, Sender]:
-    """Send a small block to a partition that can't publish, and a large one beside it, many times."""
+    """Send a small block to a partition that can't publish, and a large one next to it, many times."""
     held, passing = await Sender.of(broker, "stuck"), await Sender.of(broker, "passing")
     for number in range(ROUNDS):
         await held.send(b"%d" % number)

@@ -127,7 +127,7 @@ def test_a_commit_reports_what_its_pointers_hold_and_an_old_one_says_nothing() -
             store = broker.services.store
             assert isinstance(store, MemoryHandler)
             objects = await staged(store, topic, 300)
-            for _ in range(2):  # the second one is told that all is there
+            for _ in range(2):  # the second one is notified that all is there
                 async with StagedCommits(broker.address, WRITER, carrier=ReportCarrier) as commits:
                     await commits.topics(["clicks"])
                     await commits.commit(1, objects, store)

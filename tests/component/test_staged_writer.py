@@ -206,7 +206,7 @@ def test_a_batch_below_the_last_one_is_there() -> None:
 
 
 def test_a_batch_below_the_last_one_that_was_begun_after_it_is_refused() -> None:
-    """That is a stream which begins anew under a name that was used: it would be passed over in silence."""
+    """That is a stream which begins again under a name that was used: it would be passed over in silence."""
 
     async def work(rig: Rig) -> None:
         await rig.commits.commit(5, await rig.staged([b"five"]), rig.store)

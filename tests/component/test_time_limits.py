@@ -1,4 +1,4 @@
-"""Every test has a time limit, and one that hangs fails: the run goes on."""
+"""Every test has a time limit, and one that hangs fails: the run continues."""
 
 from __future__ import annotations
 

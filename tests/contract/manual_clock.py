@@ -1,4 +1,4 @@
-"""A clock that goes on only when a test says so."""
+"""A clock that moves only when a test says so."""
 
 from __future__ import annotations
 

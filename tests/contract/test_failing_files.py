@@ -73,7 +73,7 @@ async def send_all(
 
 
 async def spooled(cluster: Rig, disk: SpoolFiles) -> Topic:
-    """Have a broker whose store stands still ack blocks from its spool, and end it."""
+    """Have a broker whose store hangs ack blocks from its spool, and end it."""
     one = await cluster.start("one", spool=disk)
     put = cluster.store.put
     gate_of(cluster)

@@ -56,7 +56,7 @@ class Door(FramedProxy):
 
 @dataclass(frozen=True)
 class HeldKafka:
-    """The server, and the door beside its own."""
+    """The server, and the door next to its own."""
 
     server: Server
     door: Door

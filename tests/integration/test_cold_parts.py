@@ -114,7 +114,7 @@ def test_readers_groups_and_places_are_the_same_across_the_seam(broker: DevServe
 
 
 def read_as_group(broker: DevServer, group: str, until: memq.Position | None = None) -> list[Seen]:
-    """Go on as a group up to a position, or the end, and commit that."""
+    """Continue as a group up to a position, or the end, and commit that."""
     found: list[Seen] = []
     with memq.Consumer(broker.address, ["clicks"], group=group, start="beginning", end=until or "end") as consumer:
         found += seen_by(consumer)

@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: against a running `memq dev`, a `memq auditor` beside a broker, and 1,000 topics.
+"""The dashboard in a real browser: against a running `memq dev`, a `memq auditor` next to a broker, and 1,000 topics.
 
 Pictures of every page are kept (tests/browsers.py). Waits are for what is to be seen, with generous bounds; the console
 must stay empty, which also shows that the security policy holds.

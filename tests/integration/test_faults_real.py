@@ -85,7 +85,7 @@ def test_a_server_that_stops_shows_in_a_metric_an_event_and_the_probe(
             before, logged = value_of(broker, metric), len(events(broker))
             server.pause()
             try:
-                if red:  # a process that is told to stop may answer for some more milliseconds
+                if red:  # a process that is asked to stop may answer for some more milliseconds
                     look_until(sender, lambda: get(broker, "/readyz")[0] == 503, "red")
                 look_until(sender, lambda: value_of(broker, metric) > before, metric)  # noqa: B023 - called here alone
                 assert get(broker, "/healthz")[0] == 200

@@ -249,7 +249,7 @@ async def damaged_spool(folder: Path) -> Values:
 
 
 async def stalled_store(blocks: int, size: int, holds: Callable[[Broker], bool], settings: TopicSettings) -> Values:
-    """The store stands still, and more comes than there is room for, until that shows."""
+    """The store hangs, and more comes than there is room for, until that shows."""
     async with gated_broker() as (broker, store):
         client = await BareClient.connect(broker)
         await broker.partitions.create("clicks", 1, settings, exist_ok=False)

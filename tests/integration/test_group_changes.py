@@ -124,7 +124,7 @@ async def _commit(consumer: Consumer, batch: object) -> bool:
 
 
 async def produce(address: str, groups: list[Group], stop: asyncio.Event) -> int:
-    """Send numbered records over all partitions, not far ahead of the groups, until told to stop; return how many."""
+    """Send numbered records over all partitions, not far ahead of the groups, until asked to stop; return how many."""
     number = 0
     async with Producer(address) as producer:
         while not stop.is_set():

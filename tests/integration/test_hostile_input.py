@@ -57,7 +57,7 @@ def run_memq(*arguments: str, folder: Path, **environment: str) -> subprocess.Co
 
 
 def check_one_line(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
-    """A mistake is told in one line with what is wrong, never by a traceback."""
+    """A mistake is reported in one line with what is wrong, never by a traceback."""
     said = done.stderr.strip()
     assert done.returncode == code, said
     assert "Traceback" not in said

@@ -1,4 +1,4 @@
-"""A Kafka that stands still, or dies, while it is asked who coordinates a group: that ends no process."""
+"""A Kafka that hangs, or dies, while it is asked who coordinates a group: that ends no process."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def asker(kafka: Server, request: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def say(process: subprocess.Popen[str]) -> None:
-    """Let it go on."""
+    """Let it continue."""
     assert process.stdin is not None
     process.stdin.write("go on\n")
     process.stdin.flush()

@@ -45,7 +45,7 @@ async def broker_on(queue: KafkaQueue) -> AsyncIterator[Broker]:
 
 
 async def produce(producer: Producer, until: asyncio.Event, acked: list[bytes]) -> None:
-    """Send numbered records one after another, all acked, until told to stop."""
+    """Send numbered records one after another, all acked, until asked to stop."""
     number = 0
     while not until.is_set():
         value = b"%d" % number
@@ -157,7 +157,7 @@ def test_an_outage_is_ridden_out(
 
 
 def test_ends_are_known_at_once_when_kafka_was_started_again(kafka: Server) -> None:
-    """Kafka leads its partitions in a new epoch then, and the library asks in the old one until somebody looks anew."""
+    """Kafka leads its partitions in a new epoch then, and the library asks in the old one for a while."""
 
     async def run() -> None:
         queue = kafka_queue(kafka.address)

@@ -1,4 +1,4 @@
-"""`memq restore` on real servers: a cluster's pointers in Kafka are gone, and are made anew from the objects."""
+"""`memq restore` on real servers: a cluster's pointers in Kafka are gone, and are made again from the objects."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ HANG_S = repetitions(few=180, many=1_800)
 TOPICS = repetitions(few=4, many=100)
 PARTITIONS = repetitions(few=50, many=100)
 AT_ONCE = 100
-SESSION_MS = 10_000  # the usual one: a broker that loses its session opens all partitions anew
+SESSION_MS = 10_000  # the usual one: a broker that loses its session opens all partitions again
 CLOCK = SystemClock()
 BYTES_MAX = repetitions(few=512, many=2_048) * MIB
 THREADS_MORE_MAX = 4  # pools of a fixed size start their threads when they are first needed

@@ -1,4 +1,4 @@
-"""More than a real broker can take: a store that stands still, thousands of clients, deaf clients, no disk."""
+"""More than a real broker can take: a store that hangs, thousands of clients, deaf clients, no disk."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HELLO = encode_frame(
 
 
 def value_of(producer: int, number: int, size: int) -> bytes:
-    """A record that says who sent it; what follows can be told from its start."""
+    """A record that says who sent it; what follows can be distinguished from its start."""
     start = b"%d:%d:" % (producer, number)
     return start + hashlib.blake2b(start).digest() * (size // 64)
 
@@ -45,7 +45,7 @@ def send_all(producer: memq.Producer, number: int, records: int, size: int, erro
         for record in range(records):
             producer.send("clicks", value_of(number, record, size))
         producer.flush(timeout=TIMEOUT_S)
-    except BaseException as error:  # noqa: BLE001 - the test's thread looks at it
+    except BaseException as error:  # noqa: BLE001 - the test's thread reads it
         errors.append(error)
 
 

@@ -66,7 +66,7 @@ async def red_and_green(
 ) -> None:
     """Lose a part and bring it back. An answer waits for `READY_S` at most: what is asked after the loss is red.
 
-    But a process that is told to stop may answer for some more milliseconds.
+    But a process that is asked to stop may answer for some more milliseconds.
     """
     await lose()
     while await status(address, "/readyz") != 503:

@@ -1,4 +1,4 @@
-"""Retention on real queues: who stands before the first position that is left is told which one that is."""
+"""Retention on real queues: who is before the first position that is left knows which one that is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def send(address: str, *values: bytes) -> None:
 
 
 async def read(address: str, **options: object) -> list[bytes]:
-    """Read to the end for the group; an expired position is told once and then sought."""
+    """Read to the end for the group; an expired position is reported once and then sought."""
     found: list[bytes] = []
     async with Consumer(address, TOPIC, group=GROUP, end="end", **options) as consumer:  # type: ignore[arg-type]
         try:

@@ -140,7 +140,7 @@ def test_a_group_gets_every_record_though_gets_are_stuck(
 def test_a_read_of_a_store_that_stays_stuck_is_an_error_that_names_it(
     harm: Harmed, data_path: str, place: S3Place
 ) -> None:
-    """READ of a broker, and the index that the live audit reads by it; then the store answers, and both go on."""
+    """READ of a broker, and the index that the live audit reads by it; then the store answers, and both continue."""
 
     async def run() -> None:
         async with stored_batches(place, data_path, 1_000) as (broker, proxy, _):

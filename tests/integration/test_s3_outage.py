@@ -53,7 +53,7 @@ async def broker_on(server: FaultyS3) -> AsyncIterator[tuple[Broker, S3Handler]]
 
 
 class Sending:
-    """Numbered records, sent until it is told to end; `acked` counts those of acks that have come."""
+    """Numbered records, sent until it is asked to end; `acked` counts those of acks that have come."""
 
     def __init__(self, producer: memq.aio.Producer) -> None:
         self.sent = self.acked = 0

@@ -32,7 +32,7 @@ def read_all(server: DevServer) -> Counter[bytes]:
 
 @pytest.mark.soak
 def test_a_broker_that_is_killed_keeps_what_it_acked_with_1(tmp_path: Path) -> None:
-    """Killed at any moment, with records acked and not published; the producer goes on with the next life."""
+    """Killed at any moment, with records acked and not published; the producer continues with the next life."""
     sent = 0
     with dev_server(tmp_path / "data") as server:
         with memq.Admin(server.address) as admin:

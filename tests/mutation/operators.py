@@ -313,7 +313,7 @@ def is_wording(node: ast.AST) -> bool:
 
 
 def is_docstring(node: ast.AST) -> bool:
-    """Whether this is a text that stands alone."""
+    """Whether this is a text that is a statement of its own."""
     return isinstance(node, ast.Expr) and is_text(node.value)
 
 

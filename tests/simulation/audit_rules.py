@@ -52,7 +52,7 @@ class WornQueue:
 
 
 class AuditRules:
-    """Audits one topic in a queue and a store in memory, which `logs` describe; `fail` is told each finding."""
+    """Audits one topic in a queue and a store in memory, which `logs` describe; `fail` gets each finding."""
 
     def __init__(
         self,

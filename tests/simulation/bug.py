@@ -1,4 +1,4 @@
-"""What a planted bug is: one place in the product's source, what stands there instead, and the runs that show it."""
+"""What a planted bug is: one place in the product's source, what is there instead, and the runs that show it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Planted:
     """One bug: in `target`, a dotted path after the module's name, `old` becomes `new`.
 
-    `level` is the weather that it takes, and `aspects` what the runs must have beside the usual.
+    `level` is the weather that it takes, and `aspects` what the runs must have in addition to the usual.
     """
 
     name: str

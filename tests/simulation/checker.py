@@ -1,4 +1,4 @@
-"""The invariants: told of every record's life and of all that lands in store and queue, it finds what breaks a promise.
+"""The invariants: from each record's life and all that lands in store and queue it finds broken promises.
 
 It knows records by their values, which the simulation makes unique, so it believes neither the producer's sequences
 nor the consumer's positions. What it checks, and when:
@@ -70,7 +70,7 @@ class SentRecord:
 
 
 class Checker:
-    """`fail` is told each finding; `objects` is the store itself, `now` the virtual time in seconds."""
+    """`fail` gets each finding; `objects` is the store itself, `now` the virtual time in seconds."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Checker:
             tuple[str, int, int, int], tuple[int, int]
         ] = {}  # by identity: where it ends, its checksum
         self._sequences: dict[tuple[str, int, int], RangeSet] = {}  # by the first three of an identity
-        self._begins: dict[ReadPartition, int] = {}  # as it was when it was looked at the last time
+        self._begins: dict[ReadPartition, int] = {}  # as it was when it was checked the last time
         self.cold = ColdRules(self.logs, objects, self.fetch, now)
 
     # ---- producers ---------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class Checker:
         )
 
     def ack(self, value: bytes, ack: Ack | None = None) -> None:
-        """A producer was told that the record is acked with `all`; of a task that repeats each try may be.
+        """A producer was notified that the record is acked with `all`; of a task that repeats each try may be.
 
         `ack` is what the product's producer says; a position in it is where readers find the record.
         """
@@ -174,7 +174,7 @@ class Checker:
         return self._now() - max(record.sent_s, self._throttled[1])
 
     def ack_held(self, value: bytes) -> None:
-        """A producer was told that the record is acked with 1: checked, and held by its broker."""
+        """A producer was notified that the record is acked with 1: checked, and held by its broker."""
         self.records[value].held_s = self._now()
         self.acked += 1
 
@@ -187,7 +187,7 @@ class Checker:
             self._fail(f"record {value[:40]!r} waited {waited_s:.1f} s to be written in a calm world")
 
     def give_up(self, value: bytes) -> None:
-        """A producer was told that the record's outcome is unknown: it may be there once, or not."""
+        """A producer was notified that the record's outcome is unknown: it may be there once, or not."""
         self.given_up += 1
         self.records[value].given_up = True
         if self.records[value].acked:
@@ -328,7 +328,7 @@ class Checker:
                     f" another one there, up to {known[0]}, {known[1]:08x}"
                 )
 
-    # ---- what others look at ---------------------------------------------------------------------
+    # ---- what others check ---------------------------------------------------------------------
 
     def _first_place(self, source: Source, value: bytes) -> Place | None:
         """Return where the stream has a record of this identity: under another one it is no copy of it."""

@@ -27,7 +27,7 @@ NAME = "cloud"
 
 
 class Observer(QueueObserver, Protocol):
-    """Who is told what landed in the store and the queue, in the same step."""
+    """Who knows what landed in the store and the queue, in the same step."""
 
     def stored(self, key: str) -> None:
         """An object is there (again)."""
@@ -55,7 +55,7 @@ class Doors:
 
 
 class Cloud:
-    """The services themselves: `handler`, `queue` and `cluster` may be looked at and damaged directly."""
+    """The services themselves: `handler`, `queue` and `cluster` may be checked and damaged directly."""
 
     def __init__(
         self, world: World, faults: Faults, observer: Observer, *, refuse: Literal["epoch", "age"] = "epoch"

@@ -14,12 +14,14 @@ Key = tuple[str, ReadPartition]  # group, partition
 
 
 class CommitRules:
-    """All groups of one run; `fail` is told each finding. `goes_back`: readers seek, so positions may go back."""
+    """All groups of one run; `fail` gets each finding. `goes_back`: readers seek, so positions may go back."""
 
     def __init__(self, fail: Callable[[str], None]) -> None:
         self.goes_back = False
         self._fail = fail
-        self._grants: dict[Key, tuple[str, int]] = {}  # who was told last that it holds it, and since which generation
+        self._grants: dict[
+            Key, tuple[str, int]
+        ] = {}  # who was notified last that it holds it, and since which generation
         self._stored: dict[Key, list[Position]] = {}
         self._asked: dict[tuple[str, ReadPartition, str], Position] = {}  # what a member asked for last
 

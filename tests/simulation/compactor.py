@@ -20,7 +20,7 @@ PAUSE_S_MAX = 10.0
 
 
 async def run_compactor(node: Node, runtime: Runtime, cluster: SimCluster, doors: Doors) -> None:
-    """Compact all read partitions in turn; what fails is tried anew, as a job that runs every night does."""
+    """Compact all read partitions in turn; what fails is tried again, as a job that runs every night does."""
     rule = cluster.shape.cold
     assert rule is not None
     copier = BatchCopier(CLUSTER, doors.queue, {STORE: doors.store}.__getitem__, (STORE, doors.store), runtime)

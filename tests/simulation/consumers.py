@@ -85,7 +85,7 @@ class Reader:
                 except NotFoundError:
                     if len(self._ids) == 1:
                         raise
-                    continue  # one of the topics is gone: the other goes on
+                    continue  # one of the topics is gone: the other continues
                 if batch is not None:
                     await self._take(batch)
                     if not auto_commit and draw.random() < 0.5:
@@ -98,7 +98,7 @@ class Reader:
                     await self._wander(consumer, loop.time())
 
     async def _go_on(self, consumer: AsyncConsumer, error: PositionExpiredError) -> None:
-        """Go on with the first that retention left; it may be faster once more."""
+        """Continue with the first that retention left; it may be faster once more."""
         while True:
             first = Position.parse(error.first)
             partition = self._partition(error.topic, first.read_partition)
@@ -139,7 +139,7 @@ class Reader:
             self._groups(partition).seek(self.name, partition, (record.offset, record.record_index))
 
     def _resume(self, consumer: AsyncConsumer, now_s: float) -> None:
-        """Go on with what was paused for long enough, as far as it is still assigned."""
+        """Continue with what was paused for long enough, as far as it is still assigned."""
         for partition in [partition for partition, until_s in self._paused.items() if until_s <= now_s]:
             del self._paused[partition]
             self._groups(partition).pause(self.name, partition, paused=False)

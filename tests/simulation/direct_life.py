@@ -105,7 +105,7 @@ class DirectLife:
         return rows
 
     async def _tried(self, task: int, rows: list[bytes]) -> bool:
-        """Try once; the try may go on in the background."""
+        """Try once; the try may continue in the background."""
         rows = list(rows)
         if self._draw.random() < REORDER_RATE:
             self._draw.shuffle(rows)

@@ -88,7 +88,7 @@ class SimDisk:
         return bytes(self._host.files[name].data)
 
     async def append(self, name: str, buffers: Sequence[Buffer]) -> None:
-        """See `SpoolDisk.append`: the buffers are read while it goes on."""
+        """See `SpoolDisk.append`: the buffers are read while it continues."""
         fate = self._draw.random()
         self._check_writable()
         new = name not in self._host.files

@@ -1,9 +1,9 @@
 """What a consumer group is promised, checked on each record that it delivers and each position that it stores. Pure.
 
-A group skips nothing but what retention took, and is told so when there was a record in it. It stores only what it has
-iterated, as a contiguous prefix. Whoever takes a partition over goes on exactly at a position that was read from the
+A group skips nothing but what retention took, and is notified when there was a record in it. It stores only what it has
+iterated, as a contiguous prefix. Whoever takes a partition over continues exactly at a position that was read from the
 queue since it was last assigned to it: so it re-reads at most what was not stored. What is paused delivers nothing,
-what is sought goes on where it was sought.
+what is sought continues where it was sought.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NOTHING = -1  # the place of a group that has stored nothing: the beginning
 
 
 class GroupRules:
-    """All groups of one run. `logs` are what lies in the queue; `fail` is told each finding."""
+    """All groups of one run. `logs` are what lies in the queue; `fail` gets each finding."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class GroupRules:
         self._born_s[consumer] = self._now()
 
     def assign(self, consumer: str, group: str, partition: ReadPartition) -> None:
-        """A consumer gets a partition: it goes on where its group stood, as it was read since the last time.
+        """A consumer gets a partition: it continues where its group was, as it was read since the last time.
 
-        Or where it sought before it was told: that it had lost the partition and got it back it did not know then.
+        Or where it sought before it was notified: that it had lost the partition and got it back it did not know then.
         """
         reader = (consumer, partition)
         since_s = self._since_s.get(reader, self._born_s.get(consumer, 0.0))
@@ -66,13 +66,13 @@ class GroupRules:
         self._paused.pop(reader, None)
 
     def seek(self, consumer: str, partition: ReadPartition, place: Place) -> None:
-        """A consumer goes on elsewhere, at what its group has iterated or behind that."""
+        """A consumer continues elsewhere, at what its group has iterated or behind that."""
         reader = (consumer, partition)
         self._cursors[reader] = self._sought[reader] = self._log(partition).index_of(*place)
         self._starts.pop(reader, None)
 
     def expired(self, consumer: str, partition: ReadPartition, first: Position) -> None:
-        """A consumer was told that retention was faster, and goes on at the first that is left."""
+        """A consumer was notified that retention was faster, and continues at the first that is left."""
         self.expired_seeks += 1
         log = self._log(partition)
         if first.pointer_offset > log.begin_max:
@@ -111,7 +111,7 @@ class GroupRules:
         self._cursors[reader] = at + 1
 
     def _check_next(self, log: ReadLog, reader: Reader, at: int) -> None:
-        """Check that a reader goes on where it was, or where its group stood."""
+        """Check that a reader continues where it was, or where its group was."""
         consumer, partition = reader
         cursor = self._cursors.get(reader)
         if cursor is not None and at != cursor:
@@ -138,7 +138,7 @@ class GroupRules:
             self._fail(f"group {group} stores {position} of {partition}: record {at}, it has iterated {reached}")
 
     def fetched(self, group: str, partition: ReadPartition, position: Position | None) -> None:
-        """Somebody asks where the group stands; None when it has stored nothing."""
+        """Somebody asks where the group is; None when it has stored nothing."""
         log = self._log(partition)
         at = NOTHING if position is None else log.index_of(position.pointer_offset, position.record_index)
         self._fetched.setdefault((group, partition), []).append((self._now(), at))

@@ -227,7 +227,7 @@ class LiveFaults:
         return self._heard_late("consumer")
 
     def died_after_fetch(self) -> Injury | None:
-        """One more member of a group begins where the group stands, fetches, and dies."""
+        """One more member of a group begins where the group is, fetches, and dies."""
         spans = list(self._spans("fetched"))
         if not spans:
             return None

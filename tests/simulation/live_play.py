@@ -1,6 +1,6 @@
 """The live audit plays what landed in a simulated run, in that order and in rounds of any size, and says what it finds.
 
-It may die at any moment, and go on with what was stored; or be away from some moment on, and come ten minutes later.
+It may die at any moment, and continue with what was stored; or be away from some moment on, and come ten minutes later.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Said:
 
 
 class LivePlay:
-    """One audit of the `partitions` of a topic; `fail` is told when it takes back what it said."""
+    """One audit of the `partitions` of a topic; `fail` is called when it takes back what it said."""
 
     def __init__(
         self, topic: Topic, partitions: Sequence[int], draw: random.Random, fail: Callable[[str], None], *, dies: bool
@@ -149,7 +149,7 @@ class LivePlay:
                 self.said.named.setdefault(key, RangeSet()).add(*piece)
 
     def _restart(self) -> None:
-        """Go on with what is stored after a round, as another auditor does."""
+        """Continue with what is stored after a round, as another auditor does."""
         for key, audit in self._audits.items():
             books = decode_state(PartitionState, encode_state(audit.books))
             self._audits[key] = PartitionAudit(self._topic, audit.partition, books)

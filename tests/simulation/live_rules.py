@@ -1,7 +1,7 @@
 """The live audit against the truth: in a sound run it names nothing wrong, and with a fault in it what was done.
 
 It plays what landed as it is, then with each of some faults of `live_faults.py`. It says the same though it dies and
-goes on with what is stored, or is away for ten minutes.
+continues with what is stored, or is away for ten minutes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AGREE_RATE = 0.25  # how often a fault is played by auditors that die and are aw
 
 
 class LiveRules:
-    """`history` is what landed, without copies of reports; `fail` is told what the audit says wrongly.
+    """`history` is what landed, without copies of reports; `fail` gets what the audit says wrongly.
 
     `injected` counts the faults that were done, by stage and name.
     """

@@ -1,7 +1,7 @@
 """What a sweep is promised whose queue has lost something, tried on copies: nothing goes that it named.
 
 Three trials, each of two passes, the second of which confirms the first at once:
-a log is empty, or an owner that did not look has opened it anew, for both passes;
+a log is empty, or an owner that did not look has opened it again, for both passes;
 one pointer between others of its epoch is gone, for both passes;
 the queue shows only the beginning of a log, with an end to match, and all of it in the second pass.
 """
@@ -61,7 +61,7 @@ class LostLogRules:
         self._fail = fail
 
     async def check(self, clock: Clock, draw: random.Random) -> None:
-        """Lose something of one log, sweep everything, whatever its age, and look at what is gone."""
+        """Lose something of one log, sweep everything, whatever its age, and check what is gone."""
         if not self._logs:
             return  # nothing has landed
         lost = draw.choice(list(self._logs))

@@ -1,4 +1,4 @@
-"""A process whose producer has a name: instance after instance goes on where the one before it stood, fenced or not."""
+"""A process whose producer has a name: instance after instance continues where the one before it was, fenced or not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.simulation.plan import Plan
 
 SIZES = (0, 10, 300)
 LEFT_RUNNING_RATE = 0.5  # how often an instance is not closed: it is fenced with blocks under way
-GOES_ON_RATE = 0.3  # how often an instance sends on beside its successor
+GOES_ON_RATE = 0.3  # how often an instance sends on next to its successor
 RESTS_MAX = 1  # of one life
 REST_RATE = 0.4
 REST_SHARES = (0.1, 1.0, 1.0)

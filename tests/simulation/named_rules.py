@@ -15,7 +15,7 @@ Logs = Mapping[ReadPartition, ReadLog]
 
 
 class NamedRules:
-    """Knows the names that write to one topic; `fail` is told each finding."""
+    """Knows the names that write to one topic; `fail` gets each finding."""
 
     def __init__(self, logs: Logs, fail: Callable[[str], None]) -> None:
         self._logs = logs
@@ -23,7 +23,7 @@ class NamedRules:
         self._names: dict[str, None] = {}
 
     def began(self, name: str, stood: Mapping[int, int]) -> None:
-        """An instance of `name` was told where it goes on, by write partition."""
+        """An instance of `name` was notified where it continues, by write partition."""
         self._names[name] = None
         for partition, sequence in stood.items():
             held = len(list(self._numbers(name, partition)))

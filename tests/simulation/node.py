@@ -125,7 +125,7 @@ class Node:
     def bury(self) -> None:
         """Close the coroutines that a dead node left, so that nothing of them runs, warns or waits later.
 
-        A `finally` that awaits swallows the first close and stands at its own await: then it is closed again.
+        A `finally` that awaits swallows the first close and is at its own await: then it is closed again.
         """
         assert not self.alive, f"{self.name} is alive"
         for _ in range(1_000):

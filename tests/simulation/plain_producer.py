@@ -1,7 +1,7 @@
 """A producer in the fewest words: one partition, one connection at a time, everything sent again from the oldest block.
 
 It keeps DESIGN's rules for producers and nothing else, so it finds faults of the broker that the product's own
-producer might hide, and goes on when that one is at fault.
+producer might hide, and continues when that one is at fault.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ANSWER_S = 5.0  # without any answer for so long it begins again
 
 
 class Outcomes(Protocol):
-    """Who is told what became of records."""
+    """Who knows what became of records."""
 
     def ack(self, value: bytes) -> None:
         """It is acked with `all`."""
@@ -217,7 +217,7 @@ class PlainProducer:
                 if not (session.heard or changed.done()) or not self.blocks:
                     return
                 if self.blocks[0].first > written:
-                    return  # a block was given up: the stream must be opened anew
+                    return  # a block was given up: the stream must be opened again
         finally:
             self._session = None
             wrong.cancel()

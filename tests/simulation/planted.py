@@ -1,6 +1,6 @@
 """Planted bugs: one small change of the product's source each, which the simulation must find.
 
-When the text of a bug is gone the product has changed: `plant` says so, and the bug must be planted anew.
+When the text of a bug is gone the product has changed: `plant` says so, and the bug must be planted again.
 """
 
 from __future__ import annotations

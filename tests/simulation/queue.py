@@ -29,7 +29,7 @@ OWNERS_WORK = ("open", "publish", "forward", "leave")
 
 
 class QueueObserver(Protocol):
-    """Who is told what landed in the queue, and what was asked of it, in the same step."""
+    """Who knows what landed in the queue, and what was asked of it, in the same step."""
 
     def published(self, publication: Publication, offset: int, node: Node, read_to: int, handed_over_s: float) -> None:
         """A pointer of `node` is in the queue; its owner had read below `read_to` when it was handed over."""
@@ -48,7 +48,7 @@ class QueueObserver(Protocol):
         ...
 
     def granted(self, group: str, member: str, membership: Membership, *, joined: bool) -> None:
-        """A member is told what it holds."""
+        """A member knows what it holds."""
         ...
 
     def asked(self, group: str, member: str, positions: list[tuple[ReadPartition, Position]]) -> None:
@@ -62,12 +62,12 @@ class QueueObserver(Protocol):
         ...
 
     def fetched(self, group: str, partition: ReadPartition, position: Position | None) -> None:
-        """Somebody asked where a group stands; None when it has stored nothing."""
+        """Somebody asked where a group is; None when it has stored nothing."""
         ...
 
 
 class SimQueue:
-    """See `memq.notification.NotificationQueue`. `observer` is told what happens there."""
+    """See `memq.notification.NotificationQueue`. `observer` knows what happens there."""
 
     def __init__(
         self, caller: Caller, queue: MemoryQueue, observer: QueueObserver, monitor: OwnershipMonitor, sick: SickPart

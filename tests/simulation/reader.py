@@ -27,7 +27,7 @@ class FindingError(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class LogBlock:
-    """One block of a batch: who sent it, and where its first record stands in the batch.
+    """One block of a batch: who sent it, and where its first record is in the batch.
 
     `content` is the checksum of its records, without the time at which they were sealed.
     """

@@ -22,7 +22,7 @@ Said = dict[str, dict[Source, RangeSet]]  # by stage
 
 
 class ReportRules:
-    """`fail` is told each finding; `reports` may be read: all that landed, by client and home, in the queue's order."""
+    """`fail` gets each finding; `reports` may be read: all that landed, by client and home, in the queue's order."""
 
     def __init__(self, fail: Callable[[str], None]) -> None:
         self.logs: dict[ReadPartition, ReadLog] = {}

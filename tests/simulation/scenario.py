@@ -43,7 +43,7 @@ from tests.simulation.thin import scaled
 from tests.simulation.topic_churn import TopicChurn
 from tests.simulation.world import World
 
-SIZES = (0, 0, 10, 10, 300, 300, 3_000)  # bytes of a value beside its name
+SIZES = (0, 0, 10, 10, 300, 300, 3_000)  # bytes of a value next to its name
 CALM_ACK_S = 4.5  # opening the partition, and a back-off of up to 2 s after that; what hangs waits 5 s and more
 LEVEL_OF: dict[str, AcksLike] = {"product": "all", "one": 1, "none": 0}
 AUDIT_S = 10.0
@@ -185,7 +185,7 @@ class Scenario:
                 self.world.fail(f"{len(left)} objects are left that no pointer names, the first is '{left[0]}'")
 
     def _check_audit(self) -> None:
-        """Let the audit look at what is left, and compare what it says with what is known."""
+        """Let the audit check what is left, and compare what it says with what is known."""
         cluster = self.cluster
         cloud = cluster.cloud
         queue = ColdReader(cloud.queue, ColdFiles(CLUSTER, cloud.handler), cloud.node.clock)

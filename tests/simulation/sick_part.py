@@ -115,7 +115,7 @@ class OthersGoOn:
 
 
 def _waits_for(record: SentRecord) -> frozenset[int]:
-    """Return the partitions without which a record can't go on: its own to land, all of a staged batch for the ack.
+    """Return the partitions without which a record can't continue: its own to land, all of a staged batch for the ack.
 
     A commit that asks fewer owners at once than its batch has partitions may wait for the sick one before the others.
     """

@@ -86,7 +86,7 @@ class Sickness:
 
 
 class SimStore:
-    """See `memq.storage_handlers.StorageHandler`. `stored` and `deleted` are told the key of what happened."""
+    """See `memq.storage_handlers.StorageHandler`. `stored` and `deleted` get the key of what happened."""
 
     def __init__(
         self,

@@ -53,15 +53,15 @@ class Seen:
         self.log.append((f"{group} {position}", self.world.now))
 
     def granted(self, group: str, member: str, membership: Membership, *, joined: bool) -> None:
-        """Not looked at here."""
+        """Not checked here."""
 
     def asked(self, group: str, member: str, positions: list[tuple[ReadPartition, Position]]) -> None:
-        """Not looked at here."""
+        """Not checked here."""
 
     def stored_by(
         self, group: str, member: str, generation: int, positions: list[tuple[ReadPartition, Position]]
     ) -> None:
-        """Not looked at here."""
+        """Not checked here."""
 
     def fetched(self, group: str, partition: ReadPartition, position: Position | None) -> None:
         self.log.append((f"{group}? {position}", self.world.now))

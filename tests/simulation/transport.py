@@ -164,7 +164,7 @@ class SimTransport(asyncio.Transport):
         return True
 
     def write_eof(self) -> None:
-        """Send what is buffered, then FIN; reading goes on."""
+        """Send what is buffered, then FIN; reading continues."""
         if not self._eof_wanted and not self._closing:
             self._eof_wanted = True
             if not self._outbox:

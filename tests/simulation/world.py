@@ -31,10 +31,10 @@ class World:
     """Runs nodes on virtual time. Use it as a context manager: it owns the thread's running loop while it runs.
 
     Every callback costs its node a few microseconds of virtual time, drawn from the seed. That orders the nodes'
-    callbacks against each other in ever new ways, lets time go on in a busy loop, and gives "before" and "after"
+    callbacks against each other in ever new ways, lets time pass in a busy loop, and gives "before" and "after"
     a meaning within one step. Within one node callbacks run first in, first out, as asyncio's do.
     The garbage collector is off and called at set steps: it runs finalizers, and so must not depend on what
-    else the process did before. What was there before stays out of its sight for good: to look through a million
+    else the process did before. What was there before stays out of its sight permanently: to look through a million
     objects of others took a second of each run.
     """
 

@@ -1,4 +1,4 @@
-"""Compaction writes each record once, and goes on where it ended."""
+"""Compaction writes each record once, and continues where it ended."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Rig:
             }
             objects += stage(iter([pyarrow.record_batch(columns)]), options, WRITER)
         self.batches += 1
-        for _ in range(2):  # the second one is told that all is there
+        for _ in range(2):  # the second one is notified that all is there
             commit(options, WRITER, self.batches, objects, "", remember=True)
 
     def audit_until(self, done: Callable[[MinuteRow, list[Finding]], bool]) -> None:

@@ -189,7 +189,7 @@ class Peer:
 
 
 class House:
-    """A pool, an intake, and what a connection needs beside them; `feeds` are the wake-ups that are due."""
+    """A pool, an intake, and what a connection needs next to them; `feeds` are the wake-ups that are due."""
 
     def __init__(self, budget_bytes: int, slab_bytes: int) -> None:
         runtime = Runtime()
@@ -220,7 +220,7 @@ class House:
         self.feeds += 1
 
     def let_go(self, dice: random.Random) -> None:
-        """Release one batch, after a look at its bytes."""
+        """Release one batch, after a check of its bytes."""
         ring = self.partition.ring
         if ring.open is not None and (not ring.batches or dice.random() < 0.3):
             ring.seal()

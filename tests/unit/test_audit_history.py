@@ -50,7 +50,7 @@ def ranges_of(sequences: set[int]) -> tuple[Range, ...]:
 
 
 class History:
-    """Feeds an auditor and keeps the books beside it, in sets."""
+    """Feeds an auditor and keeps the books next to it, in sets."""
 
     def __init__(self) -> None:
         self.auditor = Auditor(TOPIC)

@@ -19,7 +19,7 @@ async def settle() -> None:
 
 
 class Borrowers:
-    """Tasks that hold bytes until they are told to give them back."""
+    """Tasks that hold bytes until they are asked to give them back."""
 
     def __init__(self, budget: ByteBudget) -> None:
         self.budget = budget

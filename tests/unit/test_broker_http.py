@@ -24,7 +24,7 @@ GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 async def sound() -> None:
-    """Nothing stands in the way."""
+    """Nothing is in the way."""
 
 
 @asynccontextmanager

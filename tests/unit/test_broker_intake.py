@@ -1,4 +1,4 @@
-"""Received bytes under a small memory budget: no held byte changes, reading stops and goes on, everyone ends."""
+"""Received bytes under a small memory budget: no held byte changes, reading stops and continues, everyone ends."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def fill(peer: Peer, dice: random.Random, sizes: tuple[int, ...]) -> None:
 
 
 def drive(house: House, peers: list[Peer], dice: random.Random, hold: float) -> None:
-    """Let everyone send until all is sent; memory comes back at random, and always when nobody can go on."""
+    """Let everyone send until all is sent; memory comes back at random, and always when nobody can continue."""
     while not all(peer.done for peer in peers):
         moved = False
         for peer in dice.sample(peers, len(peers)):

@@ -141,7 +141,7 @@ def test_a_free_slot_takes_what_pays_for_its_upload_and_a_busy_ring_seals_by_age
     append_to(ring, stream, 0, 1, memory, 0, 10, 0.0)
     assert [slot.number for slot in ring.plan(GAP_S_MAX).uploads] == [0]  # nothing is on its way
     append_to(ring, stream, 1, 1, memory, 0, WORTH - 1, 0.0)
-    assert ring.plan(0.0).wake_s == 0.5  # one is, and this one is not worth another upload beside it
+    assert ring.plan(0.0).wake_s == 0.5  # one is, and this one is not worth another upload next to it
     append_to(ring, stream, 2, 1, memory, 0, 1, 0.0)
     assert [slot.number for slot in ring.plan(0.01).uploads] == [1]
     append_to(ring, stream, 3, 1, memory, 0, WORTH, 1.0)
@@ -268,7 +268,7 @@ def test_producers_that_send_within_a_gap_after_their_acks_waited_for_them() -> 
 
 @pytest.mark.parametrize("acked", [False, True])
 def test_producers_that_only_paused_still_get_full_batches(acked: bool) -> None:
-    """They go on before they are acked, or long after that."""
+    """They continue before they are acked, or long after that."""
     ring, stream, burst = Ring(LARGE), stream_of(), LARGE.batch_bytes_max // 2
     slot = waited_in_vain(ring, stream, burst)
     if acked:

@@ -1,4 +1,4 @@
-"""What a group member holds and what its user is told: against a group that behaves."""
+"""What a group member holds and what its user is notified of: against a group that behaves."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ def test_a_start_behind_the_end_is_refused_whoever_named_it() -> None:
     places = OffsetResolver(LogReader(log))
     end = Position(0, log.next_offset)
     assert ask(places.start_at(end, PARTITION, SETTINGS)) == end
-    behind = Position(0, log.next_offset + 1)  # where a group stands whose partition lost its log
+    behind = Position(0, log.next_offset + 1)  # where a group is whose partition lost its log
     flow = PartitionCursor(PARTITION, behind, window_ms=window_ms(SETTINGS))
     for work in (places.start_at(behind, PARTITION, SETTINGS), places.look_back(flow, SETTINGS, [0], no_index)):
         with pytest.raises(InvalidRequestError, match="its end") as caught:

@@ -266,7 +266,7 @@ def test_a_delivery_of_whole_batches_stops_before_damage() -> None:
 
 
 class ToldTally(ReadRecorder):
-    """Notes what the audit is told."""
+    """Notes what the audit gets."""
 
     def __init__(self) -> None:
         super().__init__(lambda writer: None, [0], commits=False)

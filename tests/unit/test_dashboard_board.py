@@ -87,7 +87,7 @@ def test_a_rate_takes_two_looks_and_before_the_first_one_nothing_is_known() -> N
     rates.stand("t", 5_000, (minute + 2) * MINUTE_MS)
     assert (rates.records_s("t"), rates.bytes_s("t"), rates.total("t", 0)) == (0.0, 0.0, 151)
     assert rates.spark("t", minute + 2)[-3:] == (60, 1, 0)
-    rates.take("t", {0: Totals(3, 30)}, 6_000, (minute + 1) * MINUTE_MS)  # made anew under its name
+    rates.take("t", {0: Totals(3, 30)}, 6_000, (minute + 1) * MINUTE_MS)  # made again under its name
     assert rates.records_s("t") is None
     rates.keep({})
     assert rates.spark("t", minute) == ()

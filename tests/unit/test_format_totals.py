@@ -87,7 +87,7 @@ def test_three_batches_that_follow_on_each_other_settle_a_fold() -> None:
         pointer("data", 3, 6, 2, before=11, adopted=(adopted_of(1, LATE),)),
         pointer("data", 3, 7, 2, before=12),  # a hole
         pointer("data", 4, 6, 2, before=12),  # another owner
-        pointer("data", 3, 5, 2, before=10),  # a copy: what lies beside it may be unknown to its owner
+        pointer("data", 3, 5, 2, before=10),  # a copy: what lies next to it may be unknown to its owner
     ],
 )
 def test_what_does_not_follow_settles_nothing(changed: Pointer) -> None:

@@ -25,7 +25,7 @@ def committed(partition: ReadPartition) -> dict[ReadPartition, Committed]:
 
 
 class Reader:
-    """A member as a client plays it: it knows what it was told last, and is alive while it was heard in time."""
+    """A member as a client plays it: it knows its last answer, and is alive while it was heard in time."""
 
     def __init__(self, name: str) -> None:
         self.name = name

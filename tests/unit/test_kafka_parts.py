@@ -282,7 +282,7 @@ class PointerOfZero:
 
 
 class BusyZero:
-    """A consumer of the library: partition 0 goes on and on; of partition 1 nothing comes."""
+    """A consumer of the library: partition 0 has an entry for each read; of partition 1 nothing comes."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock

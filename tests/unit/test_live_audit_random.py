@@ -130,7 +130,7 @@ class History:
         member.processed.append(span("processed", run[1:], producer=run[0]))
 
     def hand_over(self, group: str) -> None:
-        """Let another client go on where the last one committed; in sound histories sometimes a little before."""
+        """Let another client continue where the last one committed; in sound histories sometimes a little before."""
         member = self.members[group]
         self.report(member, last=True)
         self.done_to[group] = max(self.done_to[group], member.read_to)

@@ -62,7 +62,7 @@ def begin(partition: int = 0) -> BeginProducer:
 
 
 async def answer_of(work: asyncio.Task[AdminAnswer]) -> AdminAnswer:
-    """Let time go on until there is an answer."""
+    """Let time pass until there is an answer."""
     while not work.done():
         await turns()
         step(1.0)

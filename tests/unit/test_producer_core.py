@@ -239,7 +239,7 @@ def test_flush_returns_when_all_is_settled_acked_or_not() -> None:
     run(test)
 
 
-# ---- failures that nobody looked at --------------------------------------------------------------
+# ---- failures that nobody checked --------------------------------------------------------------
 
 
 async def fail(producer: AsyncProducer, broker: ToyBroker) -> AsyncDelivery:

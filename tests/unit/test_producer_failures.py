@@ -289,7 +289,7 @@ def test_a_drained_broker_gets_nothing_more() -> None:
 
 
 def test_a_topic_that_was_made_again_is_sent_to_under_its_new_id() -> None:
-    """The blocks of the old topic fail; later records ask anew."""
+    """The blocks of the old topic fail; later records ask again."""
 
     def refuse_old(connection: ToyConnection, frame: Frame) -> bool:
         if frame.api == Api.OPEN and b"ab" * 16 in bytes(frame.body):

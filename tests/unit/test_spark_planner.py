@@ -1,4 +1,4 @@
-"""What tasks are told: copies found by pointers, edges of a range, splits of a size, micro-batches to the record."""
+"""What tasks get: copies found by pointers, edges of a range, splits of a size, micro-batches to the record."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ BLOCK_BYTES_MAX = SEGMENT_BYTES // 2
 
 
 class Model:
-    """What a writer does with segments: appends blocks, copies what it is told to, removes what is wanted no more."""
+    """What a writer does with segments: appends blocks, copies what it is asked to, removes what is wanted no more."""
 
     def __init__(self) -> None:
         self.segments = Segments(BYTES_MAX)

@@ -9,14 +9,14 @@ from memq.errors import MemqError, UnreachableError
 from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
 
-READY_S = 1.5  # who loses store or queue is told not to be ready within 2 s: with the way there and back
+READY_S = 1.5  # a broker that loses store or queue says so within 2 s, the way there and back included
 
 
 class Readiness:
     """Runs `check` for those who ask, one at a time for all of them.
 
     A part that is away may hang as well as refuse. So a check has `READY_S`; after that the verdict is known, and the
-    check goes on alone: what it hangs on has its own time, and a new one would hang behind it.
+    check continues alone: what it hangs on has its own time, and a new one would hang behind it.
     """
 
     def __init__(self, check: Callable[[], Awaitable[None]], tasks: TaskOwner, events: EventLog) -> None:

@@ -31,7 +31,7 @@ REQUESTS_PER_CONNECTION_MAX = 64
 REQUEST_BYTES_MAX = 1 << 20
 PENDING_BYTES_MAX = 32 << 20  # bodies of requests that wait for their answers, of all connections
 ANSWERS_SHARE = 8  # an eighth of the memory budget, on top of it, is lent to answers: half to READ, half to POLL
-# What a client's limit holds back or refuses beside blocks; not what keeps its streams and groups alive.
+# What a client's limit holds back or refuses next to blocks; not what keeps its streams and groups alive.
 LIMITED = frozenset({Api.METADATA, Api.READ, Api.POLL, Api.ADMIN})
 HELD_MS_MAX = 3_000  # within what clients wait for an answer; what is still owed then, the next request waits for
 

@@ -5,7 +5,7 @@ sent before, of another stream, only half there) ends the run, and the connectio
 
 Theory: at 4 KiB a block costs the kernel half a microsecond, so each operation in the loop shows. One `unpack`
 reads frame prefix and header; what is the same for all blocks of a stream is looked up once for the run; the
-ring is told of the run, not of each block.
+ring is notified of the run, not of each block.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class Limiter:
     def refusal(self, now_s: float) -> OverLimitError | None:
         """Return what to say to a request that comes now and finds no room; None when it may come.
 
-        With the mode soft it is no error to be told, but how long to wait.
+        With the mode soft it says how long to wait, and is no refusal.
         """
         if self.room(now_s)[0]:
             return None

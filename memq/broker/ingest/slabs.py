@@ -106,7 +106,7 @@ class SlabPool:
     def trim(self, keep_bytes: int) -> None:
         """Return unused spare slabs beyond `keep_bytes` to the system, some at each call.
 
-        Made anew, a slab costs as much as receiving into it: what comes and goes with every batch stays, and so does,
+        Made again, a slab costs as much as receiving into it: what comes and goes with every batch stays, and so does,
         for some calls, what the next burst wants.
         """
         unwanted = self._spare_least - keep_bytes // self.slab_bytes

@@ -101,7 +101,7 @@ def own_object(sealed: SealedBatch) -> ObjectBody:
 def object_of(batches: list[SealedBatch], key: str, created_ms: int) -> ObjectBody:
     """Return the object of several batches, of any topics: one after another, then index and trailer.
 
-    Each batch is told where it lies, and where the index does.
+    Each batch knows where it lies, and where the index does.
     """
     topics: dict[ObjectTopic, int] = {}
     entries: list[BatchEntry] = []
@@ -131,7 +131,7 @@ def _body_checksum(views: list[memoryview], headers: HeaderTable) -> int:
 
     For large blocks it is computed from the checksums that were verified at their arrival.
     Theory: the crc of two pieces follows from theirs and the second's length, so only the 8 bytes before what a
-    block's own checksum covers are looked at. At 64 KiB that saves a second pass over memory that has left the
+    block's own checksum covers are checked. At 64 KiB that saves a second pass over memory that has left the
     cache, a fifth of all CPU, and it covers the time between: the store compares, and what changed in memory
     meanwhile does not pass. Small blocks are read again: that is 0.3 µs for 4 KiB, the sum of two checksums 0.8.
     """
@@ -200,7 +200,7 @@ def staged_pointer(
 ) -> Pointer:
     """Return the pointer of a batch that a writer staged: it says where the writer's batch is with it.
 
-    How old its records are is told as of the whole batch: their blocks' times are in the object only.
+    The age of its records is stated for the whole batch: their blocks' times are in the object only.
     """
     staged = slot.staged
     assert staged is not None, f"batch {slot.number} is not staged"

@@ -1,10 +1,10 @@
 """Compares repeated blocks with stored ones: the same sequences must have the same bytes.
 
 Whoever acks a block because its sequences are known, and does not compare, loses the records of a second block that
-bears them: of a job that runs again with its rows in another order, of a clone, of a producer that cuts anew. What lies
-in the ring is compared in place, and so are the last batches that were published, whose headers are kept. The others
-are looked up (`memq.notification.stored_blocks`) in the background, while the producer of the block waits as in a
-throttle.
+bears them: of a job that runs again with its rows in another order, of a clone, of a producer that cuts again. What
+lies in the ring is compared in place, and so are the last batches that were published, whose headers are kept. The
+others are looked up (`memq.notification.stored_blocks`) in the background, while the producer of the block waits as in
+a throttle.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Theory. A named producer's sequences are dense from 0: its owner opens no stream for it beyond what the queue holds. So
 one number, the sequence after its last, says which of them are committed, for as long as the name is remembered. Each
-pointer of its batches says that number anew, and the `opened` of an epoch, which is published again now and then, says
+pointer of its batches says that number again, and the `opened` of an epoch, which is published again now and then, says
 it of all names: an opening reads from the last of these on, and knows what its predecessors knew. Of a writer that
 stages, it is two numbers: its last batch, and how many pieces of that are there.
 """

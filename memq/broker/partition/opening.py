@@ -31,7 +31,7 @@ from memq.runtime.backoff import backoff_s
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic
 
 BACKOFF_S_MAX = 2.0
-HELD_RETRY_S = 0.1  # how often a partition is looked at that its last owner still drains
+HELD_RETRY_S = 0.1  # how often a partition is checked that its last owner still drains
 LOST_RETRY_S = 30.0  # and one whose log is lost: a restore wants all brokers stopped, so little can change meanwhile
 
 

@@ -19,7 +19,7 @@ def next_instance(own: Ownership, producer: ProducerState, epoch: int, now_s: fl
 
     `now_s` is monotonic.
     An older instance may have blocks at an earlier owner. Where the queue refuses by age (`by_age`), their pointer may
-    land for S after this owner's `opened`; before that, nobody can say where the name stands.
+    land for S after this owner's `opened`; before that, nobody can say where the name is.
     Raises: ProducerFencedError for an older instance; NotReadyError until then; TooLargeError for a name too many.
     """
     if own.named.get(producer.id) is None:

@@ -49,7 +49,7 @@ class Publisher:
         It is built again for every try.
         Before each try the queue is read when the proof is old or the last try went wrong: refused does not
         mean absent, and what landed is recognised by its batch sequence. Returns True when the pointer is in the
-        queue, even if a higher epoch was met beside it; False when it was not known to be there at `until_s`
+        queue, even if a higher epoch was met as well; False when it was not known to be there at `until_s`
         (monotonic), after which nothing is handed over. `compare` is awaited before each try: it looks up what `build`
         must know, and raises RetryableError until it could. Raises: EpochFencedError.
         """

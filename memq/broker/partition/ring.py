@@ -20,7 +20,7 @@ from memq.broker.staging.staged_batch import StagedBatch
 from memq.protocol.frames import AckLevel, AckPlace
 
 GROUP_S_MAX = 0.002  # how long a batch that could be stored at once waits for blocks that are just coming in
-WORTH_SHARE = 8  # a batch of an eighth of its greatest size is worth an upload beside others
+WORTH_SHARE = 8  # a batch of an eighth of its greatest size is worth an upload next to others
 FAST_BYTES_S = 20_000_000  # a batch that fills up faster waits for more
 FAST_S_MAX = 0.125  # so long at most
 GAP_S_MAX = 0.016  # and as long as blocks keep coming

@@ -23,7 +23,7 @@ async def restore_cluster(
     """Restore the queue for all topics that the coordinator knows; return the results of each.
 
     What the queue holds already stays, and what is intact is left alone; called again after it was interrupted, it
-    goes on where it was. `moved` is told how many objects were dealt with.
+    continues where it was. `moved` gets the number of objects that are done.
     Raises: InvalidRequestError while brokers run; MemqError of the parts.
     """
     runtime = runtime or Runtime()

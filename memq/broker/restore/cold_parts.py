@@ -1,6 +1,6 @@
 """Objects of many batches for a restore, shared and large, and facts that only pointers had.
 
-The new queue numbers anew, so manifests of the old one hold no more: once it is whole, each gets an empty successor.
+The new queue numbers again, so manifests of the old one hold no more: once it is whole, each gets an empty successor.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ async def places_below(
 ) -> dict[str, list[BatchPlace]]:
     """Read the indexes of all objects below a prefix; return their batches by topic id.
 
-    An index that can't be read is one of `findings`; `moved` is told of each object. Raises: as `ObjectReader`.
+    An index that can't be read is one of `findings`; `moved` is notified of each object. Raises: as `ObjectReader`.
     """
     found: dict[str, list[BatchPlace]] = {}
     async for entry in store.list(prefix):

@@ -26,7 +26,7 @@ async def restore_folder(
     """Restore the queue of the data folder at `path` for all topics; return the results of each.
 
     The new queue appears whole or not at all: with half of it a start would sweep the objects that it does not name.
-    `moved` is told how many objects were dealt with.
+    `moved` gets the number of objects that are done.
     A queue that is there keeps what it has, and gets the partitions whose log it lost.
     Raises: InvalidRequestError when the folder is in use; CorruptDataError of a damaged queue; MemqError of its parts.
     """

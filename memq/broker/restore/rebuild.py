@@ -2,10 +2,11 @@
 
 Theory. A pointer holds nothing that its object does not say, but for its place in the queue and what `skip` and the
 totals owe to it. Within a write partition batches were published by epoch and batch sequence, so taken in that order
-they have their places again. What lay there without a pointer (an upload of an owner that was fenced) can't be told
-from what had one; its producers sent the same sequences again, so each block is named where it first appears, and a
-batch of nothing new is left out. A block that nobody acked may so appear, once, as guarantee 3 allows. Sequences alone
-do not make a copy: a later instance of a named producer gives the sequences of what was never acked to other records.
+they have their places again. What lay there without a pointer (an upload of an owner that was fenced) can't be
+distinguished from what had one; its producers sent the same sequences again, so each block is named where it first
+appears, and a batch of nothing new is left out. A block that nobody acked may so appear, once, as guarantee 3 allows.
+Sequences alone do not make a copy: a later instance of a named producer gives the sequences of what was never acked to
+other records.
 """
 
 from __future__ import annotations

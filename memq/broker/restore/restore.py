@@ -1,6 +1,6 @@
 """Fills a lost queue from the objects: reads those of a topic in order, publishes pointers.
 
-Each read partition stands for itself: what owners use is left as it is, and only looked at.
+Each read partition is restored on its own: what owners use is left as it is, and only checked.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Restorer:
     async def restore(self, topic: Topic) -> Restored:
         """Publish the pointers of all objects of a topic that the queue has lost, and return what was found.
 
-        Called again after it was interrupted, it goes on where it was. A dry run publishes nothing and makes nothing.
+        Called again after it was interrupted, it continues where it was. A dry run publishes nothing and makes nothing.
         A read partition that brokers opened in the new queue is a finding: nothing can be put before that any more.
         Raises: MemqError of store and queue.
         """
@@ -268,7 +268,7 @@ class Restorer:
                     raise
                 told.findings.append((place.key, f"retention took what was staged: {error}"))
             else:
-                if place.writer is not None:  # they come last, and queue times go on
+                if place.writer is not None:  # they come last, and queue times continue
                     found = at_least(found, last_ms)
                 last_ms = max(last_ms, found.entry.appended_ms)
                 if found.damaged:

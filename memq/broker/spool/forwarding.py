@@ -150,7 +150,7 @@ class Forwarder:
     async def _hand_over(self, held: UnpublishedBlocks) -> None:
         """Find the owner, and bring it what the queue does not hold.
 
-        Raises: what stands in the way of any block.
+        Raises: what is in the way of any block.
         """
         place = await self._place(held.topic, held.partition)
         owner = await self._connect(place) if isinstance(place, str) else place
@@ -227,7 +227,7 @@ class Forwarder:
     ) -> MemqError | None:
         """Hand some blocks over at once. Return why one was refused that the others need not wait for.
 
-        A block that is damaged here is given up alone. Raises: what stands in the way of all blocks.
+        A block that is damaged here is given up alone. Raises: what is in the way of all blocks.
         """
 
         async def one(block: UnpublishedBlock) -> None:

@@ -39,7 +39,7 @@ class UnpublishedBlocks:
     """The blocks that one epoch of a partition leaves.
 
     `release` gets the slab of each block that is no longer needed.
-    The knowledge of the lost epoch goes on: what the queue holds of these producers, below `read_to`. `settled_s`
+    The knowledge of the lost epoch continues: what the queue holds of these producers, below `read_to`. `settled_s`
     (monotonic): from then on no publish of that epoch can land any more. `tickets` keep the blocks on disk, too.
     """
 

@@ -189,7 +189,7 @@ class Spool:
     async def _work(self, disk: SpoolDisk) -> None:
         tries = 0
         while True:
-            self._wake.clear()  # before it looks: what comes while it works is looked at in the next turn
+            self._wake.clear()  # before it looks: what comes while it works is checked in the next turn
             await self._remove_unwanted(disk)
             group: list[PendingRun] = []
             try:

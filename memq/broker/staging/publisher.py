@@ -2,7 +2,7 @@
 
 Theory. The manifest, which the first commit of a batch has put, never changes, so the number of a piece in it says
 which it is. The pointer of piece 3 says that the writer's batch is at 4: who asks again, after hours, a crash or a
-change of owner, is told so, and the rest follows. Within the dedup window a piece whose pointer lands late is known by
+change of owner, is notified, and the rest follows. Within the dedup window a piece whose pointer lands late is known by
 its blocks, as any other. Batches of a writer are committed one after another, by growing ids; a batch below the last
 one is there.
 """

@@ -22,7 +22,7 @@ from memq.protocol.messages import WirePiece
 class StagedBatch:
     """One batch of a staged object; `sequences` are of its blocks.
 
-    `writers` is where its writer stands with it, empty for one that nobody remembers.
+    `writers` is where its writer is with it, empty for one that nobody remembers.
     """
 
     location: Location

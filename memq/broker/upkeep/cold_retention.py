@@ -55,7 +55,7 @@ async def retire_cold(
     successor = without(manifest, count, now_ms, services.settings.sweep_age_ms)
     services.pointers.forget(partition)
     if not await services.cold.publish(successor):
-        return manifest  # a compaction was faster: the next round looks at what it has made
+        return manifest  # a compaction was faster: the next round reads what it has made
     gone = sum(part.entries for part in manifest.parts[:count])
     services.counters.retired_pointers += gone
     services.events.info("retired", f"topic '{partition.topic}' partition {partition.partition}: {gone} cold pointers")

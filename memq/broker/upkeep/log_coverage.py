@@ -7,7 +7,7 @@ where its number is not missing between those that the log shows. Else the log i
 
 - a log that shows nothing, or nothing as high as e, has lost its end, or all of it;
 - one that was never cut begins with `opened` of the first epoch that there was: what is older was lost before;
-- one that was never cut and begins behind records was lost under an owner, who went on;
+- one that was never cut and begins behind records was lost under an owner, who continued;
 - one that shows the batches 4 and 6 of an epoch has lost batch 5; what it shows of batch 5 names the object that holds,
   and another object of that number is an upload that was repeated under another key;
 - one whose read partition has holes between its offsets (`lose`) may have lost anything that it does not show;

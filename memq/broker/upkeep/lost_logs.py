@@ -1,6 +1,7 @@
 """Finds losses of the queue: missing topics, and empty logs of partitions with stored batches.
 
-With an empty queue a sweep would take every object for unnamed, and an owner that opened an empty log would begin anew.
+With an empty queue a sweep would take every object for unnamed, and an owner that opened an empty log would begin
+again.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ go at that age, too.
 
 A pass is one witness, and a witness can be wrong. It deletes only what an earlier pass, `confirm_ms` ago, found too
 and wrote down (`memq.broker.upkeep.sweep_lists`); what it finds first it writes down itself. Nothing that a pass has
-read is used by another: each is one `Sweep`, which asks store, queue and coordinator anew.
+read is used by another: each is one `Sweep`, which asks store, queue and coordinator again.
 
 Pointers leave the queue for a manifest of a cold part, which is there before: manifests are read after the queue. What
 such a pointer named in the queue, and what retention takes of a manifest, stays for the safety age from then on.
@@ -40,7 +40,7 @@ from memq.runtime.clock import Clock
 from memq.storage_handlers import CHECK_PREFIX, ObjectEntry, StorageHandler
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, read_partitions
 
-SWEPT_KEYS_MAX = 100_000  # old objects of one prefix that are looked at together; about 30 MB
+SWEPT_KEYS_MAX = 100_000  # old objects of one prefix that are checked together; about 30 MB
 
 UNNAMED = "no pointer names it"
 NO_TOPIC = "its topic is gone"

@@ -22,7 +22,7 @@ from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime
 from memq.settings import Settings
 
-Beside = Callable[[str], Coroutine[Any, Any, None]]  # what runs beside others, given the address of a broker
+Beside = Callable[[str], Coroutine[Any, Any, None]]  # what runs next to others, given the address of a broker
 NEEDED = ("starlette", "uvicorn")
 _RETRY_S_BASE = 0.5
 _RETRY_S_MAX = 30.0
@@ -62,7 +62,7 @@ def dashboard_beside(loaded: Settings, open_state: OpenState | None) -> Beside |
     The result is None where it is off, or not installed.
     `open_state` opens what auditors store, None where nobody audits.
 
-    A port that is taken is logged, and the broker goes on. Raises: InvalidSettingError when settings ask for it, and
+    A port that is taken is logged, and the broker continues. Raises: InvalidSettingError when settings ask for it, and
     its extra is not installed, or it would be exposed.
     """
     settings, events = loaded.dashboard(), EventLog(SystemClock())

@@ -25,7 +25,7 @@ def look_up(brokers: str, topic: str, start: Start, partition: int | None) -> tu
     Raises: NotFoundError for a partition that is not there; as the consumer.
     """
     with Consumer(brokers, [topic], start="end", end="end") as consumer:
-        consumer.poll()  # returns at the end, where every partition stands
+        consumer.poll()  # returns at the end, where every partition is
         ends: dict[tuple[str, int], Position] = {(topic, at.read_partition): at for at in consumer.position().values()}
         if partition is not None and (topic, partition) not in ends:
             raise NotFoundError(f"topic '{topic}' has no partition {partition}", hint=f"it has {len(ends)}, from 0 on")

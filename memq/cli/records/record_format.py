@@ -43,7 +43,7 @@ def parse_format(text: str, null: bytes = b"") -> Format:
 
     %t topic, %p partition, %o offset, %k key, %s value, %h headers as `a=b,c=d`, %T timestamp in ms,
     %K and %S bytes of key and value (-1 for null), %% a percent sign; \n \t \r \0 \\ and \xHH. `null`
-    stands for a null key, value or header.
+    means a null key, value or header.
 
     Raises: InvalidSettingError for an unknown letter.
     """

@@ -2,7 +2,7 @@
 
 A copied record has its source's offset as its sequence, under a producer id that only the pair of source partition and
 target topic has. So it is the same record whoever copies it, and when. memq drops what comes twice by whole
-blocks, so a copy that goes on where another one was killed has to cut as that one did: what was on its way then may
+blocks, so a copy that continues where another one was killed has to cut as that one did: what was on its way then may
 still arrive. Three things make the cut:
 
 1. It begins where a block ended: behind the greatest sequence that the target's queue shows, or the plan's start.

@@ -12,7 +12,7 @@ from memq.notification import PointerReader
 from memq.notification.log_reader import entries_between, valid_span
 from memq.topic import Position, ReadPartition
 
-STEP = 256  # pointers that are looked at first, from the end; then four times as many
+STEP = 256  # pointers that are checked first, from the end; then four times as many
 
 
 @dataclass(frozen=True, slots=True)

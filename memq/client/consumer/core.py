@@ -358,7 +358,7 @@ class ConsumerCore:
                 if isinstance(failure, NotFoundError):
                     for name in self.settings.topics:
                         self._metadata.doubt(name)
-                    self._stale.set()  # a topic is gone: the others must go on
+                    self._stale.set()  # a topic is gone: the others must continue
                     self._handouts.urgent = True  # and what was fetched of it must not come behind this error
                 raise failure
         if self._started and not self._topics:
@@ -505,7 +505,7 @@ class ConsumerCore:
         """Ask for a topic.
 
         The result is None when brokers said three times that it is gone: one that has just come up may not know.
-        A consumer that believed it once would lose its place, and begin again where it was told to start.
+        A consumer that believed it once would lose its place, and begin again where it was asked to start.
         """
         found = await self._metadata.refresh(name)
         for number in range(GONE_TRIES if name in self._topics else 0):

@@ -35,7 +35,7 @@ HEARTBEAT_INTERVALS = 6  # a report is promised within so many intervals, and co
 class _Span:
     """Sequences of one producer and minute that passed a stage, with lateness in records by bucket.
 
-    Those from `first` up to `next` are not in `ranges` yet: nearly always the next event goes on there.
+    Those from `first` up to `next` are not in `ranges` yet: nearly always the next event continues there.
     """
 
     __slots__ = ("first", "latency", "level", "minute", "next", "producer", "ranges")
@@ -112,7 +112,7 @@ class PartRecorder:
         self.partition = partition
         self.lacks = False  # something was not noted
         self._room = room
-        self._parts: list[ReportPart] = []  # over, as a reader began anew behind what they say
+        self._parts: list[ReportPart] = []  # over, as a reader began again behind what they say
         self._forget()
 
     def pass_stage(

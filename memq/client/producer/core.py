@@ -365,7 +365,7 @@ class ProducerCore:
             name = format_address(session.link.address)
             session.link.abort(UnreachableError(f"{name} was silent for {2 * wait_s:g} s"))
         except MemqError:
-            pass  # an answer is an answer, and a loss is told elsewhere
+            pass  # an answer is an answer, and a loss is reported elsewhere
         finally:
             session.asked = False
 

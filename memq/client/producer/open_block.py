@@ -72,7 +72,7 @@ class PartitionBuffer:
     `unsettled` are the first sequences of its blocks, oldest first, until they are settled. `gates` hold blocks back,
     `heirs` are those that wait for blocks of this one. `cut` keeps the order of the sequences while several threads
     seal. `backlog` is what the I/O side says: how many sealed blocks wait for the socket; while there are some, sealing
-    small blocks gains nothing. `start` is the instance of a named producer: its epoch, and where it goes on.
+    small blocks gains nothing. `start` is the instance of a named producer: its epoch, and where it continues.
     """
 
     __slots__ = (
@@ -104,7 +104,7 @@ class PartitionBuffer:
         self.cut: deque[PendingBlock] = deque()
         self.backlog = 0
         self.first_limit = 0  # of the next block: as large as the last one became, since asking often costs
-        self.dirty = False  # the I/O side has been told to look here
+        self.dirty = False  # the I/O side has been asked to look here
         self.unsettled: dict[int, None] = {}
         self.gates: list[Gate] = []
         self.heirs: list[PartitionBuffer] = []

@@ -25,7 +25,7 @@ from memq.runtime.network import Runtime
 from memq.topic import Topic
 
 FIRST_LIMIT_BYTES = 8 * KIB
-BLOCK_COST_BYTES = 1 * KIB  # what a pending block costs beside its bytes: objects, queues, promises
+BLOCK_COST_BYTES = 1 * KIB  # what a pending block costs next to its bytes: objects, queues, promises
 ASIDE_BYTES_MIN = 64 * KIB  # to wake a thread takes 20 us, to compress so much a hundred
 _TIME_MS_LEAST = -TIME_MS_END
 _ROW = 24  # at least what the columns of a row cost, with a header or two
@@ -39,7 +39,7 @@ class SendBuffer:
 
     `sticky` is the fast way in: by topic, the open block of values that keyless records go to. It is used without
     the lock, by the rule of `BlockBuilder`: when there is `room` for `len(value) + 5`, append the value to `cells`, set
-    `room`, and look at `closed`.
+    `room`, and check `closed`.
     `aside` is given a function and a block to seal by it; it says whether another thread does so, else the caller
     has to. None: there are no such threads, and callers seal all that they cut.
     """
@@ -108,7 +108,7 @@ class SendBuffer:
                 self._buffers[place] = PartitionBuffer(topic, part.partition, slots, start)
             buffers.append(self._buffers[place])
         turn = self._runtime.random.randrange(len(buffers))
-        # A record that fits into a block must be below the topic's bound: there the fast ways do not look at it.
+        # A record that fits into a block must be below the topic's bound: there the fast ways do not check it.
         lockless = _GIL and topic.settings.record_bytes_max >= self._settings.block_bytes
         return Route(topic, buffers, self._settings.delivery_timeout_s, turn, lockless=lockless)
 
@@ -374,7 +374,7 @@ class SendBuffer:
         delivery, now_s = self._make_delivery(), self._runtime.clock.monotonic()
         new = buffer.open = OpenBlock(buffer, delivery, limit, now_s)
         self.opened_blocks += 1
-        if not buffer.cut:  # else the I/O side is told, or will be by the seal: one wake less for each full block
+        if not buffer.cut:  # else the I/O side is notified, or will be by the seal: one wake less for each full block
             self._tell(buffer)
         return new
 

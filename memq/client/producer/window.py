@@ -1,7 +1,7 @@
 """The window of one producer in one partition: unacked blocks, and when to send them. Pure.
 
 The rules it keeps: blocks leave in order, each time as the same bytes; a stream is dense, so that after a
-block that was given up the next one waits until what went before is acked, and then opens the stream anew;
+block that was given up the next one waits until what went before is acked, and then opens the stream again;
 nothing is written before OPEN is answered; a stream that was closed is opened again from the oldest live block.
 """
 
@@ -93,7 +93,7 @@ class ProducerWindow:
         self._why: MemqError | None = None  # why the last stream is gone, or none was opened, since the last ack
         self._out: list[Instruction] = []
 
-    # ---- what the shell looks at -------------------------------------------------------------
+    # ---- what the shell reads -------------------------------------------------------------
 
     @property
     def live(self) -> int:

@@ -155,7 +155,7 @@ Event = (
 class OpenStream:
     """Open a stream from `sequence` on: at `address` when it is named, else at the partition's owner.
 
-    `refresh` asks for the owner anew. Any stream that was open for this partition is over.
+    `refresh` asks for the owner again. Any stream that was open for this partition is over.
     """
 
     sequence: int

@@ -77,7 +77,7 @@ def _decompress_zstd(payload: Buffer, raw_length: int) -> bytes:
     """
     try:
         frame = zstandard.get_frame_parameters(payload)
-        # A skippable frame has parameters too, and no content; hence the look at the magic.
+        # A skippable frame has parameters too, and no content; hence the check of the magic.
         if payload[:4] != _ZSTD_MAGIC or frame.content_size != raw_length or frame.dict_id:
             raise CorruptDataError(
                 f"zstd frame states {frame.content_size} bytes with dictionary {frame.dict_id}, "

@@ -142,7 +142,7 @@ class BlockHeader(NamedTuple):
 def parse_header(buffer: Buffer, at: int = 0) -> BlockHeader:
     """Read the header at byte `at` of `buffer`, and check all its bounds.
 
-    The payload need not be there, and the checksum is not looked at.
+    The payload need not be there, and the checksum is not checked.
     Raises: CorruptDataError; UnsupportedFormatError for a newer version, codec or flag.
     """
     try:

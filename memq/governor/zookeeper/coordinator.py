@@ -44,7 +44,7 @@ from memq.topic import Topic, check_name
 
 BACKOFF_S_MAX = 2.0
 RELEASES_AT_ONCE_MAX = 100  # in one transaction: far below what ZooKeeper takes as one request
-FOLLOW_REST = 4  # a look at what changed rests for so many times as long as it took, for it looks at all partitions,
+FOLLOW_REST = 4  # a read of what changed rests for so many times as long as it took, for it reads all partitions,
 FOLLOW_REST_S_MAX = 1.0  # and no longer: of 10,000 that close each tells of a change
 TopicPaths = tuple[Topic, list[str]]  # and the nodes of its assignments, by partition
 

@@ -1,6 +1,6 @@
 """Decoded values of nodes, cached by version: a full read decodes only what has changed.
 
-And what was put together of them, once for each change of any: at rest a broker looks at all of it every 10 s, twice
+And what was put together of them, once for each change of any: at rest a broker reads all of it every 10 s, twice
 when it governs, and 50,000 assignments took 60 ms each time.
 """
 

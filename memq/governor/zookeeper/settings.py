@@ -11,7 +11,7 @@ from memq.settings import section_setting
 SCHEME = "zookeeper"
 _URL = re.compile(r"zookeeper://(?P<hosts>[^/]+)(?P<path>/[^\s]*)?\Z")
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+)(:(?P<port>\d{1,5}))?\Z")
-# A comma: the path stands behind the last host, not behind each. The others: ZooKeeper takes no control characters.
+# A comma: the path is behind the last host, not behind each. The others: ZooKeeper takes no control characters.
 _NOT_IN_PATH = re.compile(r"[,?#\x00-\x1f\x7f-\x9f]")
 
 

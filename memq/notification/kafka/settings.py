@@ -74,7 +74,7 @@ class KafkaSettings:
         patience_ms = max(self.request_timeout_ms, 1_000)
         return {
             "socket.timeout.ms": patience_ms,
-            # While Kafka stands still connections fill its backlog, and the kernel tries more of them at longer and
+            # While Kafka hangs connections fill its backlog, and the kernel tries more of them at longer and
             # longer intervals: with the library's 30 s a client came back 5 to 7 s after Kafka.
             "socket.connection.setup.timeout.ms": patience_ms,
             "reconnect.backoff.ms": 50,

@@ -40,7 +40,7 @@ class TopicMetadataCache:
 
     Whoever asks for offsets looks first, for the library has them then. It would look by itself: but while it begins to
     wait for what it does not know, any other answer about topics that comes in ends the process (librdkafka 2.16: its
-    main thread goes on with the request, and frees it, before the caller has handed it over). A start that asked for
+    main thread continues with the request, and frees it, before the caller has handed it over). A start that asked for
     thousands of topics one after another met that three times in three.
 
     A broker of Kafka that has just started, or lost its controller, may answer from older metadata. So an absence needs

@@ -80,7 +80,7 @@ class KafkaTopics:
         try:
             found = await self._looks.count(topic)
         except DeniedError:
-            found = 0  # who may not look at a topic is not told whether it is there
+            found = 0  # a client without the right to describe a topic does not learn whether it is there
         if not found:
             await self._make(topic, 1, 0)
 

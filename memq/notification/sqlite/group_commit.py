@@ -1,11 +1,12 @@
 """One writer for one SQLite file: what waits is committed together, by one transaction and one fsync.
 
-A commit costs an fsync, milliseconds on many disks; a publish costs some 20 µs. So a task takes all jobs that wait, has
-a thread run them in one transaction, and hands the results back; what arrives meanwhile is the next transaction.
+A commit costs an fsync, milliseconds on many disks; a publish costs some 20 µs. So a task takes all jobs that wait,
+has a thread run them in one transaction, and hands the results back; what arrives meanwhile is the next transaction.
 
-A job that refuses (raises a MemqError) does so before its first write, and the others of its transaction go on. A job
-that fails in another way is a bug or bad input of its own: the transaction is rolled back and run again without it.
-When SQLite fails, all of the transaction fail; nothing is tried again here, since after a failed commit nobody knows.
+A job that refuses (raises a MemqError) does so before its first write, and the others of its transaction continue. A
+job that fails in another way is a bug or bad input of its own: the transaction is rolled back and run again without
+it. When SQLite fails, all of the transaction fail; nothing is tried again here, since after a failed commit nobody
+knows.
 """
 
 from __future__ import annotations

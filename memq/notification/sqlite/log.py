@@ -15,7 +15,7 @@ returned as text, which no reader takes for a pointer. Entries behind the end ar
 A missing row is passed over: sweep and audit find it by the batch sequences of the pointers around it.
 
 **Long deletions** are cut into transactions of `DELETE_ROWS_MAX` rows, that others may get in between. What is to be
-deleted is out of sight from the first one on; what was broken off goes on with the next call of its kind.
+deleted is out of sight from the first one on; what was broken off continues with the next call of its kind.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ JUDGED = pyarrow.schema(
     | {"committed": pyarrow.list_(pyarrow.int64())}
 )
 BATCH_ROWS_MAX = 256
-MINUTE_ROWS_MAX = 4_096  # held by a task before they go on
+MINUTE_ROWS_MAX = 4_096  # held by a task before they continue
 
 
 def judge(spark: SparkSession, options: ReadOptions, plan: AuditPlan) -> DataFrame:

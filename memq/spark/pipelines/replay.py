@@ -1,7 +1,7 @@
 """`replay`: a range of a topic into another topic or files, each record once, safe against kills.
 
 One task for each read partition sends its records in their order, under a name: the target remembers of a name how
-many records it holds, so a task goes on there, and fences one that still runs. That holds as long as the records are
+many records it holds, so a task continues there, and fences one that still runs. That holds as long as the records are
 the same ones in the same order. So the range begins at positions that retention does not move, a damaged block is not
 passed over, and each read partition goes to one partition of the target.
 """
@@ -178,7 +178,7 @@ def _place_in(producer: Producer, topic: str, number: int) -> tuple[int, int]:
 async def _splits(options: ReadOptions, lane: Stretch) -> AsyncGenerator[Split, None]:
     """Yield what is to be read of a range, in order, a few batches at a time.
 
-    The dedup window before it is not looked at: retention takes it, and a second run would judge otherwise.
+    The dedup window before it is not checked: retention takes it, and a second run would judge otherwise.
     """
     async with open_access(options, Runtime()) as access:
         settings = settings_of(options, access.urls, ReadFilter())

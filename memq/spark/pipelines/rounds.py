@@ -50,7 +50,7 @@ async def plan_round(
     """Plan what comes behind `covered`, or from the options' start where nothing is.
 
     There are no splits when nothing is left.
-    With `settled` it ends below the watermark. Where retention was faster it goes on at what is left.
+    With `settled` it ends below the watermark. Where retention was faster it continues at what is left.
     Raises: UnreachableError, NotFoundError; QueueError.
     """
     runtime = Runtime()

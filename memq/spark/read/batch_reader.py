@@ -30,7 +30,7 @@ class _PushFilters:
 
     With `spark.sql.python.filterPushdown.enabled` off, its default, PySpark refuses every reader whose `pushFilters`
     is not the one that it inherits, and never calls it. Such a query reads more than it needs, and is right: so what
-    PySpark looks at is the one that is inherited.
+    PySpark reads is the one that is inherited.
     """
 
     __func__ = staticmethod(DataSourceReader.pushFilters)

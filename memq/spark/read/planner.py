@@ -2,7 +2,7 @@
 
 What was sent again lies in the queue twice for as long as the dedup window W, and is read once (DESIGN, rule 9). Tasks
 see a few batches each, so the sequences that earlier batches had are compared here, where all pointers pass in order,
-and a task is told which sequences of its batch were seen: nearly always none. Pure.
+and a task knows which sequences of its batch were seen: nearly always none. Pure.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Pointers of an epoch go out in the order of its batches. So what lies behind a hole in the batch sequences of an epoch,
 no further than a ring is long, was stored by an owner that never came to publish it: no pointer would have named it.
 Retention leaves no such hole, since it takes the oldest first. Batches of a topic may lie in objects that topics share,
-for good or since they waited long: below a topic's folder those are looked at, too.
+permanently or since they waited long: below a topic's folder those are checked, too.
 """
 
 from __future__ import annotations

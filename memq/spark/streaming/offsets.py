@@ -1,7 +1,7 @@
 """Position of a stream as Spark's checkpoint keeps it, and the end of the next micro-batch.
 
 Pure.
-Spark compares offsets as text: where nothing is new, the same must come out. Beside each place stands how much lies
+Spark compares offsets as text: where nothing is new, the same must come out. Next to each place is how much lies
 before it, so that the difference of two offsets is what lies between them: that is the lag in the progress.
 """
 

@@ -1,7 +1,7 @@
 """The driver's report to the audit: its checkpoint at the start, and the progress since.
 
 Spark asks what lies behind an offset once all before it is done and written down: so that is processed. The records
-are told by the tasks (`task_report`), the doubt about those that said nothing is the auditor's.
+are reported by the tasks (`task_report`), the doubt about those that said nothing is the auditor's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StreamReport:
     async def stand(self, places: Places, reason: BeginReason) -> None:
         """Note the checkpoint's position `places`; a partition not known before begins there.
 
-        How far it has come is told at once: when all is read, Spark ends this process without a word.
+        How far it has come is reported at once: when all is read, Spark ends this process without a word.
         """
         came = False
         for partition, place in places.items():

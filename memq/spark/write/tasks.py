@@ -191,7 +191,7 @@ async def add_rows(records: _Records, columns: dict[str, list[Any]], topic: str)
 def columns_of(batch: pyarrow.RecordBatch) -> dict[str, list[Any]]:
     """Return the columns as lists: bytes, times in ms, headers as pairs.
 
-    Raises: InvalidRequestError for a null that stands where none may.
+    Raises: InvalidRequestError for a null that is where none may.
     """
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -1,6 +1,6 @@
 """Batch and streaming writes as PySpark runs them: tasks stage or send, and the driver commits.
 
-A `write()` is told no batch id, and may run twice; only `commit` knows the batch. So what is staged belongs to no batch
+A `write()` gets no batch id, and may run twice; only `commit` knows the batch. So what is staged belongs to no batch
 before its commit, and what is sent straight takes the id of the micro-batch from Spark's own properties of the task.
 """
 

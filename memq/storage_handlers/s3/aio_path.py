@@ -67,7 +67,7 @@ class AioPath:
         bucket, settings = self._bucket, self._bucket.settings
         found = open_session(bucket)
         check_keys(bucket, found)
-        authority_of(bucket, found)  # a file that can't be used would be told with each request
+        authority_of(bucket, found)  # a file that can't be used would be reported with each request
         session = AioSession(profile=settings.profile or None)
         if settings.access_key_id:
             keys = (settings.access_key_id, settings.secret_access_key, settings.session_token or None)

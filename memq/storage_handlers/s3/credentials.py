@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 DEFAULT_REGION = "us-east-1"
 _REGION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\Z")
-# How long obstore uses keys without asking boto3 again, beside the 5 minutes by which it asks earlier. boto3 gets new
+# How long obstore uses keys without asking boto3 again, next to the 5 minutes by which it asks earlier. boto3 gets new
 # ones 10 to 15 minutes before the old are over: with obstore's own half an hour, old ones would be used after that.
 _KEYS_TTL = timedelta(minutes=6)
 

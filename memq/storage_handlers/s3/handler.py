@@ -219,7 +219,7 @@ class S3Handler:
             pages = pages or self._path.pages(whole, after)
             try:
                 return await anext(pages, None)
-            except BaseException:  # a listing that failed goes on behind the last key that was seen
+            except BaseException:  # a listing that failed continues behind the last key that was seen
                 pages = None
                 raise
 

@@ -41,7 +41,7 @@ _TLS = re.compile(r"InvalidCertificate|NotValidForName|UnknownIssuer|BadSignatur
 class ObstorePath:
     """See `DataPath`.
 
-    The server checks CRC64NVME, the one checksum besides SHA256 that obstore sends; it is made of the very bytes
+    The server checks CRC64NVME, the one checksum in addition to SHA256 that obstore sends; it is made of the very bytes
     whose crc32c was compared before. Their crc32c goes along in the metadata, for who reads whole objects.
     """
 

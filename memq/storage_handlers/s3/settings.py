@@ -20,7 +20,7 @@ _ENDPOINT = re.compile(
     r"https?://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:(?P<port>[0-9]{1,5}))?(/[A-Za-z0-9._~/-]*)?\Z"
 )
 _WRITE = "write s3://BUCKET/PREFIX?endpoint=http://…"
-URL_SETTINGS = ("endpoint", "region", "addressing")  # these may stand in the URL, and clients are told them
+URL_SETTINGS = ("endpoint", "region", "addressing")  # these may be in the URL, and clients get them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

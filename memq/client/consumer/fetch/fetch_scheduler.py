@@ -38,7 +38,7 @@ class FetchScheduler:
     """The partitions that a consumer reads, and the background work that keeps them fed.
 
     `changed` is called when something may be deliverable, or `failure` was set: an error that the user is to see.
-    After it was seen, reading goes on where it was.
+    After it was seen, reading continues where it was.
     """
 
     def __init__(

@@ -140,7 +140,7 @@ class BatchFetcher:
         try:
             return await self._confirmed.read(self._ways(pointer, fetch_runs), is_whole, _same_pieces)
         except CorruptDataError:
-            return await self.fetch(pointer)  # what is damaged is told by who reads all of it
+            return await self.fetch(pointer)  # damage is reported by the reader of the whole batch
 
     async def fetch_records(self, pointer: Pointer, low: int, high: int) -> FetchedPart:
         """Return the blocks that hold the records `low` up to, not with, `high` of a batch, by its index.

@@ -38,7 +38,7 @@ class _Wanted:
 class RangeCoalescer:
     """A `RangeReader` over another one. Of those who ask at once the first one reads for all.
 
-    Batches of other objects are read each by itself: what lies beside them is another partition's.
+    Batches of other objects are read each by itself: what lies next to them is another partition's.
     """
 
     def __init__(self, reader: RangeReader) -> None:
@@ -54,7 +54,7 @@ class RangeCoalescer:
         group.append(wanted)
         if len(group) == 1:
             try:
-                await asyncio.sleep(0)  # those who were started with this one ask before it goes on
+                await asyncio.sleep(0)  # those who were started with this one ask before it continues
                 del self._waiting[key]
                 await asyncio.gather(*(self._read_run(key, run) for run in runs_of(group)))
             finally:

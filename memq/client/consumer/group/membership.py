@@ -1,7 +1,7 @@
 """A group member: what it holds, what it must return, and changes for its user. Pure.
 
 The group's answers come in the background, and the user's thread takes the changes when it polls: between
-the two a partition may come and go again, and then nobody is told. A partition that is to be given back is
+the two a partition may come and go again, and then nobody is notified. A partition that is to be given back is
 held until the user took that change, so that what was handed out of it can be finished and committed.
 
 A partition that went and came back may have been read and committed by another member meanwhile. Each time that it
@@ -75,7 +75,7 @@ class MemberState:
         for partition in revoking:
             if partition in self._held:
                 self._to_revoke[partition] = None
-            else:  # nobody was told of it: nothing is to be finished
+            else:  # nobody was notified of it: nothing is to be finished
                 self._released[partition] = None
         for partition in list(self._held):
             if partition not in assigned and partition not in revoking and partition not in self._released:

@@ -23,7 +23,7 @@ _RETRY_S_MAX = 1.0
 class GroupSession:
     """One member of one group. `state` has its partitions and the events due to its user.
 
-    `changed` is called after every answer; `failure` is what the user must see: joining goes on behind it.
+    `changed` is called after every answer; `failure` is what the user must see: joining continues behind it.
     """
 
     def __init__(

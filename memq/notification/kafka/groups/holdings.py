@@ -50,7 +50,7 @@ class Holdings:
         """Drop what Kafka took without asking, or what was not released in time.
 
         The member is to join again: it may be given a partition back before it asks what it holds, and would read on
-        where it stood while others had it.
+        where it was while others had it.
         """
         self.generation += 1
         for partition in partitions:

@@ -33,7 +33,7 @@ _METADATA = re.compile(r"memq1 (\d{1,20}) (\d{1,20}) (\d{1,20})\Z")  # record in
 JOIN_S = 3.0  # how long a join waits for what Kafka gives; later news come with heartbeats
 EXPIRY_S = 0.5  # how often silent members are looked for
 # A commit may be repeated after these: the group is being balanced, its coordinator moves, or the client has not heard
-# yet of the group's next generation. Who loses a partition by that is told so by the client, and refused here.
+# yet of the group's next generation. Who loses a partition by that is notified by the client, and refused here.
 _PASSING = (
     KafkaError.REBALANCE_IN_PROGRESS,
     KafkaError.ILLEGAL_GENERATION,

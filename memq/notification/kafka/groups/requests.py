@@ -22,7 +22,7 @@ class KafkaGroupRequests:
     """Asks about a group, sets its positions, deletes it.
 
     librdkafka first asks who coordinates the group. When the request times out before that is answered, the answer
-    that comes then ends the process (2.16: its assertion `eonce->refcnt > 0`): a Kafka that stood still for a moment,
+    that comes then ends the process (2.16: its assertion `eonce->refcnt > 0`): a Kafka that hung for a moment,
     or was started again, would take all brokers with it. So the library is given an hour, and who asks waits for as
     long as a request may take; what was sent fails in the library by `socket.timeout.ms`, which is harmless. What
     still looks for a coordinator then may come to pass later. So that hardly anything does, a topic is asked for

@@ -1,8 +1,8 @@
 """Foreign Kafka topics, read to be copied: the only member of the copy's group in Kafka.
 
-What of Kafka the copy leans on: the group's generation keeps a second copy out (the one that joined last goes on, the
-other one is told), and the group's positions, with their metadata, are the place where the copy keeps what it must not
-forget. Records of transactions that were aborted are never shown.
+What of Kafka the copy leans on: the group's generation keeps a second copy out (the one that joined last continues,
+the other one is notified), and the group's positions, with their metadata, are the place where the copy keeps what it
+must not forget. Records of transactions that were aborted are never shown.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from memq.notification import Entry
 from memq.topic import ReadPartition
 
-ENTRY_BYTES = 200  # what an entry takes beside its body
+ENTRY_BYTES = 200  # what an entry takes next to its body
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """`compact`: small objects into Parquet files by date and hour, under an atomic manifest.
 
-Only what is settled is written: below the watermark nothing can come any more. Each run goes on where the manifest
+Only what is settled is written: below the watermark nothing can come any more. Each run continues where the manifest
 ends. A run that is killed leaves files that no manifest names; they are not there, and the next run writes them again
 under the same names. Or, with `--into objects`, small objects into large ones, which all readers of the topic read.
 """

@@ -94,7 +94,7 @@ async def latest(store: StorageHandler) -> FilesManifest | None:
         try:
             return decode_manifest(await store.get(max(keys)), max(keys))
         except NotFoundError:
-            continue  # it was taken after many others came: look anew
+            continue  # it was taken after many others came: look again
 
 
 async def first_of(store: StorageHandler, topic: str, topic_id: str) -> FilesManifest:

@@ -1,6 +1,6 @@
 """The manifest of a topic's files, and the names of its successors. Pure.
 
-A store holds manifests 1, 2, 3 …, each put if absent: so of two that go on from one, one wins. The highest is what
+A store holds manifests 1, 2, 3 …, each put if absent: so of two that continue from one, one wins. The highest is what
 holds; a file that it does not name is not there. It says for each read partition up to where the topic is covered.
 """
 
