@@ -23,7 +23,7 @@ from memq.errors import (
     RetryableError,
     UnsupportedFormatError,
 )
-from memq.format.key import cold_manifest_prefix, shared_prefix, staged_prefix, topic_prefix
+from memq.format.key import cold_manifest_prefix, is_cold_object, shared_prefix, staged_prefix, topic_prefix
 from memq.governor import Coordinator
 from memq.notification import PointerReader, Span
 from memq.runtime.timed_semaphore import PARTITIONS_AT_ONCE_MAX, bunches
@@ -182,8 +182,8 @@ class LostLogs:
     async def _stored(self, topic: Topic, partition: ReadPartition) -> str:
         """Return the key of an object that a pointer of this log named, "" when there is none.
 
-        A listing up to the first one. Batches of any topic lie in objects that topics share: those that were late, and
-        those of the time before its settings were altered. So the indexes of those are read that are as old as it.
+        A listing up to the first one. Where the topic shares objects, or did so before it was altered, the indexes of
+        shared objects are read, too, but for those that are older than it.
         """
         writers = topic.writers_of(partition)
         try:
@@ -192,8 +192,8 @@ class LostLogs:
             return cold_manifest_prefix(self.cluster, topic.name, topic.id, partition.partition)
         if manifest is not None and manifest.parts:
             return manifest.parts[0].key
-        shared = shared_prefix(self.cluster)
-        for prefix in (topic_prefix(self.cluster, topic.name, topic.id), shared):
+        own, shared = topic_prefix(self.cluster, topic.name, topic.id), shared_prefix(self.cluster)
+        for prefix in (own, shared) if topic.settings.shared_objects or topic.version > 1 else (own,):
             async for entry in self.store.list(prefix):
                 of_others = prefix == shared and entry.modified_ms + CLOCK_ERROR_MS < topic.created_ms
                 if not of_others and await self._holds(entry, topic, writers):
@@ -201,6 +201,8 @@ class LostLogs:
         return ""
 
     async def _holds(self, entry: ObjectEntry, topic: Topic, writers: Sequence[int]) -> bool:
+        if is_cold_object(entry.key):
+            return False  # the manifest names those, and there may be thousands, each with an index to read
         try:
             async for named, partition, _, _ in batches_of(self.store, entry, [topic]):
                 if named.id == topic.id and partition in writers:
