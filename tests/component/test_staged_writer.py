@@ -358,6 +358,21 @@ def test_records_of_a_task_go_to_partitions_by_key_and_objects_by_size() -> None
     run(rigged(work))
 
 
+def test_columns_of_a_task_are_put_as_soon_as_they_fill_an_object_and_not_before() -> None:
+    async def work(rig: Rig) -> None:
+        async def put() -> int:
+            return len([entry async for entry in rig.store.list()])
+
+        writer = StagedWriter(rig.commits.cluster, {"clicks": rig.topic}, rig.store, WRITER, object_bytes=3_000)
+        before = await put()
+        for number in range(5):
+            await writer.add_many("clicks", [bytes(100)] * 10)
+            assert await put() - before == (number + 1) // 3
+        assert len(await writer.finish()) == await put() - before == 2
+
+    run(rigged(work))
+
+
 def test_a_manifest_reads_back_and_any_other_bytes_are_named() -> None:
     manifest = Manifest(cluster="c", writer="w", batch_id=3, store="main", created_ms=1, objects=())
     assert decode_manifest(encode_manifest(manifest)) == manifest

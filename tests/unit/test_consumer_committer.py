@@ -26,11 +26,27 @@ THERE = ReadPartition("clicks", "0" * 32, 1)
 
 
 @dataclass
+class Observer:
+    """Notes what the audit is told of a commit."""
+
+    told: list[str | Position] = field(default_factory=list)
+
+    def begin_storing(self) -> None:
+        self.told.append("begin")
+
+    def store(self, committed: Committed, now_ms: int) -> None:
+        self.told.append(committed.position)
+
+    def end_storing(self) -> None:
+        self.told.append("end")
+
+
+@dataclass
 class Read:
     """A partition that is read, as the committer sees it."""
 
     ledger: CommitLedger = field(default_factory=CommitLedger)
-    observer: None = None
+    observer: Observer | None = None
 
 
 class Parts:
@@ -109,6 +125,27 @@ def test_what_was_not_stored_goes_again() -> None:
         await committer.commit()
         assert parts.requests == [{HERE: here}] * 3
         assert parts.stored == {HERE: here}
+
+    asyncio.run(work())
+
+
+def test_the_audit_learns_of_each_stored_position_and_of_the_end_of_each_try() -> None:
+    """What is read meanwhile is counted behind the position: a try without an end would never count it."""
+
+    async def work() -> None:
+        parts = Parts()
+        committer, here, observer = parts.committer(), parts.done(HERE, 5), Observer()
+        parts.done(THERE, 3)
+        parts.assigned[HERE].observer = observer
+        parts.fails = True
+        with pytest.raises(QueueError):
+            await committer.commit()
+        assert observer.told == ["begin", "end"]
+        parts.fails = False
+        await committer.commit()
+        assert observer.told[2:] == ["begin", here.position, "end"]
+        await committer.commit()
+        assert len(observer.told) == 5
 
     asyncio.run(work())
 

@@ -16,6 +16,7 @@ from memq.runtime.network import Runtime
 from memq.topic import Committed, Position, ReadPartition
 from tests.contract.manual_clock import ManualClock
 from tests.skipping_loop import run_skipping, skip
+from tests.unit.test_consumer_committer import Longest
 
 PARTITION = ReadPartition("clicks", "0" * 32, 0)
 HERE = {PARTITION: Committed(Position(0, 5))}
@@ -74,11 +75,11 @@ class Group:
 class Member:
     """A session on a manual clock; `exchange` lets it ask the group once."""
 
-    def __init__(self) -> None:
+    def __init__(self, chance: random.Random | None = None) -> None:
         self.clock = ManualClock()
         self.group = Group(self.clock)
         self.session = GroupSession(
-            Runtime(self.clock, random.Random(1)),
+            Runtime(self.clock, chance or random.Random(1)),
             self.group,
             "readers",
             session_timeout_ms=SESSION_MS,
@@ -105,10 +106,11 @@ class Member:
 def run(
     work: Callable[[Member], Coroutine[Any, Any, None]],
     runner: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run,
+    chance: random.Random | None = None,
 ) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(30):
-            member = Member()
+            member = Member(chance)
             member.session.share([PARTITION])
             task = asyncio.create_task(member.session.run())
             try:
@@ -168,6 +170,39 @@ def test_a_join_that_failed_is_tried_again() -> None:
         assert member.group.asked == ["join", "join", "join", "join", "heartbeat"]
 
     run(work)
+
+
+def test_requests_that_fail_are_tried_again_after_waits_that_double_up_to_a_second() -> None:
+    async def work(member: Member) -> None:
+        await member.exchange()
+        await member.exchange(QueueError("not now"))
+        asked = []
+        for _ in range(300):
+            asked.append(len(member.group.asked))
+            await skip(0.01)
+        assert [asked.index(count) for count in range(2, 8)] == pytest.approx([0, 10, 30, 70, 150, 250], abs=1)
+        await member.exchange()  # an answer begins the waits again
+        await member.exchange(QueueError("not now"))
+        first = len(member.group.asked)
+        await skip(0.11)
+        assert len(member.group.asked) == first + 1
+
+    run(work, run_skipping, Longest())
+
+
+def test_a_member_shares_in_new_partitions_at_once_and_the_same_ones_are_no_news() -> None:
+    """Its next heartbeat is seconds away: until then nobody would read a partition that is new."""
+
+    async def work(member: Member) -> None:
+        await member.exchange()
+        member.session.share([PARTITION])
+        await skip(1.0)
+        assert member.group.asked == ["join"]
+        member.session.share([PARTITION, ReadPartition("clicks", "0" * 32, 1)])
+        await skip(0.01)
+        assert member.group.asked == ["join", "join"]
+
+    run(work, run_skipping)
 
 
 def test_the_session_runs_from_the_question_since_the_group_counts_from_when_it_took_it() -> None:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.errors import GenerationFencedError, MemqError
+from memq.errors import GenerationFencedError, InvalidRequestError, MemqError
 from memq.notification import Membership
 from memq.notification.assignment import balance
-from memq.notification.groups import Group
+from memq.notification.groups import SESSION_TIMEOUT_MS_MAX, SESSION_TIMEOUT_MS_MIN, Group
 from memq.topic import Committed, Position, ReadPartition
 
 TIMEOUT_MS = 1_000
@@ -187,3 +187,27 @@ def test_equal_wishes_get_equal_shares_with_the_fewest_moves(members: int, kept:
     before = sorted((list(kept.values()).count(name) for name in names), reverse=True)
     least = sum(max(have - share, 0) for have, share in zip(before, reversed(loads), strict=True))
     assert moved == least
+
+
+@pytest.mark.parametrize("timeout_ms", [SESSION_TIMEOUT_MS_MIN, SESSION_TIMEOUT_MS_MAX])
+def test_a_session_timeout_may_be_as_short_and_as_long_as_its_bounds(timeout_ms: int) -> None:
+    assert Group().join("a", PARTITIONS, timeout_ms, 0).assigned == tuple(PARTITIONS)
+    for beyond in (SESSION_TIMEOUT_MS_MIN - 1, SESSION_TIMEOUT_MS_MAX + 1):
+        with pytest.raises(InvalidRequestError):
+            Group().join("a", PARTITIONS, beyond, 0)
+
+
+def test_a_deleted_partition_leaves_those_who_only_give_it_back_and_others_notice_nothing() -> None:
+    group = Group()
+    group.join("a", PARTITIONS, TIMEOUT_MS, 0)
+    group.join("a", PARTITIONS[1:], TIMEOUT_MS, 0)
+    assert group.membership("a").revoking == (PARTITIONS[0],)
+    before = group.generation
+    group.forget([ReadPartition("views", "0b" * 16, 0)])
+    assert group.generation == before
+    group.forget([PARTITIONS[0]])
+    assert group.generation > before
+    assert group.held() == {"a": tuple(PARTITIONS[1:])}
+    before = group.generation
+    group.forget([PARTITIONS[0]])
+    assert group.generation == before

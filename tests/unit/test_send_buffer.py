@@ -13,6 +13,7 @@ from memq.client.producer.fields import RecordColumns, check_fields, check_many
 from memq.client.producer.open_block import PendingBlock
 from memq.client.producer.send_buffer import ASIDE_BYTES_MIN, BLOCK_COST_BYTES, FIRST_LIMIT_BYTES
 from memq.errors import BufferFullError, ClosedError, InvalidRequestError, TooLargeError
+from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.columns import BlockReader
 from memq.limits import KIB, TIME_MS_END
 from memq.topic import Topic, TopicSettings, slot_of_key
@@ -475,3 +476,16 @@ def test_a_buffer_that_refuses_takes_no_record_by_any_way(key: bytes | None) -> 
     with pytest.raises(ClosedError):
         hands.send_many([b"6", b"7"])
     assert hands.values() == ([b"1"] if key is None else [b"1", b"2"]), "what was taken stays"
+
+
+def test_a_finished_block_claims_its_bytes_and_its_cost_until_it_is_settled() -> None:
+    """Writers with identities of their own wait for room by this: what is claimed once is given back once."""
+    builder = BlockBuilder()
+    builder.append(bytes(1_000))
+    hands = Hands(block_bytes=BLOCK, pending_bytes_max=2 * BLOCK)
+    before = hands.buffer.pending_bytes
+    hands.buffer.put_block(hands.route, 0, 70, builder)
+    assert hands.buffer.pending_bytes >= before + 1_000 + BLOCK_COST_BYTES
+    (block,) = hands.collect()[0]
+    assert (block.header.first_sequence, list(block.values())) == (70, [bytes(1_000)])
+    assert hands.buffer.pending_bytes == before
