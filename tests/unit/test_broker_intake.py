@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.broker.ingest.intake import MOVED_BYTES_MAX, Intake
+from memq.broker.ingest.intake import MOVED_BYTES_MAX, Intake, Region
 from memq.broker.ingest.outbox import Outbox
-from memq.broker.ingest.slabs import TRIM_SHARE, Slab, SlabPool
+from memq.broker.ingest.slabs import READ_BYTES_MIN, TRIM_SHARE, Slab, SlabPool
 from memq.broker.partition.append import ProducerState, Stream
 from memq.errors import ThrottledError
 from memq.limits import (
@@ -457,3 +458,42 @@ def test_a_client_is_late_when_it_read_nothing_for_the_whole_time() -> None:
         assert bytes(wire.written) == b"x"
 
     asyncio.run(work())
+
+
+def test_an_eighth_of_the_memory_is_left_for_frames_that_have_begun_and_two_slabs_at_least() -> None:
+    for slabs, left in ((40, 5), (8, 2)):
+        pool = SlabPool(slabs * SLAB, SLAB)
+        intake = Intake(pool)
+        while not intake.starved:
+            intake.cursor = SLAB
+            leased(pool)
+            intake.after_read(cast(Any, SimpleNamespace(reads_on=True)))
+        free = (pool.budget_bytes - pool.leased_bytes) // SLAB
+        assert free in (left, left - 1), "the lease of the test itself comes before the intake's"
+
+
+def test_only_the_region_at_the_cursor_of_the_current_slab_may_grow_beyond_its_end() -> None:
+    pool = SlabPool(BUDGET, SLAB)
+    intake = Intake(pool)
+    first = intake.reserve(intake.slab, 0, 0, 100)
+    assert first is not None
+    assert intake.at_cursor(first)
+    second = intake.reserve(intake.slab, 100, 100, 50)
+    assert second is not None
+    assert (intake.at_cursor(first), intake.at_cursor(second)) == (False, True)
+    assert len(intake.buffer(first)) == 100
+    other = Region(leased(pool), 0, 0, intake.cursor)
+    assert not intake.at_cursor(other), "another slab, with as many bytes"
+    assert len(intake.buffer(other)) == intake.cursor
+
+
+def test_a_slab_is_read_into_while_it_has_room_for_one_read() -> None:
+    pool = SlabPool(BUDGET, SLAB)
+    intake = Intake(pool)
+    slab, reader = intake.slab, cast(Any, SimpleNamespace(reads_on=True))
+    intake.cursor = SLAB - READ_BYTES_MIN
+    intake.after_read(reader)
+    assert intake.slab is slab
+    intake.cursor += 1
+    intake.after_read(reader)
+    assert intake.slab is not slab

@@ -27,18 +27,18 @@ THERE = ReadPartition("clicks", "0" * 32, 1)
 
 @dataclass
 class Observer:
-    """Notes what the audit is told of a commit."""
+    """Notes the steps of a commit as the audit sees them."""
 
-    told: list[str | Position] = field(default_factory=list)
+    steps: list[str | Position] = field(default_factory=list)
 
     def begin_storing(self) -> None:
-        self.told.append("begin")
+        self.steps.append("begin")
 
     def store(self, committed: Committed, now_ms: int) -> None:
-        self.told.append(committed.position)
+        self.steps.append(committed.position)
 
     def end_storing(self) -> None:
-        self.told.append("end")
+        self.steps.append("end")
 
 
 @dataclass
@@ -140,12 +140,12 @@ def test_the_audit_learns_of_each_stored_position_and_of_the_end_of_each_try() -
         parts.fails = True
         with pytest.raises(QueueError):
             await committer.commit()
-        assert observer.told == ["begin", "end"]
+        assert observer.steps == ["begin", "end"]
         parts.fails = False
         await committer.commit()
-        assert observer.told[2:] == ["begin", here.position, "end"]
+        assert observer.steps[2:] == ["begin", here.position, "end"]
         await committer.commit()
-        assert len(observer.told) == 5
+        assert len(observer.steps) == 5
 
     asyncio.run(work())
 

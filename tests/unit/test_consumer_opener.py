@@ -31,6 +31,8 @@ from memq.runtime.tasks import TaskOwner
 from memq.storage_handlers.confirmed_reads import ConfirmedReads
 from memq.topic import Committed, Position, ReadPartition, Topic, TopicSettings, Totals, equal_slots
 from tests.skipping_loop import run_skipping, skip, skipping_runtime
+from tests.unit.queue_model import Block, Log
+from tests.unit.test_consumer_flow import read
 
 TOPIC = Topic(name="t", id="0" * 31 + "1", created_ms=1, settings=TopicSettings(), partitions=equal_slots(2))
 SLOW, MOVED = (ReadPartition("t", TOPIC.id, number) for number in range(2))
@@ -424,6 +426,24 @@ def test_a_start_that_retention_took_is_an_error_unless_it_may_be_skipped(run: R
             with pytest.raises(PositionExpiredError):
                 await member.opener.seek(MOVED, Position(1, 70))
             assert member.position == Position(1, 0)
+
+    run(work, on_expired="skip" if skips else "fail")
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_what_retention_takes_while_a_partition_is_read_is_an_error_unless_it_may_be_skipped(
+    run: Run, *, skips: bool
+) -> None:
+    log = Log()
+    for first in (0, 3, 6):
+        log.batch(Block(1, first))
+    del log.entries[:2]
+
+    async def work(member: Member) -> None:
+        await member.opener.seek(MOVED, Position(1, 0))
+        (delivery,) = read(log, member.reading.assigned[MOVED].flow)
+        assert isinstance(delivery.failure, type(None) if skips else PositionExpiredError)
+        assert len(delivery.slices) == skips
 
     run(work, on_expired="skip" if skips else "fail")
 

@@ -1,4 +1,4 @@
-"""A task's direct writer by itself: what it sends, and when it goes on under the identity of the next order."""
+"""A direct writer by itself: the blocks that it sends, and the order under which it sends them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from memq.client.bulk import direct_writer
 from memq.client.bulk.block_cutter import BLOCK_BYTES_MAX, Cut
 from memq.client.bulk.direct_writer import ORDERS_MAX, DirectIdentity, DirectWriter
-from memq.client.producer.send_buffer import Route
+from memq.client.producer.open_block import Route
 from memq.errors import IdentityConflictError, OutcomeUnknownError
 from memq.format.blocks.columns import open_block
 from tests.unit.blocks import seal
@@ -22,7 +22,7 @@ LARGE = bytes(BLOCK_BYTES_MAX - 100)  # a block holds one of them
 
 
 class Owner:
-    """Takes the blocks of all orders; it refuses the blocks and the ends that it is asked to."""
+    """Takes the blocks of all orders, and refuses blocks and ends as a test says."""
 
     def __init__(self) -> None:
         self.writers: list[Writer] = []
@@ -42,7 +42,7 @@ class Owner:
 
 
 class Writer:
-    """Stands for the sender of one order."""
+    """Replaces the sender of one order."""
 
     def __init__(self, owner: Owner, producer_id: int) -> None:
         self.owner, self.producer_id = owner, producer_id

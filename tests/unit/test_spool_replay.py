@@ -108,6 +108,9 @@ class Bench:
         await self.replay.find(self.disk)
         await self.replay.run(self.disk)
 
+    def at_work(self) -> bool:
+        return self.replay.at_work
+
     def unwanted(self) -> list[Segment]:
         """Return the segments that nothing keeps."""
         return self.services.spool.segments.unwanted()
@@ -125,19 +128,19 @@ def test_each_partition_gets_its_blocks_once_and_the_segment_stays_until_they_ar
         bench.write("a", (0, 4, zero[0]), (1, 2, one[0]), (0, 3, zero[1]), (1, 5, one[1]))
         bench.write("b", (0, 6, zero[2]))
         bench.forwarder.works = 1
-        assert not bench.replay.at_work
-        running = asyncio.ensure_future(bench.run())
+        assert not bench.at_work()
+        running = asyncio.create_task(bench.run())
         await skip(STALE_S + 1)
         assert bench.forwarder.views() == [(0, zero[:2]), (1, one), (0, zero[2:])]
         assert bench.counters.replayed_blocks == 5
         assert all(held.tickets for held in bench.forwarder.taken)
         assert not bench.unwanted()
-        assert bench.replay.at_work
+        assert bench.at_work()
         assert not running.done()
         bench.forwarder.settle()
         await running
         await bench.replay.wait()
-        assert not bench.replay.at_work
+        assert not bench.at_work()
         assert [segment.name for segment in bench.unwanted()] == ["a", "b"]
         assert bench.pool.leased_bytes == 0, "memory was not given back"
 
@@ -202,7 +205,7 @@ def test_while_blocks_are_brought_half_of_the_memory_is_left_and_without_any_all
         others = [bench.pool.lease(SLAB_BYTES) for _ in range(3)]
         bench.forwarder.works = 1
         bench.write("a", (0, 5, blocks_of(1)[0]))
-        running = asyncio.ensure_future(bench.run())
+        running = asyncio.create_task(bench.run())
         await skip(STALE_S + 60)
         assert not bench.forwarder.taken
         bench.forwarder.works = 0
@@ -221,7 +224,7 @@ def test_at_most_so_many_partitions_are_at_work_at_once() -> None:
         await bench.logs()
         bench.forwarder.works = WORKS_MAX
         bench.write("a", (0, 5, blocks_of(1)[0]))
-        running = asyncio.ensure_future(bench.run())
+        running = asyncio.create_task(bench.run())
         await skip(STALE_S + 60)
         assert not bench.forwarder.taken
         bench.forwarder.works = WORKS_MAX - 1
@@ -307,7 +310,7 @@ def test_a_log_that_is_not_found_is_asked_again_until_the_topic_is_deleted(
 
         setattr(bench.queue, call, fail)
         bench.write("a", (0, 1, blocks_of(1)[0]))
-        running = asyncio.ensure_future(bench.run())
+        running = asyncio.create_task(bench.run())
         await skip(STALE_S + 7.5)
         assert asked_s == [pytest.approx(STALE_S + at) for at in range(8)]
         assert not bench.unwanted()
@@ -380,6 +383,6 @@ def test_a_spool_without_segments_is_replayed_at_once() -> None:
         bench.forwarder.works = 1  # of a lost epoch of this run: the replay does not wait for it
         await bench.run()
         await bench.replay.wait()
-        assert not bench.replay.at_work
+        assert not bench.at_work()
 
     run_skipping(work())
