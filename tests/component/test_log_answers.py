@@ -29,6 +29,7 @@ from tests.skipping_loop import run_skipping, skip
 
 SICK = 1
 PARTITIONS = 3
+ABOUT = About(cluster="", audited=False, acknowledge=False, contents=False)
 LOGS = [ReadPartition("clicks", "0a" * 16, number) for number in range(LOGS_AT_ONCE_MAX + 4)]
 
 
@@ -68,6 +69,14 @@ def with_sick(test: Callable[[Sick, AsyncAdmin], Awaitable[None]], monkeypatch: 
             await test(sick, admin)
 
     run(main())
+
+
+async def rounds(poller: Poller) -> tuple[str, str]:
+    """Let a poller ask for topics, groups and totals, and return what was unknown of the last two."""
+    await poller._look_at_topics()
+    troubles = await poller._look_at_groups(), await poller._look_at_totals()
+    await poller._look_at_topics()
+    return troubles
 
 
 @pytest.mark.parametrize("hangs", [False, True])
@@ -138,16 +147,12 @@ def test_ends_and_totals_of_the_other_logs_are_known(monkeypatch: pytest.MonkeyP
 def test_the_dashboard_shows_the_other_partitions_and_why_one_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(sick: Sick, admin: AsyncAdmin) -> None:
         feed = Feed("test")
-        about = About(cluster="", audited=False, acknowledge=False, contents=False)
-        poller = Poller(admin, None, feed, Runtime(), about)
+        poller = Poller(admin, None, feed, Runtime(), ABOUT)
         for name in ("clicks", "views"):
             await admin.reset_group("readers", name, "beginning", new_ok=True)
 
         async def look() -> tuple[str, str]:
-            await poller._look_at_topics()
-            troubles = await poller._look_at_groups(), await poller._look_at_totals()
-            await poller._look_at_topics()
-            return troubles
+            return await rounds(poller)
 
         async def records(name: str) -> list[int | None]:
             return [part.records for part in (await poller.topic_page(name, 60, None)).partitions]
@@ -176,6 +181,31 @@ def test_the_dashboard_shows_the_other_partitions_and_why_one_is_unknown(monkeyp
         assert await look() == ("", "")
         assert await records("clicks") == [3, 3, 3]
         assert row("topic", "clicks").lag_records == 3 * PARTITIONS
+
+    with_sick(test, monkeypatch)
+
+
+@pytest.mark.parametrize("logs", [frozenset({SICK}), frozenset(range(PARTITIONS))])
+def test_the_dashboard_knows_a_log_again_that_has_nothing_new(
+    logs: frozenset[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(sick: Sick, admin: AsyncAdmin) -> None:
+        await admin.delete_topic("views")
+        poller = Poller(admin, None, Feed("test"), Runtime(), ABOUT)
+
+        async def look() -> tuple[str, list[int | None]]:
+            _, trouble = await rounds(poller)
+            return trouble, [part.records for part in (await poller.topic_page("clicks", 60, None)).partitions]
+
+        whole = ("", [2] * PARTITIONS)
+        assert await look() == whole
+        assert await look() == whole
+        sick.logs = logs
+        trouble, records = await look()
+        assert all(f"'clicks'/{number}: no leader" in trouble for number in logs)
+        assert records == [None if number in logs else 2 for number in range(PARTITIONS)]
+        sick.logs = frozenset()
+        assert await look() == whole
 
     with_sick(test, monkeypatch)
 

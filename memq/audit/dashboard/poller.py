@@ -221,6 +221,8 @@ class Poller:
             ends = await self._admin.ends(topics)
         except NotFoundError:
             return ""  # one was deleted, which the next look at all topics shows
+        except MemqError as error:  # of all logs: what was known of them is old now
+            ends = {each.name: LogAnswers(dict.fromkeys(range(each.read_partitions), error)) for each in topics}
         asked = 0
         for topic in topics:
             known = ends[topic.name]
@@ -232,6 +234,7 @@ class Poller:
             if asked and asked + len(known) > TOTALS_MAX:
                 return self._sick_logs()
             asked += len(known)
+            self._ends.pop(topic.name, None)  # a log that answers again is asked, also when nothing was added
             if await self._take_totals(topic, known):
                 self._ends[topic.name] = now
         self._next_topic = following
