@@ -67,6 +67,29 @@ def test_records_of_a_partition_stay_in_order_over_many_blocks() -> None:
     assert len(broker.blocks) >= 20_000 * 120 // (64 << 10)
 
 
+def test_a_call_that_is_cancelled_has_put_nothing_in() -> None:
+    sent = [b"first"]
+
+    async def test(broker: ToyBroker) -> None:
+        async with AsyncProducer(broker.address) as producer:
+            await (await producer.send("clicks", b"first"))
+            for steps in range(6):
+                for value, many in ((b"one-%d" % steps, False), (b"many-%d" % steps, True)):
+                    call = producer.send_many("clicks", [value]) if many else producer.send("clicks", value)
+                    task = asyncio.create_task(call)
+                    for _ in range(steps):
+                        await asyncio.sleep(0)
+                    task.cancel()
+                    (outcome,) = await asyncio.gather(task, return_exceptions=True)
+                    if not isinstance(outcome, asyncio.CancelledError):
+                        sent.append(value)
+                    await producer.flush()
+
+    broker = run(test)
+    assert broker.values() == sent
+    assert 1 < len(sent) < 13  # calls of both kinds
+
+
 def test_keys_find_their_partition_and_blocks_say_their_slots() -> None:
     keys = [b"key-%d" % number for number in range(500)]
 

@@ -25,6 +25,7 @@ class AsyncProducer(ProducerFace, AsyncClosing):
     """
 
     _waiters: list[asyncio.Future[None]]
+    _yielded_at = 0  # of how many opened blocks the loop had its turn last
 
     def _open(self, addresses: Sequence[Address], observe: Observe | None) -> ProducerCore:
         self._waiters = []
@@ -44,7 +45,8 @@ class AsyncProducer(ProducerFace, AsyncClosing):
     ) -> AsyncDelivery:
         """Put a record into the open block of its partition; waits for room in the buffer only.
 
-        Returns the delivery of the block: await it for the Ack. Raises: as `memq.Producer.send`.
+        Returns the delivery of the block: await it for the Ack. A call that is cancelled has put nothing in.
+        Raises: as `memq.Producer.send`.
         """
         if type(value) is bytes and headers is None and tag is None and partition is None:
             if type(key) is bytes:
@@ -67,17 +69,19 @@ class AsyncProducer(ProducerFace, AsyncClosing):
         return delivery
 
     async def _put(self, topic: str, fields: RecordFields, partition: int | None) -> AsyncDelivery:
-        """Put a record in as soon as there is room for it."""
+        """Put a record in as soon as there is room for it.
+
+        Nothing is awaited behind the put: who cancels a call, and sends again, has sent once.
+        """
         buffer = self._buffer
         deadline_s: float | None = None
-        opened = buffer.opened_blocks
+        if self._yielded_at != buffer.opened_blocks:
+            self._yielded_at = buffer.opened_blocks
+            await asyncio.sleep(0)  # once per block: a loop that only sends must let the blocks leave
         while True:
             route = await self._route(topic)
             try:
-                delivery = buffer.put(route, fields, partition)
-                if opened != buffer.opened_blocks:
-                    await asyncio.sleep(0)  # once per block: a loop that only sends must let the blocks leave
-                return cast(AsyncDelivery, delivery)
+                return cast(AsyncDelivery, buffer.put(route, fields, partition))
             except BufferFullError as error:
                 deadline_s = await self._wait_for_room(error, deadline_s)
 
@@ -91,6 +95,7 @@ class AsyncProducer(ProducerFace, AsyncClosing):
     ) -> list[AsyncDelivery]:
         """Put many records in, and return the deliveries of their blocks.
 
+        A call that is cancelled has put nothing in, unless it waited for room behind the first of them.
         Raises: as `memq.Producer.send_many`.
         """
         many = check_many(values, keys, timestamps_ms, tag)
@@ -109,12 +114,12 @@ class AsyncProducer(ProducerFace, AsyncClosing):
         deliveries: list[AsyncDelivery] = []
         deadline_s: float | None = None
         while many is not None and many.values:
+            await asyncio.sleep(0)
             route = await self._route(topic)
             known = len(deliveries)
             many = self._buffer.put_many(route, many, deliveries)
             if taken is not None:
                 taken(deliveries[known:])
-            await asyncio.sleep(0)
             if many is not None:
                 deadline_s = await self._wait_for_room(self._buffer.full_error(), deadline_s)
         return deliveries
