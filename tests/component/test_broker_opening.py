@@ -39,7 +39,7 @@ from memq.notification.memory import MemoryQueue
 from memq.settings import BrokerSettings
 from memq.storage_handlers import ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
-from memq.topic import Topic, TopicSettings, equal_slots, read_partitions
+from memq.topic import CLOCK_ERROR_MS, Topic, TopicSettings, equal_slots, read_partitions
 from tests.brokers import BareClient, block_of, events_of, no_spool, run, running_broker, write_frame
 from tests.component.test_broker_epochs import connected, control, pointers, processor_of
 from tests.component.test_broker_proofs import Longest
@@ -251,6 +251,20 @@ def test_an_opening_after_a_long_silence_reads_no_more_than_its_last_pointer_and
         calls = opening.noted(opening.queue, "read")
         assert (await opening.open()).epoch == 5
         assert [offset for _, (_, offset, _) in calls] == [1, 2]
+
+    run_skipping(work())
+
+
+def test_an_opening_reads_the_whole_dedup_window_though_the_clocks_of_brokers_differ() -> None:
+    """A block that it has not read it would take again: a copy for every reader."""
+
+    async def work() -> None:
+        opening = Opening()
+        await opening.assign(epoch=4)
+        calls = opening.noted(opening.queue, "seek_time")
+        await opening.open()
+        window_ms = opening.topic.settings.dedup_window_ms
+        assert [time_ms for _, (_, time_ms) in calls] == [opening.clock.wall_ms() - window_ms - CLOCK_ERROR_MS]
 
     run_skipping(work())
 

@@ -29,12 +29,14 @@ PARTS: dict[str, tuple[str, ...]] = {
     "notification": ("memq/notification/",),
     "storage handlers": ("memq/storage_handlers/",),
     "compaction": ("memq/compaction/",),
+    "governor": ("memq/governor/",),
 }
 
 
 # Most of what these do is shown on real servers only, by tests that take too long for mutants: they are left out of the
 # sample of `make check`.
 ON_SERVERS = (
+    "memq/governor/zookeeper/",
     "memq/notification/kafka/",
     "memq/storage_handlers/s3/",
     "memq/spark/",
