@@ -15,15 +15,25 @@ from awscrt.checksums import crc32c
 from memq.broker.api import requests, stream_requests, topic_requests
 from memq.broker.broker import Broker
 from memq.client.broker_router import READ_ANSWER_S
-from memq.errors import NotFoundError
+from memq.errors import NotFoundError, UnreachableError
 from memq.limits import MIB, PRODUCER_ID_END, READ_BYTES_MAX, SEQUENCE_END
 from memq.protocol.frames import AckLevel, Api, Frame, encode_frame
-from memq.protocol.messages import Close, MetadataRequest, Nack, Open, ReadRequest, decode_message, encode_message
+from memq.protocol.messages import (
+    Close,
+    Metadata,
+    MetadataRequest,
+    Nack,
+    Open,
+    ReadRequest,
+    decode_message,
+    encode_message,
+)
 from memq.runtime.clock import SystemClock
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Topic
 from tests.brokers import BareClient, run, running_broker, until
 from tests.component.test_broker_epochs import pointers
+from tests.component.test_broker_opening import failing
 
 
 @asynccontextmanager
@@ -296,3 +306,24 @@ def test_a_client_that_leaves_while_it_waits_is_no_failure(caplog: pytest.LogCap
 
     run(work())
     assert errors_of(caplog) == []
+
+
+def test_metadata_names_the_topics_that_the_coordinator_could_not_be_asked_for() -> None:
+    """A client that asks for them by name asks another broker then; a list of all is what this broker has read."""
+
+    async def work() -> None:
+        async with client_of() as (broker, client, _):
+
+            async def named(topics: list[str] | None) -> tuple[list[str], list[str]]:
+                frame = await ask(client, Api.METADATA, MetadataRequest(topics=topics))
+                answer = decode_message(frame.body, Metadata)
+                return [found.topic.name for found in answer.topics], answer.unconfirmed
+
+            assert await named(["clicks"]) == (["clicks"], [])
+            left = failing(broker.services.coordinator, "current_topic", *[UnreachableError("not now")] * 100)
+            assert await named(["clicks"]) == (["clicks"], ["clicks"])
+            before = len(left)
+            assert (await named(None))[1] == []
+            assert len(left) == before, "a list of all asks for none of them"
+
+    run(work())

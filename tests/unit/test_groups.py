@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.errors import GenerationFencedError, InvalidRequestError, MemqError
-from memq.notification import Membership
+from memq.errors import GenerationFencedError, InvalidRequestError, MemqError, TooLargeError
+from memq.notification import Membership, groups
 from memq.notification.assignment import balance
 from memq.notification.groups import SESSION_TIMEOUT_MS_MAX, SESSION_TIMEOUT_MS_MIN, Group
 from memq.topic import Committed, Position, ReadPartition
@@ -211,3 +211,15 @@ def test_a_deleted_partition_leaves_those_who_only_give_it_back_and_others_notic
     before = group.generation
     group.forget([PARTITIONS[0]])
     assert group.generation == before
+
+
+def test_a_full_group_takes_no_other_member_and_keeps_those_that_join_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "GROUP_MEMBERS_MAX", 2)
+    group = Group()
+    for name in "abab":
+        group.join(name, PARTITIONS, TIMEOUT_MS, 0)
+    with pytest.raises(TooLargeError):
+        group.join("c", PARTITIONS, TIMEOUT_MS, 0)
+    group.leave("a", 0)
+    group.join("c", PARTITIONS, TIMEOUT_MS, 0)
+    assert set(group.held()) == {"b", "c"}
