@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
 import threading
+import weakref
+from asyncio import selector_events
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -110,6 +114,44 @@ def no_thread_left() -> Iterator[None]:
     new = [thread for thread in threading.enumerate() if thread not in before and thread.is_alive()]
     left = [thread.name for thread in new if thread.name != "memq-io"]
     assert not left, f"the test left threads: {left}"
+
+
+_Transport: Any = vars(selector_events)["_SelectorTransport"]
+_transports: weakref.WeakSet[Any] = weakref.WeakSet()
+_begin_transport = _Transport.__init__
+
+
+def _noted_transport(self: Any, *arguments: Any, **options: Any) -> None:
+    _transports.add(self)
+    _begin_transport(self, *arguments, **options)
+
+
+_Transport.__init__ = _noted_transport
+
+
+@pytest.fixture(autouse=True)
+def no_transport_left() -> Iterator[None]:
+    """Fail a test whose loop ended with open transports: the garbage collector would warn of them in a later test."""
+    yield
+    left: list[str] = []
+    for transport in list(_transports):
+        state = vars(transport)
+        loop = state.get("_loop")  # None once it is closed
+        if state.get("_sock") is not None and loop is not None and loop.is_closed():
+            left.append(str(transport.get_extra_info("peername")))
+            state["_sock"].close()
+            state["_sock"] = None
+    assert not left, f"the test closed its loop with open transports, to {left}"
+
+
+@pytest.fixture(autouse=True)
+def logger_as_it_was() -> Iterator[None]:
+    """Take back level and handlers of memq's logger, which a command that runs in the process sets."""
+    logger = logging.getLogger("memq")
+    level, handlers, propagate = logger.level, list(logger.handlers), logger.propagate
+    yield
+    logger.setLevel(level)
+    logger.handlers[:], logger.propagate = handlers, propagate
 
 
 @pytest.fixture(autouse=True, scope="session")
