@@ -9,14 +9,18 @@ interpreter's teardown. A program that uses memq as a library ends as it wants t
 from __future__ import annotations
 
 import atexit
-import ctypes
 import logging
 import os
 import sys
+import threading
 from contextlib import suppress
 from typing import NoReturn
 
+DESTROYER = "memq-destroy"
+DESTROY_S = 1.0  # the background thread of a client ends at once; its other threads may never end
 _ours = False
+_ending = threading.Event()
+_destroyers: list[threading.Thread] = []  # each holds one thing of `keep_for_ever`
 _kept: list[object] = []  # clients of closed queues, a few for each queue of the one command that runs here
 
 
@@ -33,11 +37,35 @@ def keep_to_end(*things: object) -> None:
 
 
 def keep_for_ever(thing: object) -> None:
-    """Keep a thing whose destructor waits for ever, past the end of the interpreter, too.
+    """Keep a thing whose destructor waits for ever, until the interpreter ends. Callers bound how many.
 
-    Callers bound how many.
+    An admin client hands a late answer to Python from librdkafka's background thread. Behind the interpreter's end
+    that call ends the process by SIGSEGV. The client's destructor ends this thread first, and may then wait for ever:
+    it runs in a daemon thread, for which the end of the process does not wait. From Python 3.12 on an interpreter
+    that ends starts no threads, so this one is started here.
     """
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+    if _ours:  # `end_process` ends the process before its interpreter
+        _kept.append(thing)
+        return
+    kept = [thing]
+    thread = threading.Thread(target=_destroy_at_end, args=(kept,), name=DESTROYER, daemon=True)
+    thread.start()
+    _destroyers.append(thread)
+
+
+def _destroy_at_end(kept: list[object]) -> None:
+    _ending.wait()
+    kept.clear()
+
+
+def _destroy_kept() -> None:
+    """Have everything destroyed that `keep_for_ever` has kept, while Python is still whole."""
+    _ending.set()
+    for thread in _destroyers:
+        thread.join(DESTROY_S)
+
+
+atexit.register(_destroy_kept)
 
 
 def end_process(code: int) -> NoReturn:

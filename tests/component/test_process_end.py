@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 
@@ -44,3 +45,30 @@ def test_a_command_that_failed_says_so() -> None:
     done = run("no-such-command")
     assert done.returncode == 2
     assert "no command 'no-such-command'" in done.stderr
+
+
+# The C library calls `getchar` when the interpreter has ended: there the process waits for the end of its input.
+LATE_ANSWER = """
+import ctypes, sys
+from confluent_kafka.admin import AdminClient
+from memq.runtime.process_end import keep_for_ever
+
+client = AdminClient({"bootstrap.servers": sys.argv[1]})
+client.delete_consumer_groups(["group"], request_timeout=2.0)
+keep_for_ever(client)
+del client
+libc = ctypes.CDLL(None)
+libc.__cxa_atexit(libc.getchar, None, None)
+"""
+
+
+def test_a_late_answer_to_a_client_that_was_kept_does_not_end_the_process_by_a_signal() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as kafka:
+        command = [sys.executable, "-c", LATE_ANSWER, f"127.0.0.1:{kafka.getsockname()[1]}"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+            connection, _ = kafka.accept()
+            with connection:  # it answers nothing, and ends with the client or with the process
+                while connection.recv(4096):
+                    pass
+            process.communicate(timeout=60)
+    assert process.returncode == 0

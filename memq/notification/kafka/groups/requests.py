@@ -78,7 +78,7 @@ class KafkaGroupRequests:
     def _renew(self, used: AdminClient) -> None:
         """Use a new client from now on.
 
-        The one that was used is never destroyed, for its destructor would wait.
+        The one that was used is kept to the end of the process, for its destructor would wait.
         """
         now_s = asyncio.get_running_loop().time()
         if used is self._client and now_s >= self._renew_at_s:
