@@ -48,7 +48,8 @@ class AsyncProducer(ProducerFace, AsyncClosing):
         Returns the delivery of the block: await it for the Ack. A call that is cancelled has put nothing in.
         Raises: as `memq.Producer.send`.
         """
-        if type(value) is bytes and headers is None and tag is None and partition is None:
+        loop_had_turn = self._yielded_at == self._buffer.opened_blocks
+        if loop_had_turn and type(value) is bytes and headers is None and tag is None and partition is None:
             if type(key) is bytes:
                 delivery = self._put_keyed(topic, value, key, timestamp_ms)
                 if delivery is not None:
