@@ -489,3 +489,20 @@ def test_a_finished_block_claims_its_bytes_and_its_cost_until_it_is_settled() ->
     (block,) = hands.collect()[0]
     assert (block.header.first_sequence, list(block.values())) == (70, [bytes(1_000)])
     assert hands.buffer.pending_bytes == before
+
+
+@pytest.mark.parametrize("headers", [None, {"h": b"1"}])
+@pytest.mark.parametrize("many", [True, False])
+def test_partitions_take_turns_with_full_blocks_of_records_without_keys(
+    many: bool, headers: dict[str, bytes | None] | None
+) -> None:
+    """Else one owner would get all of them, for as long as its block is never found full."""
+    hands = Hands(partitions=3, block_bytes=BLOCK)
+    for number in range(30):
+        if many:
+            hands.send_many([bytes(1_000)])
+        else:
+            put(hands, (bytes(1_000), None, headers, None, str(number)))
+    blocks = {partition: len(readers) for partition, readers in hands.collect().items()}
+    assert sorted(blocks) == [0, 1, 2]
+    assert max(blocks.values()) - min(blocks.values()) <= 1
