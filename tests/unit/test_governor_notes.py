@@ -7,10 +7,12 @@ from itertools import count
 
 import pytest
 
+from memq.errors import MemqError, TermFencedError, UnreachableError, VersionConflictError
+from memq.governor import Assignment
 from memq.governor.governor import Governor
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.governor.planner import Planner
-from memq.governor.planning import AssignmentPlan, ClusterView
+from memq.governor.planning import AssignmentChange, AssignmentPlan, ClusterView
 from memq.runtime.logs import OUTAGE_INTERVAL_S, EventLog
 from tests.contract.manual_clock import ManualClock
 from tests.unit.test_governor_balance import broker
@@ -47,3 +49,30 @@ def test_a_note_whose_figures_change_is_said_once_then_every_minute(caplog: pyte
 
     with caplog.at_level("WARNING", "memq"):
         asyncio.run(work())
+
+
+def test_a_governor_that_another_one_follows_changes_nothing_more_and_any_other_error_is_raised() -> None:
+    changes = [AssignmentChange(Assignment(topic_id="0a" * 16, partition=part), "", "no owner") for part in range(2)]
+
+    async def work() -> None:
+        clock, door, one = ManualClock(), MemoryCoordinator(MemoryCluster()), broker("one")
+        await door.register(one)
+        planner = Planner(lambda view: AssignmentPlan(changes=tuple(changes)))
+        governor = Governor(door, planner, EventLog(clock), clock)
+        error: list[MemqError] = []
+
+        async def refuse(assignment: Assignment, *, term: int | None = None) -> Assignment:
+            raise error[0]
+
+        door.set_assignment = refuse  # type: ignore[method-assign]
+        error[:] = [TermFencedError("term 2 has begun")]
+        assert await governor.act(one) == 0
+        assert governor.term == 0, "it does not govern any more"
+        error[:] = [UnreachableError("not now")]
+        with pytest.raises(UnreachableError):
+            await governor.act(one)
+        error[:] = [VersionConflictError("another change came first")]
+        assert await governor.act(one) == 0
+        assert governor.term > 0, "its change arrives as one more event"
+
+    asyncio.run(work())
