@@ -103,6 +103,13 @@ def test_nothing_is_lost_for_sure_while_something_is_unread_or_burned_ranges_wer
     assert found.unproven[0][0] == 0
 
 
+def test_burned_ranges_that_were_cut_once_may_hold_what_a_later_end_does_not_name() -> None:
+    books = account()
+    books.close(ended(600, *[(100 + 2 * number, 101 + 2 * number) for number in range(BURNED_RANGES_CUT)]), 1)
+    books.close(ended(700), 2)
+    assert not settled(books).lost
+
+
 def test_a_damaged_block_is_missing_only_where_no_sound_one_has_its_records() -> None:
     books = account()
     books.corrupt.add(0, 10)

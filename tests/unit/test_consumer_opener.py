@@ -320,6 +320,21 @@ def test_a_position_that_stays_back_is_one_of_a_reset(run: Run, caplog: pytest.L
     assert "group 'g' in topic 't': 1:100:0 was stored, now it is 1:40:0" in line
 
 
+def test_a_group_that_was_deleted_is_waited_for_once(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    async def work(member: Member) -> None:
+        member.answers.stored.clear()
+        member.heard(*AWAY_AND_BACK)
+        await skip(9.1)
+        assert member.position == Position(1, 0)
+        member.heard(Membership(5, (SLOW,), (MOVED,)), Membership(6, (SLOW,)), Membership(7, (SLOW, MOVED)))
+        await skip(0.1)
+        assert member.position == Position(1, 0)
+
+    run(work, stored=100)
+    (line,) = [record.getMessage() for record in caplog.records if "consumer.position-back" in record.getMessage()]
+    assert "1:100:0 was stored, now it is nothing" in line
+
+
 def test_a_seek_does_not_take_back_what_went_while_its_place_was_looked_for(run: Run) -> None:
     async def work(member: Member) -> None:
         member.answers.waiting = [SLOW]

@@ -306,6 +306,17 @@ def test_totals_pass_over_a_pointer_that_can_not_be_read() -> None:
     assert ask(OffsetResolver(LogReader(log)).end_totals(PARTITION, SETTINGS, [0])) == Totals(log.records, log.stored)
 
 
+def test_a_lag_leaves_out_the_records_of_a_batch_before_the_position() -> None:
+    log = Log()
+    for number in range(5):
+        log.batch(Block(1, 3 * number))
+    topic = Topic(name=PARTITION.topic, id=PARTITION.topic_id, created_ms=0, partitions=equal_slots(1))
+    places = OffsetResolver(LogReader(log))
+    for index, left in ((0, 9), (1, 8), (2, 7)):
+        lag = ask(places.lag(topic, PARTITION, Position(0, 2, index), folded(log, 2), SystemClock()))
+        assert lag.records == left
+
+
 @pytest.mark.parametrize("silent", [2, 4])
 def test_a_lag_of_which_nothing_can_be_read_is_an_error(silent: int) -> None:
     class Lagging(LogReader):
