@@ -222,5 +222,14 @@ def write_frame(block: bytes, *, stream: int = 1, first_sent_ms: int = 0) -> byt
 
 
 def events_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return the names of the warnings and errors in the log: the level of others depends on what ran before."""
-    return [each.getMessage().partition(":")[0] for each in caplog.records if each.levelno >= logging.WARNING]
+    """Return the names of memq's warnings and errors in the log."""
+    return [line.partition(":")[0] for line in log_lines(caplog)]
+
+
+def log_lines(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[str]:
+    """Return memq's events in the log, from a level on.
+
+    Other loggers do not count, `memq.kafka` and `asyncio` among them: a thread of librdkafka or a slow machine writes
+    there at any time. Lines below a warning are there or not by the level that the process has.
+    """
+    return [each.getMessage() for each in caplog.records if each.name == "memq" and each.levelno >= level]

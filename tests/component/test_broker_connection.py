@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from memq.protocol.frames import PREFIX, AckLevel, Api, encode_frame
 from memq.protocol.messages import Close, Nack, decode_message, encode_message
-from tests.brokers import BareClient, block_of, run, running_broker, until, write_frame
+from tests.brokers import BareClient, block_of, log_lines, run, running_broker, until, write_frame
 from tests.stepped_time import SteppedLoop, step, stepped_runtime
 
 
@@ -209,7 +209,7 @@ def test_a_block_that_was_first_sent_too_long_ago_is_refused(caplog: pytest.LogC
             await client.close()
 
     run(work())
-    (line,) = caplog.messages
+    (line,) = log_lines(caplog)
     assert line.startswith("block-refused: ")
     assert line.endswith("topic 'clicks' partition 0: block 0 was first sent over 120000 ms ago")
 

@@ -31,7 +31,18 @@ from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import Api, encode_frame
 from memq.protocol.messages import Close, MetadataRequest, encode_message
 from memq.topic import PartitionSlots, ReadPartition, Topic, TopicSettings, read_partitions
-from tests.brokers import PRODUCER, BareClient, GatedStore, block_of, events_of, run, running_broker, until, write_frame
+from tests.brokers import (
+    PRODUCER,
+    BareClient,
+    GatedStore,
+    block_of,
+    events_of,
+    log_lines,
+    run,
+    running_broker,
+    until,
+    write_frame,
+)
 from tests.component.test_broker_epochs import READ, Owner, connected, gated, pointers, processor_of, until_sealed
 from tests.contract.manual_clock import ManualClock
 from tests.skipping_loop import run_skipping
@@ -293,7 +304,7 @@ def test_each_failure_is_numbered_and_doubles_the_pause_up_to_a_bound(
 
     run_skipping(work())
     assert [later - first for first, later in pairwise(asked_s)] == pytest.approx(pauses_s)
-    assert [int(line.partition(", try ")[2].partition(":")[0]) for line in caplog.messages] == [1, 2, 3, 4, 5, 6, 7]
+    assert [int(line.partition(", try ")[2].partition(":")[0]) for line in log_lines(caplog)] == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_a_comparison_that_took_long_is_made_again_after_the_queue_was_read(caplog: pytest.LogCaptureFixture) -> None:
@@ -343,12 +354,12 @@ def test_a_pointer_that_the_queue_puts_below_what_was_read_is_named(caplog: pyte
         owner = Owner()
         publisher = await publisher_on(owner, Scripted(owner))
         assert await publisher.publish(owner.batch, 0)
-        assert not caplog.messages
+        assert not log_lines(caplog)
         owner.own.read_to = 5
         assert await publisher.publish(owner.batch, 1)
 
     run(work())
-    (line,) = caplog.messages
+    (line,) = log_lines(caplog)
     assert line.startswith("log-lost: topic 'clicks' partition 0: the queue put a pointer at offset 1, below 5")
 
 

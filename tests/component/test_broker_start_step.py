@@ -14,6 +14,7 @@ from memq.errors import UnreachableError
 from memq.governor.memory import MemoryCoordinator
 from memq.runtime.logs import EventLog
 from memq.topic import TopicSettings
+from tests.brokers import log_lines
 from tests.component.test_broker_cluster import rig
 from tests.component.test_broker_proofs import Longest
 from tests.skipping_loop import run_skipping, skipping_runtime
@@ -82,4 +83,4 @@ def test_each_try_of_a_step_is_named_and_waits_twice_as_long_until_its_time_is_o
     assert pauses_s == pytest.approx([0.2, 0.4, 0.8, *[start_step.BACKOFF_S_MAX] * (len(pauses_s) - 3)])
     assert asked_s[-2] < start_step.START_STEP_S <= asked_s[-1]
     text = "start-retry: register, try {}: ZooKeeper does not answer"
-    assert caplog.messages[:5] == [text.format(number) for number in range(1, 6)]
+    assert log_lines(caplog)[:5] == [text.format(number) for number in range(1, 6)]

@@ -38,7 +38,7 @@ from memq.protocol.frames import Api
 from memq.protocol.link import Link
 from memq.protocol.messages import Done
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, read_partitions
-from tests.brokers import events_of
+from tests.brokers import events_of, log_lines
 from tests.component.test_broker_opening import Opening
 from tests.skipping_loop import run_skipping, skip
 from tests.unit.test_broker_rebuild import TOPIC, batch, block, flipped, joined
@@ -500,7 +500,7 @@ def test_an_error_that_nobody_foresaw_is_named_and_lets_go_of_nothing(caplog: py
         assert bench.counters.forwarded_blocks == 3
 
     run_skipping(work())
-    assert caplog.messages == [f"forward-failed: {NAME}: ValueError('a mistake')"]
+    assert log_lines(caplog) == [f"forward-failed: {NAME}: ValueError('a mistake')"]
 
 
 def test_who_stops_lets_go_of_all_and_takes_nothing_more() -> None:

@@ -29,7 +29,7 @@ from memq.format.object import BatchEntry
 from memq.limits import BLOCK_HEADER_BYTES
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
-from tests.brokers import block_of
+from tests.brokers import block_of, log_lines
 from tests.component.test_broker_opening import Opening
 from tests.skipping_loop import run_skipping, skip
 from tests.unit.test_broker_rebuild import TOPIC
@@ -78,7 +78,7 @@ def test_a_put_that_fails_is_tried_again_after_a_pause_that_doubles(caplog: pyte
         assert counters.store_seconds.sum_s == pytest.approx(sum(pauses_s) + 0.25)
 
     run_skipping(work())
-    assert caplog.messages == [
+    assert log_lines(caplog) == [
         "store-retry: batch 7, try 1: it is down",
         "store-retry: batch 7, try 2: RuntimeError()",
         *(f"store-retry: batch 7, try {number}: still" for number in (3, 4, 5)),
@@ -269,7 +269,7 @@ def test_a_key_that_an_earlier_run_has_used_is_not_used_again(caplog: pytest.Log
         assert len(sharing.handler.asked_s) == 3
 
     run_skipping(work())
-    assert "start-epoch-taken: others" in caplog.messages
+    assert "start-epoch-taken: others" in log_lines(caplog)
 
 
 def test_a_stop_ends_what_waits_and_puts_nothing_more() -> None:

@@ -20,6 +20,7 @@ from memq.format.batch import BlockPiece, is_whole
 from memq.format.blocks.header import Buffer
 from memq.runtime.logs import EventLog
 from memq.storage_handlers.confirmed_reads import ROUNDS_MAX, ConfirmedReads, Way
+from tests.brokers import log_lines
 from tests.skipping_loop import LoopClock, run_skipping
 from tests.unit.queue_model import Block
 from tests.unit.test_consumer_pieces import BODY, POINTER, Shelf, batch, stored_object
@@ -287,6 +288,4 @@ def test_what_was_contradicted_is_logged_by_its_place(caplog: pytest.LogCaptureF
         return await ConfirmedReads(EventLog(LoopClock())).read([scripted("object 'key'", DAMAGED, b"ok")])
 
     assert run_skipping(main()) == b"ok"
-    assert [record.getMessage() for record in caplog.records] == [
-        "bytes-differed: object 'key' came otherwise when it was fetched again: bad checksum"
-    ]
+    assert log_lines(caplog) == ["bytes-differed: object 'key' came otherwise when it was fetched again: bad checksum"]

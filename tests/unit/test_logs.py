@@ -9,6 +9,7 @@ import pytest
 
 import memq
 from memq.runtime.logs import EVENTS_MAX, INTERVAL_S, LINES_MAX, EventLog, RateLimit
+from tests.brokers import log_lines
 
 
 class FakeClock:
@@ -49,7 +50,7 @@ def test_lines_carry_their_event_and_the_count(caplog: pytest.LogCaptureFixture)
         events.error("toy.happened", "it happened again", ValueError("why"))
     assert len(caplog.records) == LINES_MAX + 1
     assert {record.event for record in caplog.records} == {"toy.happened"}  # type: ignore[attr-defined]
-    assert caplog.messages[-1] == "toy.happened: it happened again (1 more of toy.happened were not logged)"
+    assert log_lines(caplog)[-1] == "toy.happened: it happened again (1 more of toy.happened were not logged)"
     assert caplog.records[-1].exc_info
 
 
@@ -66,7 +67,7 @@ def test_what_fails_all_the_time_is_told_once_a_minute_and_when_it_works_again(
         outage.passed()
         outage.passed()
         outage.failed("it is away once more")
-    assert caplog.messages == [
+    assert log_lines(caplog, logging.INFO) == [
         "toy.failed: it is away",
         "toy.failed: it is away (for 60 s, 61 times)",
         "toy.failed: it is away (for 120 s, 121 times)",

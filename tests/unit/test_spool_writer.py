@@ -27,6 +27,7 @@ from memq.runtime.network import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers import Buffer
 from memq.topic import TopicSettings
+from tests.brokers import log_lines
 from tests.skipping_loop import LoopClock, run_skipping, skip
 from tests.unit.blocks import build, seal
 
@@ -336,7 +337,7 @@ def test_what_cant_be_copied_stays_and_is_named_once(caplog: pytest.LogCaptureFi
         assert (rig.disk.segments, len(rig.spool.segments)) == ({}, 0)
 
     on_rig(work)
-    assert all("stays until its blocks are queued: the disk can't read" in each.getMessage() for each in caplog.records)
+    assert all("stays until its blocks are queued: the disk can't read" in line for line in log_lines(caplog))
 
 
 def test_a_segment_that_cant_be_removed_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -392,9 +393,7 @@ def test_what_is_to_be_looked_at_is_set_aside_and_not_removed(caplog: pytest.Log
         assert (rig.disk.segments, list(rig.disk.aside), len(rig.spool.segments)) == ({}, ["old"], 0)
 
     on_rig(work)
-    assert [record.getMessage() for record in caplog.records] == [
-        "spool-aside: segment old holds what could not be brought to the queue"
-    ]
+    assert log_lines(caplog) == ["spool-aside: segment old holds what could not be brought to the queue"]
 
 
 def test_what_was_not_written_when_the_broker_ends_is_let_go_and_not_acked() -> None:
