@@ -25,6 +25,7 @@ from tests.simulation.checker import Checker
 from tests.simulation.cloud import Cloud, Doors
 from tests.simulation.disk import HostDisk, SimDisk
 from tests.simulation.faults import Faults
+from tests.simulation.log_truth import LogTruth
 from tests.simulation.network import SimNetwork, Switch
 from tests.simulation.node import EPOCH_MS, Node
 from tests.simulation.observers import Observers
@@ -94,6 +95,7 @@ class SimCluster:
         for number in range(WRITE_PARTITIONS_MAX):
             self._watch(ReadPartition("t", TOPIC_ID, number))
         self.healed = False
+        self.truth: LogTruth | None = None  # what clients hear of logs is compared with
         self.brokers = [f"broker-{number}" for number in range(shape.brokers)]
         self.rounds = dict.fromkeys(self.brokers, 0)  # of retention and sweep that each broker has ended
         self.counters: list[Counters] = []  # of each life of a broker

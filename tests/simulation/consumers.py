@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from memq.client.consumer.aio_consumer import AsyncConsumer
 from memq.client.consumer.batch import Batch
@@ -14,6 +15,7 @@ from memq.topic import Position, ReadPartition, Topic
 from tests.simulation.checker import Checker
 from tests.simulation.cluster import PORT, SimCluster
 from tests.simulation.group_rules import GroupRules
+from tests.simulation.log_truth import watch_lag
 from tests.simulation.node import Node
 
 WANDER_RATE = 0.05
@@ -56,6 +58,7 @@ class Reader:
         self._ids = {topic.name: topic.id for topic, _ in topics}
         self._checkers = {topic.id: checker for topic, checker in topics}
         self._paused: dict[ReadPartition, float] = {}  # until when, by the loop's clock
+        self._rebalances = 0
 
     async def run(self, runtime: Runtime) -> None:
         """Read for ever. Raises: MemqError."""
@@ -75,7 +78,7 @@ class Reader:
             on_assigned=self._assigned,
             runtime=runtime,
         )
-        async with consumer:
+        async with consumer, self._asked_for_lag(consumer):
             while True:
                 try:
                     batch = await consumer.poll(timeout=draw.uniform(0.1, 2.0))
@@ -96,6 +99,19 @@ class Reader:
                 if wanders:
                     self._resume(consumer, loop.time())
                     await self._wander(consumer, loop.time())
+
+    @asynccontextmanager
+    async def _asked_for_lag(self, consumer: AsyncConsumer) -> AsyncIterator[None]:
+        """Compare the lag of the consumer with the logs in the block, where that is wanted and it goes forward only."""
+        truth = self._cluster.truth
+        if truth is None or self._wanders_left or list(self._ids.values()) != [self._cluster.topic.id]:
+            yield
+            return
+        asking = asyncio.create_task(watch_lag(consumer, lambda: self._rebalances, truth), name="lag")
+        try:
+            yield
+        finally:
+            asking.cancel()
 
     async def _go_on(self, consumer: AsyncConsumer, error: PositionExpiredError) -> None:
         """Continue with the first that retention left; it may be faster once more."""
@@ -156,6 +172,7 @@ class Reader:
         return self._checker(partition).groups
 
     def _assigned(self, places: list[TopicPartition]) -> None:
+        self._rebalances += 1
         for place in places:
             partition = self._partition(*place)
             self._paused.pop(partition, None)  # it comes without what was asked for before

@@ -28,6 +28,7 @@ from tests.simulation.coverage import Met
 from tests.simulation.direct_life import Checkpoint, DirectLife
 from tests.simulation.faults import LEVELS, Faults
 from tests.simulation.live_rules import LiveRules
+from tests.simulation.log_truth import WATCHER, LogTruth, run_watcher
 from tests.simulation.lost_log_rules import LostLogRules
 from tests.simulation.named_producer import NamedLife
 from tests.simulation.named_rules import NamedRules
@@ -104,6 +105,8 @@ class Scenario:
         """
         world = self.world
         self.cluster.start()
+        if _is_only_a_part_sick(self.plan.faults):
+            self._start_watcher()
         for name in self.done:
             self._start_producer(name)
         for number in range(len(self.plan.consumers)):
@@ -115,6 +118,8 @@ class Scenario:
             self._look_at_others()
         world.run(self.plan.active_s, done=self._all_done, look_s=LOOK_S)
         self.chaos.end()
+        if WATCHER in self.world.nodes:
+            self.world.nodes[WATCHER].kill()
         for name in self.cluster.brokers:
             self.restart(name)
         world.run(self.plan.end_s, done=self._all_done, look_s=LOOK_S)
@@ -268,6 +273,17 @@ class Scenario:
             await run_compactor(node, runtime, self.cluster, doors)
 
         self.cluster.spawn(COMPACTOR, main)
+
+    def _start_watcher(self) -> None:
+        cluster, sick = self.cluster, self.cluster.cloud.sick_part
+        truth = cluster.truth = LogTruth(
+            cluster.read_partitions, self.checker.logs, sick, lambda: self.world.now, self.world.fail
+        )
+
+        async def main(_node: Node, runtime: Runtime, _doors: Doors) -> None:
+            await run_watcher(runtime, [f"{host}:{PORT}" for host, _port in cluster.addresses()], cluster.topic, truth)
+
+        cluster.spawn(WATCHER, main)
 
     def _start_producer(self, name: str) -> None:
         kind = self.plan.producers[int(name.rpartition("-")[2])]

@@ -29,11 +29,18 @@ class SickPart:
     until_s: float = 0.0
     hangs: bool = False
     healthy_s: dict[int, float] = field(default_factory=dict)  # from when on others may expect something of it
+    log_until_s: dict[int, float] = field(default_factory=dict)  # how long the log of each was sick the last time
 
     def sicken(self, number: int, until_s: float, *, service: str, hangs: bool) -> None:
         """Let a part be sick until then."""
         self.number, self.until_s, self.service, self.hangs = number, until_s, service, hangs
         self.healthy_s[number] = until_s + RECOVERY_S
+        if service == "queue":
+            self.log_until_s[number] = until_s
+
+    def was_log_sick(self, number: int, since_s: float) -> bool:
+        """Return whether the log of a partition was sick at or after `since_s`."""
+        return self.log_until_s.get(number, 0.0) >= since_s
 
     async def reach_log(self, partition: ReadPartition, now_s: float) -> None:
         """Raise QueueError while the log of the partition is sick."""

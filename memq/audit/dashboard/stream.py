@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from memq.audit.dashboard.board import Board, BoardUpdate
-from memq.audit.dashboard.records import TailPart
 from memq.errors import MemqError, ThrottledError
+
+if TYPE_CHECKING:  # it needs anyio, a poller does not
+    from memq.audit.dashboard.records import TailPart
 
 STREAMS_MAX = 32  # of all browsers together; a browser has six connections for one host
 TAILS_MAX = 8
