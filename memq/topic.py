@@ -50,6 +50,7 @@ def check_group(name: str) -> str:
 
     Raises: as `check_name`.
     """
+    check_name(name, "group", internal=True)  # the next line needs a str
     return check_name(name, "group", internal=name == AUDIT_GROUP or name.startswith(f"{AUDIT_GROUP}-"))
 
 

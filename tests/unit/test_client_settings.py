@@ -118,6 +118,7 @@ def test_times_within_a_delivery_are_a_share_of_its_timeout_up_to_a_bound() -> N
         ({"topics": ["fine", "not fine"]}, InvalidNameError, "topic name 'not fine'"),
         ({"group": "two words"}, InvalidNameError, "group name"),
         ({"group": ""}, InvalidNameError, "group name"),
+        ({"group": 5}, TypeError, "group is of type str, not int"),
         ({"s3": 5}, TypeError, "s3 is a mapping of settings, not int"),
         ({"auto_commit": 1}, TypeError, "auto_commit is of type bool"),
         ({"audit": None}, TypeError, "audit is of type bool"),

@@ -124,8 +124,8 @@ class OffsetResolver:
         if position.pointer_offset > span.end:
             raise InvalidRequestError(
                 f"position {position} of topic '{partition.topic}' is behind its end, "
-                f"{Position(partition.partition, span.end)}: what comes next would be missed",
-                hint="go on at 'end' or at 'beginning'; a group that stands there: memq group reset",
+                f"{Position(partition.partition, span.end)}: the consumer would skip the next records",
+                hint="start at 'end' or at 'beginning'; reset a group that has this position with memq group reset",
             )
 
     async def look_back(
