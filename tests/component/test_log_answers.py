@@ -210,6 +210,33 @@ def test_the_dashboard_knows_a_log_again_that_has_nothing_new(
     with_sick(test, monkeypatch)
 
 
+def test_a_lag_is_unknown_while_the_queue_does_not_name_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(sick: Sick, admin: AsyncAdmin) -> None:
+        feed = Feed("test")
+        poller = Poller(admin, None, feed, Runtime(), ABOUT)
+        await admin.reset_group("readers", "clicks", "beginning", new_ok=True)
+
+        def lag() -> int | None:
+            row = feed.board.get("group", "clicks\nreaders")
+            assert isinstance(row, GroupRow)
+            return row.lag_records
+
+        async def silent() -> list[str]:
+            raise QueueError("no coordinator")
+
+        await rounds(poller)
+        assert lag() == 2 * PARTITIONS
+        with monkeypatch.context() as patch:
+            patch.setattr(sick.broker.services.queue, "groups", silent)
+            trouble, _ = await rounds(poller)
+            assert "lag of group 'readers' in 'clicks': no coordinator" in trouble
+            assert lag() is None
+        assert (await rounds(poller))[0] == ""
+        assert lag() == 2 * PARTITIONS
+
+    with_sick(test, monkeypatch)
+
+
 def test_a_rate_without_all_logs_is_unknown_and_so_are_the_minutes_of_the_silent_one() -> None:
     rates, minute = TopicRates(), 1_000
     rates.take("t", {0: Totals(10, 100), 1: Totals(10, 100)}, 0, minute * MINUTE_MS)

@@ -278,8 +278,16 @@ class Poller:
         """Return how far groups are, by topic: unknown lags first, then the one that is furthest behind."""
         found: dict[str, list[GroupRow]] = {}
         turns = asyncio.Semaphore(GROUPS_AT_ONCE_MAX)
-        asked = (self._group_rows(turns, name) for name in await self._admin.groups())
-        for rows in await asyncio.gather(*asked):
+        try:
+            names = await self._admin.groups()
+        except MemqError as error:
+            if not self._known.groups:
+                raise
+            last = {row.group: None for rows in self._known.groups.values() for row in rows}
+            answers = [self._silent_rows(name, error) for name in last]
+        else:
+            answers = await asyncio.gather(*(self._group_rows(turns, name) for name in names))
+        for rows in answers:
             for row in rows:
                 found.setdefault(row.topic, []).append(row)
         for rows in found.values():
@@ -294,12 +302,16 @@ class Poller:
             except NotFoundError:
                 return []
             except MemqError as error:
-                return [
-                    msgspec.structs.replace(row, lag_records=None, lag_bytes=None, lag_seconds=None, error=str(error))
-                    for rows in (self._known.groups or {}).values()
-                    for row in rows
-                    if row.group == name
-                ]
+                return self._silent_rows(name, error)
+
+    def _silent_rows(self, name: str, error: MemqError) -> list[GroupRow]:
+        """Return the last rows of a group, without lag, and with the reason."""
+        return [
+            msgspec.structs.replace(row, lag_records=None, lag_bytes=None, lag_seconds=None, error=str(error))
+            for rows in (self._known.groups or {}).values()
+            for row in rows
+            if row.group == name
+        ]
 
     def _put_topics(self) -> None:
         minute = self._clock.wall_ms() // MINUTE_MS
