@@ -239,17 +239,24 @@ def churn_once(worker: Worker, topic: str, first: int) -> bool:
 def read_back(worker: Worker, topic: str, first: int) -> bool:
     """Read a topic from its beginning to its end; what is not as it was sent is noted. False when it shall end."""
 
+    def numbers_read() -> tuple[list[int], str]:
+        """Return the numbers of all records, and where the consumer ended."""
+        with memq.Consumer(worker.brokers, [topic], start="beginning", end="end") as consumer:
+            found = sorted(int(value.split(b" ")[1]) for batch in consumer for value in batch.values() if value)
+            return found, f"positions {[str(each) for each in consumer.position().values()]}, {consumer.stats()}"
+
     def read() -> None:
         try:
-            with memq.Consumer(worker.brokers, [topic], start="beginning", end="end") as consumer:
-                found = sorted(int(value.split(b" ")[1]) for batch in consumer for value in batch.values() if value)
+            found, ended = numbers_read()
+            sent = range(first, first + CHURN_RECORDS)
+            if found != list(sent):
+                lost = sorted({*sent} - {*found})
+                twice, ended_then = numbers_read()
+                text = f"{topic}: {len(found)} records read, lost {lost[:10]}; {ended}"
+                worker.journal.write("X", f"{text}; then {len(twice)} records read; {ended_then}")
         except NotFoundError as error:
             worker.journal.write("X", f"{topic} exists: {error}")
             raise
-        sent = range(first, first + CHURN_RECORDS)
-        if found != list(sent):
-            lost = sorted({*sent} - {*found})
-            worker.journal.write("X", f"{topic}: {len(found)} records read, lost {lost[:10]}")
 
     return again(worker, read)
 
