@@ -55,10 +55,10 @@ class BlockPiece(NamedTuple):
 def cut_batch(pointer: Pointer, data: Buffer, index: Sequence[BlockEntry] | None = None) -> list[BlockPiece]:
     """Cut the bytes of a batch into pieces; what is not in the pointer is damaged.
 
-    With `index`, the entries of its blocks, by their places there.
+    With `index`, the entries of its blocks, by their places there, unless it has other records than the pointer.
     `data` may be shorter than the batch: what is missing is damage. `index` counts offsets from the start of `data`.
     """
-    run = None if index is None else numbered_entries(index)
+    run = numbered_entries(index) if index is not None and counts_all(pointer, index) else None
     return _of_pointer(pointer, cut_blocks(data, pointer_scope(pointer), pointer.records, run))
 
 
@@ -119,6 +119,11 @@ def _stray(piece: BlockPiece) -> BlockPiece:
     assert piece.header is not None
     cause = CorruptDataError(f"{piece.header.describe()} is not one that the pointer names")
     return piece._replace(header=None, cause=cause)
+
+
+def counts_all(pointer: Pointer, index: Sequence[BlockEntry]) -> bool:
+    """Whether the entries of a batch's blocks have all of its records: those of another object would hide some."""
+    return sum(entry.count for entry in index) == pointer.records
 
 
 def missing_batch(pointer: Pointer, cause: MemqError) -> list[BlockPiece]:

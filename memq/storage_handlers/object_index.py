@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
-from memq.errors import NotFoundError
+from memq.errors import CorruptDataError, NotFoundError
+from memq.format.batch import counts_all
 from memq.format.blocks.header import Buffer
 from memq.format.object import BlockEntry, ObjectIndex, Trailer, index_bytes, parse_index, parse_trailer
 from memq.format.pointer import Location, Pointer
@@ -45,7 +46,7 @@ async def read_batch_entries(
     `events` get what another fetch contradicted. Otherwise as `read_index`.
     """
     ways = [
-        Way(f"object '{location.key}'", partial(_entries_once, stores[location.store], location))
+        Way(f"object '{location.key}'", partial(_entries_once, stores[location.store], location, pointer))
         for location in pointer.locations
         if location.store in stores
     ]
@@ -54,8 +55,11 @@ async def read_batch_entries(
     return await ConfirmedReads(events).read(ways)
 
 
-async def _entries_once(store: ObjectReader, location: Location) -> tuple[BlockEntry, ...]:
-    return (await index_at(store.get_range, location)).blocks_in(location.offset, location.length)
+async def _entries_once(store: ObjectReader, location: Location, pointer: Pointer) -> tuple[BlockEntry, ...]:
+    entries = (await index_at(store.get_range, location)).blocks_in(location.offset, location.length)
+    if not counts_all(pointer, entries):
+        raise CorruptDataError(f"object '{location.key}': its index has not the {pointer.records} records of a batch")
+    return entries
 
 
 async def index_at(read: Callable[[str, int, int], Awaitable[Buffer]], location: Location) -> ObjectIndex:

@@ -72,6 +72,16 @@ def test_a_batch_that_was_cut_keeps_what_is_there(length: int) -> None:
     _check_pieces(cut_batch(POINTER, BODY[:length], ENTRIES), length)
 
 
+@pytest.mark.parametrize("there", [0, 1, 2])
+def test_an_index_with_other_records_than_the_pointer_hides_none(there: int) -> None:
+    assert is_whole(cut_batch(POINTER, BODY, ENTRIES[:there]))
+    damaged = bytearray(BODY)
+    damaged[ENTRIES[1].offset + BLOCK_HEADER_BYTES] ^= 1
+    for index in (ENTRIES[:there], [*ENTRIES, ENTRIES[0]]):
+        pieces = cut_batch(POINTER, damaged, index)
+        assert [(piece.records, piece.cause is None) for piece in pieces] == [(2, True), (3, False), (4, True)]
+
+
 def _check_pieces(pieces: list[BlockPiece], damaged_from: int) -> None:
     """All before the damage is whole, something is damaged, and no record is uncounted."""
     for entry, piece in zip(ENTRIES, pieces, strict=False):
@@ -130,6 +140,27 @@ def test_the_store_is_read_directly_where_it_opens() -> None:
     direct, broker = Shelf(stored_object()), Shelf(stored_object())
     assert is_whole(fetch(direct, broker)[0])
     assert (direct.reads, broker.reads) == (1, 0)
+
+
+def test_an_index_that_lacks_blocks_of_the_batch_is_not_believed() -> None:
+    meta = ObjectMeta(cluster="test", broker="b", topics=(ObjectTopic("clicks", TOPIC_ID),), created_ms=1)
+    entry = BatchEntry(0, ENTRIES[2].offset, 1, 0, 5, 0, 2, 0, 1)
+    body = bytearray(BODY + encode_index(meta, [entry], ENTRIES[:2], len(BODY)))
+    body[ENTRIES[1].offset + BLOCK_HEADER_BYTES] ^= 1
+    [pieces] = fetch(None, Shelf(bytes(body)))
+    assert [(piece.records, piece.cause is None) for piece in pieces] == [(2, True), (3, False), (4, True)]
+
+    async def read(store: str, key: str, offset: int, length: int) -> Buffer:
+        return await Shelf(bytes(body)).get_range(key, offset, length)
+
+    async def main() -> None:
+        fetcher = BatchFetcher("broker", read, lambda store: None, ConfirmedReads(EventLog(LoopClock())))
+        part = await fetcher.fetch_records(POINTER, 5, 9)
+        assert (sum(piece.records for piece in part.pieces), part.before) == (POINTER.records, [])
+        with pytest.raises(CorruptDataError, match="its index has 5 of the 9 records of a batch"):
+            await fetcher.index_of(POINTER)
+
+    run_skipping(main())
 
 
 def test_a_folder_of_the_same_name_on_another_machine_is_asked_once() -> None:

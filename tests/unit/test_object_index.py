@@ -6,6 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from awscrt.checksums import crc32c
 
@@ -104,6 +105,7 @@ def test_the_blocks_of_a_batch_are_found_by_its_pointer_in_a_store_of_this_broke
             partition=0,
             epoch=5,
             batch_sequence=3,
+            records=2,
             locations=(away, there),
         )
         (entry,) = await read_batch_entries({"main": store}, pointer)
@@ -111,6 +113,8 @@ def test_the_blocks_of_a_batch_are_found_by_its_pointer_in_a_store_of_this_broke
         assert [offset for offset, _ in store.ranges] == [len(BLOCK)] * 2, "its head, then it"
         with pytest.raises(NotFoundError, match="batch 3 lies in no store of this broker"):
             await read_batch_entries({"other": store}, pointer)
+        with pytest.raises(CorruptDataError, match="its index has not the 3 records of a batch"):
+            await read_batch_entries({"main": store}, msgspec.structs.replace(pointer, records=3))
 
     asyncio.run(work())
 

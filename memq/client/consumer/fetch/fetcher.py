@@ -15,6 +15,7 @@ from memq.errors import CorruptDataError, DeniedError, NotFoundError
 from memq.format.batch import (
     BlockPiece,
     NumberedEntry,
+    counts_all,
     cut_batch,
     cut_run,
     entries_of_batch,
@@ -125,7 +126,7 @@ class BatchFetcher:
 
     async def index_of(self, pointer: Pointer) -> Sequence[BlockEntry]:
         """Return the index entries of a batch's blocks, offsets counted from its start. Raises: as `fetch`."""
-        return await self._confirmed.read(self._ways(pointer, self._read_index))
+        return await self._confirmed.read(self._ways(pointer, partial(self._read_index, pointer)))
 
     async def fetch_blocks(self, pointer: Pointer, wanted: Callable[[BlockEntry], bool]) -> Sequence[BlockPiece]:
         """Return the blocks of a batch that are wanted by their entries in the index, which is read first.
@@ -134,7 +135,7 @@ class BatchFetcher:
         """
 
         async def fetch_runs(reader: RangeReader, location: Location) -> Sequence[BlockPiece]:
-            entries = numbered_entries(await self._read_index(reader, location))
+            entries = numbered_entries(await self._read_index(pointer, reader, location))
             return await _fetch_runs(reader, location, pointer, entries, lambda item: wanted(item.entry))
 
         try:
@@ -149,7 +150,7 @@ class BatchFetcher:
         """
 
         async def fetch_part(reader: RangeReader, location: Location) -> FetchedPart:
-            entries = numbered_entries(await self._read_index(reader, location))
+            entries = numbered_entries(await self._read_index(pointer, reader, location))
             before = [item for item in entries if item.first + item.entry.count <= low]
             pieces = await _fetch_runs(
                 reader, location, pointer, entries[len(before) :], lambda item: item.first < high
@@ -218,18 +219,25 @@ class BatchFetcher:
         if is_whole(pieces):
             return _Cut(data, pieces)
         try:
-            index = await self._read_index(reader, location)
+            index = await self._read_index(pointer, reader, location)
         except (CorruptDataError, NotFoundError):
             return _Cut(data, pieces)
         return _Cut(data, cut_batch(pointer, data, index))
 
-    async def _read_index(self, reader: RangeReader, location: Location) -> list[BlockEntry]:
-        """Return the entries of one batch's blocks. Of large objects, which hold thousands, the index is kept.
+    async def _read_index(self, pointer: Pointer, reader: RangeReader, location: Location) -> list[BlockEntry]:
+        """Return the entries of a batch's blocks. Raises: CorruptDataError when they are not all that it has."""
+        index = await self._object_index(reader, location)
+        entries = entries_of_batch(index.blocks, location.offset, location.length)
+        if not counts_all(pointer, entries):
+            self._indexes.pop((location.key, location.index_offset), None)
+            text = f"{sum(entry.count for entry in entries)} of the {pointer.records} records of a batch"
+            raise CorruptDataError(f"object '{location.key}': its index has {text}")
+        return entries
 
-        Raises: CorruptDataError when it is damaged.
-        """
+    async def _object_index(self, reader: RangeReader, location: Location) -> ObjectIndex:
+        """Return the index of an object; that of large objects, which hold thousands of blocks, is kept."""
         if not is_cold_object(location.key):
-            return _entries_at(await index_at(reader.get_range, location), location)
+            return await index_at(reader.get_range, location)
         place = (location.key, location.index_offset)
         async with self._index_turn:
             if place not in self._indexes:
@@ -237,7 +245,7 @@ class BatchFetcher:
             self._indexes.move_to_end(place)
             if len(self._indexes) > INDEXES_MAX:
                 self._indexes.popitem(last=False)
-            return _entries_at(self._indexes[place], location)
+            return self._indexes[place]
 
 
 async def _fetch_runs(
@@ -276,10 +284,6 @@ async def _readable_start(reader: RangeReader, location: Location) -> Buffer:
         return await read(0, location.length)
     size = await readable_bytes(read, 0, location.length)
     return await read(0, size) if size else b""
-
-
-def _entries_at(index: ObjectIndex, location: Location) -> list[BlockEntry]:
-    return entries_of_batch(index.blocks, location.offset, location.length)
 
 
 def _same_cut(one: _Cut, other: _Cut) -> bool:
