@@ -67,6 +67,24 @@ def test_records_of_a_partition_stay_in_order_over_many_blocks() -> None:
     assert len(broker.blocks) >= 20_000 * 120 // (64 << 10)
 
 
+def test_a_producer_is_refused_on_another_event_loop_where_nothing_would_ever_be_sent() -> None:
+    async def test(broker: ToyBroker) -> None:
+        async with AsyncProducer(broker.address) as producer:
+            await (await producer.send("clicks", b"first"))
+            uses = (
+                lambda: producer.send("clicks", b"v"),
+                lambda: producer.send_many("clicks", [b"v"]),
+                producer.flush,
+                producer.close,
+            )
+            for use in uses:
+                with pytest.raises(InvalidRequestError, match="belongs to the event loop of its first use"):
+                    await asyncio.to_thread(lambda use=use: asyncio.run(use()))  # type: ignore[misc]
+            await (await producer.send("clicks", b"second"))
+
+    assert run(test).values() == [b"first", b"second"]
+
+
 def test_a_call_that_is_cancelled_has_put_nothing_in() -> None:
     sent = [b"first"]
 

@@ -274,6 +274,7 @@ class AsyncAdmin(AsyncClosing):
 
     async def _ask(self, request: AdminRequest) -> AdminAnswer:
         """Ask once: a request that was lost may have been done, and a second one would hide that."""
+        self._check_loop()
         await self._pool.reach(self._connect_timeout_s)
         return await self._any.once(Api.ADMIN, request, AdminAnswer, timeout_s=ANSWER_S)
 

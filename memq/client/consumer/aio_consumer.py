@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import AsyncIterator
 from typing import Self
@@ -27,9 +26,10 @@ class AsyncConsumer(ConsumerFace, AsyncClosing):
     """
 
     def _open(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
+        """The core runs on the loop of the first use."""
 
     async def __aenter__(self) -> Self:
+        self._check_loop()
         try:
             await self._core.start()
         except BaseException:
@@ -52,7 +52,7 @@ class AsyncConsumer(ConsumerFace, AsyncClosing):
         longer: it connects. Raises: as `memq.Consumer.poll`.
         """
         timeout_s = check_timeout(timeout)
-        self._loop = asyncio.get_running_loop()
+        self._check_loop()
         traces = self._traces
         if traces is not None:
             traces.done()

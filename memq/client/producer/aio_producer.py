@@ -130,7 +130,9 @@ class AsyncProducer(ProducerFace, AsyncClosing):
 
         Raises: TimedOutError with the number of records still pending; nothing is dropped.
         """
-        await self._core.flush(check_timeout(timeout))
+        timeout_s = check_timeout(timeout)
+        self._check_loop()
+        await self._core.flush(timeout_s)
 
     async def close(self, timeout: float | None = None) -> None:
         """Flush for at most `timeout` seconds (the delivery timeout when None), then let go of everything.
@@ -141,6 +143,7 @@ class AsyncProducer(ProducerFace, AsyncClosing):
         timeout_s = check_timeout(timeout)
         if self._closed:
             return
+        self._check_loop()
         self._closed = True
         await self._core.close(timeout_s)
         self._core.raise_unseen()
@@ -157,6 +160,7 @@ class AsyncProducer(ProducerFace, AsyncClosing):
         return self._core.stats()
 
     async def _route(self, topic: str) -> Route:
+        self._check_loop()
         route = self._buffer.route(topic)
         return route if route is not None else await self._core.route(topic)
 
