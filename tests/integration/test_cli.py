@@ -97,6 +97,13 @@ def test_all_of_a_record_goes_through_json_and_back(memq: Memq) -> None:
     assert {record["topic"] for record in twice} == {"second"}
 
 
+def test_a_line_that_is_no_record_says_how_many_before_it_are_stored(memq: Memq) -> None:
+    done = memq("produce", "broken", "--input", "json", stdin='{"value": "a"}\n{"value": "b"}\nnonsense\n')
+    assert done.returncode == 1
+    assert "failed: 2 records before the error acked; the whole input would send them again" in done.stderr
+    assert memq("consume", "broken", "-e").stdout == "a\nb\n"
+
+
 def test_kcats_letters(memq: Memq) -> None:
     summary = memq("produce", "kcat", "-K", ":", "-D", ";", "-Z", "-H", "h=1", "--json", stdin="a:1;b:;c")
     assert json.loads(summary.stdout)["acked"] == 3

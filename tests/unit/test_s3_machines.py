@@ -285,7 +285,8 @@ def test_a_bucket_is_named_by_a_url_that_is_told_on() -> None:
     ("url", "section", "error", "said"),
     [
         ("s3://", {}, InvalidSettingError, "names no bucket"),
-        ("s3://b!", {}, InvalidSettingError, "names no bucket"),
+        ("s3://b!", {}, InvalidSettingError, "'b!' in 's3://b!' is no name of a bucket"),
+        ("s3://b/p", {}, InvalidSettingError, "'b' in 's3://b/p' is no name of a bucket"),
         ("http://bucket", {}, InvalidSettingError, "names no bucket"),
         ("s3://bucket/a b", {}, InvalidRequestError, "not allowed"),
         ("s3://bucket?endpont=http://h", {}, UnknownSettingError, "endpont"),

@@ -94,6 +94,13 @@ def produce(
         except KeyboardInterrupt:
             _give_up(producer, tally)
             raise
+        except MemqError:  # of one record: those before it are sent
+            with suppress(MemqError):
+                producer.flush()
+            if tally.acked:
+                done = f"{count_text(tally.acked, 'record')} before the error acked"
+                talk(f"failed: {done}; the whole input would send them again")
+            raise
     if tally.error:
         talk(f"failed: {_done(tally)}")
         raise tally.error

@@ -98,8 +98,11 @@ def read_bucket(url: str, section: Section) -> Bucket:
         parts = urlsplit(url)
     except ValueError as error:  # what looks like an IPv6 address and is none
         raise InvalidSettingError(f"'{url[:120]}' is no URL: {error}", hint=_WRITE) from error
-    if parts.scheme != "s3" or not _BUCKET.match(parts.netloc) or parts.fragment:
+    if parts.scheme != "s3" or not parts.netloc or parts.fragment:
         raise InvalidSettingError(f"'{url[:120]}' names no bucket", hint=_WRITE)
+    if not _BUCKET.match(parts.netloc):
+        text = f"'{parts.netloc[:120]}' in '{url[:120]}' is no name of a bucket"
+        raise InvalidSettingError(text, hint="3 to 63 small letters, digits, dots and hyphens")
     values: dict[str, tuple[object, str]] = dict(section)
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in URL_SETTINGS:
