@@ -1,4 +1,4 @@
-"""A client on the caller's event loop: it stays on one, and its `async with` ends with the program's own error."""
+"""A client on the caller's event loop: it stays on one, and hides no error of the program at its end."""
 
 from __future__ import annotations
 

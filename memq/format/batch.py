@@ -122,7 +122,7 @@ def _stray(piece: BlockPiece) -> BlockPiece:
 
 
 def counts_all(pointer: Pointer, index: Sequence[BlockEntry]) -> bool:
-    """Whether the entries of a batch's blocks have all of its records: those of another object would hide some."""
+    """Whether the entries of a batch's blocks have all of its records; those of another object hide some."""
     return sum(entry.count for entry in index) == pointer.records
 
 
