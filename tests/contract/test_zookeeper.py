@@ -300,6 +300,20 @@ async def test_what_was_put_together_is_kept_until_anything_has_changed(door: Do
 
 
 @over_zookeeper
+async def test_a_change_between_the_first_watch_and_its_first_read_is_reported(door: Doors, server: Server) -> None:
+    one = door()
+    await one.create_topic(topic())
+    called = asyncio.Event()
+
+    async def notice() -> None:
+        called.set()
+
+    asyncio.get_running_loop().call_soon(one._connected, False)  # comes before the task that `watch` begins
+    one.watch(notice)
+    await called.wait()
+
+
+@over_zookeeper
 async def test_nothing_is_read_for_watchers_that_went_and_who_comes_later_is_told(door: Doors, server: Server) -> None:
     one, two = door(), door()
     calls: list[int] = []

@@ -88,6 +88,7 @@ class ZookeeperCoordinator:
         """See `Coordinator.watch`."""
         if not self._following:
             self._following = True
+            self._changed.clear()
             self._tasks.start(self._follow(), "follow")
         elif not self._watchers:
             self._changed.set()  # nobody looked meanwhile
@@ -490,7 +491,6 @@ class ZookeeperCoordinator:
         """Keep a watch on everything that watchers hear of: what changed is read here, then they are called."""
         tries, known, clock = 0, False, self._runtime.clock
         while True:
-            self._changed.clear()
             began_s = clock.monotonic()
             try:
                 if self._watchers:
@@ -501,12 +501,14 @@ class ZookeeperCoordinator:
                 tries, known = tries + 1, True  # whatever happened meanwhile was not seen
                 self._events.warning("zookeeper-read-failed", f"try {tries}: {error}")
                 await asyncio.sleep(backoff_s(self._runtime.random, tries, base_s=0.1, most_s=BACKOFF_S_MAX))
+                self._changed.clear()
                 continue
             if known:
                 self._watchers.changed()
             tries, known = 0, True
             await asyncio.sleep(min(FOLLOW_REST * (clock.monotonic() - began_s), FOLLOW_REST_S_MAX))
             await self._changed.wait()
+            self._changed.clear()  # not before the first read: what changed since `watch` is not lost
 
     def _entry(self, name: str, node: Node) -> BrokerEntry:
         return layout.decode(layout.broker_path(name), node.data, BrokerEntry)
