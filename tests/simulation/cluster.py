@@ -266,8 +266,10 @@ class SimCluster:
         """
         self.world.schedule(self.shape.governor_ms / 1000, self._govern)
         cluster = self.cloud.cluster
-        for entry in cluster.registry.brokers():
-            self._entries[entry.id] = entry
+        for door in self.doors.values():
+            entered = door.coordinator.entered  # it may have come and expired since the last tick
+            if entered is not None:
+                self._entries[entered.id] = entered
         for name, entry in list(self._entries.items()):
             if self._answers(name):
                 self._seen_s[name] = self.world.now

@@ -34,6 +34,7 @@ class SimCoordinator:
         self._dead = False
         self._ended: dict[str, None] = {}
         self._entry: BrokerEntry | None = None
+        self.entered: BrokerEntry | None = None  # the one whose registration landed last
         self._seen: dict[tuple[str, str], object] = {}  # the last true answer to each question
         caller.node.at_death(self._die)
 
@@ -58,6 +59,7 @@ class SimCoordinator:
         if self._dead or broker.session in self._ended:
             raise UnreachableError(f"session {broker.session} of broker '{broker.id}' has ended")
         await self._inner.register(broker)
+        self.entered = broker
 
     async def unregister(self, broker: BrokerEntry) -> None:
         """See `Coordinator.unregister`."""

@@ -65,6 +65,11 @@ def test_the_live_audit_names_what_was_done_and_nothing_else(seed: int) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.thorough
+def test_a_broker_whose_session_ends_right_after_it_came_is_entered_again() -> None:
+    run_plan(draw_plan(903311200, "calm"))
+
+
 @pytest.mark.parametrize("seed", [7, 27])
 def test_lag_is_exact_where_a_repetition_adopts_what_its_first_try_had_not_met(seed: int) -> None:
     run_plan(draw_plan(seed, "sleepy", aspects=()))
