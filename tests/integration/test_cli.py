@@ -99,8 +99,7 @@ def test_all_of_a_record_goes_through_json_and_back(memq: Memq) -> None:
 
 def test_a_line_that_is_no_record_says_how_many_before_it_are_stored(memq: Memq) -> None:
     done = memq("produce", "broken", "--input", "json", stdin='{"value": "a"}\n{"value": "b"}\nnonsense\n')
-    assert done.returncode == 1
-    assert "failed: 2 records before the error acked; the whole input would send them again" in done.stderr
+    check_mistake(done, 1, "record 3", "2 records before it acked: the whole input would send them again")
     assert memq("consume", "broken", "-e").stdout == "a\nb\n"
 
 

@@ -94,12 +94,12 @@ def produce(
         except KeyboardInterrupt:
             _give_up(producer, tally)
             raise
-        except MemqError:  # of one record: those before it are sent
+        except MemqError as error:  # of one record: those before it are sent
             with suppress(MemqError):
                 producer.flush()
             if tally.acked:
-                done = f"{count_text(tally.acked, 'record')} before the error acked"
-                talk(f"failed: {done}; the whole input would send them again")
+                done = f"{count_text(tally.acked, 'record')} before it acked: the whole input would send them again"
+                error.hint = f"{error.hint}; {done}" if error.hint else done
             raise
     if tally.error:
         talk(f"failed: {_done(tally)}")
