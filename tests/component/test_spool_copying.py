@@ -146,7 +146,7 @@ def test_what_could_not_be_copied_is_kept_where_it_was(tmp_path: Path) -> None:
             disk = FailingDisk(tmp_path)
             one = await cluster.start("one", spool=disk)
             gate, spool = stuck(cluster), one.services.spool
-            copy_forward = spool._copy_forward
+            copy_forward = spool.copy_forward
 
             async def failing(disk: SpoolDisk) -> bool:
                 assert isinstance(disk, FailingDisk)
@@ -156,7 +156,7 @@ def test_what_could_not_be_copied_is_kept_where_it_was(tmp_path: Path) -> None:
                 finally:
                     disk.fails = False
 
-            spool._copy_forward = failing  # type: ignore[method-assign]
+            spool.copy_forward = failing  # type: ignore[method-assign]
             held, passing = await Sender.of(one, "stuck"), await Sender.of(one, "passing")
             await held.send(b"held")
             segment = next(iter(spool.segments._all.values()))
@@ -166,7 +166,7 @@ def test_what_could_not_be_copied_is_kept_where_it_was(tmp_path: Path) -> None:
                 await passing.client.frame()
             assert segment.tickets, "nothing else has its blocks"
             assert segment.name in sizes_in(tmp_path)
-            spool._copy_forward = copy_forward  # type: ignore[method-assign]
+            spool.copy_forward = copy_forward  # type: ignore[method-assign]
             gate.set()
             await one.drain()
             assert sum(each.records for each in await pointers(cluster, held.topic)) == 1

@@ -306,7 +306,7 @@ KEEPING_BUGS = (
     Planted(
         "what the spool copies is not written",
         "memq.broker.spool.writer",
-        "Spool._copy_forward",
+        "Spool.copy_forward",
         "await disk.append(segment.name, buffers)",
         "await disk.append(segment.name, [])",
         level="calm",

@@ -193,7 +193,7 @@ class Spool:
             await self._remove_unwanted(disk)
             group: list[PendingRun] = []
             try:
-                copied = await self._copy_forward(disk)
+                copied = await self.copy_forward(disk)
                 if self._waiting:
                     group = self._next_group()
                     await self._write(disk, group)
@@ -263,7 +263,7 @@ class Spool:
         seed, now_ms = self._runtime.random.getrandbits(32), self._runtime.clock.wall_ms()
         return self.segments.begin(segment_name(now_ms, seed), seed), [encode_head(seed, now_ms)]
 
-    async def _copy_forward(self, disk: SpoolDisk) -> bool:
+    async def copy_forward(self, disk: SpoolDisk) -> bool:
         """Copy what is wanted of a segment that is kept for little; return whether there was one.
 
         Raises: SpoolError.
