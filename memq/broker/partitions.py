@@ -318,7 +318,7 @@ class Partitions:
         key = (topic.id, partition)
         entry = self._assignments.get(key)
         if entry is None or entry.broker != self._id:
-            raise self._elsewhere(topic, partition, self._addresses.get(entry.broker, "") if entry is not None else "")
+            raise not_owner(topic, partition, self._addresses.get(entry.broker, "") if entry is not None else "")
         if self.draining and not to_end:
             raise DrainingError(f"broker '{self._id}' is being drained")
         processor = self.processors.get(key)
@@ -331,15 +331,6 @@ class Partitions:
             )
             processor.start()
         return processor
-
-    def _elsewhere(self, topic: Topic, partition: int, address: str) -> MemqError:
-        """Return the answer for a client at the wrong broker: the owner's address, or wait."""
-        if not address:
-            text = f"partition {partition} of topic '{topic.name}' has no owner now"
-            return NotReadyError(text, retry_after_ms=NO_OWNER_MS)
-        moved = MovedError(f"partition {partition} of topic '{topic.name}' is not at this broker")
-        moved.address = address
-        return moved
 
     async def _place(self, topic: Topic, partition: int) -> TopicProcessor | str:
         """Return the processor of a partition that is ours, else its owner's address.
@@ -477,6 +468,16 @@ class Partitions:
         await self._leaving.stop()
         for processor in at_work:
             await processor.stop()
+
+
+def not_owner(topic: Topic, partition: int, address: str) -> MovedError | NotReadyError:
+    """Return the answer for a client at the wrong broker: the owner's address, or wait."""
+    if not address:
+        text = f"partition {partition} of topic '{topic.name}' has no owner now"
+        return NotReadyError(text, retry_after_ms=NO_OWNER_MS)
+    moved = MovedError(f"partition {partition} of topic '{topic.name}' is not at this broker")
+    moved.address = address
+    return moved
 
 
 def _deleted(topic: Topic) -> NotFoundError:

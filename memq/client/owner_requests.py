@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import TypeVar
 
 from memq.client.link_pool import LinkPool
 from memq.client.metadata import ClusterMetadata
 from memq.errors import MovedError, NotReadyError, RetryableError
+from memq.notification import Span
+from memq.notification.remote import RemoteQueue
 from memq.protocol.frames import Api
+from memq.protocol.link import Link
 from memq.protocol.messages import AdminAnswer, AdminRequest, BeginProducer, PublishStaged
 from memq.runtime.backoff import backoff_s
 from memq.runtime.network import Runtime
-from memq.topic import Topic
+from memq.topic import ReadPartition, Topic
 
+Found = TypeVar("Found")
+SPANS_S_MAX = 10.0  # a dead owner is replaced sooner
 RETRY_S_BASE, RETRY_S_MAX = 0.05, 1.0
 
 
@@ -27,26 +35,54 @@ class OwnerRequests:
 
     async def ask(self, topic: Topic, partition: int, ask: BeginProducer | PublishStaged) -> AdminAnswer:
         """Ask for ever, while there is no answer but that it may pass. Raises: what the owner says against it."""
+        request = AdminRequest(ask=ask)
+        return await self._until_answered(
+            topic.name,
+            topic.id,
+            partition,
+            lambda link: link.request(Api.ADMIN, request, AdminAnswer, timeout_s=self._answer_s),
+        )
+
+    async def spans(self, log: ReadPartition, writers: Sequence[int]) -> list[Span]:
+        """Return the span of a log as the owners of the write partitions `writers` have it.
+
+        An owner that has not answered within `SPANS_S_MAX` is left out. Raises: what an owner says against it.
+        """
+        asks = (self._span(log, writer) for writer in dict.fromkeys(writers))
+        return [span for span in await asyncio.gather(*asks) if span is not None]
+
+    async def _span(self, log: ReadPartition, writer: int) -> Span | None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SPANS_S_MAX):
+                return await self._until_answered(
+                    log.topic, log.topic_id, writer, lambda link: RemoteQueue(link.request).owner_span(log, writer)
+                )
+        return None
+
+    async def _until_answered(
+        self, name: str, topic_id: str, partition: int, request: Callable[[Link], Awaitable[Found]]
+    ) -> Found:
         tries = 0
         while True:
             try:
-                return await self._ask(topic, partition, ask)
+                return await self._ask(name, topic_id, partition, request)
             except RetryableError as error:
                 tries += 1
                 if isinstance(error, MovedError) and error.address:
-                    self._metadata.moved(topic.name, topic.id, partition, error.address)
+                    self._metadata.moved(name, topic_id, partition, error.address)
                 delay_s = backoff_s(self._runtime.random, tries, base_s=RETRY_S_BASE, most_s=RETRY_S_MAX)
                 await asyncio.sleep(error.retry_after_ms / 1000 + delay_s)
 
-    async def _ask(self, topic: Topic, partition: int, ask: BeginProducer | PublishStaged) -> AdminAnswer:
-        address = self._metadata.owner(topic.name, topic.id, partition)
+    async def _ask(
+        self, name: str, topic_id: str, partition: int, request: Callable[[Link], Awaitable[Found]]
+    ) -> Found:
+        address = self._metadata.owner(name, topic_id, partition)
         if address is None:
-            await self._metadata.refresh(topic.name)
-            raise NotReadyError(f"topic '{topic.name}' partition {partition} has no owner now")
+            await self._metadata.refresh(name)
+            raise NotReadyError(f"topic '{name}' partition {partition} has no owner now")
         try:
-            session = await self._pool.session(address)
-            return await session.link.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer, timeout_s=self._answer_s)
+            return await request((await self._pool.session(address)).link)
         except RetryableError as error:
             if not (isinstance(error, MovedError) and error.address):
-                await self._metadata.refresh(topic.name)
+                await self._metadata.refresh(name)
             raise

@@ -104,6 +104,18 @@ class RemoteQueue:
             raise found
         return found
 
+    async def owner_span(self, partition: ReadPartition, writer: int) -> Span:
+        """Return the span as the owner of write partition `writer` has it, which is asked here.
+
+        Raises: MovedError, NotReadyError when the broker is not the owner; as `span`.
+        """
+        answer = await self._poll(PollSpans(partitions=[ref_of(partition)], writer=writer))
+        parts = [part for part in answer.partitions if partition_of(part.partition) == partition]
+        found = _span_of(partition, parts[0] if parts else None)
+        if isinstance(found, MemqError):
+            raise found
+        return found
+
     async def spans(self, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Span | MemqError]:
         """Return the span of each partition, or its error. Raises: the first error when all logs fail."""
         answer = await self._poll(PollSpans(partitions=[ref_of(partition) for partition in partitions]))

@@ -227,9 +227,10 @@ class PollTime(msgspec.Struct, tag_field="op", tag="time", kw_only=True):
 
 
 class PollSpans(msgspec.Struct, tag_field="op", tag="spans", kw_only=True):
-    """Ask for begin and end of partitions."""
+    """Ask for begin and end of partitions; only the owner of write partition `writer` answers, if named."""
 
     partitions: list[PartitionRef]
+    writer: int | None = None
 
 
 class PollRequest(msgspec.Struct, kw_only=True):

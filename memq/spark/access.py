@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -11,10 +11,11 @@ from memq.client.consumer.fetch.fetcher import BatchFetcher
 from memq.client.consumer.offset_resolver import OffsetResolver
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
 from memq.client.metadata import ClusterMetadata
+from memq.client.owner_requests import SPANS_S_MAX, OwnerRequests
 from memq.compaction.files import ColdFiles
 from memq.compaction.reader import ColdReader
 from memq.format.pointer import Pointer, read_pointer
-from memq.notification import Groups, PointerReader
+from memq.notification import Groups, PointerReader, Span
 from memq.notification.log_reader import all_entries
 from memq.notification.remote import RemoteQueue
 from memq.runtime.logs import EventLog
@@ -59,11 +60,16 @@ class Access:
     runtime: Runtime
     compactor: CompactorPlace | None = None  # brokers alone know the settings that it goes by
     pool: LinkPool | None = None  # the connections to them
+    owners: OwnerRequests | None = None  # none when the queue is read without brokers
 
     @property
     def places(self) -> OffsetResolver:
         """Answers about places in the queue."""
-        return OffsetResolver(self.queue)
+        return OffsetResolver(self.queue, owner_spans=self._owner_spans if self.owners is not None else None)
+
+    async def _owner_spans(self, partition: ReadPartition) -> Sequence[Span]:
+        assert self.owners is not None
+        return await self.owners.spans(partition, self.topics[partition.topic].partitions[partition])
 
 
 @asynccontextmanager
@@ -103,6 +109,7 @@ async def _through_broker(options: ReadOptions, runtime: Runtime) -> AsyncIterat
             runtime,
             place,
             pool,
+            OwnerRequests(runtime, pool, metadata, SPANS_S_MAX),
         )
     finally:
         if stores is not None:

@@ -15,10 +15,13 @@ from memq.client.metadata import ClusterMetadata
 from memq.client.producer.aio_producer import AsyncProducer
 from memq.client.producer.window_events import OpenFailed, OpenStream, Sealed, Tick
 from memq.errors import NotReadyError, ThrottledError
+from memq.notification import Span
+from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import Api, Frame
 from memq.protocol.messages import Metadata, Owner, TopicMetadata
+from memq.runtime.clock import SystemClock
 from memq.runtime.network import Runtime, parse_address
-from memq.topic import Topic, TopicSettings, equal_slots
+from memq.topic import ReadPartition, Topic, TopicSettings, equal_slots
 from tests.brokers import run
 from tests.component.test_broker_cluster import Rig, rig
 from tests.unit.test_producer_window import block, moved, new_window
@@ -64,6 +67,42 @@ def test_a_hundred_producers_with_stale_metadata_ask_no_more_and_are_redirected_
                 metadata = asked["one", name, Api.METADATA] + asked["two", name, Api.METADATA]
                 assert metadata <= 2
             await asyncio.gather(*(producer.close() for producer in producers))
+
+    run(scenario())
+
+
+class StaleNode(MemoryQueue):
+    """Shows the logs of another queue, but as empty for as many questions as `stale` says.
+
+    So answers a node of Kafka that was paused while another one became the leader.
+    """
+
+    def __init__(self, queue: MemoryQueue) -> None:
+        super().__init__(SystemClock())
+        self.logs = queue.logs
+        self.stale = 0
+
+    async def span(self, partition: ReadPartition) -> Span:
+        """See `PointerReader.span`."""
+        if self.stale:
+            self.stale -= 1
+            return Span(0, 0)
+        return await super().span(partition)
+
+
+def test_the_end_of_a_consumer_is_the_one_that_the_owners_know() -> None:
+    async def scenario() -> None:
+        async with rig() as cluster:
+            owner = await cluster.start("one")
+            await owner.partitions.create("clicks", 1, TopicSettings(), exist_ok=False)
+            cluster.queue = stale = StaleNode(cluster.queue)
+            other = await cluster.start("two")
+            async with AsyncProducer(owner.address) as producer:
+                await (await producer.send("clicks", b"v"))
+            stale.stale = 2  # both questions that a consumer asks any broker
+            async with AsyncConsumer(other.address, "clicks", end="end") as consumer:
+                assert [batch.values() async for batch in consumer] == [[b"v"]]
+            assert stale.stale == 0
 
     run(scenario())
 

@@ -15,6 +15,7 @@ from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
 from memq.client.consumer.fetch.fetcher import BatchFetcher
 from memq.client.consumer.fetch.partition_cursor import PartitionCursor
 from memq.client.consumer.group.membership import MemberState
+from memq.client.consumer.offset_resolver import OffsetResolver
 from memq.client.consumer.opener import Opener
 from memq.client.consumer.settings import ConsumerSettings
 from memq.client.observers.audit_recorder import AuditRecorder, PartRecorder
@@ -116,6 +117,7 @@ class Member:
         self.opener = Opener(
             asked_for,
             self.answers,
+            OffsetResolver(self.answers),
             self.reading,
             self.topics,
             self._wanted,

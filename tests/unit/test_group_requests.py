@@ -11,7 +11,15 @@ import pytest
 from memq.broker.api import group_requests
 from memq.broker.api.call import Ask, Call
 from memq.broker.api.group_requests import WAIT_MS_MAX, GroupRequests
-from memq.errors import InvalidRequestError, MemqError, NotFoundError, QueueError, TooLargeError
+from memq.errors import (
+    InvalidRequestError,
+    MemqError,
+    MovedError,
+    NotFoundError,
+    NotReadyError,
+    QueueError,
+    TooLargeError,
+)
 from memq.limits import POLL_BYTES_MAX
 from memq.notification import Entries, Entry, GroupState, Membership, Span
 from memq.notification.remote import partition_of, ref_of, wire_of
@@ -26,6 +34,7 @@ from memq.protocol.messages import (
     JoinRequest,
     ListGroups,
     MembershipAnswer,
+    Owner,
     PartitionEntries,
     PartitionRef,
     PollAnswer,
@@ -123,6 +132,12 @@ class Topics:
         if (name, topic_id) != ("clicks", TOPIC_ID):
             raise NotFoundError(f"topic '{name}' does not exist")
         return Topic(name=name, id=topic_id, created_ms=0, settings=TopicSettings(), partitions=equal_slots(COUNT))
+
+    def owns(self, topic: Topic, partition: int) -> bool:
+        return partition == 1
+
+    def owners(self, topic: Topic) -> list[Owner]:
+        return [Owner(partition=number, epoch=1, broker="b", address=("", "", "b:2")[number]) for number in range(3)]
 
 
 class Handlers:
@@ -287,6 +302,22 @@ def test_times_and_spans_are_those_of_the_log_with_its_cold_part() -> None:
             (2, 0, 5, 0, -1),
             (0, 0, 5, 0, -1),
         ]
+
+    handling(work())
+
+
+def test_spans_that_an_owner_has_to_show_are_refused_by_others_with_its_address() -> None:
+    async def work() -> None:
+        handlers = Handlers(Queue(begin=2, end=5))
+        spans = await handlers.poll(PollSpans(partitions=[ref(0)], writer=1))
+        assert [part.end for part in spans.partitions] == [5]
+        with pytest.raises(MovedError, match="partition 2 of topic 'clicks' is not at this broker") as moved:
+            await handlers.poll(PollSpans(partitions=[ref(0)], writer=2))
+        assert moved.value.address == "b:2"
+        for nobody in (0, 3):
+            with pytest.raises(NotReadyError, match=f"partition {nobody} of topic 'clicks' has no owner now"):
+                await handlers.poll(PollSpans(partitions=[ref(0)], writer=nobody))
+        assert len(handlers.queue.named("cold span")) == 1
 
     handling(work())
 

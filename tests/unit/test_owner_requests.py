@@ -12,13 +12,34 @@ from memq.client.metadata import ClusterMetadata
 from memq.client.owner_requests import OwnerRequests
 from memq.client.producer.fencing import BEGINNINGS_AT_ONCE_MAX, InstanceFencing
 from memq.client.producer.settings import ProducerSettings
-from memq.errors import MemqError, MovedError, NotReadyError, ProducerFencedError, ProtocolError, TimedOutError
+from memq.errors import (
+    MemqError,
+    MovedError,
+    NotReadyError,
+    ProducerFencedError,
+    ProtocolError,
+    QueueError,
+    TimedOutError,
+)
+from memq.notification import Span
 from memq.protocol.frames import Api, Frame
-from memq.protocol.messages import AdminAnswer, AdminRequest, BeginProducer, WireInstance, decode_message
+from memq.protocol.messages import (
+    AdminAnswer,
+    AdminRequest,
+    BeginProducer,
+    PartitionEntries,
+    PollAnswer,
+    PollRequest,
+    PollSpans,
+    WireInstance,
+    decode_message,
+)
+from memq.topic import ReadPartition
 from tests.stepped_time import step, stepped_runtime
 from tests.unit.toy_broker import ToyBroker, ToyConnection, pool_of, run, toy_topic, turns
 
 TOPIC = toy_topic()
+LOG = ReadPartition(TOPIC.name, TOPIC.id, 0)
 
 
 class Owner:
@@ -30,10 +51,14 @@ class Owner:
         self.metadata = 0
         self.silent = 0
         self.mute = False
+        self.spans: list[int | None] = []
 
     def __call__(self, connection: ToyConnection, frame: Frame) -> bool:
         if frame.api == Api.METADATA:
             self.metadata += 1
+        if frame.api == Api.POLL:
+            self._show_span(connection, frame)
+            return True
         if frame.api != Api.ADMIN:
             return False
         ask = decode_message(frame.body, AdminRequest).ask
@@ -47,6 +72,18 @@ class Owner:
             instance = None if self.mute else WireInstance(epoch=3, next_sequence=10 + ask.partition)
             connection.answer(frame, AdminAnswer(instance=instance))
         return True
+
+    def _show_span(self, connection: ToyConnection, frame: Frame) -> None:
+        ask = decode_message(frame.body, PollRequest).ask
+        assert isinstance(ask, PollSpans)
+        self.spans.append(ask.writer)
+        if self.silent:
+            return
+        if self.errors:
+            connection.refuse(frame, self.errors.pop(0))
+        else:
+            part = PartitionEntries(partition=ask.partitions[0], begin=1, end=7)
+            connection.answer(frame, PollAnswer(partitions=[part]))
 
 
 async def asked(broker: ToyBroker, owner: Owner, answer_s: float = 5.0) -> tuple[OwnerRequests, ClusterMetadata]:
@@ -156,6 +193,42 @@ def test_an_owner_that_does_not_answer_is_asked_again() -> None:
         assert (await answer_of(asyncio.create_task(owners.ask(TOPIC, 0, begin())))).instance is not None
         assert len(owner.begun) == 3
         assert owner.metadata == 3
+
+    run(test)
+
+
+# ---- spans as owners have them -------------------------------------------------------------------
+
+
+def test_each_owner_that_writes_to_a_log_shows_its_span_also_after_a_move_and_a_refusal() -> None:
+    async def test(broker: ToyBroker) -> None:
+        async with ToyBroker() as other:
+            here, there = Owner(), Owner()
+            other.script = there
+            owners, _ = await asked(broker, here)
+            moved = MovedError("moved")
+            moved.address = other.address
+            here.errors, there.errors = [moved], [QueueError("no leader")]
+            work = asyncio.create_task(owners.spans(LOG, [0, 0]))
+            while not work.done():
+                await turns()
+                step(1.0)
+            assert await work == [Span(1, 7)]
+            assert here.spans[0] == there.spans[0] == 0
+            assert len(here.spans) + len(there.spans) == 3
+
+    run(test)
+
+
+def test_an_owner_that_does_not_answer_in_time_shows_no_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner_requests, "SPANS_S_MAX", 0.05)
+
+    async def test(broker: ToyBroker) -> None:
+        owner = Owner()
+        owner.silent = 1
+        owners, _ = await asked(broker, owner)
+        assert await owners.spans(LOG, [0]) == []
+        assert owner.spans == [0]
 
     run(test)
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from memq.broker.api.call import Answer, Call
-from memq.broker.partitions import Partitions
+from memq.broker.partitions import Partitions, not_owner
 from memq.broker.services import Services
 from memq.errors import MemqError, NotFoundError, QueueError, TooLargeError
 from memq.limits import POLL_BYTES_MAX
@@ -38,7 +38,7 @@ from memq.protocol.messages import (
     WireMember,
     nack_of,
 )
-from memq.topic import ReadPartition, check_group
+from memq.topic import ReadPartition, Topic, check_group
 
 WAIT_MS_MAX = 30_000
 POLL_PARTITIONS_MAX = 10_000
@@ -81,8 +81,14 @@ class GroupRequests:
         return PollAnswer(offset=offset)
 
     async def poll_spans(self, call: Call[PollSpans]) -> Answer:
-        """Return the span of each log, or its error. Raises: as `poll_entries`."""
+        """Return the span of each log, or its error.
+
+        Raises: as `poll_entries`; MovedError, NotReadyError when another broker is the owner that has to answer.
+        """
         _check_count(call.ask.partitions)
+        if call.ask.writer is not None:
+            for name, topic_id in dict.fromkeys((ref.topic, ref.topic_id) for ref in call.ask.partitions):
+                self._check_owner(await self._partitions.current_topic(name, topic_id), call.ask.writer)
         logs = [partition_of(ref) for ref in call.ask.partitions]
         # At once: they may share a request of the queue.
         spans = await asyncio.gather(*(self._in_time(log, partial(self._pointers.span, log)) for log in logs))
@@ -97,6 +103,11 @@ class GroupRequests:
                 for log, span in zip(logs, spans, strict=True)
             ]
         )
+
+    def _check_owner(self, topic: Topic, writer: int) -> None:
+        if not self._partitions.owns(topic, writer):
+            addresses = {owner.partition: owner.address for owner in self._partitions.owners(topic)}
+            raise not_owner(topic, writer, addresses.get(writer, ""))
 
     async def poll_entries(self, call: Call[PollEntries]) -> Answer:
         """Return what each log has; one that fails has its error in the answer, and the others are read.

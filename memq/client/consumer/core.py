@@ -29,9 +29,11 @@ from memq.client.consumer.settings import ConsumerSettings, Point, check_point
 from memq.client.link_pool import LinkPool
 from memq.client.log_answers import LogAnswers, ask_logs
 from memq.client.metadata import ClusterMetadata
+from memq.client.owner_requests import SPANS_S_MAX, OwnerRequests
 from memq.client.producer.fields import check_kind
 from memq.client.stores import OpenStores
 from memq.errors import ClosedError, GenerationFencedError, InvalidRequestError, MemqError, NotFoundError
+from memq.notification import Span
 from memq.notification.remote import RemoteQueue
 from memq.protocol.messages import TopicMetadata
 from memq.runtime.allocator import keep_freed_blocks
@@ -86,7 +88,8 @@ class ConsumerCore:
         self._metadata = ClusterMetadata(runtime, self._pool)
         any_broker = BrokerRouter(self._pool, self._metadata.holders)
         self._queue = RemoteQueue(any_broker)
-        self._places = OffsetResolver(self._queue)
+        self._owners = OwnerRequests(runtime, self._pool, self._metadata, SPANS_S_MAX)
+        self._places = OffsetResolver(self._queue, owner_spans=self._owner_spans)
         self._stores = OpenStores(self._metadata, runtime, settings.s3)
         self._dead_letters = DeadLetters(runtime, addresses)
         self._topics: dict[str, Topic] = {}
@@ -103,6 +106,7 @@ class ConsumerCore:
         self._opener = Opener(
             settings,
             self._queue,
+            self._places,
             self._reading,
             self._topics,
             self._wanted,
@@ -464,6 +468,10 @@ class ConsumerCore:
         """Return what is to be read, with its grants: everything, or what the group granted, of known topics."""
         granted = dict.fromkeys(self._partitions(), 0) if self._group is None else self._group.state.granted
         return {partition: grant for partition, grant in granted.items() if self._exists(partition)}
+
+    async def _owner_spans(self, partition: ReadPartition) -> Sequence[Span]:
+        """See `OwnerRequests.spans`: of all owners that write to a read partition."""
+        return await self._owners.spans(partition, self._topics[partition.topic].writers_of(partition))
 
     def _exists(self, partition: ReadPartition) -> bool:
         """Whether its topic is there, as far as is known, and not another one of the same name."""

@@ -35,6 +35,7 @@ class Opener:
         self,
         settings: ConsumerSettings,
         queue: RemoteQueue,
+        places: OffsetResolver,
         reading: FetchScheduler,
         topics: Mapping[str, Topic],
         wanted: Callable[[], Mapping[ReadPartition, int]],
@@ -46,7 +47,7 @@ class Opener:
         self.failure: MemqError | None = None
         self._settings = settings
         self._queue = queue
-        self._places = OffsetResolver(queue)
+        self._places = places
         self._reading = reading
         self._topics = topics
         self._wanted = wanted
