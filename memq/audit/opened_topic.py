@@ -11,15 +11,17 @@ from memq.audit.verdict import THROUGH_STORE
 from memq.client.broker_router import BrokerRouter
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.client.metadata import ClusterMetadata
+from memq.client.owner_requests import SPANS_S_MAX, OwnerRequests
 from memq.client.stores import OpenStores
 from memq.errors import CorruptDataError, DeniedError, MemqError
 from memq.format.blocks.header import Buffer
 from memq.format.key import shared_prefix, topic_prefix
 from memq.format.pointer import Location
-from memq.notification.remote import RemoteQueue
+from memq.notification import Span
+from memq.notification.remote import Ask, RemoteQueue
 from memq.runtime.network import Runtime
 from memq.storage_handlers import StorageHandler
-from memq.topic import Topic
+from memq.topic import ReadPartition, Topic
 
 METADATA_S_MAX = 10.0
 THROUGH_BROKER = "a broker, whose memory answers for the store"
@@ -34,6 +36,24 @@ class OpenedTopic:
     queue: RemoteQueue
     read: ReadObject
     through: str
+
+
+class OwnersQueue(RemoteQueue):
+    """A queue through any broker, whose ends lie behind all that the owners of a topic have published.
+
+    Else an end that a Kafka node without leadership shows would make acked records behind it lost ones.
+    """
+
+    def __init__(self, ask: Ask, owners: OwnerRequests, topic: Topic) -> None:
+        super().__init__(ask)
+        self._owners = owners
+        self._topic = topic
+
+    async def span(self, partition: ReadPartition) -> Span:
+        """See `PointerReader.span`."""
+        span = await super().span(partition)
+        spans = await self._owners.spans(partition, self._topic.writers_of(partition))
+        return Span(span.begin, max(span.end, *(each.end for each in spans), 0))
 
 
 @asynccontextmanager
@@ -62,7 +82,8 @@ async def opened_topic(
             source, through = _direct_source(metadata, stores), THROUGH_STORE
         else:
             source, through = await _source(metadata, stores, topic, any_broker)
-        yield OpenedTopic(topic, metadata.cluster, RemoteQueue(any_broker), source, through)
+        queue = OwnersQueue(any_broker, OwnerRequests(runtime, pool, metadata, SPANS_S_MAX), topic)
+        yield OpenedTopic(topic, metadata.cluster, queue, source, through)
     finally:
         await metadata.close()
         await stores.close()

@@ -7,6 +7,8 @@ from collections import Counter
 
 import pytest
 
+from memq.audit.collector import audit
+from memq.audit.opened_topic import opened_topic
 from memq.broker.broker import Broker
 from memq.broker.ingest.connection import Connection
 from memq.client.consumer.aio_consumer import AsyncConsumer
@@ -94,15 +96,41 @@ def test_the_end_of_a_consumer_is_the_one_that_the_owners_know() -> None:
     async def scenario() -> None:
         async with rig() as cluster:
             owner = await cluster.start("one")
-            await owner.partitions.create("clicks", 1, TopicSettings(), exist_ok=False)
+            topic = await owner.partitions.create("clicks", 1, TopicSettings(), exist_ok=False)
             cluster.queue = stale = StaleNode(cluster.queue)
             other = await cluster.start("two")
             async with AsyncProducer(owner.address) as producer:
                 await (await producer.send("clicks", b"v"))
+            assert cluster.owner(topic).broker == "one"
             stale.stale = 2  # both questions that a consumer asks any broker
             async with AsyncConsumer(other.address, "clicks", end="end") as consumer:
                 assert [batch.values() async for batch in consumer] == [[b"v"]]
             assert stale.stale == 0
+
+    run(scenario())
+
+
+async def end_of(broker: Broker, topic: Topic) -> int:
+    return (await broker.services.queue.span(topic.read_partition_of(0))).end
+
+
+def test_an_audit_takes_the_end_that_the_owners_know() -> None:
+    async def scenario() -> None:
+        async with rig() as cluster:
+            owner = await cluster.start("one")
+            topic = await owner.partitions.create("clicks", 1, TopicSettings(), exist_ok=False)
+            cluster.queue = stale = StaleNode(cluster.queue)
+            other = await cluster.start("two")
+            async with AsyncProducer(owner.address) as producer:
+                await (await producer.send("clicks", b"v"))
+            assert cluster.owner(topic).broker == "one"
+            async with opened_topic(other.address, "clicks") as opened:
+                stale.stale = 1
+                verdict = await audit(opened.topic, opened.queue, opened.read, 0)
+            assert stale.stale == 0
+            (part,) = verdict.coverage.partitions
+            assert part.pointers == part.end == await end_of(owner, topic)
+            assert part.end > 1, "the opening, and the batch"
 
     run(scenario())
 
