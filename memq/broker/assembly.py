@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -27,7 +27,7 @@ from memq.notification.sqlite.queue import SqliteQueue
 from memq.protocol.link import connect_link
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime, format_address, parse_address
-from memq.settings import BrokerSettings, PartSettings, did_you_mean
+from memq.settings import BrokerSettings, PartSettings, did_you_mean, read_section
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.filesystem import FilesystemHandler
 
@@ -218,10 +218,24 @@ def _path(name: str, url: str) -> Path:
 
 def _file_store(settings: PartSettings, runtime: Runtime, cluster: str) -> StorageHandler:
     root = _path("store", settings.store)
+    _check_s3_section(settings)
     tmp = root.parent / f"{root.name}.tmp"  # next to it: on the same file system, and in no listing
     make_folder(root)
     make_folder(tmp)
     return FilesystemHandler(root, tmp)
+
+
+def _check_s3_section(settings: PartSettings) -> None:
+    """Refuse a misspelt key in `[s3]` also while the store is a folder.
+
+    Without the extra `[s3]` its settings are not known here. Raises: UnknownSettingError, InvalidSettingError.
+    """
+    section = settings.section("s3")
+    if section:
+        with suppress(ModuleNotFoundError):
+            from memq.storage_handlers.s3.settings import S3Settings
+
+            read_section("s3", section, S3Settings)
 
 
 def _s3_store(settings: PartSettings, runtime: Runtime, cluster: str) -> StorageHandler:

@@ -26,7 +26,14 @@ from memq.broker.broker import Broker
 from memq.broker.restore.cluster import restore_cluster
 from memq.broker.spool.files import SpoolFiles
 from memq.broker.upkeep.sweep_cluster import cluster_lists, cluster_sweep
-from memq.errors import DeniedError, InvalidRequestError, InvalidSettingError, MemqError, UnreachableError
+from memq.errors import (
+    DeniedError,
+    InvalidRequestError,
+    InvalidSettingError,
+    MemqError,
+    UnknownSettingError,
+    UnreachableError,
+)
 from memq.format.key import object_key
 from memq.governor import BrokerEntry
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
@@ -421,6 +428,15 @@ def test_a_cluster_on_files_has_a_folder_for_each_part(tmp_path: Path) -> None:
         assert (tmp_path / "c" / "topics.sqlite").exists()
 
     asyncio.run(work())
+
+
+def test_a_misspelt_key_of_a_section_is_refused_though_the_store_is_a_folder(tmp_path: Path) -> None:
+    right = PartSettings(store=f"file:{tmp_path}/objects", sections={"s3": {"region": ("eu-1", "memq.toml")}})
+    open_store(right, Runtime(), "c-1")
+    wrong = dataclasses.replace(right, sections={"s3": {"regoin": ("eu-1", "memq.toml")}})
+    with pytest.raises(UnknownSettingError, match=r"unknown setting 'regoin' in \[s3\] from memq.toml") as refused:
+        open_store(wrong, Runtime(), "c-1")
+    assert "region" in refused.value.hint
 
 
 @pytest.mark.parametrize(
