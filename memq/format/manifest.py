@@ -1,4 +1,4 @@
-"""The manifest of a staged batch: one JSON document in the store that lists its pieces.
+"""The manifest of a staged batch: one sealed JSON document in the store that lists its pieces.
 
 Whoever puts it first decides; a later attempt to commit the batch publishes what this one says. It never changes.
 """
@@ -15,7 +15,9 @@ from msgspec import Meta
 
 from memq.errors import CorruptDataError, TooLargeError, UnsupportedFormatError
 from memq.format.blocks.header import Buffer
+from memq.format.key import manifest_key
 from memq.format.pointer import Hex, Number, Text, Time, TopicId
+from memq.format.sealed_json import open_sealed, seal
 from memq.limits import FORMAT_VERSION, FORMAT_VERSIONS, MANIFEST_BYTES_MAX
 
 Partition = Annotated[int, Meta(ge=0, lt=1 << 32)]
@@ -104,12 +106,13 @@ def _digest(objects: Sequence[StagedObject]) -> int:
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Manifest).decode
+_DECODER = msgspec.json.Decoder(Manifest)
+_FIELDS = frozenset(Manifest.__struct_fields__)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the manifest's JSON. Raises: TooLargeError over MANIFEST_BYTES_MAX."""
-    body = _encode(manifest)
+    """Return the manifest's sealed JSON. Raises: TooLargeError over MANIFEST_BYTES_MAX."""
+    body = seal(_encode(manifest))
     if len(body) > MANIFEST_BYTES_MAX:
         raise TooLargeError(
             f"manifest of batch {manifest.batch_id} has {len(body)} bytes, {MANIFEST_BYTES_MAX} are allowed",
@@ -118,12 +121,20 @@ def encode_manifest(manifest: Manifest) -> bytes:
     return body
 
 
-def decode_manifest(body: Buffer) -> Manifest:
-    """Read a manifest. Raises: CorruptDataError, UnsupportedFormatError."""
-    try:
-        manifest = _decode(body)
-    except (ValueError, RecursionError) as error:
-        raise CorruptDataError(f"manifest of {len(body)} bytes can't be read: {error}") from error
+def decode_manifest(body: Buffer, name: str) -> Manifest:
+    """Read a manifest; `name` is for errors. Raises: CorruptDataError, UnsupportedFormatError."""
+    manifest = open_sealed(body, _DECODER, _FIELDS, f"manifest '{name}'")
     if manifest.version not in FORMAT_VERSIONS:
-        raise UnsupportedFormatError(f"manifest has version {manifest.version}, known are {list(FORMAT_VERSIONS)}")
+        raise UnsupportedFormatError(f"manifest '{name}' has version {manifest.version}, known: {FORMAT_VERSIONS}")
     return manifest
+
+
+def manifest_under(body: Buffer, key: str) -> Manifest:
+    """Read the manifest of a key.
+
+    Raises: as `decode_manifest`; CorruptDataError when it is that of another batch.
+    """
+    found = decode_manifest(body, key)
+    if manifest_key(found.cluster, found.writer, found.batch_id) != key:
+        raise CorruptDataError(f"under '{key}' lies batch {found.batch_id} of writer '{found.writer}'")
+    return found

@@ -353,7 +353,7 @@ KEEPING_BUGS = (
         "a later commit decides anew",
         "memq.client.bulk.staged_writer",
         "StagedCommits.decide",
-        "manifest = decode_manifest(body)",
+        "manifest, body = await read_sealed(store, key, manifest_under)",
         "manifest, body = manifest, encode_manifest(manifest)",
         level="breezy",
         aspects=("staged",),

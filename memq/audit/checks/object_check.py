@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from memq.errors import CorruptDataError, MemqError
 from memq.format.batch import BlockPiece, cut_blocks, numbered_entries
@@ -75,7 +76,7 @@ def check_file(name: str, data: memoryview) -> ObjectVerdict:
     if bytes(data[: len(MAGIC)]) == MAGIC:
         decode = _PACKED.get(data[KIND_AT] if len(data) > KIND_AT else 0, decode_cold_manifest)
     elif "/commits/" in name:
-        decode = decode_manifest
+        decode = partial(decode_manifest, name=name)
     else:
         return check_object(data)
     verdict = ObjectVerdict()

@@ -35,12 +35,13 @@ from memq.errors import (
     UnsupportedFormatError,
 )
 from memq.format.key import ObjectKey, cold_prefix, parse_object_key, shared_prefix, staged_prefix, topic_prefix
-from memq.format.manifest import Manifest, decode_manifest
+from memq.format.manifest import Manifest, manifest_under
 from memq.format.pointer import Pointer, encode_pointer
 from memq.notification import NotificationQueue, Publication
 from memq.runtime.clock import Clock
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
+from memq.storage_handlers.sealed_files import read_sealed
 from memq.topic import ReadPartition, Topic, read_partitions
 
 T = TypeVar("T")
@@ -228,7 +229,8 @@ class Restorer:
         async for entry in self._store.list(staged_prefix(self._cluster)):
             if "/commits/" in entry.key:
                 try:
-                    manifests.append(await self._surely(entry.key, partial(self._staged_by, entry.key)))
+                    manifest, body = await read_sealed(self._store, entry.key, manifest_under, self._reads)
+                    manifests.append((manifest, crc32c(body)))
                 except (CorruptDataError, UnsupportedFormatError) as error:
                     told.findings.append((entry.key, str(error)))
         manifests.sort(key=lambda each: (each[0].created_ms, each[0].writer, each[0].batch_id))
@@ -289,10 +291,6 @@ class Restorer:
             except (CorruptDataError, UnsupportedFormatError):
                 pass  # the index still knows where its blocks begin, and their sequences
         return self._cold.found(find_batch(place, await self._store.get(place.key, checked=False), topic))
-
-    async def _staged_by(self, key: str) -> tuple[Manifest, int]:
-        body = await self._store.get(key)
-        return decode_manifest(body), crc32c(body)
 
     async def _surely(
         self, key: str, read: Callable[[], Awaitable[T]], is_whole: Callable[[T], bool] = lambda found: True

@@ -21,12 +21,13 @@ from memq.client.owner_requests import OwnerRequests
 from memq.client.producer.fields import BytesLike, HeadersLike, check_fields, check_many
 from memq.errors import InvalidRequestError, NotFoundError, ObjectExistsError, TimedOutError, TooOldError
 from memq.format.key import manifest_key, manifest_prefix, staged_object_key
-from memq.format.manifest import Manifest, Place, StagedObject, StagedPiece, decode_manifest, encode_manifest, same_rows
+from memq.format.manifest import Manifest, Place, StagedObject, StagedPiece, encode_manifest, manifest_under, same_rows
 from memq.limits import BATCH_ID_END, KIB, MIB, PRODUCER_ID_END, STAGED_PIECES_MAX
 from memq.protocol.messages import PublishStaged, StoreMetadata, WirePiece
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime
 from memq.storage_handlers import StorageHandler
+from memq.storage_handlers.sealed_files import read_sealed
 from memq.topic import Topic, check_name
 
 ANSWER_S = 60.0
@@ -244,7 +245,7 @@ class StagedCommits(AsyncClosing):
         if not keys:
             return None
         try:
-            last = decode_manifest(await store.get(max(keys)))
+            last, _ = await read_sealed(store, max(keys), manifest_under)
             return await self.commit(last.batch_id, last.objects, store, source=last.source)
         except (NotFoundError, TooOldError):
             return None
@@ -259,7 +260,7 @@ class StagedCommits(AsyncClosing):
     ) -> tuple[Manifest, int]:
         """Put the manifest, or find the one that was there before; return it with its checksum.
 
-        Raises: InvalidRequestError when that one is of another stream.
+        Raises: InvalidRequestError when that one is of another stream; CorruptDataError when it is damaged.
         """
         key = manifest_key(self.cluster, self._writer, batch_id)
         manifest = Manifest(
@@ -275,8 +276,7 @@ class StagedCommits(AsyncClosing):
         try:
             await store.put(key, [body], crc32c(body))
         except ObjectExistsError:
-            body = await store.get(key)
-            manifest = decode_manifest(body)
+            manifest, body = await read_sealed(store, key, manifest_under)
             if manifest.source != source:
                 raise InvalidRequestError(
                     f"batch {batch_id} of writer '{self._writer}' is of stream '{manifest.source}', not of '{source}'",

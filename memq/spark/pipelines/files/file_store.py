@@ -19,6 +19,7 @@ from memq.spark.pipelines.files.manifest import KEPT, PREFIX, FilesManifest, dec
 from memq.spark.stores import ANY, StoreUrls, TaskStores
 from memq.storage_handlers import Buffer, StorageHandler
 from memq.storage_handlers.filesystem import FilesystemHandler
+from memq.storage_handlers.sealed_files import read_sealed
 
 Answer = TypeVar("Answer")
 _TMP = ".tmp"  # no key starts so: files that are being written are never listed as others
@@ -92,7 +93,7 @@ async def latest(store: StorageHandler) -> FilesManifest | None:
         if not keys:
             return None
         try:
-            return decode_manifest(await store.get(max(keys)), max(keys))
+            return (await read_sealed(store, max(keys), decode_manifest))[0]
         except NotFoundError:
             continue  # it was taken after many others came: look again
 

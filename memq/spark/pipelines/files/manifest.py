@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from memq.errors import CorruptDataError
+from memq.format.sealed_json import open_sealed, seal
 from memq.topic import Position
 
 PREFIX = "manifests/"
@@ -73,7 +74,9 @@ class FilesManifest(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+DAMAGE_HINT = "restore it, or write to another place"
 _DECODER = msgspec.json.Decoder(FilesManifest)
+_FIELDS = frozenset(FilesManifest.__struct_fields__)
 
 
 def key_of(number: int) -> str:
@@ -82,17 +85,13 @@ def key_of(number: int) -> str:
 
 
 def encode_manifest(manifest: FilesManifest) -> bytes:
-    """Return the manifest as JSON."""
-    return msgspec.json.encode(manifest)
+    """Return the manifest as sealed JSON."""
+    return seal(msgspec.json.encode(manifest))
 
 
 def decode_manifest(data: bytes, key: str) -> FilesManifest:
     """Return the manifest under a key. Raises: CorruptDataError."""
-    hint = "restore it, or write to another place"
-    try:
-        manifest = _DECODER.decode(data)
-    except msgspec.DecodeError as error:
-        raise CorruptDataError(f"'{key}' is no manifest: {error}", hint=hint) from error
+    manifest = open_sealed(data, _DECODER, _FIELDS, f"manifest '{key}'", DAMAGE_HINT)
     if manifest.key != key:
-        raise CorruptDataError(f"'{key}' holds manifest {manifest.number}", hint=hint)
+        raise CorruptDataError(f"'{key}' holds manifest {manifest.number}", hint=DAMAGE_HINT)
     return manifest
