@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,7 @@ class Node:
         self.random = random.Random(f"{world.seed}/{index}/{name}")
         self.loop = SimLoop(self, start_s)  # type: ignore[abstract]  # typeshed wants sockets and threads too
         self.main: asyncio.Task[Any] | None = None
+        self.misread: Counter[str] = Counter()  # by key, reads of objects that were answered wrong
         self._at_death: dict[int, Callable[[], None]] = {}
         self._deaths = 0
 

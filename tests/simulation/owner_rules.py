@@ -12,6 +12,7 @@ from tests.simulation.reader import FindingError, LogEntry, Source
 
 Refusal = Literal["epoch", "age"]
 ROUNDING_MS = 2
+MISREAD_MIN = 2  # an owner takes an object for lost or damaged when two answers agree
 
 
 @dataclass(slots=True)
@@ -36,6 +37,7 @@ class OwnerRules:
     highest: int = 0
     _offsets: dict[tuple[Source, int], int] = field(default_factory=dict)  # where a block lies first
     _checksums: dict[tuple[Source, int], int] = field(default_factory=dict)  # of the block that lies first
+    _keys: dict[tuple[Source, int], set[str]] = field(default_factory=dict)  # the objects that have a block
     _landed: dict[Source, RangeSet] = field(default_factory=dict)
 
     def take(self, entry: LogEntry, publication: Publication, node: Node, read_to: int, handed_over_s: float) -> None:
@@ -105,8 +107,12 @@ class OwnerRules:
         epoch.next_batch = max(epoch.next_batch, number + 1)
         for block in entry.blocks:
             known, place = epoch.known.setdefault(block.source, RangeSet()), (block.source, block.first)
-            # Another content under a known identity is no copy: what is not known to be the same is published.
+            # Another content under a known identity is no copy, and an object that can't be read shows none: what is
+            # not known to be the same is published.
             other = self._checksums.setdefault(place, block.checksum) != block.checksum
+            keys = self._keys.setdefault(place, set())
+            other = other or any(epoch.node.misread[key] >= MISREAD_MIN for key in keys)
+            keys.update(location.key for location in entry.pointer.locations)
             if not (repeated or other) and known.covers(block.first, block.following):
                 raise FindingError(
                     f"block {block.first} to {block.following} of {block.source} is published again by "

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from awscrt.checksums import crc32c
 
-from memq.errors import CorruptDataError, StoreError
+from memq.errors import CorruptDataError, MemqError, RetryableError, StoreError
 from memq.storage_handlers import Buffer, ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
 from tests.simulation.calls import Caller
@@ -145,19 +146,28 @@ class SimStore:
 
     async def get(self, key: str, *, checked: bool = True) -> bytes:
         """See `ObjectReader.get`."""
-        await self._sick_part.reach_object(key, self.node.world.now)
-        body = await self._caller.call(f"get {key}", lambda: self._handler.get(key), lies=READ_LIES)
-        return self._on_the_way(key, body)
+        return await self._read(key, f"get {key}", lambda: self._handler.get(key))
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes:
         """See `ObjectReader.get_range`."""
-        await self._sick_part.reach_object(key, self.node.world.now)
-        body = await self._caller.call(
-            f"get {key} {offset}+{length}", lambda: self._handler.get_range(key, offset, length), lies=READ_LIES
-        )
-        arrived = self._on_the_way(key, body)
+        what = f"get {key} {offset}+{length}"
+        arrived = await self._read(key, what, lambda: self._handler.get_range(key, offset, length))
         if len(arrived) < length:
             raise CorruptDataError(f"object '{key}' ends after {len(arrived)} of {length} bytes from {offset}")
+        return arrived
+
+    async def _read(self, key: str, what: str, read: Callable[[], Coroutine[Any, Any, bytes]]) -> bytes:
+        """Return what arrives; the node notes an answer that passes for what is stored, and is not."""
+        await self._sick_part.reach_object(key, self.node.world.now)
+        try:
+            body = await self._caller.call(what, read, lies=READ_LIES)
+        except RetryableError:
+            raise
+        except MemqError:
+            self.node.misread[key] += 1
+            raise
+        arrived = self._on_the_way(key, body)
+        self.node.misread[key] += arrived != body
         return arrived
 
     def _on_the_way(self, key: str, body: bytes) -> bytes:

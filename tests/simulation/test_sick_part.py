@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from memq.client.bulk import staged_writer
+from tests.simulation.owner_rules import MISREAD_MIN
 from tests.simulation.sick_part import ACK_S, START_S, OthersGoOn, SickPart
 from tests.simulation.staged_rules import StagedRules
 from tests.simulation.test_checker import Log, block
@@ -86,3 +87,13 @@ def test_nobody_waits_for_rows_that_are_staged_again_for_a_batch_that_is_decided
     staged.rules.offered("w", 0, ["again"])
     (finding,) = staged.findings()
     assert again[0].decode() not in finding
+
+
+def test_an_owner_publishes_a_copy_of_what_it_could_not_read() -> None:
+    log = Log()
+    log.open(1)
+    values = log.send(0)
+    log.batch([block(0, values)], 0)
+    log.node.misread["1-0"] += MISREAD_MIN
+    log.batch([block(0, values)], 1)
+    assert log.finish() == []
