@@ -130,19 +130,31 @@ def _noted_transport(self: Any, *arguments: Any, **options: Any) -> None:
 _Transport.__init__ = _noted_transport
 
 
-@pytest.fixture(autouse=True)
-def no_transport_left() -> Iterator[None]:
-    """Fail a test whose loop ended with open transports: the garbage collector would warn of them in a later test."""
-    yield
+def check_transports() -> None:
+    """Fail when a loop ended with open transports, and close them: the garbage collector would warn of them later."""
     left: list[str] = []
     for transport in list(_transports):
         state = vars(transport)
         loop = state.get("_loop")  # None once it is closed
         if state.get("_sock") is not None and loop is not None and loop.is_closed():
-            left.append(str(transport.get_extra_info("peername")))
+            left.append(f"{transport!r} of {state.get('_protocol')!r}, from {state['_sock']!r}")
             state["_sock"].close()
             state["_sock"] = None
-    assert not left, f"the test closed its loop with open transports, to {left}"
+    assert not left, f"a loop was closed with open transports: {left}"
+
+
+@pytest.fixture(autouse=True)
+def no_transport_left() -> Iterator[None]:
+    """Fail a test that leaves open transports in a closed loop."""
+    yield
+    check_transports()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_transport_left_by_module() -> Iterator[None]:
+    """The same for the servers that the tests of a module share; it ends after them."""
+    yield
+    check_transports()
 
 
 @pytest.fixture(autouse=True)

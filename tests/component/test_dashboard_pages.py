@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import re
+import socket
 import ssl
 from collections.abc import Iterator
 from importlib.resources import files
@@ -31,6 +32,7 @@ ASSETS_BYTES_MAX = 100_000
 FORBIDDEN = r"https?://|innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\("
 FORBIDDEN_IN_HTML = r"<script>|<style|\sstyle=|\son\w+="
 NOBODY = "127.0.0.1:1"  # nothing listens there
+UNREAD_BYTES = 32 << 20  # more than the sockets of a connection hold
 JSON = {"Content-Type": "application/json"}
 FINDING = Finding(id="f", kind=Kind.LOST, topic="t", partition=0, records=1)
 
@@ -330,6 +332,17 @@ def test_a_token_is_asked_for_and_tls_is_spoken(cluster: Cluster, tmp_path: Path
         for given, status in (("Bearer a-token-of-the-test", 200), ("Bearer é", 401), ("Basic %%%", 401), ("x", 401)):
             headers = {"Authorization": given.encode("latin-1").decode("latin-1")}
             assert pages.ask("/", headers=headers, tls=trusting)[0].status == status, given
+
+
+def test_a_browser_that_reads_nothing_does_not_keep_its_connection_at_the_stop(cluster: Cluster) -> None:
+    with socket.socket() as browser, served(cluster.address) as pages:
+        pages.call(lambda: pages.dashboard.feed.board.put("topic", "unread", {"text": "." * UNREAD_BYTES}))
+        host, port = pages.url.removeprefix("http://").rstrip("/").split(":")
+        browser.settimeout(60)
+        browser.connect((host, int(port)))
+        browser.sendall(f"GET /api/events HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
+        while not browser.recv(4096).endswith(b"...."):
+            pass
 
 
 def test_a_taken_port_is_an_error(pages: Served) -> None:

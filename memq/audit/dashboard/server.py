@@ -116,6 +116,8 @@ class Dashboard:
                 task.cancel()
             if late:
                 await asyncio.wait(late)
+        for connection in list(self._state.connections):  # whose browser does not read what it asked for
+            connection.transport.abort()
         await self._objects.close()
         await self._admin.close()
 
