@@ -35,6 +35,7 @@ TEXT_MAX = 600  # of a finding
 STATUS_S = 10.0
 HEAL_S = 90.0
 HANDS_S = 600.0  # what a fault may take longer than planned: a drain, and starts that are refused
+FOUND = 3  # exit code of a run that was judged and has findings; Python ends with 1 for an exception
 LATE_S = 10.0  # a fault that could not begin by then is left out: many at once are not what the seed says
 
 
@@ -258,7 +259,7 @@ def tree_of(revision: str, folder: Path) -> Path:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run, judge, report; 1 when there is a finding."""
+    """Run, judge, report; return 0, or FOUND when there is a finding."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.run", description=__doc__)
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--seed", type=int, default=1)
@@ -284,7 +285,7 @@ def main(arguments: list[str] | None = None) -> int:
     findings = run.run()
     acked = sum(int(words[5]) for path in folder.glob("*.journal") for words in lines_of(path) if words[0] == "A")
     print(f"chaos: seed {options.seed}: {acked} records acked, {len(findings)} findings; {folder / 'report.md'}")
-    return 1 if findings else 0
+    return FOUND if findings else 0
 
 
 if __name__ == "__main__":
