@@ -92,6 +92,8 @@ class Library:
     short: int = 0  # how many answers about topics lack them
     narrow: int = 0  # how many times topics are shown without their last partition
     fatal: deque[KafkaError] = field(default_factory=deque)  # raised by the next polls of producers, before reports
+    kept: int = 0  # how many deletions of records or topics are called done, and are not
+    denied_absence: int = 0  # how many deletions are answered "not there", and are not done
     asked: int = 0  # how many offsets were asked for
 
     def log(self, place: Place) -> Log:
@@ -108,7 +110,7 @@ def use(library_: Library, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class FakeAdmin:
-    """Describes topics and lists offsets."""
+    """Describes topics, lists offsets, deletes records and topics."""
 
     def __init__(self, library_: Library) -> None:
         self._library = library_
@@ -140,6 +142,27 @@ class FakeAdmin:
         self, asked: Mapping[TopicPartition, Any], request_timeout: float, isolation_level: Any = None
     ) -> dict[Any, Future[Any]]:
         return {place: self._offset((place.topic, place.partition), spec) for place, spec in asked.items()}
+
+    def delete_records(self, before: Collection[TopicPartition], request_timeout: float) -> dict[Any, Future[Any]]:
+        return {part: self._deleted(part.topic, part) for part in before}
+
+    def delete_topics(self, names: Collection[str], request_timeout: float) -> dict[str, Future[Any]]:
+        return {name: self._deleted(name, None) for name in names}
+
+    def _deleted(self, name: str, before: TopicPartition | None) -> Future[Any]:
+        library_ = self._library
+        if library_.denied_absence > 0 or name not in library_.topics:
+            library_.denied_absence -= 1
+            return _done(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
+        library_.kept -= 1
+        done = library_.kept < 0
+        if before is None:
+            if done:
+                del library_.topics[name]
+            return _done(None)
+        log = library_.log((name, before.partition))
+        log.begin = before.offset if done else log.begin
+        return _done(SimpleNamespace(low_watermark=log.begin))
 
     def _offset(self, place: Place, spec: Any) -> Future[Any]:
         self._library.asked += 1

@@ -10,6 +10,28 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 PINNED = {0: 8, 1: 11, 2: 5, 3: 8}  # PRODUCE, FETCH, LIST_OFFSETS, METADATA: their newest version in which to lie
+# Of all other kinds: the newest version without compact fields, and the layout of its answer. A number is so many
+# bytes, `s` a text behind its length, `b` bytes behind theirs, `E` an error code, `[...]` an array.
+LAYOUTS = {
+    8: (7, "4[s[4E]]"),  # OFFSET_COMMIT
+    9: (5, "4[s[484sE]]E"),  # OFFSET_FETCH
+    10: (2, "4E"),  # FIND_COORDINATOR
+    11: (5, "4E"),  # JOIN_GROUP
+    12: (3, "4E"),  # HEARTBEAT
+    13: (1, "4E"),  # LEAVE_GROUP
+    14: (3, "4E"),  # SYNC_GROUP
+    15: (4, "4[Essss[ssssbb]4]"),  # DESCRIBE_GROUPS
+    16: (2, "4E"),  # LIST_GROUPS
+    19: (4, "4[sEs]"),  # CREATE_TOPICS
+    20: (1, "4[sE]"),  # DELETE_TOPICS
+    21: (1, "4[s[48E]]"),  # DELETE_RECORDS
+    22: (1, "4E"),  # INIT_PRODUCER_ID
+    32: (1, "4[Es1s[ss111[ss1]]]"),  # DESCRIBE_CONFIGS
+    37: (1, "4[sEs]"),  # CREATE_PARTITIONS
+    42: (1, "4[sE]"),  # DELETE_GROUPS
+    44: (0, "4[Es1s]"),  # INCREMENTAL_ALTER_CONFIGS
+}
+PINNED |= {key: version for key, (version, _) in LAYOUTS.items()}
 Lie = Callable[[bytes, bytes], bytes]
 RECORDS_HEAD = 12  # of a batch of records: its first offset, and its length
 
@@ -196,6 +218,64 @@ class Described:
             found.at = count_at + 4
         elif self.fewer and found.at > begin:
             found.cut(begin, count_at)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Lie about a kind of `LAYOUTS`: an error in place of each one, whatever Kafka has done."""
+
+    error: int
+
+    def __call__(self, request: bytes, answer: bytes) -> bytes:
+        """See `Lie`."""
+        found = Reader(answer, 4)
+        self._refuse(found, LAYOUTS[int.from_bytes(request[:2])][1])
+        return bytes(found.body)
+
+    def _refuse(self, found: Reader, layout: str) -> None:
+        """Pass over what a layout describes, and put the error into it."""
+        at = 0
+        while at < len(layout):
+            part = layout[at]
+            at += 1
+            if part == "[":
+                end = _end_of_array(layout, at)
+                for _ in found.items():
+                    self._refuse(found, layout[at:end])
+                at = end + 1
+            elif part == "E":
+                found.put(found.at, 2, self.error)
+                found.at += 2
+            elif part in "sb":
+                found.skip(size_bytes=2 if part == "s" else 4)
+            else:
+                found.at += int(part)
+
+
+def _end_of_array(layout: str, at: int) -> int:
+    """Return where the array ends whose first item begins at `at`."""
+    depth = 1
+    while depth:
+        depth += {"[": 1, "]": -1}.get(layout[at], 0)
+        at += 1
+    return at - 1
+
+
+@dataclass(frozen=True)
+class NoPositions:
+    """Lie about OFFSET_FETCH: the group has stored no position."""
+
+    def __call__(self, _: bytes, answer: bytes) -> bytes:
+        """See `Lie`."""
+        found = Reader(answer, 8)
+        for _topic in found.items():
+            found.skip(size_bytes=2)
+            for _partition in found.items():
+                found.put(found.at + 4, 8, -1)
+                found.at += 16
+                found.skip(size_bytes=2)
+                found.at += 2
+        return bytes(found.body)
 
 
 class Older:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
-from memq.errors import EpochFencedError, RetryableError
+from memq.errors import EpochFencedError, NotFoundError, RetryableError
 from memq.notification import Entries, GroupState, Membership, NotificationQueue, Publication, Span
 from memq.topic import Committed, ReadPartition
 
@@ -90,7 +90,15 @@ class PatientQueue:
         return await self._again(self._queue.describe, group)
 
     async def delete_group(self, group: str) -> None:
-        await self._again(self._queue.delete_group, group)
+        tried: list[str] = []
+
+        async def delete() -> None:
+            """Delete the group; that it is not there is what an earlier try has done."""
+            with suppress(*([NotFoundError] if tried else [])):
+                tried.append(group)
+                await self._queue.delete_group(group)
+
+        await self._again(delete)
 
     async def create(self, partitions: Sequence[ReadPartition], stale_publish_ms: int) -> None:
         await self._again(self._queue.create, partitions, stale_publish_ms)

@@ -24,7 +24,17 @@ from tests.contract import test_queue_log
 from tests.contract.manual_clock import ManualClock
 from tests.contract.queues import HANG_S, STALE_MS, Scenario, committed, part, publication, scenarios_of
 from tests.integration.kafka import kafka_queue
-from tests.integration.kafka_answers import Described, Fetched, Lie, Offsets, Older, Produced
+from tests.integration.kafka_answers import (
+    LAYOUTS,
+    Described,
+    Fetched,
+    Lie,
+    NoPositions,
+    Offsets,
+    Older,
+    Produced,
+    Refused,
+)
 from tests.integration.kafka_proxy import ApiKey, Fault, KafkaProxy, Phase, kafka_behind_proxy
 from tests.integration.patient_queue import PatientQueue
 from tests.soak import SOAKING
@@ -62,6 +72,14 @@ LIES = {
     "metadata-older": (ApiKey.METADATA, Older()),
     **{f"produce-{code}": (ApiKey.PRODUCE, Produced(code)) for code in PRODUCE_ERRORS if code != REPEATED},
 }
+# Errors in the answers of all other kinds, whatever Kafka has done. Some make no sense where they come.
+FALSE_ERRORS = {"loading": 14, "no-coordinator": 15, "moved": 16, "generation": 22, "member": 25, "rebalance": 27} | {
+    "timed-out": 7,
+    "server": -1,
+    "not-controller": 41,
+    "unknown-topic": 3,
+}
+REFUSED = list(product(map(ApiKey, LAYOUTS), FALSE_ERRORS))[:: 1 if SOAKING else 9]
 NUMBERS = count()
 EVER = 1 << 30
 READING = {name: each for name, each in LIES.items() if each[0] is not ApiKey.PRODUCE}
@@ -95,8 +113,7 @@ async def life(queue: NotificationQueue, clock: ManualClock) -> None:
     await queue.wait({part(): 3}, 10)
     await queue.commit("outside", "", -1, {part(): committed(2)})
     assert await queue.committed("outside", [part(0), part(1)]) == {part(): committed(2)}
-    held = await joined(queue)
-    await queue.commit("inside", "a", held.generation, {part(): committed(3)})
+    await commit_inside(queue)
     assert await queue.committed("inside", [part()]) == {part(): committed(3)}
     await queue.leave("inside", "a")
     assert {"inside", "outside"} <= set(await queue.groups())
@@ -106,6 +123,14 @@ async def life(queue: NotificationQueue, clock: ManualClock) -> None:
     assert await queue.span(part()) == Span(3, 4)
     assert [entry.body for entry in await queue.read(part(), 0, 1 << 20)] == [b"3"]
     await queue.drop([part(0), part(1)])
+
+
+async def commit_inside(queue: NotificationQueue) -> None:
+    """Commit as the only member of a group, which joins again when it was put out meanwhile."""
+    while True:
+        held = await joined(queue)
+        with suppress(GenerationFencedError):
+            return await queue.commit("inside", "a", held.generation, {part(): committed(3)})
 
 
 async def joined(queue: NotificationQueue) -> Membership:
@@ -195,6 +220,27 @@ def test_a_life_with_false_answers(proxy: KafkaProxy, key: ApiKey, lie: Lie) -> 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_the_contract_with_false_answers(proxy: KafkaProxy, key: ApiKey, lie: Lie, scenario: Scenario) -> None:
     over(proxy, Fault(key, Phase.FALSE, TIMES, lie), scenario)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("key", "error"), REFUSED, ids=lambda each: getattr(each, "name", each))
+def test_a_life_with_false_errors(proxy: KafkaProxy, key: ApiKey, error: str) -> None:
+    """An error in place of what Kafka has done is no reason to give up, whatever it says."""
+    spoiled(proxy, Fault(key, Phase.FALSE, TIMES, Refused(FALSE_ERRORS[error])))
+
+
+def test_that_a_group_has_no_position_takes_two_answers(proxy: KafkaProxy) -> None:
+    fault = Fault(ApiKey.OFFSET_FETCH, Phase.FALSE, 0, NoPositions())
+
+    async def scenario(queue: NotificationQueue, _: ManualClock) -> None:
+        await queue.create([part(0), part(1)], STALE_MS)
+        assert await queue.committed("outside", [part(0)]) == {}
+        await queue.commit("outside", "", -1, {part(): committed(0)})
+        fault.times = 1
+        assert await queue.committed("outside", [part(0), part(1)]) == {part(): committed(0)}
+        assert fault.times == 0
+
+    over(proxy, fault, scenario)
 
 
 @pytest.mark.parametrize(("key", "lie", "times"), FALSE, ids=str)

@@ -16,6 +16,7 @@ from memq.errors import DeniedError, MemqError, NotFoundError, QueueError, Queue
 from memq.notification import Publication, Span
 from memq.notification.kafka import library as library_module
 from memq.notification.kafka import queue as queue_module
+from memq.notification.kafka import topics as topics_module
 from memq.notification.kafka.failures import LastErrors
 from memq.notification.kafka.names import Names
 from memq.notification.kafka.queue import KafkaQueue
@@ -88,6 +89,38 @@ def test_a_negative_offset_is_an_error_that_may_pass(library: Library, call: str
         assert await queue.span(PARTITION) == Span(0, RECORDS)
         assert await queue.seek_time(PARTITION, 1_002) == 2
         assert [entry.offset for entry in await queue.read(PARTITION, 2, ALL)] == [2, 3, 4]
+
+    over(work)
+
+
+def test_a_trim_is_done_when_kafka_shows_it(library: Library) -> None:
+    async def work(queue: KafkaQueue) -> None:
+        library.kept = 1
+        with pytest.raises(QueueError, match="Kafka kept offset 0, below 3"):
+            await queue.trim(PARTITION, 3)
+        library.denied_absence = 1
+        with pytest.raises(QueueError, match="but Kafka shows it to others"):
+            await queue.trim(PARTITION, 3)
+        await queue.trim(PARTITION, 3)
+        assert await queue.span(PARTITION) == Span(3, RECORDS)
+
+    over(work)
+
+
+@pytest.mark.parametrize("lie", ["kept", "denied_absence"])
+def test_a_topic_is_deleted_when_kafka_shows_it_no_more(
+    library: Library, lie: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics_module, "READY_PAUSE_S", 0.0)
+
+    async def work(queue: KafkaQueue) -> None:
+        assert await queue.span(PARTITION) == Span(0, RECORDS)
+        setattr(library, lie, 1)
+        with pytest.raises(QueueError, match="Kafka shows it after"):
+            await queue.drop([PARTITION])
+        await queue.drop([PARTITION])
+        assert TOPIC not in library.topics
+        await queue.drop([PARTITION])
 
     over(work)
 

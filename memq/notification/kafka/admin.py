@@ -109,9 +109,12 @@ class KafkaAdmin:
     async def list_groups(self) -> list[str]:
         """Return the names of all groups, of memq and of others."""
         doing = "listing Kafka's groups"
-        listed = await self.ask(self.client.list_consumer_groups(request_timeout=self.timeout_s), doing)
+        try:
+            listed = await answered(self.client.list_consumer_groups(request_timeout=self.timeout_s))
+        except KafkaException as error:
+            raise self.errors.group_failure(error, doing) from error
         if listed.errors:  # of brokers that did not answer: their groups are not among those that are listed
-            raise self.failure(listed.errors[0], doing)
+            raise self.errors.group_failure(listed.errors[0], doing)
         return [each.group_id for each in listed.valid]
 
     async def list_offsets(

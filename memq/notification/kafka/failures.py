@@ -66,8 +66,6 @@ def _failure(error: KafkaError | KafkaException, doing: str, behind: KafkaError 
         return QueueRefusedError(said)
     if code in _DENIED:
         return DeniedError(said, hint=f"Kafka denies {_DENIED[code]}")
-    if code in _FENCED:
-        return GenerationFencedError(said)
     if code in _TOO_LARGE:
         return TooLargeError(said)
     if code in _INVALID:
@@ -130,5 +128,20 @@ class LastErrors:
 
     def failure(self, error: KafkaError | KafkaException, doing: str) -> MemqError:
         """Return memq's error for a request that failed, with the complaint that explains it."""
-        code = (error.args[0] if isinstance(error, KafkaException) else error).code()
-        return _failure(error, doing, self._last if code in _SILENT else None)
+        return _failure(error, doing, self._last if _code(error) in _SILENT else None)
+
+    def group_failure(self, error: KafkaError | KafkaException, doing: str, *, member: bool = False) -> MemqError:
+        """Return memq's error for a request about a group that failed.
+
+        Only a member can be fenced. "No such topic" may pass: Kafka answers that while it loads the topic's metadata.
+        """
+        found = self.failure(error, doing)
+        if member and _code(error) in _FENCED:
+            return GenerationFencedError(str(found))
+        return QueueError(str(found)) if isinstance(found, NotFoundError) else found
+
+
+def _code(error: KafkaError | KafkaException) -> int:
+    found = error.args[0] if isinstance(error, KafkaException) else error
+    code: int = found.code()
+    return code

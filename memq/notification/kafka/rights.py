@@ -89,7 +89,7 @@ class Rights:
             try:
                 found = await self._requests.describe(self._name, rights=True)
             except KafkaException as error:  # of a new Kafka, which makes the topic of all positions now, perhaps
-                failure = self._admin.failure(error, doing)
+                failure = self._admin.errors.group_failure(error, doing)
                 if isinstance(failure, DeniedError):
                     return list(GROUP_RIGHTS.values())
                 if last == 1 or not isinstance(failure, QueueError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import KafkaError, TopicPartition
@@ -66,13 +67,16 @@ class KafkaTopics:
 
         Raises: InvalidSettingError when another hand has set what loses pointers; DeniedError, QueueError.
         """
-        found = await self._looks.count(topic)
-        if not found and not await self._make(topic, partitions, stale_publish_ms):
-            found = await self._until_shown(topic)
-        if found:
-            await self._look_at_settings(topic, stale_publish_ms)
-            if found < partitions:
-                await self._widen(topic, partitions)
+        try:
+            found = await self._looks.count(topic)
+            if not found and not await self._make(topic, partitions, stale_publish_ms):
+                found = await self._until_shown(topic)
+            if found:
+                await self._look_at_settings(topic, stale_publish_ms)
+                if found < partitions:
+                    await self._widen(topic, partitions)
+        except NotFoundError as error:  # a node of Kafka that does not know yet what another one has made
+            raise QueueError(str(error)) from error
         await self._until_ready(topic, partitions)
 
     async def make_if_absent(self, topic: str) -> None:
@@ -85,23 +89,24 @@ class KafkaTopics:
             await self._make(topic, 1, 0)
 
     async def drop(self, topics: Sequence[str]) -> None:
-        """Delete Kafka topics with all that they hold; those that are not there are fine."""
+        """Delete Kafka topics with all that they hold; those that are not there are fine.
+
+        Raises: DeniedError, QueueError, also while Kafka shows a topic that it calls deleted, or not there.
+        """
         if not topics:
             return
         for topic, answer in self._client.delete_topics(list(topics), request_timeout=self._timeout_s).items():
-            self._looks.forget(topic)
-            try:
-                await self._admin.ask(answer, f"deleting Kafka topic '{topic}'")
-            except NotFoundError:
-                pass
-            else:
-                await self._until_gone(topic)
-            self._looks.drop(topic)
+            doing = f"deleting Kafka topic '{topic}'"
+            with suppress(NotFoundError):
+                await self._admin.ask(answer, doing)
+            self._looks.drop(topic)  # what it showed before is no reason any more to doubt that it is gone
+            await self._until_gone(topic, doing)
 
     async def trim(self, topic: str, number: int, before: int) -> None:
         """Delete entries below an offset, which is not negative nor behind the end: Kafka takes -1 for that.
 
-        The library must know who leads the partition, as for offsets (see `TopicMetadataCache`).
+        Kafka answers with the first offset that is left, which proves it. The library must know who leads the
+        partition, as for offsets (see `TopicMetadataCache`).
         """
         assert before >= 0
         if self._looks.known(topic) is None:
@@ -110,10 +115,14 @@ class KafkaTopics:
         doing = f"trimming partition {number} of Kafka topic '{topic}'"
         for answer in self._client.delete_records([place], request_timeout=self._timeout_s).values():
             try:
-                await self._admin.ask(answer, doing)
-            except MemqError:
+                left = (await self._admin.ask(answer, doing)).low_watermark
+            except MemqError as error:
                 self._looks.forget(topic)
+                if isinstance(error, NotFoundError) and number < await self._looks.count(topic):
+                    raise QueueError(f"{error}, but Kafka shows it to others") from error
                 raise
+            if left < before:
+                raise QueueError(f"{doing}: Kafka kept offset {left}, below {before}")
 
     # ---- inside --------------------------------------------------------------------------------
 
@@ -141,6 +150,8 @@ class KafkaTopics:
         except MemqError as error:
             if code_of(error) == KafkaError.TOPIC_ALREADY_EXISTS:
                 return False
+            if isinstance(error, NotFoundError):  # no answer to this request: another one may make it
+                raise QueueError(str(error)) from error
             raise
         return True
 
@@ -200,12 +211,10 @@ class KafkaTopics:
             await asyncio.sleep(READY_PAUSE_S)
         raise QueueError(f"Kafka says that topic '{topic}' is there, and does not show it")
 
-    async def _until_gone(self, topic: str) -> None:
-        """Wait until Kafka does not show a deleted topic any more, so that nobody who looks next finds it."""
+    async def _until_gone(self, topic: str, doing: str) -> None:
+        """Wait until Kafka does not show a deleted topic any more. Raises: DeniedError, QueueError."""
         for _ in range(READY_TRIES):
-            try:
-                if not await self._looks.count(topic):
-                    return
-            except MemqError:
+            if not await self._looks.count(topic):
                 return
             await asyncio.sleep(READY_PAUSE_S)
+        raise QueueError(f"{doing}: Kafka shows it after {READY_TRIES * READY_PAUSE_S:.0f} s")

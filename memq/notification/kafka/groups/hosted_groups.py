@@ -186,21 +186,20 @@ class HostedGroups:
             return
         stored = await member.commit(offsets)
         if isinstance(stored, KafkaError):
-            raise self._refused(stored, group, offsets)
-        self._check_stored(group, stored)
-
-    def _check_stored(self, group: str, stored: Sequence[TopicPartition]) -> None:
+            raise self._refused(stored, group, offsets, member=True)
         failed = [part for part in stored if part.error is not None]
         if failed:
             error: Any = failed[0].error
-            raise self._refused(error, group, failed)
+            raise self._refused(error, group, failed, member=True)
 
-    def _refused(self, error: KafkaError, group: str, failed: Sequence[TopicPartition]) -> Exception:
+    def _refused(
+        self, error: KafkaError, group: str, failed: Sequence[TopicPartition], *, member: bool = False
+    ) -> Exception:
         names = ", ".join(f"{part.topic} {part.partition}" for part in failed[:5])
         doing = f"committing {len(failed)} positions of group '{group}' ({names})"
         if error.code() in _PASSING:
             return QueueError(f"{doing}: {error.str().lower()}")
-        return self._parts.admin.errors.failure(error, doing)
+        return self._parts.admin.errors.group_failure(error, doing, member=member)
 
     async def _commit_outside(self, group: str, offsets: list[TopicPartition]) -> None:
         loop = asyncio.get_running_loop()
@@ -277,13 +276,16 @@ class HostedGroups:
         except KafkaException as error:
             if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
                 raise missing from error
-            raise self._parts.admin.errors.failure(error, f"describing group '{group}'") from error
+            raise self._parts.admin.errors.group_failure(error, f"describing group '{group}'") from error
         if found.state == ConsumerGroupState.DEAD:
             raise missing
         return found
 
-    async def _active(self, group: str, refusal: str) -> InvalidRequestError:
+    async def _active(self, group: str, refusal: str) -> QueueError | InvalidRequestError:
+        """Return why a group with members refuses something; what one without members refuses may pass."""
         count = len((await self._describe(group)).members)
+        if not count:
+            return QueueError(f"{refusal}: Kafka says that the group has members, and then that it has none")
         return InvalidRequestError(
             f"{refusal}: the group has {count} active members", hint="stop the group's consumers first"
         )
@@ -298,7 +300,7 @@ class HostedGroups:
                 raise NotFoundError(f"group '{group}' is not there", hint="memq group list shows the groups") from error
             if code in _ACTIVE:
                 raise await self._active(group, f"group '{group}' can't be deleted") from error
-            raise self._parts.admin.errors.failure(error, f"deleting group '{group}'") from error
+            raise self._parts.admin.errors.group_failure(error, f"deleting group '{group}'") from error
 
 
 def encode_metadata(committed: Committed) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from memq.errors import MemqError, NotFoundError, QueueError
 from memq.notification.kafka.failures import LastErrors
 from memq.notification.kafka.library import consumer_of, end_threads
 from memq.notification.kafka.settings import KafkaSettings
@@ -48,7 +47,7 @@ class Positions:
         """
         found: list[TopicPartition] = []
         for start in range(0, len(places), PARTITIONS_MAX):
-            found += await self._pool.run(self._ask, group, places[start : start + PARTITIONS_MAX])
+            found += await self._pool.run(self._ask_twice, group, places[start : start + PARTITIONS_MAX])
         return found
 
     async def close(self) -> None:
@@ -56,6 +55,17 @@ class Positions:
         await end_threads(self._pool, self._close)
 
     # ---- in the thread -------------------------------------------------------------------------
+
+    def _ask_twice(self, group: str, places: Sequence[tuple[str, int]]) -> list[TopicPartition]:
+        """Return the positions; that there is none counts only when two answers say so.
+
+        librdkafka has one value for "no position" and for a partition that an answer lacks. A consumer that took that
+        for a new group would begin at the end, and pass over records.
+        """
+        found = self._ask(group, places)
+        known = {(part.topic, part.partition) for part in found}
+        missing = [place for place in places if place not in known]
+        return found + self._ask(group, missing) if missing else found
 
     def _ask(self, group: str, places: Sequence[tuple[str, int]]) -> list[TopicPartition]:
         doing = f"reading the positions of group '{group}'"
@@ -66,7 +76,7 @@ class Positions:
                 found = consumer.committed([TopicPartition(*place) for place in places], timeout=self._timeout_s)
             except KafkaException as error:
                 if last == 1 or error.args[0].code() not in _MOVES:
-                    raise self._failure(error, doing) from error
+                    raise self._complaints.group_failure(error, doing) from error
                 consumer.poll(COORDINATOR_PAUSE_S)  # nothing comes: it looks for the coordinator meanwhile
             else:
                 self._complaints.settled()
@@ -80,13 +90,9 @@ class Positions:
         """
         error: Any = part.error
         if error is not None:
-            raise self._failure(error, f"{doing}: partition {part.partition} of '{part.topic}'")
+            doing = f"{doing}: partition {part.partition} of '{part.topic}'"
+            raise self._complaints.group_failure(error, doing)
         return part.offset >= 0
-
-    def _failure(self, error: KafkaError | KafkaException, doing: str) -> MemqError:
-        """Return the error; "not there" may pass: Kafka says that of a topic whose metadata it still loads."""
-        failure = self._complaints.failure(error, doing)
-        return QueueError(str(failure)) if isinstance(failure, NotFoundError) else failure
 
     def _make(self, group: str) -> Consumer:
         while len(self._consumers) >= CONSUMERS_MAX:
