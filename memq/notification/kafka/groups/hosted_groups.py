@@ -299,7 +299,9 @@ class HostedGroups:
             if code == KafkaError.GROUP_ID_NOT_FOUND:
                 raise NotFoundError(f"group '{group}' is not there", hint="memq group list shows the groups") from error
             if code in _ACTIVE:
-                raise await self._active(group, f"group '{group}' can't be deleted") from error
+                with suppress(NotFoundError):  # it is gone by now, as it should be
+                    raise await self._active(group, f"group '{group}' can't be deleted") from error
+                return
             raise self._parts.admin.errors.group_failure(error, f"deleting group '{group}'") from error
 
 
