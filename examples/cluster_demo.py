@@ -24,8 +24,7 @@ from folders import claim, clear
 
 import memq
 from memq_localstack.servers import S3Server, Server, start_broker, start_kafka, start_s3, start_zookeeper
-from memq_localstack.settings_file import write_settings
-from memq_localstack.stack import down
+from memq_localstack.stack import down, write_settings
 
 TOPIC = "flights"
 PARTITIONS = 6

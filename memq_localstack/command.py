@@ -14,8 +14,7 @@ from pathlib import Path
 from memq_localstack.errors import LocalstackError
 from memq_localstack.s3 import BUCKET
 from memq_localstack.servers import S3Server
-from memq_localstack.settings_file import NAME
-from memq_localstack.stack import BROKER, STARTS, Found, down, state_folder, status, up
+from memq_localstack.stack import BROKER, NAME, STARTS, Found, down, state_folder, status, up
 
 BROKERS = 3
 INTERRUPTED = 130  # what a shell reports for a program that SIGINT ended

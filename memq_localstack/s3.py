@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from memq_localstack.errors import LocalstackError
@@ -19,6 +22,28 @@ BUCKET = "memq"  # made unless others are asked for
 VOLUME_MIB = 1024
 ALL_RIGHTS = ("Admin", "Read", "Write", "List", "Tagging")
 ENCRYPTION_KEY = "6d656d71" * 8  # for tests of server-side encryption; it protects nothing
+EMPTY = hashlib.sha256(b"").hexdigest()
+
+
+def signed_headers(
+    method: str, host: str, path: str, *, access_key: str, secret_key: str, region: str, now: datetime
+) -> dict[str, str]:
+    """Return the headers of a request for `path` (no query, nothing to escape) at the moment `now`, in UTC.
+
+    Source: AWS Signature Version 4, "create a signed AWS API request".
+    """
+    moment = now.strftime("%Y%m%dT%H%M%SZ")
+    scope = f"{moment[:8]}/{region}/s3/aws4_request"
+    headers = {"host": host, "x-amz-content-sha256": EMPTY, "x-amz-date": moment}
+    names = ";".join(headers)
+    listed = "".join(f"{name}:{value}\n" for name, value in headers.items())
+    request = hashlib.sha256(f"{method}\n{path}\n\n{listed}\n{names}\n{EMPTY}".encode()).hexdigest()
+    key = f"AWS4{secret_key}".encode()
+    for part in (moment[:8], region, "s3", "aws4_request"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    signature = hmac.digest(key, f"AWS4-HMAC-SHA256\n{moment}\n{scope}\n{request}".encode(), "sha256").hex()
+    credential = f"Credential={access_key}/{scope}, SignedHeaders={names}, Signature={signature}"
+    return {**headers, "authorization": f"AWS4-HMAC-SHA256 {credential}"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ from memq_localstack import broker, kafka, s3, zookeeper
 from memq_localstack.errors import LocalstackError
 from memq_localstack.launch import Launch, NotReadyError, Server
 from memq_localstack.ports import free_ports, is_free
-from memq_localstack.s3 import ADMIN, Identity
-from memq_localstack.signing import signed_headers
+from memq_localstack.s3 import ADMIN, Identity, signed_headers
 
 __all__ = [
     "ADMIN",
@@ -167,7 +166,7 @@ def start_broker(folder: Path, config: Path, name: str, port: int = 0, *, argume
 
     Args:
         folder: its log; a broker has no data of its own.
-        config: the settings file of the cluster, as `memq_localstack.settings_file` writes it.
+        config: the settings file of the cluster, as `memq_localstack.stack` writes it.
         name: its id in the cluster.
         port: of the clients; 0 draws a free one, or takes again the one that was used on this folder.
         arguments: more of `memq broker`.

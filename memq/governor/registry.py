@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -25,6 +26,33 @@ from memq.limits import PARTITIONS_MAX, SLOTS
 from memq.topic import Topic, check_name
 
 _TOPIC_ID = re.compile(r"[0-9a-f]{32}\Z")
+
+
+def encode_topic(topic: Topic, before: bytes | None = None) -> bytes:
+    """Return the bytes of a topic as coordinators store it.
+
+    Fields of `before`, its bytes until now, that are not known here are kept. In a rolling upgrade brokers of two
+    versions change the same topics. If the older one left out the fields of the newer one, a setting would fall back
+    to its default, unnoticed.
+    """
+    body = msgspec.json.encode(topic)
+    if before is None:
+        return body
+    return msgspec.json.encode(_merged(msgspec.json.decode(body), msgspec.json.decode(before)))
+
+
+def _merged(new: Any, old: Any) -> Any:
+    """Every known field is written: what only `old` has is unknown.
+
+    Partitions keep their places, and none goes.
+    """
+    if isinstance(new, dict) and isinstance(old, dict):
+        return {name: _merged(value, old.get(name)) for name, value in new.items()} | {
+            name: value for name, value in old.items() if name not in new
+        }
+    if isinstance(new, list) and isinstance(old, list):
+        return [_merged(value, old[at] if at < len(old) else None) for at, value in enumerate(new)]
+    return new
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ import msgspec
 from memq.errors import CorruptDataError, MemqError, UnreachableError
 from memq.governor import Assignment
 from memq.governor.local import LocalCoordinator
-from memq.governor.registry import Registry, RegistryChange, check_topic
-from memq.governor.stored_topic import encode_topic
+from memq.governor.registry import Registry, RegistryChange, check_topic, encode_topic
 from memq.governor.watchers import Watchers
 from memq.notification.sqlite.file import SqliteFile
 from memq.runtime.clock import Clock

@@ -34,7 +34,9 @@ from memq.errors import (
     StoreError,
     UnsupportedFormatError,
 )
+from memq.format.sealed_json import is_sealed
 from memq.runtime.logs import EventLog
+from memq.storage_handlers import ObjectReader
 
 T = TypeVar("T")
 
@@ -42,6 +44,48 @@ ROUNDS_MAX = 6
 MISSING_ROUNDS = 3
 PAUSE_S = 0.05  # before the second round, three times as much before each further one: 6 s in all
 _PAUSE_GROWTH = 3.0
+ReadPart = Callable[[int, int], Awaitable[object]]  # `length` bytes from `offset`; raises as `ObjectReader.get_range`
+
+
+async def reaches(read: ReadPart, size: int) -> bool:
+    """Whether at least `size` bytes exist, found by reading the last of them.
+
+    Raises: as `read`, but no CorruptDataError.
+    """
+    try:
+        await read(size - 1, 1)
+    except CorruptDataError:
+        return False
+    return True
+
+
+async def readable_bytes(read: ReadPart, low: int, high: int) -> int:
+    """Return how many bytes are there, by halving: `low` are, `high` are not. Raises: as `reaches`."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        if await reaches(read, middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+async def read_sealed(
+    store: ObjectReader, key: str, decode: Callable[[bytes, str], T], reads: ConfirmedReads | None = None
+) -> tuple[T, bytes]:
+    """Return the content of the file under a key, and its bytes.
+
+    `decode` gets the bytes and the key, and raises CorruptDataError also for the content of another key.
+    Raises: as `ConfirmedReads.read`.
+    """
+
+    async def once() -> bytes:
+        data = await store.get(key)
+        decode(data, key)
+        return data
+
+    data = await (reads or ConfirmedReads()).read([Way(f"object '{key}'", once)], is_sealed)
+    return decode(data, key), data
 
 
 @dataclass(frozen=True, slots=True)

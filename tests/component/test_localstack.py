@@ -25,8 +25,7 @@ from memq_localstack.java import RELEASE_MIN, find_java, release_of
 from memq_localstack.launch import Launch, Server
 from memq_localstack.ports import free_ports
 from memq_localstack.processes import Identity, identity_of
-from memq_localstack.s3 import ADMIN
-from memq_localstack.signing import signed_headers
+from memq_localstack.s3 import ADMIN, signed_headers
 from memq_localstack.stack import up
 
 ROOT = Path(__file__).parents[2]

@@ -34,7 +34,7 @@ from memq.errors import (
     StoreError,
 )
 from memq.storage_handlers import files
-from memq.storage_handlers.direct_files import DIRECT_BYTES_MIN
+from memq.storage_handlers.files import DIRECT_BYTES_MIN
 from memq.storage_handlers.filesystem import FilesystemHandler, TempSweep
 from tests.contract.stores import open_filesystem
 

@@ -8,8 +8,7 @@ import pytest
 
 from memq.errors import StoreError
 from memq.storage_handlers.s3.answers import StoreAnswer
-from memq.storage_handlers.s3.attempts import Attempts
-from memq.storage_handlers.s3.counters import S3Counters
+from memq.storage_handlers.s3.attempts import Attempts, S3Counters
 from memq.storage_handlers.s3.settings import read_bucket
 from tests.simulation.faults import NetworkFaults
 from tests.simulation.network import SimNetwork, Switch

@@ -19,8 +19,7 @@ from memq.audit.minutes import COUNTS
 from memq.client.io_thread import io_thread
 from memq.spark.options import read_options
 from memq.spark.pipelines.__main__ import pipelines
-from memq.spark.pipelines.audit import audit
-from memq.spark.pipelines.audit_plan import plan_audit
+from memq.spark.pipelines.audit import audit, plan_audit
 from tests.servers import DevServer
 from tests.soak import repetitions
 from tests.spark.injured_topic import GROUP, MINUTE_MS, Stream, injure

@@ -12,9 +12,8 @@ from memq.compaction import compaction, copying, reader
 from memq.compaction.compaction import leave_queue, manifest_of, publish_parts
 from memq.compaction.copying import Copied, checked_blocks
 from memq.compaction.files import ColdFiles
-from memq.compaction.plan import ColdRule
+from memq.compaction.plan import ColdRule, TailNeeds
 from memq.compaction.reader import REFRESH_S, ColdReader
-from memq.compaction.tail import TailNeeds
 from memq.errors import CorruptDataError, NotReadyError, StoreError
 from memq.format.cold import ColdEntry, ColdPart, LeftPart, PartRef, decode_cold_part, encode_cold_part
 from memq.format.key import is_cold_object

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from memq.errors import StoreError
 from memq.runtime.clock import SystemClock
-from memq.storage_handlers.cut_objects import reaches, readable_bytes
+from memq.storage_handlers.confirmed_reads import reaches, readable_bytes
 from memq.storage_handlers.memory import MemoryHandler
 
 

@@ -19,9 +19,8 @@ from memq.errors import CorruptDataError, InvalidRequestError, MemqError, TooLar
 from memq.format.blocks import header as block
 from memq.format.blocks.arrow import block_rows, table
 from memq.format.blocks.builder import KEYED, PLAIN, TIMED, BlockBuilder
-from memq.format.blocks.columns import BlockReader, open_block
+from memq.format.blocks.columns import BlockReader, open_block, verify_block
 from memq.format.blocks.header import HEADER, BlockHeader, check_block, parse_header, scope_of, tag_bit
-from memq.format.blocks.verify import verify_block
 from memq.limits import BLOCK_RAW_BYTES_MAX, BLOCK_RECORDS_MAX, FORMAT_VERSION, KIB, MIB
 from memq.topic import slot_of_key
 from tests.unit.blocks import NOW_MS, Record, any_records, build, codecs, damaged, expected, records, repair, seal

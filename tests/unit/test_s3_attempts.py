@@ -12,8 +12,7 @@ from memq.errors import StoreError
 from memq.limits import MIB
 from memq.runtime.network import Runtime
 from memq.storage_handlers.s3.answers import StoreAnswer
-from memq.storage_handlers.s3.attempts import Attempts
-from memq.storage_handlers.s3.counters import S3Counters
+from memq.storage_handlers.s3.attempts import Attempts, S3Counters
 from memq.storage_handlers.s3.settings import read_bucket
 from tests.skipping_loop import LoopClock, run_skipping, skip
 

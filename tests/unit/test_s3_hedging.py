@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from memq.storage_handlers.s3.attempts import Attempts
-from memq.storage_handlers.s3.counters import S3Counters
+from memq.storage_handlers.s3.attempts import Attempts, S3Counters
 from memq.storage_handlers.s3.settings import read_bucket
 from tests.skipping_loop import run_skipping, skip, skipping_runtime
 

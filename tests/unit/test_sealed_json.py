@@ -18,8 +18,8 @@ from memq.runtime.clock import SystemClock
 from memq.spark.pipelines.files.manifest import FilesManifest
 from memq.spark.pipelines.files.manifest import decode_manifest as decode_files
 from memq.spark.pipelines.files.manifest import encode_manifest as encode_files
+from memq.storage_handlers.confirmed_reads import read_sealed
 from memq.storage_handlers.memory import MemoryHandler
-from memq.storage_handlers.sealed_files import read_sealed
 
 PIECE = StagedPiece(
     topic="clicks", topic_id="ab" * 16, partition=1, offset=64, length=900, records=12, raw_bytes=1_000, times=((5, 0),)

@@ -17,8 +17,7 @@ from memq.spark.options import MISSING_S, read_options
 from memq.spark.read.arrow_rows import RowMaker
 from memq.spark.read.planner import BatchPart, TaskSettings
 from memq.spark.read.pruning import ReadFilter
-from memq.spark.read.reading import settings_of
-from memq.spark.read.task import _Ahead, _Fetched, _rows_of
+from memq.spark.read.task import _Ahead, _Fetched, _rows_of, settings_of
 from memq.spark.stores import StoreUrls
 from memq.storage_handlers.confirmed_reads import ConfirmedReads
 from tests.skipping_loop import LoopClock, run_skipping

@@ -23,7 +23,7 @@ from memq.spark.read.planner import (
     spread_bytes,
 )
 from memq.spark.read.pruning import ReadFilter
-from memq.spark.read.reading import settings_of
+from memq.spark.read.task import settings_of
 from memq.spark.stores import StoreUrls
 from memq.spark.streaming.offsets import Admission, StreamPlace, decode_offsets, encode_offsets
 from memq.spark.streaming.progress import StreamLag, lag

@@ -8,9 +8,8 @@ from functools import partial
 
 from memq.errors import CorruptDataError, MemqError
 from memq.format.batch import BlockPiece, cut_blocks, numbered_entries
-from memq.format.blocks.columns import BlockReader
+from memq.format.blocks.columns import BlockReader, verify_block
 from memq.format.blocks.header import BlockHeader
-from memq.format.blocks.verify import verify_block
 from memq.format.cold import decode_cold_manifest, decode_cold_part
 from memq.format.manifest import decode_manifest
 from memq.format.object import BlockEntry, ObjectIndex, open_object

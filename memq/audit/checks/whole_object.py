@@ -13,7 +13,7 @@ from memq.format.object import index_bytes, parse_trailer
 from memq.format.pointer import Location
 from memq.limits import INDEX_HEAD_BYTES, OBJECT_BYTES_MAX, TRAILER_BYTES
 from memq.storage_handlers import StorageHandler
-from memq.storage_handlers.cut_objects import ReadPart, reaches, readable_bytes
+from memq.storage_handlers.confirmed_reads import ReadPart, reaches, readable_bytes
 
 
 class ReadObject(Protocol):

@@ -40,8 +40,7 @@ from memq.format.pointer import Pointer, encode_pointer
 from memq.notification import NotificationQueue, Publication
 from memq.runtime.clock import Clock
 from memq.storage_handlers import StorageHandler
-from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
-from memq.storage_handlers.sealed_files import read_sealed
+from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way, read_sealed
 from memq.topic import ReadPartition, Topic, read_partitions
 
 T = TypeVar("T")

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from memq.broker.services import Services
 from memq.compaction.compaction import leave_queue
-from memq.compaction.plan import without
-from memq.compaction.tail import window_since_ms
+from memq.compaction.plan import window_since_ms, without
 from memq.format.cold import ColdManifest
 from memq.format.pointer import Pointer
 from memq.limits import TIME_MS_END

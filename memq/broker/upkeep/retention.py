@@ -11,7 +11,7 @@ from memq.broker.services import Services
 from memq.broker.upkeep.cold_retention import COLD_LOOK_S, first_old_ms, retire_cold
 from memq.broker.upkeep.pointers import keys_of, whole_log
 from memq.broker.upkeep.sweep import Sweep, Unnamed
-from memq.compaction.tail import TailNeeds, window_since_ms
+from memq.compaction.plan import TailNeeds, window_since_ms
 from memq.errors import MemqError, NotFoundError, QueueError
 from memq.format.key import is_cold_object, shared_prefix, staged_prefix
 from memq.format.object import ObjectTopic

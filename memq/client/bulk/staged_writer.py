@@ -27,7 +27,7 @@ from memq.protocol.messages import PublishStaged, StoreMetadata, WirePiece
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime
 from memq.storage_handlers import StorageHandler
-from memq.storage_handlers.sealed_files import read_sealed
+from memq.storage_handlers.confirmed_reads import read_sealed
 from memq.topic import Topic, check_name
 
 ANSWER_S = 60.0

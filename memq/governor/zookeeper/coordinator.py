@@ -19,8 +19,7 @@ from memq.errors import (
     VersionConflictError,
 )
 from memq.governor import Assignment, BrokerEntry, Load
-from memq.governor.registry import check_topic, released_by
-from memq.governor.stored_topic import encode_topic
+from memq.governor.registry import check_topic, encode_topic, released_by
 from memq.governor.watchers import Watchers
 from memq.governor.zookeeper import layout, mirror
 from memq.governor.zookeeper.decoded import DecodedNodes, Kept

@@ -16,7 +16,7 @@ PIPELINES = {  # name: file, and what it does
     "compact": ("files.compact", "write a topic as Parquet files by date and hour"),
     "replay": ("replay", "send a range of a topic to another topic, or write it to files, once"),
     "profile": (
-        "topic_profile.profiles",
+        "profile",
         "say how large records are, how keys are spread, and guess the schema of JSON values",
     ),
 }

@@ -25,7 +25,7 @@ from memq.spark.pipelines.inputs import options_of, spark_session, tasks_option,
 from memq.spark.pipelines.rounds import ROUND_TASKS, plan_round
 from memq.spark.pipelines.spread import Batches, spread
 from memq.spark.read.planner import Split
-from memq.spark.read.reading import read_task
+from memq.spark.read.task import read_task
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

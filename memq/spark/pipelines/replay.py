@@ -32,7 +32,7 @@ from memq.spark.pipelines.spread import Batches, iterate, spread
 from memq.spark.read.planner import BatchPart, Split, split_parts
 from memq.spark.read.planning import Stretch, parts_of, plan_of, stretches
 from memq.spark.read.pruning import ReadFilter
-from memq.spark.read.reading import read_task, settings_of
+from memq.spark.read.task import read_task, settings_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,7 +17,7 @@ from memq.spark.options import ReadOptions
 from memq.spark.read.planner import BatchPart, Split, split_parts
 from memq.spark.read.planning import Stretch, check_positions, parts_of, place_of, plan_of
 from memq.spark.read.pruning import ReadFilter
-from memq.spark.read.reading import settings_of
+from memq.spark.read.task import settings_of
 from memq.topic import Position, ReadPartition
 
 ROUND_TASKS = 64  # splits of one round, about

@@ -24,7 +24,7 @@ from memq.topic import Position
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from memq.spark.read.json_values import Decoder
+    from memq.spark.read.decoded_values import Decoder
 
 _MILLISECONDS = pyarrow.timestamp("ms", tz="UTC")
 

@@ -18,7 +18,7 @@ from memq.spark.read.planner import BatchPart, Split
 from memq.spark.read.planning import parts_of, plan_of, stretches
 from memq.spark.read.pruning import ReadFilter, take_filters
 from memq.spark.read.raw import plan_raw
-from memq.spark.read.reading import read_task, settings_of, splits_of
+from memq.spark.read.task import read_task, settings_of, splits_of
 
 if TYPE_CHECKING:
     import pyarrow

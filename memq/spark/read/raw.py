@@ -25,7 +25,7 @@ from memq.runtime.network import Runtime
 from memq.spark.options import ReadOptions
 from memq.spark.read.planner import BatchPart, PartitionPlan, Split
 from memq.spark.read.pruning import ReadFilter
-from memq.spark.read.reading import settings_of, splits_of
+from memq.spark.read.task import settings_of, splits_of
 from memq.spark.stores import ANY, StoreUrls, TaskStores
 from memq.storage_handlers import ObjectEntry, ObjectReader
 from memq.storage_handlers.object_index import read_index

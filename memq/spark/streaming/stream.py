@@ -10,23 +10,24 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from memq.client.consumer.fetch.expiry import expired_error
-from memq.client.link_pool import bootstrap_addresses
+from memq.client.link_pool import LinkPool, bootstrap_addresses
+from memq.client.observers.report_carrier import ReportCarrier
+from memq.client.observers.reporter import CLOSE_S_MAX, STEP_S_MAX, JobReporter
 from memq.errors import RetryableError
 from memq.format.pointer import read_pointer
 from memq.format.report import BeginReason
 from memq.notification import Entry
 from memq.runtime.backoff import backoff_s
 from memq.runtime.network import Runtime, format_address
-from memq.spark.access import Access, open_access
+from memq.spark.access import Access, TopicPlace, open_access
 from memq.spark.options import ReadOptions
 from memq.spark.read.planner import BatchPart, PartitionPlan, Split
 from memq.spark.read.planning import Stretch, check_positions, parts_of, place_of, plan_of
 from memq.spark.read.pruning import ReadFilter
-from memq.spark.read.reading import settings_of, splits_of
+from memq.spark.read.task import settings_of, splits_of
 from memq.spark.streaming.offsets import Admission, Places, StreamPlace, decode_offsets, encode_offsets
-from memq.spark.streaming.stream_report import StreamReport
 from memq.spark.streaming.task_ranges import TaskAudit, TaskRange, stretches_of
-from memq.topic import ReadPartition
+from memq.topic import Position, ReadPartition
 
 Result = TypeVar("Result")
 Offsets = Mapping[str, Any]
@@ -34,6 +35,51 @@ RETRY_S_MAX = 60.0  # a stream outlives a restart of brokers and of the queue
 _RETRY_S_BASE = 0.1
 _RETRY_S_MOST = 2.0
 _WANTED = ReadFilter()  # Spark pushes no filters into streams
+
+
+class StreamReport:
+    """The driver's reports to the audit: its checkpoint at the start, and the progress since.
+
+    Spark asks what lies behind an offset once all before it is done and written down: so that is processed. The tasks
+    report the records (`task_report`); the auditor judges the doubt about those that said nothing.
+    """
+
+    def __init__(self, name: str, pool: LinkPool, topics: Mapping[str, TopicPlace], runtime: Runtime) -> None:
+        self._topics = topics
+        self._at: dict[ReadPartition, Position] = {}
+        self._pool = pool
+        self._reporter = JobReporter("spark-reader", name, runtime, pool, ReportCarrier)
+
+    @property
+    def interval_ms(self) -> int:
+        """How often the cluster wants to hear of what is done; 0: not at all."""
+        return self._pool.audit_ms
+
+    async def stand(self, places: Places, reason: BeginReason) -> None:
+        """Note the checkpoint's position `places`; a partition not known before begins there.
+
+        How far it has come is reported at once: when all is read, Spark ends this process without a word.
+        """
+        came = False
+        for partition, place in places.items():
+            position, before = place.position(partition), self._at.get(partition)
+            if position == before:
+                continue
+            self._at[partition] = position
+            topic = self._topics[partition.topic]
+            for writer in topic.partitions[partition]:
+                tally = self._reporter.part(topic, writer)
+                if tally is not None and before is not None and before < position:
+                    tally.commit(str(position))
+                    came = True
+                elif tally is not None:
+                    tally.begin(str(position), reason)
+        if came:
+            await self._reporter.tell(STEP_S_MAX)
+
+    async def close(self) -> None:
+        """Send the last report; connections stay."""
+        await self._reporter.close(CLOSE_S_MAX)
 
 
 @dataclass(frozen=True, slots=True)

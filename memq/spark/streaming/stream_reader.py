@@ -18,7 +18,7 @@ from memq.client.io_thread import io_thread
 from memq.runtime.network import Runtime
 from memq.spark.options import ReadOptions
 from memq.spark.read.planner import Split
-from memq.spark.read.reading import read_task
+from memq.spark.read.task import read_task
 from memq.spark.streaming.stream import MicroBatchLimit, TopicStream
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from memq.errors import InvalidSettingError
 from memq.format.blocks.header import CODECS
 from memq.limits import BATCH_ID_END
 from memq.settings import did_you_mean
-from memq.spark.option_parsing import read_choice, read_given
+from memq.spark.options import read_choice, read_given
 from memq.topic import check_name
 
 WRITE_DESCRIPTIONS = {

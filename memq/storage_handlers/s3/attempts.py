@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from memq.errors import StoreError
@@ -13,7 +14,6 @@ from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime
 from memq.storage_handlers.s3.answers import MAY_PASS, Meaning, StoreAnswer, error_for
 from memq.storage_handlers.s3.breaker import CircuitBreaker
-from memq.storage_handlers.s3.counters import S3Counters
 from memq.storage_handlers.s3.hedging import Hedger
 from memq.storage_handlers.s3.settings import Bucket
 
@@ -26,6 +26,23 @@ _LOOK_AGAIN_S = 0.1
 _LEASE_S = 1.0  # while the breaker is open the next request may try after this, though one is still waited for
 _SLOWER = 4.0  # how much longer the first pauses are when the server asks for less
 _SECONDS_PER_MIB = 0.5
+
+
+@dataclass(slots=True)
+class S3Counters:
+    """Every field is a metric of the same name, after `memq_store_`, in `memq.observe.metrics`."""
+
+    requests: int = 0
+    put_requests: int = 0
+    get_requests: int = 0
+    retries: int = 0
+    slow_downs: int = 0
+    timeouts: int = 0
+    damaged: int = 0
+    hedges: int = 0
+    hedges_won: int = 0
+    lost_answers: int = 0
+    breaker_openings: int = 0
 
 
 class Attempts:

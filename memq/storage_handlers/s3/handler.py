@@ -20,8 +20,7 @@ from memq.storage_handlers import CHECK_PREFIX, Buffer, Count, ObjectEntry
 from memq.storage_handlers.files import joined_crc
 from memq.storage_handlers.keys import ListedKeys, check_key, check_prefix
 from memq.storage_handlers.s3.answers import Meaning, StoreAnswer, error_for
-from memq.storage_handlers.s3.attempts import Attempts, Request
-from memq.storage_handlers.s3.counters import S3Counters
+from memq.storage_handlers.s3.attempts import Attempts, Request, S3Counters
 from memq.storage_handlers.s3.data_path import DataPath, PutOrder, let_go
 from memq.storage_handlers.s3.rights import check_answers, check_rights
 from memq.storage_handlers.s3.settings import Bucket

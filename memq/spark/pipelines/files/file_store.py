@@ -18,8 +18,8 @@ from memq.runtime.network import Runtime
 from memq.spark.pipelines.files.manifest import KEPT, PREFIX, FilesManifest, decode_manifest, encode_manifest, key_of
 from memq.spark.stores import ANY, StoreUrls, TaskStores
 from memq.storage_handlers import Buffer, StorageHandler
+from memq.storage_handlers.confirmed_reads import read_sealed
 from memq.storage_handlers.filesystem import FilesystemHandler
-from memq.storage_handlers.sealed_files import read_sealed
 
 Answer = TypeVar("Answer")
 _TMP = ".tmp"  # no key starts so: files that are being written are never listed as others

@@ -22,7 +22,7 @@ from memq.spark.pipelines.inputs import tell
 from memq.spark.pipelines.rounds import ROUND_TASKS, Round, plan_round, topic_of
 from memq.spark.pipelines.spread import Batches, spread
 from memq.spark.read.planner import Split
-from memq.spark.read.reading import read_task
+from memq.spark.read.task import read_task
 from memq.topic import Position
 
 if TYPE_CHECKING:

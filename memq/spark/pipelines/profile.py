@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
+import numpy
 import pyarrow
 import pyarrow.compute
 from pyspark import StorageLevel
@@ -21,16 +23,153 @@ from memq.spark.access import open_access
 from memq.spark.options import ReadOptions
 from memq.spark.pipelines.inputs import options_of, spark_session, tell, topic_options
 from memq.spark.pipelines.spread import Batches, mapped
-from memq.spark.pipelines.topic_profile.json_schema import Guess, ddl_of, guess_value, joined
-from memq.spark.pipelines.topic_profile.sizes import Sizes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
 
 HEAVIEST = 10
 SAMPLED_MAX = 10_000  # values that a task looks into; evenly, of each batch
 SAMPLED_OF_BATCH = 20
 _PART = pyarrow.schema({"part": pyarrow.binary()})
+FIELDS_MAX = 1_000  # of one object: with more it is no record but a table of its own, and stays text
+DEPTH_MAX = 32
+Guess = None | str | list["Guess"] | dict[str, "Guess"]
+_TEXT = "STRING"
+_DECODER = msgspec.json.Decoder()
+_EXACT = 16  # lengths below it have buckets of their own; above it each power of two has eight
+BUCKETS = _EXACT + 8 * 28  # lengths of 32 bits
+
+
+@dataclass(slots=True)
+class Sizes:
+    """Lengths in bytes: exact sums, percentiles within an eighth, for any count in 2 KiB.
+
+    They can be added up.
+    """
+
+    count: int = 0
+    total: int = 0
+    least: int = 0
+    greatest: int = 0
+    buckets: list[int] = field(default_factory=lambda: [0] * BUCKETS)
+
+    def take(self, lengths: Sequence[int]) -> None:
+        """Take some lengths."""
+        given = numpy.asarray(lengths, dtype=numpy.int64)
+        if not len(given):
+            return
+        counts = numpy.bincount(_buckets_of(given), minlength=BUCKETS).tolist()
+        self.add(Sizes(len(given), int(given.sum()), int(given.min()), int(given.max()), counts))
+
+    def add(self, other: Sizes) -> None:
+        """Take what another has seen."""
+        if not other.count:
+            return
+        self.least = min(self.least, other.least) if self.count else other.least
+        self.greatest = max(self.greatest, other.greatest)
+        self.count += other.count
+        self.total += other.total
+        self.buckets = [here + there for here, there in zip(self.buckets, other.buckets, strict=True)]
+
+    def percentile(self, share: float) -> int:
+        """Return the length that a share (0 to 1) of all do not exceed; at most an eighth too much."""
+        wanted = share * self.count
+        seen = 0
+        for bucket, count in enumerate(self.buckets):
+            seen += count
+            if count and seen >= wanted:
+                return min(_last_of(bucket), self.greatest)
+        return self.greatest
+
+    def to_json(self) -> dict[str, int]:
+        """Return what people ask for."""
+        shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+        figures = {"bytes": self.total, "least": self.least, "greatest": self.greatest}
+        return figures | {name: self.percentile(share) for name, share in shares.items()}
+
+
+def _buckets_of(lengths: numpy.ndarray) -> numpy.ndarray:
+    power = numpy.floor(numpy.log2(numpy.maximum(lengths, _EXACT))).astype(numpy.int64)
+    eighth = (lengths >> (power - 3)) & 7
+    return numpy.where(lengths < _EXACT, lengths, _EXACT + (power - 4) * 8 + eighth)
+
+
+def _last_of(bucket: int) -> int:
+    if bucket < _EXACT:
+        return bucket
+    power, eighth = divmod(bucket - _EXACT, 8)
+    return ((9 + eighth) << (power + 1)) - 1
+
+
+def guess_of(value: object, depth: int = 0) -> Guess:
+    """Return the guess of one decoded value; `ddl_of` makes the option `schema` of it.
+
+    A guess is None (only nulls were seen), the name of a type, a list with the guess of its items, or a dict of fields
+    in the order in which they were first seen. Guesses can be joined: those of two tasks are that of all their values.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return "BOOLEAN"
+    if isinstance(value, int):
+        return "BIGINT" if -(1 << 63) <= value < 1 << 63 else "DOUBLE"
+    if isinstance(value, float):
+        return "DOUBLE"
+    if depth < DEPTH_MAX and isinstance(value, list):
+        items: Guess = None
+        for item in value:
+            items = joined(items, guess_of(item, depth + 1))
+        return [items]
+    if depth < DEPTH_MAX and isinstance(value, dict) and 0 < len(value) <= FIELDS_MAX:
+        return {name: guess_of(item, depth + 1) for name, item in value.items()}
+    return _TEXT
+
+
+def joined(one: Guess, other: Guess) -> Guess:
+    """Return the guess for the values of both; what does not go together is text."""
+    if one is None or other is None:
+        return other if one is None else one
+    if isinstance(one, list) and isinstance(other, list):
+        return [joined(one[0], other[0])]
+    if isinstance(one, dict) and isinstance(other, dict):
+        fields = {name: joined(one.get(name), other.get(name)) for name in (*one, *other)}
+        return fields if len(fields) <= FIELDS_MAX else _TEXT
+    if one == other:
+        return one
+    return "DOUBLE" if {str(one), str(other)} == {"BIGINT", "DOUBLE"} else _TEXT
+
+
+def ddl_of(guess: Guess) -> str:
+    """Return the DDL of a table of such values; empty when they are not objects."""
+    return ", ".join(f"{_quoted(name)} {_type_of(field)}" for name, field in _fields(guess).items())
+
+
+def guess_value(value: bytes) -> dict[str, Guess] | None:
+    """Return the guess of a value; None when it is no JSON object."""
+    try:
+        decoded = _DECODER.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return _fields(guess_of(decoded)) or None
+
+
+def _fields(guess: Guess) -> dict[str, Guess]:
+    return guess if isinstance(guess, dict) else {}
+
+
+def _type_of(guess: Guess) -> str:
+    if guess is None:
+        return _TEXT
+    if isinstance(guess, list):
+        return f"ARRAY<{_type_of(guess[0])}>"
+    if isinstance(guess, dict):
+        return f"STRUCT<{', '.join(f'{_quoted(name)}: {_type_of(field)}' for name, field in guess.items())}>"
+    return guess
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
 
 
 @dataclass(slots=True)

@@ -1,15 +1,19 @@
-"""Decodes JSON values into columns: a block in one call of Arrow's parser.
+"""Decodes JSON and Avro values into columns.
 
-Each value is put between `{"v":` and `}` and a newline. What is not exactly one JSON value breaks its line then, so
-as many rows as values means that row and value belong together. A block that does not parse is halved until
-the values that are at fault stand alone.
+Arrow's parser takes the JSON values of a block in one call; fastavro makes one object for each Avro value. Each JSON
+value is put between `{"v":` and `}` and a newline. What is not exactly one JSON value breaks its line then, so as many
+rows as values means that row and value belong together. A block that does not parse is halved until the values that
+are at fault are alone.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 import pyarrow
 import pyarrow.compute
 import pyarrow.json
@@ -21,6 +25,63 @@ _NULL = pyarrow.scalar(b"null", pyarrow.binary())
 _NOTHING = pyarrow.scalar(b"", pyarrow.binary())
 _ZONE = r"(Z|[+-]\d\d:?\d\d)$"
 _MICROSECONDS = pyarrow.timestamp("us", tz="UTC")
+
+try:
+    from fastavro import parse_schema, schemaless_reader
+except ModuleNotFoundError as error:
+    raise ImportError("valueFormat = avro needs fastavro (pip install 'memq[avro]')", name="fastavro") from error
+
+
+def avro_decoder(schema: str) -> Callable[[Sequence[pyarrow.Field]], Decoder]:
+    """Return what makes a decoder of values written with `schema`, which is JSON.
+
+    A value is one datum without a header. A null value has null fields.
+
+    Raises: InvalidSettingError for a schema that is none, or is not of records.
+    """
+    try:
+        written = parse_schema(msgspec.json.decode(schema))
+    except Exception as error:
+        raise InvalidSettingError(f"option 'avroSchema' is no schema of Avro: {error}") from error
+    if not isinstance(written, dict) or written.get("type") != "record":
+        raise InvalidSettingError("option 'avroSchema' is not of a record", hint='its type is "record"')
+
+    def decoder(fields: Sequence[pyarrow.Field]) -> Decoder:
+        def decode(values: pyarrow.Array) -> DecodedColumns:
+            rows: list[dict[str, Any]] = []
+            malformed: list[int] = []
+            for number, value in enumerate(values.to_pylist()):
+                row = {} if value is None else _read(value, written)
+                if row is None:
+                    malformed.append(number)
+                rows.append(row or {})
+            columns = tuple(_column([row.get(field.name) for row in rows], field) for field in fields)
+            return DecodedColumns(columns, tuple(malformed))
+
+        return decode
+
+    return decoder
+
+
+def _column(cells: list[Any], field: pyarrow.Field) -> pyarrow.Array:
+    """Return the cells of a field. Raises: InvalidSettingError when the schema has another type for it."""
+    try:
+        return pyarrow.array(cells, field.type)
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError) as error:
+        raise InvalidSettingError(
+            f"option 'schema' has field '{field.name}' as {field.type}, Avro's is another: {error}",
+            hint="use the type that 'avroSchema' has",
+        ) from error
+
+
+def _read(value: bytes, written: Any) -> dict[str, Any] | None:
+    """Return one record; None for a value that is none, or has more bytes than one."""
+    stream = io.BytesIO(value)
+    try:
+        found = schemaless_reader(stream, written, None)
+    except Exception:  # noqa: BLE001 - the library raises what its parts raise: of unpacking, of indexes, of UTF-8
+        return None
+    return found if isinstance(found, dict) and stream.tell() == len(value) else None
 
 
 @dataclass(frozen=True, slots=True)

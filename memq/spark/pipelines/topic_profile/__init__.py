@@ -1,1 +1,0 @@
-"""Sizes, keys and values of the records of a topic."""
