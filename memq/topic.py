@@ -29,7 +29,7 @@ def check_name(name: str, what: str = "topic", *, internal: bool = False) -> str
     Raises: InvalidNameError, with a shortened name when it is long; TypeError for what is no str.
     """
     if not isinstance(name, str):
-        raise TypeError(f"{what} is of type str, not {type(name).__name__}")
+        raise TypeError(f"{what} must be str, not {type(name).__name__}")
     if len(name) > NAME_CHARS_MAX:
         raise InvalidNameError(f"{what} name {_shown(name)} has {len(name)} characters, {NAME_CHARS_MAX} are allowed")
     if not _NAME.match(name) or name in (".", ".."):

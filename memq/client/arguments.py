@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from memq.errors import InvalidSettingError
 from memq.limits import NAME_CHARS_MAX
@@ -13,7 +14,19 @@ from memq.topic import check_name
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
 _FOR_EVER_S = 1e9  # from here on a timeout is none: the system's clocks can't wait for so long
+
+
+def public_name(name: str) -> Callable[[Function], Function]:
+    """Name a constructor as users call it, such as `Producer`: Python's errors about arguments begin with this name."""
+
+    def rename(function: Function) -> Function:
+        function.__qualname__ = name
+        return function
+
+    return rename
 
 
 def check_connect_timeout(value: object) -> int:
@@ -24,18 +37,20 @@ def check_connect_timeout(value: object) -> int:
 
 
 def check_client_id(value: str) -> str:
-    """Return a client's name, which it need not have, when it holds. Raises: InvalidNameError, TypeError."""
-    return value if value == "" else check_name(value, "client")
+    """Return the name of a client, or "" for none. Raises: InvalidNameError, TypeError."""
+    return check_name(value, "client") if check_str("client_id", value) else ""
+
+
+def check_str(name: str, value: str) -> str:
+    """Return the value of an argument that is a text. Raises: TypeError."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be str, not {type(value).__name__}")
+    return value
 
 
 def check_zone(value: str) -> str:
-    """Return a client's zone, which it need not say, when it holds.
-
-    Raises: InvalidSettingError, TypeError.
-    """
-    if not isinstance(value, str):
-        raise TypeError(f"zone is of type str, not {type(value).__name__}")
-    if len(value) > NAME_CHARS_MAX:
+    """Return the zone of a client, or "" for none. Raises: InvalidSettingError, TypeError."""
+    if len(check_str("zone", value)) > NAME_CHARS_MAX:
         raise InvalidSettingError(f"zone has {len(value)} characters, {NAME_CHARS_MAX} are allowed")
     return value
 
@@ -48,7 +63,7 @@ def check_timeout(timeout: float | None) -> float | None:
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-        raise TypeError(f"timeout is a number of seconds, or None to wait for ever, not {type(timeout).__name__}")
+        raise TypeError(f"timeout must be a number of seconds, or None to wait for ever, not {type(timeout).__name__}")
     if math.isnan(timeout):
         raise InvalidSettingError("timeout = nan is no number of seconds", hint="give seconds, or None for ever")
     return timeout if timeout < _FOR_EVER_S else None
@@ -57,18 +72,18 @@ def check_timeout(timeout: float | None) -> float | None:
 def runtime_of(runtime: Runtime | None) -> Runtime:
     """Return the runtime that a client was given, else the system's. Raises: TypeError."""
     if runtime is not None and not isinstance(runtime, Runtime):
-        raise TypeError(f"runtime is a memq.runtime.network.Runtime, not {type(runtime).__name__}")
+        raise TypeError(f"runtime must be a memq.runtime.network.Runtime, not {type(runtime).__name__}")
     return runtime or Runtime()
 
 
 def check_tracer_provider(provider: TracerProvider | None) -> None:
     """Refuse what gives no tracers, as a tracer itself. Raises: TypeError."""
     if provider is not None and not callable(getattr(provider, "get_tracer", None)):
-        raise TypeError(f"tracer_provider is a TracerProvider of OpenTelemetry, not {type(provider).__name__}")
+        raise TypeError(f"tracer_provider must be a TracerProvider of OpenTelemetry, not {type(provider).__name__}")
 
 
 def check_callbacks(**callbacks: object) -> None:
     """Refuse, by their names, callbacks that can't be called. Raises: TypeError."""
     for name, callback in callbacks.items():
         if callback is not None and not callable(callback):
-            raise TypeError(f"{name} is a function, not {type(callback).__name__}")
+            raise TypeError(f"{name} must be a function, not {type(callback).__name__}")

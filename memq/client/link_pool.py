@@ -35,7 +35,7 @@ def bootstrap_addresses(brokers: str | Sequence[str] | None) -> list[Address]:
         brokers = os.environ.get("MEMQ_BROKERS", "")
     texts = brokers.split(",") if isinstance(brokers, str) else brokers
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-        raise TypeError(f"brokers is 'HOST:PORT' or a sequence of such, not {ascii(brokers)[:60]}")
+        raise TypeError(f"brokers must be 'HOST:PORT' or a sequence of these, not {ascii(brokers)[:60]}")
     try:
         addresses = [parse_address(text) for text in texts if text.strip()]
     except UnreachableError as error:

@@ -178,7 +178,7 @@ class Cluster:
 
     async def _pointer_at(self, position: Position, topic: str | None) -> tuple[Pointer, Location]:
         if not isinstance(position, Position):
-            raise TypeError(f"position is a memq.Position, as records have it, not {type(position).__name__}")
+            raise TypeError(f"position must be a memq.Position, as records have it, not {type(position).__name__}")
         there = await self._broker.services.coordinator.topics()
         topics = [each for each in there if each.name == topic or (topic is None and not is_internal(each.name))]
         if len(topics) != 1:

@@ -39,7 +39,7 @@ class Faults:
         TypeError.
         """
         if error is not None and not isinstance(error, MemqError):
-            raise TypeError(f"error is a MemqError, as a failed call raises it, not {type(error).__name__}")
+            raise TypeError(f"error must be a MemqError, as a failed call raises it, not {type(error).__name__}")
         check_kind("times", times, int)
         planned = self._planned.get(call)
         if planned is None:

@@ -29,50 +29,57 @@ ANY: Any = memq  # without the types that would say the same
     [
         (lambda: ANY.Producer("http://here:1"), InvalidSettingError, "bad address 'http://here:1'"),
         (lambda: ANY.Producer("here:port"), InvalidSettingError, "bad port 'port'"),
-        (lambda: ANY.Producer(9876), TypeError, "brokers is 'HOST:PORT' or a sequence of such, not 9876"),
-        (lambda: ANY.Producer(HERE, on_ack=5), TypeError, "on_ack is a function, not int"),
-        (lambda: ANY.Producer(HERE, lingerms=5), TypeError, "lingerms"),
-        (lambda: ANY.Consumer(HERE), TypeError, "topics"),
-        (lambda: ANY.Consumer(HERE, b"clicks"), TypeError, "topic is of type str, not int"),
-        (lambda: ANY.Consumer(HERE, "clicks", start=5), TypeError, "start is 'beginning', 'end', a datetime"),
-        (lambda: ANY.Consumer(HERE, "clicks", start=None), TypeError, "start is 'beginning', 'end', a datetime"),
-        (lambda: ANY.Consumer(HERE, "clicks", end=[5]), TypeError, "end is 'beginning'"),
-        (lambda: ANY.Consumer(HERE, "clicks", on_assigned=5), TypeError, "on_assigned is a function, not int"),
-        (lambda: ANY.Consumer(HERE, "clicks", on_revoked=5), TypeError, "on_revoked is a function, not int"),
-        (lambda: ANY.Consumer(HERE, "clicks", on_lost=5), TypeError, "on_lost is a function, not int"),
-        (lambda: ANY.aio.Consumer(HERE, "clicks", on_assigned=5), TypeError, "on_assigned is a function, not int"),
-        (lambda: ANY.aio.Consumer(HERE, "clicks", on_revoked=5), TypeError, "on_revoked is a function, not int"),
-        (lambda: ANY.Consumer(HERE, None), TypeError, "topics are one topic or a sequence of such, not NoneType"),
+        (lambda: ANY.Producer(9876), TypeError, "brokers must be 'HOST:PORT' or a sequence of these, not 9876"),
+        (lambda: ANY.Producer(HERE, on_ack=5), TypeError, "on_ack must be a function, not int"),
+        (
+            lambda: ANY.Consumer(HERE, b"clicks"),
+            TypeError,
+            "topics must be one topic or a sequence of topics, not bytes",
+        ),
+        (lambda: ANY.Consumer(HERE, "clicks", start=5), TypeError, "start must be 'beginning', 'end', a datetime"),
+        (lambda: ANY.Consumer(HERE, "clicks", start=None), TypeError, "start must be 'beginning', 'end', a datetime"),
+        (lambda: ANY.Consumer(HERE, "clicks", end=[5]), TypeError, "end must be 'beginning'"),
+        (lambda: ANY.Consumer(HERE, "clicks", on_assigned=5), TypeError, "on_assigned must be a function, not int"),
+        (lambda: ANY.Consumer(HERE, "clicks", on_revoked=5), TypeError, "on_revoked must be a function, not int"),
+        (lambda: ANY.Consumer(HERE, "clicks", on_lost=5), TypeError, "on_lost must be a function, not int"),
+        (lambda: ANY.aio.Consumer(HERE, "clicks", on_assigned=5), TypeError, "on_assigned must be a function, not int"),
+        (lambda: ANY.aio.Consumer(HERE, "clicks", on_revoked=5), TypeError, "on_revoked must be a function, not int"),
+        (lambda: ANY.Consumer(HERE, None), TypeError, "topics must be one topic or a sequence of topics, not NoneType"),
         (lambda: ANY.Consumer(HERE, "clicks", start={"clicks": memq.Position(0, 1)}), TypeError, "by (topic, part"),
         (lambda: ANY.Consumer(HERE, "clicks", start=ANY.Position("0", 1)), TypeError, "start is a Position of some"),
         (
             lambda: ANY.Consumer(HERE, "clicks", runtime=5),
             TypeError,
-            "runtime is a memq.runtime.network.Runtime, not int",
+            "runtime must be a memq.runtime.network.Runtime, not int",
         ),
-        (lambda: ANY.Consumer(HERE, "clicks", tracer_provider=5), TypeError, "tracer_provider is a TracerProvider of"),
-        (lambda: ANY.Consumer(HERE, "clicks", client_id=0), TypeError, "client is of type str, not int"),
-        (lambda: ANY.read_arrow(HERE, 5), TypeError, "topics are one topic"),
-        (lambda: ANY.Producer(HERE, runtime=5), TypeError, "runtime is a memq.runtime.network.Runtime, not int"),
-        (lambda: ANY.Producer(HERE, tracer_provider=5), TypeError, "tracer_provider is a TracerProvider of"),
+        (
+            lambda: ANY.Consumer(HERE, "clicks", tracer_provider=5),
+            TypeError,
+            "tracer_provider must be a TracerProvider of",
+        ),
+        (lambda: ANY.Consumer(HERE, "clicks", client_id=0), TypeError, "client_id must be str, not int"),
+        (lambda: ANY.read_arrow(HERE, 5), TypeError, "topics must be one topic"),
+        (lambda: ANY.Producer(HERE, runtime=5), TypeError, "runtime must be a memq.runtime.network.Runtime, not int"),
+        (lambda: ANY.Producer(HERE, tracer_provider=5), TypeError, "tracer_provider must be a TracerProvider of"),
         (lambda: ANY.Producer(HERE, acks=[]), InvalidSettingError, "acks = [] is not 0, 1 or 'all'"),
         (lambda: ANY.Producer(HERE, codec=[]), InvalidSettingError, "codec = [] is not one of"),
-        (lambda: ANY.Admin(HERE, runtime=5), TypeError, "runtime is a memq.runtime.network.Runtime, not int"),
-        (lambda: ANY.aio.Producer(HERE, tracer_provider=5), TypeError, "tracer_provider is a TracerProvider of"),
-        (lambda: ANY.aio.Consumer(HERE, "clicks", on_lost=5), TypeError, "on_lost is a function, not int"),
-        (lambda: ANY.ClientCollector(5), TypeError, "clients are a mapping of names to clients, not int"),
+        (lambda: ANY.Admin(HERE, runtime=5), TypeError, "runtime must be a memq.runtime.network.Runtime, not int"),
+        (lambda: ANY.aio.Producer(HERE, tracer_provider=5), TypeError, "tracer_provider must be a TracerProvider of"),
+        (lambda: ANY.aio.Consumer(HERE, "clicks", on_lost=5), TypeError, "on_lost must be a function, not int"),
+        (lambda: ANY.ClientCollector(5), TypeError, "clients must be a mapping of names to clients, not int"),
         (lambda: ANY.Position.parse(5), TypeError, "a position is parsed from text as '0:17:3', not from int"),
         (lambda: ANY.Consumer(HERE, "clicks", prefetch_bytes_max="64MiB"), InvalidSettingError, "'64MiB' is outside"),
         (lambda: ANY.Consumer(HERE, "clicks", read="store"), InvalidSettingError, "read = 'store' is not"),
-        (lambda: ANY.Consumer(HERE, "clicks", auto_commit="false"), TypeError, "auto_commit is of type bool, not str"),
+        (lambda: ANY.Consumer(HERE, "clicks", auto_commit="false"), TypeError, "auto_commit must be bool, not str"),
         (
             lambda: ANY.Consumer(HERE, "clicks", start=memq.Position(0, -1)),
             InvalidRequestError,
             "bad position '0:-1:0'",
         ),
-        (lambda: ANY.Producer(HERE, audit="no"), TypeError, "audit is of type bool, not str"),
+        (lambda: ANY.Producer(HERE, audit="no"), TypeError, "audit must be bool, not str"),
         (lambda: ANY.Producer(""), InvalidSettingError, "no broker is named"),
-        (lambda: ANY.Admin(HERE, timeout=5), TypeError, "timeout"),
+        (lambda: ANY.Producer(HERE, name=5), TypeError, "name must be str, not int"),
+        (lambda: ANY.Producer(HERE, name=0), TypeError, "name must be str, not int"),
     ],
 )
 def test_a_client_that_is_made_wrongly(make: Callable[[], Any], kind: type[Exception], said: str) -> None:
@@ -81,9 +88,25 @@ def test_a_client_that_is_made_wrongly(make: Callable[[], Any], kind: type[Excep
     gc.collect(1)  # what __del__ of a client without __init__ raises would fail the test, as every warning does
 
 
+@pytest.mark.parametrize("face", [ANY, ANY.aio], ids=["memq", "memq.aio"])
+@pytest.mark.parametrize("client", ["Producer", "Consumer", "Admin"])
+def test_a_wrong_signature_names_the_class_that_was_called(face: Any, client: str) -> None:
+    topics = {"topics": "clicks"} if client == "Consumer" else {}
+    with pytest.raises(TypeError, match=rf"^{client}\(\) got an unexpected keyword argument 'lingerms'"):
+        getattr(face, client)(HERE, lingerms=5, **topics)
+    with pytest.raises(TypeError, match=rf"^{client}\(\) takes"):
+        getattr(face, client)(HERE, "clicks", "report")
+
+
+@pytest.mark.parametrize("face", [ANY, ANY.aio], ids=["memq", "memq.aio"])
+def test_a_missing_argument_is_named(face: Any) -> None:
+    with pytest.raises(TypeError, match=r"^Consumer\(\) missing 1 required positional argument: 'topics'"):
+        face.Consumer(HERE)
+
+
 @pytest.mark.parametrize(
     ("timeout", "kind", "said"),
-    [(float("nan"), InvalidSettingError, "timeout = nan"), ("5", TypeError, "timeout is a number of seconds")],
+    [(float("nan"), InvalidSettingError, "timeout = nan"), ("5", TypeError, "timeout must be a number of seconds")],
 )
 def test_a_timeout_is_a_number_of_seconds(timeout: Any, kind: type[Exception], said: str) -> None:
     with Cluster() as cluster, memq.Producer(cluster.address) as producer:
@@ -102,9 +125,9 @@ def test_a_timeout_is_a_number_of_seconds(timeout: Any, kind: type[Exception], s
 @pytest.mark.parametrize(
     ("arguments", "kind", "said"),
     [
-        ({"topic": b"t"}, TypeError, "topic is of type str, not bytes"),
-        ({"topic": None}, TypeError, "topic is of type str, not NoneType"),
-        ({"headers": 5}, TypeError, "headers are pairs or a mapping, not int"),
+        ({"topic": b"t"}, TypeError, "topic must be str, not bytes"),
+        ({"topic": None}, TypeError, "topic must be str, not NoneType"),
+        ({"headers": 5}, TypeError, "headers must be pairs or a mapping, not int"),
         ({"partition": 7}, NotFoundError, "no partition 7"),
     ],
 )
@@ -131,7 +154,7 @@ def test_a_position_belongs_to_its_partition() -> None:
             assert list(consumer) == []
             with pytest.raises(InvalidRequestError, match="position 1:0:0 is one of partition 1, not of 0"):
                 consumer.seek("t", 0, memq.Position.parse("1:0:0"))
-            with pytest.raises(TypeError, match="partition is of type int, not str"):
+            with pytest.raises(TypeError, match="partition must be int, not str"):
                 consumer.pause("t", "0")  # type: ignore[arg-type]  # as a newcomer would
             with pytest.raises(TypeError, match="commit takes a batch that the consumer gave out, not int"):
                 consumer.commit(5)  # type: ignore[arg-type]  # the same
@@ -141,21 +164,25 @@ def test_a_position_belongs_to_its_partition() -> None:
     ("ask", "kind", "said"),
     [
         (lambda admin: admin.create_topic("t", settings={"retention_ms": None}), TypeError, "not NoneType"),
-        (lambda admin: admin.create_topic("t", settings={5: 1}), TypeError, "name of a topic setting is of type str"),
+        (lambda admin: admin.create_topic("t", settings={5: 1}), TypeError, "name of a topic setting must be str"),
         (lambda admin: admin.alter_topic("t", settings={"retention_ms": 0.5}), TypeError, "not float"),
         (lambda admin: admin.alter_topic("t", settings={"retention_ms": 1 << 70}), InvalidSettingError, "beyond 2^63"),
-        (lambda admin: admin.alter_topic(None, settings={}), TypeError, "topic is of type str"),
-        (lambda admin: admin.delete_topic(None), TypeError, "topic is of type str"),
-        (lambda admin: admin.group(5), TypeError, "group is of type str"),
-        (lambda admin: admin.delete_group(5), TypeError, "group is of type str"),
-        (lambda admin: admin.create_topic("t", settings=[1]), TypeError, "settings are a mapping of names to values"),
-        (lambda admin: admin.create_topic("t", exist_ok="no"), TypeError, "exist_ok is of type bool, not str"),
-        (lambda admin: admin.ends(["t"]), TypeError, "a topic is a memq.topic.Topic, as `topics` returns them"),
-        (lambda admin: admin.end_totals("t"), TypeError, "a topic is a memq.topic.Topic, as `topics` returns them"),
-        (lambda admin: admin.reset_group("g", 5, "end"), TypeError, "topic is of type str, not int"),
+        (lambda admin: admin.alter_topic(None, settings={}), TypeError, "topic must be str"),
+        (lambda admin: admin.delete_topic(None), TypeError, "topic must be str"),
+        (lambda admin: admin.group(5), TypeError, "group must be str"),
+        (lambda admin: admin.delete_group(5), TypeError, "group must be str"),
+        (
+            lambda admin: admin.create_topic("t", settings=[1]),
+            TypeError,
+            "settings must be a mapping of names to values",
+        ),
+        (lambda admin: admin.create_topic("t", exist_ok="no"), TypeError, "exist_ok must be bool, not str"),
+        (lambda admin: admin.ends(["t"]), TypeError, "topic must be a memq.topic.Topic, as `topics` returns them"),
+        (lambda admin: admin.end_totals("t"), TypeError, "topic must be a memq.topic.Topic, as `topics` returns them"),
+        (lambda admin: admin.reset_group("g", 5, "end"), TypeError, "topic must be str, not int"),
         (lambda admin: admin.reset_group("a b", "t", "end"), InvalidNameError, "a b"),
         (lambda admin: admin.drain_broker("a b"), InvalidNameError, "a b"),
-        (lambda admin: admin.reset_group("g", "t", "end", dry_run="no"), TypeError, "dry_run is of type bool"),
+        (lambda admin: admin.reset_group("g", "t", "end", dry_run="no"), TypeError, "dry_run must be bool"),
     ],
 )
 def test_what_an_admin_is_asked_wrongly_is_said_before_it_is_sent(
@@ -167,7 +194,7 @@ def test_what_an_admin_is_asked_wrongly_is_said_before_it_is_sent(
 
 def test_partitions_are_a_number() -> None:
     with Cluster() as cluster, memq.Admin(cluster.address) as admin:
-        with pytest.raises(TypeError, match="partitions is of type int, not str"):
+        with pytest.raises(TypeError, match="partitions must be int, not str"):
             admin.create_topic("t", partitions="4")  # type: ignore[arg-type]  # as a newcomer would
         with pytest.raises(NotFoundError, match="topic 'nope' does not exist"):
             admin.delete_topic("nope")

@@ -31,7 +31,7 @@ def test_planned_failures_are_met_once_each_and_ridden_out(memq_cluster: Cluster
     assert [record.value for record in memq_cluster.records("clicks")] == [b"0"]
     with pytest.raises(InvalidRequestError, match=r"store\.jump"):
         memq_cluster.fail("store.jump")
-    with pytest.raises(TypeError, match="error is a MemqError, as a failed call raises it, not str"):
+    with pytest.raises(TypeError, match="error must be a MemqError, as a failed call raises it, not str"):
         memq_cluster.fail("store.put", error="late")  # type: ignore[arg-type]  # as a newcomer would
 
 
@@ -43,7 +43,7 @@ def test_damage_hits_the_block_that_was_named(memq_cluster: Cluster) -> None:
         memq_cluster.records("clicks")
     with pytest.raises(NotFoundError):
         memq_cluster.damage(Position(0, 99))
-    with pytest.raises(TypeError, match=r"position is a memq\.Position, as records have it, not str"):
+    with pytest.raises(TypeError, match=r"position must be a memq\.Position, as records have it, not str"):
         memq_cluster.damage("0:0:0")  # type: ignore[arg-type]  # as a newcomer would
 
 

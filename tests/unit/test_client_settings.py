@@ -93,7 +93,7 @@ def test_names_of_clients_and_zones_have_bounds(make: Make) -> None:
             make(client_id=client_id)
     with pytest.raises(InvalidSettingError, match=f"zone has {NAME_CHARS_MAX + 1} characters"):
         make(zone="z" * (NAME_CHARS_MAX + 1))
-    with pytest.raises(TypeError, match="zone is of type str, not int"):
+    with pytest.raises(TypeError, match="zone must be str, not int"):
         make(zone=5)
 
 
@@ -118,21 +118,21 @@ def test_times_within_a_delivery_are_a_share_of_its_timeout_up_to_a_bound() -> N
         ({"topics": ["fine", "not fine"]}, InvalidNameError, "topic name 'not fine'"),
         ({"group": "two words"}, InvalidNameError, "group name"),
         ({"group": ""}, InvalidNameError, "group name"),
-        ({"group": 5}, TypeError, "group is of type str, not int"),
-        ({"s3": 5}, TypeError, "s3 is a mapping of settings, not int"),
-        ({"auto_commit": 1}, TypeError, "auto_commit is of type bool"),
-        ({"audit": None}, TypeError, "audit is of type bool"),
-        ({"start": "middle"}, InvalidRequestError, "start = 'middle' is not a place"),
-        ({"end": "middle"}, InvalidRequestError, "end = 'middle' is not a place"),
+        ({"group": 5}, TypeError, "group must be str, not int"),
+        ({"s3": 5}, TypeError, "s3 must be a mapping of settings, not int"),
+        ({"auto_commit": 1}, TypeError, "auto_commit must be bool"),
+        ({"audit": None}, TypeError, "audit must be bool"),
+        ({"start": "middle"}, InvalidRequestError, "start = 'middle' is not a position"),
+        ({"end": "middle"}, InvalidRequestError, "end = 'middle' is not a position"),
         ({"start": datetime(2026, 1, 1)}, InvalidRequestError, "has no time zone"),  # noqa: DTZ001  # that is the point
         ({"start": {"clicks": Position(0, 1)}}, TypeError, "by .topic, partition., not by 'clicks'"),
         ({"start": {("clicks",): Position(0, 1)}}, TypeError, "by .topic, partition."),
         ({"start": {("clicks", 0, 0): Position(0, 1)}}, TypeError, "by .topic, partition."),
         ({"start": {(0, "clicks"): Position(0, 1)}}, TypeError, "by .topic, partition."),
         ({"start": {("clicks", "0"): Position(0, 1)}}, TypeError, "by .topic, partition."),
-        ({"start": {("clicks", 0): "middle"}}, InvalidRequestError, "is not a place"),
-        ({"start": [Position(0, 1), "end"]}, TypeError, "start is 'beginning'"),
-        ({"start": b"end"}, TypeError, "start is 'beginning'"),
+        ({"start": {("clicks", 0): "middle"}}, InvalidRequestError, "is not a position"),
+        ({"start": [Position(0, 1), "end"]}, TypeError, "start must be 'beginning'"),
+        ({"start": b"end"}, TypeError, "start must be 'beginning'"),
         ({"topics": ["a", "b"], "start": Position(0, 1)}, InvalidRequestError, "there are 2 topics"),
         ({"topics": ["a", "b"], "start": [Position(0, 1)]}, InvalidRequestError, "there are 2 topics"),
         ({"topics": ["a", "b"], "end": [Position(0, 1)]}, InvalidRequestError, "there are 2 topics"),
@@ -216,16 +216,16 @@ def test_columns_keep_their_rows_together() -> None:
     [
         ((["a"], ["k", "l"], None, None), InvalidRequestError, "2 keys for 1 values"),
         ((["a"], None, [1, 2], None), InvalidRequestError, "2 timestamps for 1 values"),
-        ((["a"], None, 5, None), TypeError, "timestamps_ms are a sequence of int, not int"),
-        ((["a"], None, [True], None), TypeError, "timestamp_ms is of type int, not bool"),
-        ((["a", "b"], None, [1, "2"], None), TypeError, "timestamp_ms is of type int, not str"),
-        (("text", None, None, None), TypeError, "values are a sequence of bytes, not str"),
-        ((b"text", None, None, None), TypeError, "values are a sequence of bytes, not bytes"),
-        ((5, None, None, None), TypeError, "values are a sequence of bytes, not int"),
-        ((["a"], "k", None, None), TypeError, "keys are a sequence of bytes, not str"),
-        (([5], None, None, None), TypeError, "value is bytes-like or str, not int"),
-        ((["a"], [5], None, None), TypeError, "key is bytes-like or str, not int"),
-        ((["a"], None, None, 5), TypeError, "tag is of type str, not int"),
+        ((["a"], None, 5, None), TypeError, "timestamps_ms must be a sequence of int, not int"),
+        ((["a"], None, [True], None), TypeError, "timestamp_ms must be int, not bool"),
+        ((["a", "b"], None, [1, "2"], None), TypeError, "timestamp_ms must be int, not str"),
+        (("text", None, None, None), TypeError, "values must be a sequence of bytes, not str"),
+        ((b"text", None, None, None), TypeError, "values must be a sequence of bytes, not bytes"),
+        ((5, None, None, None), TypeError, "values must be a sequence of bytes, not int"),
+        ((["a"], "k", None, None), TypeError, "keys must be a sequence of bytes, not str"),
+        (([5], None, None, None), TypeError, "value must be bytes-like or str, not int"),
+        ((["a"], [5], None, None), TypeError, "key must be bytes-like or str, not int"),
+        ((["a"], None, None, 5), TypeError, "tag must be str, not int"),
     ],
 )
 def test_columns_that_do_not_fit(columns: tuple[Any, Any, Any, Any], kind: type[Exception], said: str) -> None:
@@ -247,18 +247,18 @@ def test_headers_are_pairs(given: Any, expected: tuple[tuple[str, bytes | None],
 
 @pytest.mark.parametrize("pair", [("a",), ("a", b"1", b"2"), (5, b"1"), "ab", None, {"a", "b"}])
 def test_what_is_no_header(pair: object) -> None:
-    with pytest.raises(TypeError, match="a header is a pair"):
+    with pytest.raises(TypeError, match="a header must be a pair"):
         header_pairs([pair])  # type: ignore[list-item]  # as a newcomer would
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"timestamp_ms": True}, "timestamp_ms is of type int, not bool"),
-        ({"timestamp_ms": 1.5}, "timestamp_ms is of type int, not float"),
-        ({"tag": 5}, "tag is of type str, not int"),
-        ({"key": 5}, "key is bytes-like or str, not int"),
-        ({"headers": {"a": 5}}, "header 'a' is bytes-like or str, not int"),
+        ({"timestamp_ms": True}, "timestamp_ms must be int, not bool"),
+        ({"timestamp_ms": 1.5}, "timestamp_ms must be int, not float"),
+        ({"tag": 5}, "tag must be str, not int"),
+        ({"key": 5}, "key must be bytes-like or str, not int"),
+        ({"headers": {"a": 5}}, "header 'a' must be bytes-like or str, not int"),
     ],
 )
 def test_fields_of_another_kind(arguments: dict[str, Any], said: str) -> None:

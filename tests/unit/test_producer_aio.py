@@ -235,17 +235,17 @@ def test_bad_input_is_refused_and_changes_nothing() -> None:
     async def test(broker: ToyBroker) -> None:
         async with AsyncProducer(broker.address) as producer:
             for bad in (1, 1.5, ["x"], object()):
-                with pytest.raises(TypeError, match="value is bytes-like or str"):
+                with pytest.raises(TypeError, match="value must be bytes-like or str"):
                     await producer.send("clicks", bad)  # type: ignore[arg-type]
             with pytest.raises(TypeError, match="timestamp_ms"):
                 await producer.send("clicks", b"", timestamp_ms=True)
-            with pytest.raises(TypeError, match="a header is a pair"):
+            with pytest.raises(TypeError, match="a header must be a pair"):
                 await producer.send("clicks", b"", headers=[b"x"])  # type: ignore[list-item]
             with pytest.raises(TypeError, match="a sequence of bytes"):
                 await producer.send_many("clicks", b"abc")  # type: ignore[arg-type]
-            with pytest.raises(TypeError, match="values are a sequence of bytes, not int"):
+            with pytest.raises(TypeError, match="values must be a sequence of bytes, not int"):
                 await producer.send_many("clicks", 5)  # type: ignore[arg-type]
-            with pytest.raises(TypeError, match="timestamps_ms are a sequence of int, not int"):
+            with pytest.raises(TypeError, match="timestamps_ms must be a sequence of int, not int"):
                 await producer.send_many("clicks", [b"x"], timestamps_ms=5)  # type: ignore[arg-type]
             with pytest.raises(InvalidRequestError, match="2 keys for 1 values"):
                 await producer.send_many("clicks", [b"x"], keys=[b"a", b"b"])

@@ -7,6 +7,7 @@ from typing import Any
 
 from memq.client.admin.aio_admin import AsyncAdmin, GovernorPlan, Settings
 from memq.client.admin.group_positions import GroupDescription, Reset
+from memq.client.arguments import public_name
 from memq.client.background import Background, BlockingClient
 from memq.client.consumer.settings import Point
 from memq.client.link_pool import CONNECT_TIMEOUT_MS
@@ -22,6 +23,7 @@ class Admin(BlockingClient):
     Every method raises UnreachableError when no broker answers for `connect_timeout_ms`, and what the broker says.
     """
 
+    @public_name("Admin")
     def __init__(
         self,
         brokers: str | Sequence[str] | None = None,

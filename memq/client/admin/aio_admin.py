@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from memq.client.admin.group_positions import GroupDescription, PartitionProgress, Reset
-from memq.client.arguments import check_connect_timeout, runtime_of
+from memq.client.arguments import check_connect_timeout, public_name, runtime_of
 from memq.client.broker_router import BrokerRouter
 from memq.client.closing import AsyncClosing
 from memq.client.consumer.offset_resolver import Lag, OffsetResolver
@@ -63,6 +63,7 @@ class AsyncAdmin(AsyncClosing):
     Every method raises UnreachableError when no broker answers for `connect_timeout_ms`, and what the broker says.
     """
 
+    @public_name("Admin")
     def __init__(
         self,
         brokers: str | Sequence[str] | None = None,
@@ -343,11 +344,11 @@ def _position_in(state: GroupState, partition: ReadPartition) -> Position | None
 def _sendable(settings: Settings) -> dict[str, bool | int | str]:
     """Return settings that a request can carry; what they mean the broker knows."""
     if not isinstance(settings, Mapping):
-        raise TypeError(f"settings are a mapping of names to values, not {type(settings).__name__}")
+        raise TypeError(f"settings must be a mapping of names to values, not {type(settings).__name__}")
     for name, value in settings.items():
         check_kind("the name of a topic setting", name, str)
         if not isinstance(value, bool | int | str):
-            raise TypeError(f"topic setting {name} is a number, a text or a bool, not {type(value).__name__}")
+            raise TypeError(f"topic setting {name} must be a number, a text or a bool, not {type(value).__name__}")
         if isinstance(value, int) and value.bit_length() > 63:
             raise InvalidSettingError(f"topic setting {name} = {value:.3g} is beyond 2^63")
     return dict(settings)
@@ -357,7 +358,7 @@ def _check_topics(topics: Sequence[Topic]) -> None:
     """Refuse names in place of topics. Raises: TypeError."""
     for topic in topics:
         if not isinstance(topic, Topic):
-            raise TypeError(f"a topic is a memq.topic.Topic, as `topics` returns them, not {type(topic).__name__}")
+            raise TypeError(f"topic must be a memq.topic.Topic, as `topics` returns them, not {type(topic).__name__}")
 
 
 def _topic_of(answer: AdminAnswer) -> Topic:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from memq.client.arguments import check_callbacks, check_tracer_provider, runtime_of
+from memq.client.arguments import check_callbacks, check_tracer_provider, public_name, runtime_of
 from memq.client.consumer.core import ConsumerCore
 from memq.client.consumer.fetch.fetcher import BatchFetcher, ReadMode
 from memq.client.consumer.group.membership import AssignmentEvents
@@ -28,6 +28,7 @@ OnPartitions = Callable[[list[TopicPartition]], object]  # of an AsyncConsumer i
 class ConsumerFace(ABC):
     """A consumer without its calls: those block, or are awaited."""
 
+    @public_name("Consumer")
     def __init__(
         self,
         brokers: str | Sequence[str] | None,

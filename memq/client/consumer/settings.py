@@ -75,29 +75,29 @@ class ConsumerSettings:
         if self.read not in ("auto", "direct", "broker"):
             raise InvalidSettingError(f"read = {self.read!r} is not 'auto', 'direct' or 'broker'")
         if self.s3 is not None and not isinstance(self.s3, Mapping):
-            raise TypeError(f"s3 is a mapping of settings, not {type(self.s3).__name__}")
+            raise TypeError(f"s3 must be a mapping of settings, not {type(self.s3).__name__}")
         check_point(self.start, "start", self.topics)
         if self.end is not None:
             check_point(self.end, "end", self.topics)
         return self
 
 
-def topics_of(topics: str | Sequence[str]) -> tuple[str, ...]:
+def topics_of(topics: str | bytes | Sequence[str]) -> tuple[str, ...]:
     """Return the topics that a consumer is to read; their names are checked later. Raises: TypeError."""
     if isinstance(topics, str):
         return (topics,)
-    if not isinstance(topics, Iterable):
-        raise TypeError(f"topics are one topic or a sequence of such, not {type(topics).__name__}")
+    if isinstance(topics, bytes) or not isinstance(topics, Iterable):
+        raise TypeError(f"topics must be one topic or a sequence of topics, not {type(topics).__name__}")
     return tuple(topics)
 
 
 def check_point(point: Point, name: str, topics: Sequence[str]) -> None:
     """Refuse what is no place in a topic. Raises: InvalidRequestError, TypeError."""
     if not isinstance(point, str | datetime | Position | Mapping) and not _is_list(point):
-        raise TypeError(f"{name} is 'beginning', 'end', a datetime or a memq.Position, not {type(point).__name__}")
+        raise TypeError(f"{name} must be 'beginning', 'end', a datetime or a memq.Position, not {type(point).__name__}")
     if isinstance(point, str) and point not in (BEGINNING, END):
         raise InvalidRequestError(
-            f"{name} = '{point[:60]}' is not a place", hint="use 'beginning', 'end', a datetime or a memq.Position"
+            f"{name} = '{point[:60]}' is not a position", hint="use 'beginning', 'end', a datetime or a memq.Position"
         )
     if isinstance(point, datetime) and point.tzinfo is None:
         raise InvalidRequestError(

@@ -40,7 +40,7 @@ class ClientCollector:
 
     def __init__(self, clients: Mapping[str, Counting]) -> None:
         if not isinstance(clients, Mapping):
-            raise TypeError(f"clients are a mapping of names to clients, not {type(clients).__name__}")
+            raise TypeError(f"clients must be a mapping of names to clients, not {type(clients).__name__}")
         self._clients = dict(clients)
 
     def collect(self) -> Iterable[Metric]:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from memq.client.arguments import check_tracer_provider, runtime_of
+from memq.client.arguments import check_tracer_provider, public_name, runtime_of
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
 from memq.client.observers.report_carrier import reporting
 from memq.client.producer.core import Observe, ProducerCore
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 class ProducerFace(ABC):
     """A producer without its calls: those block, or are awaited."""
 
+    @public_name("Producer")
     def __init__(
         self,
         brokers: str | Sequence[str] | None = None,

@@ -109,13 +109,13 @@ def check_many(
         raise InvalidRequestError(f"{len(checked_keys)} keys for {len(checked)} values")
     if timestamps_ms is not None:
         if not isinstance(timestamps_ms, Iterable):
-            raise TypeError(f"timestamps_ms are a sequence of int, not {type(timestamps_ms).__name__}")
+            raise TypeError(f"timestamps_ms must be a sequence of int, not {type(timestamps_ms).__name__}")
         timestamps_ms = list(timestamps_ms)
         if len(timestamps_ms) != len(checked):
             raise InvalidRequestError(f"{len(timestamps_ms)} timestamps for {len(checked)} values")
         for kind in dict.fromkeys(map(type, timestamps_ms)):
             if kind is not int:
-                raise TypeError(f"timestamp_ms is of type int, not {kind.__name__}")
+                raise TypeError(f"timestamp_ms must be int, not {kind.__name__}")
         if checked and not -TIME_MS_END < min(timestamps_ms) <= max(timestamps_ms) < TIME_MS_END:
             raise InvalidRequestError("a timestamp in ms is outside -2^53 to 2^53")
     return RecordColumns(checked, checked_keys, timestamps_ms, tag)
@@ -147,19 +147,19 @@ _KINDS = {bytes, type(None)}
 def check_not_text(cells: object, what: str) -> None:
     """Refuse one value where many are asked for: bytes and str would be taken apart. Raises: TypeError."""
     if isinstance(cells, bytes | bytearray | memoryview | str) or not isinstance(cells, Iterable):
-        raise TypeError(f"{what} are a sequence of bytes, not {type(cells).__name__}")
+        raise TypeError(f"{what} must be a sequence of bytes, not {type(cells).__name__}")
 
 
 def check_kind(what: str, value: object, kind: type[int | str]) -> None:
     """Refuse a value that is neither None nor a `kind`; a bool is no int here. Raises: TypeError."""
     if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-        raise TypeError(f"{what} is of type {kind.__name__}, not {type(value).__name__}")
+        raise TypeError(f"{what} must be {kind.__name__}, not {type(value).__name__}")
 
 
 def check_switch(what: str, value: object) -> None:
     """Refuse what is neither True nor False: "false" would be true. Raises: TypeError."""
     if not isinstance(value, bool):
-        raise TypeError(f"{what} is of type bool, not {type(value).__name__}")
+        raise TypeError(f"{what} must be bool, not {type(value).__name__}")
 
 
 def as_bytes(value: BytesLike | None, what: str) -> bytes | None:
@@ -173,7 +173,7 @@ def as_bytes(value: BytesLike | None, what: str) -> bytes | None:
             raise InvalidRequestError(f"{what} {value[:60]!a} is not valid Unicode") from error
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
-    raise TypeError(f"{what} is bytes-like or str, not {type(value).__name__}")
+    raise TypeError(f"{what} must be bytes-like or str, not {type(value).__name__}")
 
 
 def header_pairs(headers: HeadersLike) -> tuple[tuple[str, bytes | None], ...]:
@@ -183,11 +183,11 @@ def header_pairs(headers: HeadersLike) -> tuple[tuple[str, bytes | None], ...]:
     """
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     if not isinstance(pairs, Iterable):
-        raise TypeError(f"headers are pairs or a mapping, not {type(headers).__name__}")
+        raise TypeError(f"headers must be pairs or a mapping, not {type(headers).__name__}")
     return tuple([_as_header(pair) for pair in pairs])
 
 
 def _as_header(pair: object) -> tuple[str, bytes | None]:
     if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], str):
-        raise TypeError(f"a header is a pair (str, bytes), not {ascii(pair)[:60]}")
+        raise TypeError(f"a header must be a pair (str, bytes), not {ascii(pair)[:60]}")
     return pair[0], as_bytes(pair[1], f"header '{pair[0][:60]}'")

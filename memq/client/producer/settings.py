@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from memq.client.arguments import check_callbacks, check_client_id, check_connect_timeout, check_zone
+from memq.client.arguments import check_callbacks, check_client_id, check_connect_timeout, check_str, check_zone
 from memq.client.link_pool import CONNECT_TIMEOUT_MS
 from memq.client.producer.delivery import Ack
 from memq.client.producer.fields import check_switch
@@ -93,6 +93,7 @@ def producer_settings(
         raise InvalidSettingError(f"codec = {codec!r} is not one of {', '.join(CODECS)}")
     check_callbacks(on_ack=on_ack)
     check_switch("audit", audit)
+    check_str("name", name)
     if name and acks != "all":
         raise InvalidSettingError(f"acks = {acks!r} of producer '{name}'", hint="a named producer has acks='all'")
     _check_bounds("linger_ms", linger_ms, 0, 60_000)
