@@ -20,7 +20,7 @@ _FOR_EVER_S = 1e9  # from here on a timeout is none: the system's clocks can't w
 
 
 def public_name(name: str) -> Callable[[Function], Function]:
-    """Name a constructor as users call it, such as `Producer`: Python's errors about arguments begin with this name."""
+    """Name a constructor as users call it: Python's errors about its arguments begin with this name."""
 
     def rename(function: Function) -> Function:
         function.__qualname__ = name
