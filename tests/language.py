@@ -1,7 +1,7 @@
-"""The lint of language: plain words in docs, help texts and public docstrings, and short first lines of docstrings.
+"""The lint of language: plain words in docs, help texts and public docstrings, short sentences and first lines.
 
-`make lint` runs it. Code spans and quotations are not checked. Other comments and tests still have old words: their
-number may only shrink.
+`make lint` runs it. Code spans and quotations are not checked, and no words of a sentence. Other comments and tests
+still have old words: their number may only shrink.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import ast
 import gc
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FIRST_LINE_MAX = 100
+SENTENCE_WORDS_MAX = 25
 OLD_LINES_MAX = 349  # may only shrink
 
 # A pattern, and the words to write instead.
@@ -35,6 +36,16 @@ OPENING = (
 RULES = tuple((re.compile(pattern, re.IGNORECASE), advice) for pattern, advice in WORDS)
 STRICT = (*RULES, (re.compile(OPENING[0]), OPENING[1]))
 OLD = re.compile("|".join(pattern for pattern, _ in WORDS))
+LONG_SENTENCES = (
+    "CHANGELOG.md",
+    "docs/adr/",
+    "docs/benchmarks.md",
+    "docs/formats.md",
+    "docs/roadmap.md",
+)  # may only shrink
+SENTENCE_END = re.compile(r"(?<=[.!?])[)*]* (?=[^a-z\s])")
+LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+BLOCK_START = re.compile(r"[-*] |\d+\. |#|\|")
 HELPS = ("help", "epilog", "short_help", "doc")
 UNCHECKED = re.compile(r'`[^`]*`|"[^"]*"')
 
@@ -51,16 +62,40 @@ def faults(text: str) -> Iterator[str]:
 
 
 def pages() -> Iterator[Line]:
-    """Yield the lines of all Markdown pages, without blocks of code."""
+    """Yield the lines of all Markdown pages; those of blocks of code are empty."""
     for path in (
-        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
         *ROOT.glob("docs/**/*.md"),
     ):
         code = False
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            code ^= line.startswith("```")
-            if not code:
-                yield path.relative_to(ROOT).as_posix(), number, line
+            fence = line.lstrip().startswith("```")
+            code ^= fence
+            yield path.relative_to(ROOT).as_posix(), number, "" if code or fence else line
+
+
+def paragraphs(lines: Iterable[Line]) -> Iterator[Line]:
+    """Yield paragraphs, items of lists and cells of tables, as one line each; a semicolon ends an item in a cell."""
+    held: Line = ("", 0, "")
+    for name, number, line in (*lines, ("", 0, "")):
+        text = line.strip()
+        if held[2] and (name != held[0] or not text or BLOCK_START.match(text)):
+            yield held
+            held = ("", 0, "")
+        if text.startswith("|"):
+            yield from ((name, number, item) for item in re.split(r"\||; ", text))
+        elif text and not text.startswith("#"):
+            held = (name, held[1] or number, f"{held[2]} {text}")
+
+
+def long_sentences(lines: Iterable[Line]) -> Iterator[str]:
+    """Yield the faults of sentences with too many words. Code and quotations are no words."""
+    for name, number, text in paragraphs(line for line in lines if not line[0].startswith(LONG_SENTENCES)):
+        for sentence in SENTENCE_END.split(UNCHECKED.sub("…", text)):
+            words = [word for word in LINK.sub(r"\1", sentence).split() if re.search(r"\w", word)]
+            if len(words) > SENTENCE_WORDS_MAX:
+                start = " ".join(words[:6])
+                yield f"{name}:{number}: sentence of {len(words)} words, at most {SENTENCE_WORDS_MAX}: '{start} …'"
 
 
 def public_modules(trees: dict[str, ast.Module]) -> set[str]:
@@ -124,7 +159,9 @@ def old_lines() -> int:
 
 def main() -> int:
     gc.disable()  # the trees of 450 files: collections took a third of the time
-    found = [f"{name}:{number}: {fault}" for name, number, line in pages() for fault in faults(line)]
+    lines = list(pages())
+    found = [f"{name}:{number}: {fault}" for name, number, line in lines for fault in faults(line)]
+    found += long_sentences(lines)
     found += code_faults()
     if (count := old_lines()) > OLD_LINES_MAX:
         found.append(f"{count} lines of code have words of tests/language.py, {OLD_LINES_MAX} may: {dict(WORDS)}")

@@ -43,11 +43,14 @@ PAGE = ROOT / "docs" / "metrics.md"
 ALERTS = ROOT / "deploy" / "prometheus" / "memq-alerts.yaml"
 HEAD = """# Metrics
 
-Brokers and `memq dev` export what begins with `memq_broker_` and `memq_store_` on `/metrics` of their HTTP port (9877);
-`memq lag --serve HOST:PORT` exports the lag of consumer groups, once for a cluster, and `memq auditor metrics` what the
-auditors found. A counter's line ends in `_total`,
-those of a histogram in `_bucket`, `_sum` and `_count`. *Series* is how many there are at most for one process: no label
-has a value that a record brings.
+| exporter | metrics |
+|---|---|
+| brokers and `memq dev`, `/metrics` of their HTTP port (9877) | `memq_broker_…` and `memq_store_…` |
+| `memq lag --serve HOST:PORT`, once for a cluster | lag of consumer groups |
+| `memq auditor metrics --serve HOST:PORT` | findings of the auditors |
+
+The name of a counter ends in `_total`; a histogram has lines with `_bucket`, `_sum` and `_count`. *Series* is the
+maximum number of series of one process: no label has a value that comes from a record.
 
 ```sh
 curl -s http://127.0.0.1:9877/metrics

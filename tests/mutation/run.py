@@ -115,7 +115,8 @@ class Session:
         by_hand = [verdict for verdict in verdicts if verdict.operator == BY_HAND and verdict.outcome == "survived"]
         if clearly_below(found, count):
             print(
-                f"{found} of {count} found: clearly below {FLOOR:.0%}, which earlier samples reached; see docs/test-results.md"
+                f"{found} of {count} found: clearly below {FLOOR:.0%}, which earlier samples reached;"
+                " see docs/test-results.md"
             )
         if self._near:  # the rest of the tests may find those made by hand
             return int(clearly_below(found, count))

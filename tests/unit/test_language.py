@@ -35,6 +35,34 @@ def test_code_quotations_and_questions_are_none(line: str) -> None:
     assert not list(language.faults(line))
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("w " * 25 + "w.", [26]),
+        ("w " * 25 + ".", []),
+        ("w " * 13 + "\n" + "w " * 13, [26]),  # a paragraph
+        ("w " * 13 + "\n\n" + "w " * 13, []),
+        ("w " * 13 + "\n- " + "w " * 13, []),
+        ("w " * 13 + "ends. " + "Then " * 13, []),
+        ("w " * 13 + "ends; then " + "w " * 13, [28]),
+        ("| " + "w " * 13 + "ends; then " + "w " * 13 + "|", []),  # items of a cell
+        ("| " + "w " * 26 + "|", [26]),
+        ("w " * 13 + "\n# " + "w " * 26, []),
+        ("w " * 25 + "`code of many words` " * 9 + "[link](https://x.org)", [26]),
+    ],
+)
+def test_a_long_sentence_is_found_in_paragraphs_items_and_cells(text: str, words: list[int]) -> None:
+    lines = [("README.md", number, line) for number, line in enumerate(text.splitlines(), 1)]
+    found = list(language.long_sentences(lines))
+    assert len(found) == len(words)
+    assert all(f"sentence of {count} words" in fault for count, fault in zip(words, found, strict=True))
+    assert not list(language.long_sentences([("CHANGELOG.md", number, line) for _, number, line in lines]))
+
+
+def test_two_pages_are_no_paragraph() -> None:
+    assert not list(language.long_sentences([("README.md", 1, "w " * 13), ("docs/a.md", 1, "w " * 13)]))
+
+
 def test_docstrings_of_commands_and_inner_names() -> None:
     text = '"""Top."""\n@group.command("x")\ndef f(): "Run."\nclass _A:\n    def g(self): "Inner."\n'
     found = [(line, lines[0], public, command) for line, lines, public, command in language.docstrings(ast.parse(text))]
