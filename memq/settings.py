@@ -88,8 +88,8 @@ class BrokerSettings:
         256 * MIB, "budget for blocks in memory; when it is used up, sockets are not read", 32 * MIB, 1 << 44
     )
     connections_max: int = _setting(10_000, "bound on open connections; further ones are closed", 1, 1_000_000)
-    hello_timeout_ms: int = _setting(10_000, "a connection that has not said HELLO by then is closed", 100, 600_000)
-    frame_timeout_ms: int = _setting(30_000, "a frame that is not whole by then closes its connection", 100, 3_600_000)
+    hello_timeout_ms: int = _setting(10_000, "time after which a connection without HELLO is closed", 100, 600_000)
+    frame_timeout_ms: int = _setting(30_000, "time after which a partial frame closes its connection", 100, 3_600_000)
     shared_age_ms_max: int = _setting(
         250, "time that batches of topics with shared_objects wait for each other", 1, 60_000
     )

@@ -35,22 +35,23 @@ from memq.topic import HOLDS, NEXT_BATCH, TopicSettings
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 HEAD = """# Configuration
 
-Every setting with its type, unit, default and meaning; written from the code. How flags, environment, files and
-profiles are laid over each other: [cli.md](cli.md). A size is written as `64MiB`, a time as `5s`; a plain number has
-the unit that is given here. `memq config --show-origin` prints what holds, and where it comes from.
+Every setting with its type, unit, default and meaning. This page is generated from the code. The page
+[command line](cli.md#settings) describes the order of flags, environment, file and profile. Write a size as `64MiB`, a
+time as `5s`; a plain number has the unit given here. `memq config --show-origin` prints the value and origin of each
+setting.
 """
 BROKER = """\
-`memq broker` and `memq dev`; as a flag `--memory-bytes-max`, in a file `memory_bytes_max`, in the environment
-`MEMQ_MEMORY_BYTES_MAX`."""
+Settings of `memq broker` and `memq dev`: as a flag `--memory-bytes-max`, in a file `memory_bytes_max`, in the
+environment `MEMQ_MEMORY_BYTES_MAX`."""
 KAFKA = f"""\
-In a file `[kafka]`, in the environment `MEMQ_KAFKA_…`. Any other name is librdkafka's own and is passed through, in the
-file as `"security.protocol" = "SASL_SSL"`, in the environment as `MEMQ_KAFKA_SECURITY_PROTOCOL`. Refused are those that
-a guarantee rests on: {", ".join(f"`{name}`" for name in sorted(OWN))}."""
+In a file `[kafka]`, in the environment `MEMQ_KAFKA_…`. Other names are passed to librdkafka, from
+the file as `"security.protocol" = "SASL_SSL"`, from the environment as `MEMQ_KAFKA_SECURITY_PROTOCOL`. Settings on
+which a guarantee depends are refused: {", ".join(f"`{name}`" for name in sorted(OWN))}."""
 CLIENTS = """
 ## Section [clients]
 
-In a file `[clients]`, in the environment `MEMQ_CLIENTS_…`: what clients may have at one broker. The name is a client
-id, or `default` for all others; the value a mode (`off`, `observe`, `soft`, `hard`), then bytes or requests per
+In a file `[clients]`, in the environment `MEMQ_CLIENTS_…`: limits of clients at one broker. The name is a client
+id, or `default` for all others. The value is a mode (`off`, `observe`, `soft`, `hard`), then bytes or requests per
 second, or both: `loader = "soft 10MiB/s 500/s"`. See [operations](operations.md#limits).
 """
 PARTS: tuple[tuple[str, str, type[Any]], ...] = (
