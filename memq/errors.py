@@ -9,11 +9,11 @@ RetryableError         tries again later (unreachable, throttled, timed out, ful
 InvalidRequestError    changes the input (not found, bad name, too large, unknown setting)
 DeniedError            gets a permission
 FencedError            stops: another process took over
-OutcomeUnknownError    asks: it may or may not have happened
+OutcomeUnknownError    checks whether it happened
 CorruptDataError       reports: stored or sent bytes are damaged
 =====================  ==========================================================
 
-`code` is stable text and travels on the wire; `hint` says what to do. Messages are lowercase,
+`code` is stable text, also on the wire; `hint` says what to do. Messages are lowercase,
 without a final dot, and carry the values.
 """
 
@@ -68,7 +68,7 @@ class FencedError(MemqError):
 
 
 class OutcomeUnknownError(MemqError):
-    """It may or may not have happened: ask before doing it again."""
+    """It may or may not have happened: check before doing it again."""
 
     code = "outcome-unknown"
     default_hint = "check whether it happened before doing it again"
@@ -109,7 +109,7 @@ class OverLimitError(RetryableError):
     """A topic or a client exceeds its limit, whose mode is hard. Try again after `retry_after_ms`."""
 
     code = "over-limit"
-    default_hint = "wait as long as the message says, send less, or have the limit raised"
+    default_hint = "wait for the time in the message, send less, or raise the limit"
 
 
 class NotReadyError(RetryableError):
@@ -123,14 +123,14 @@ class LogLostError(NotReadyError):
     """The queue has lost the log of a partition whose batches the store has. It stays closed."""
 
     code = "log-lost"
-    default_hint = "the queue has lost its log: stop the brokers, and make it again with memq restore"
+    default_hint = "the queue has lost the log: stop the brokers and rebuild it with memq restore"
 
 
 class DrainingError(RetryableError):
-    """The broker is leaving and takes nothing new."""
+    """The broker is draining and accepts no new blocks."""
 
     code = "draining"
-    default_hint = "use another broker, or wait until this one is back"
+    default_hint = "use another broker, or wait until this one has started again"
 
 
 class BufferFullError(RetryableError):
@@ -141,10 +141,10 @@ class BufferFullError(RetryableError):
 
 
 class MovedError(RetryableError):
-    """The partition lives at another broker: at `address`, or ask for metadata when it is empty."""
+    """Another broker owns the partition. Its address is `address`, or, if that is empty, in the metadata."""
 
     code = "moved"
-    default_hint = "refresh the metadata and go to the broker that it names"
+    default_hint = "refresh the metadata and connect to the broker that it names"
     address = ""
 
 
@@ -170,7 +170,7 @@ class QueueRefusedError(RetryableError):
 
 
 class SpoolError(RetryableError):
-    """The broker can't keep a block on its disk, as the topic's `ack1 = "disk"` asks: it was not taken."""
+    """The broker can't write a block to its disk, as `ack1 = "disk"` requires: the block is refused."""
 
     code = "spool-failed"
     default_hint = "check the broker's disk and its settings spool and spool_bytes_max; acks=all continues"
@@ -197,11 +197,11 @@ class NotFoundError(InvalidRequestError):
     """The topic, group, object or partition does not exist."""
 
     code = "not-found"
-    default_hint = "check the name; memq topic list shows what there is"
+    default_hint = "check the name; memq topic list shows the topics"
 
 
 class PositionExpiredError(InvalidRequestError):
-    """Retention took what lies at a position of `topic`; `first` is the first one left (`0:17:0`)."""
+    """Retention removed the record at a position of `topic`; `first` is the first left (`0:17:0`)."""
 
     code = "position-expired"
     default_hint = "continue at 'beginning', or at the position that the message names"
@@ -217,7 +217,7 @@ class AlreadyExistsError(InvalidRequestError):
 
 
 class ObjectExistsError(InvalidRequestError):
-    """Another object lies under this key: put-if-absent found different bytes."""
+    """Another object has this key: put-if-absent found different bytes."""
 
     code = "object-exists"
     default_hint = "keys are never used twice; find the writer of the object"
@@ -297,7 +297,7 @@ class TooOldError(InvalidRequestError):
     """A block was first sent longer ago than the topic's delivery timeout."""
 
     code = "too-old"
-    default_hint = "give the block up: its outcome is unknown"
+    default_hint = "give up the block; its outcome is unknown"
 
 
 class ClosedError(InvalidRequestError):
@@ -308,10 +308,10 @@ class ClosedError(InvalidRequestError):
 
 
 class ForkedError(InvalidRequestError):
-    """A client made before fork() was used in the child."""
+    """A client created before fork() was used in the child."""
 
     code = "forked"
-    default_hint = "make the client after fork(), in the process that uses it"
+    default_hint = "create the client after fork(), in the process that uses it"
 
 
 # ---- fenced ----------------------------------------------------------------------------------
@@ -325,17 +325,17 @@ class EpochFencedError(FencedError):
 
 
 class ProducerFencedError(FencedError):
-    """A newer instance of the named producer has begun: this one sends nothing any more."""
+    """A newer instance of the named producer has started: this one may not send."""
 
     code = "producer-fenced"
     default_hint = "stop this instance; two that run at once need two names"
 
 
 class TermFencedError(FencedError):
-    """Another governor was elected: this one changes nothing any more."""
+    """Another governor was elected: this one may not change assignments."""
 
     code = "term-fenced"
-    default_hint = "nothing to do; the governor of the newer term plans on"
+    default_hint = "nothing to do; the governor of the newer term continues"
 
 
 class GenerationFencedError(FencedError):

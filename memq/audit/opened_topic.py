@@ -95,7 +95,7 @@ def _direct_source(metadata: ClusterMetadata, stores: OpenStores) -> ReadObject:
     for store in metadata.stores:
         opened = stores(store.name)
         if opened is None:
-            raise DeniedError(f"there is no way from here to the store '{store.name}' at '{store.url}'")
+            raise DeniedError(f"no connection is possible from here to the store '{store.name}' at '{store.url}'")
         direct[store.name] = opened
 
     def open_store(name: str) -> StorageHandler:

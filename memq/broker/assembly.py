@@ -201,7 +201,7 @@ def _chosen(name: str, url: str, table: dict[str, Open[Part]]) -> Open[Part]:
     if colon and scheme in table:
         return table[scheme]
     raise InvalidSettingError(
-        f"setting {name} = '{url[:200]}' names no kind of {name} that there is",
+        f"setting {name} = '{url[:200]}' is no known kind of {name}",
         hint=did_you_mean(scheme, table) if colon else f"write it as {' or '.join(f'{kind}:…' for kind in table)}",
     )
 

@@ -223,7 +223,7 @@ class Broker:
                     if not leaves:
                         await self._enter(draining=False)
                     raise InvalidRequestError(
-                        f"no other broker takes the {len(held)} partitions of broker '{self._entry.id}'",
+                        f"no other broker has taken the {len(held)} partitions of broker '{self._entry.id}'",
                         hint="start another broker first",
                     )
                 if not held:

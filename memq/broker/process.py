@@ -92,7 +92,7 @@ async def _run(broker: Broker, settings: BrokerSettings, signals: Signals, compa
         if broker.failure is not None:
             _name_held(broker)
             return 1
-        events.info("draining", "taking nothing new, finishing what was taken; a second signal gives it up")
+        events.info("draining", "refusing new blocks, storing and acking the others; a second signal ends the drain")
         await _cancel(beside)
         drain = asyncio.create_task(broker.drain(), name="drain")
         await _first(asyncio.shield(drain), signals.second.wait())

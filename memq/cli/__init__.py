@@ -18,25 +18,25 @@ COMPLETE_VARIABLE = "_MEMQ_COMPLETE"  # set by the shell when it asks for comple
 # name: (module, attribute, what it does); in the order of help
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "dev": ("memq.cli.cluster.dev", "dev", "run broker, store, queue and auditor in one process, on one folder"),
-    "broker": ("memq.cli.cluster.broker", "broker", "run one broker of a cluster; list and drain those that run"),
-    "governor": ("memq.cli.cluster.governor", "governor", "show what the governor would change"),
+    "broker": ("memq.cli.cluster.broker", "broker", "run one broker of a cluster; list and drain brokers"),
+    "governor": ("memq.cli.cluster.governor", "governor", "show the moves that the governor plans"),
     "topic": ("memq.cli.cluster.topic", "topic", "list, create, describe, alter and delete topics"),
     "produce": ("memq.cli.records.produce", "produce", "send records, one per line of stdin or files"),
     "consume": ("memq.cli.records.consume", "consume", "print records"),
     "group": ("memq.cli.cluster.group", "group", "list, describe, reset and delete consumer groups"),
-    "lag": ("memq.cli.cluster.lag", "lag", "how far groups are behind, in records and bytes"),
-    "inspect": ("memq.cli.store.inspect", "inspect", "show what an object holds"),
+    "lag": ("memq.cli.cluster.lag", "lag", "show the lag of consumer groups, in records and bytes"),
+    "inspect": ("memq.cli.store.inspect", "inspect", "show the contents of an object"),
     "verify": ("memq.cli.store.verify", "verify", "check objects, folders or topics: index, blocks, checksums"),
-    "audit": ("memq.cli.audit.audit", "audit", "say what was lost, doubled or damaged, and how sure that is"),
-    "trace": ("memq.cli.audit.trace", "trace", "show the whole path of one record"),
+    "audit": ("memq.cli.audit.audit", "audit", "report lost, doubled and damaged records of a topic"),
+    "trace": ("memq.cli.audit.trace", "trace", "show the path of one record"),
     "auditor": ("memq.cli.audit.auditor", "auditor", "watch all topics for lost, doubled and damaged records"),
-    "import": ("memq.cli.records.import_topics", "import_topics", "copy topics of a Kafka"),
-    "sweep": ("memq.cli.store.sweep", "sweep", "delete the objects that no pointer names, or only name them"),
-    "restore": ("memq.cli.store.restore", "restore", "make a lost notification queue anew from the objects"),
-    "accept-store": ("memq.cli.store.accept_store", "accept_store", "take a moved store as that of the cluster"),
+    "import": ("memq.cli.records.import_topics", "import_topics", "copy topics from a Kafka cluster"),
+    "sweep": ("memq.cli.store.sweep", "sweep", "delete objects that no pointer names, or list them"),
+    "restore": ("memq.cli.store.restore", "restore", "rebuild a lost notification queue from the objects"),
+    "accept-store": ("memq.cli.store.accept_store", "accept_store", "accept a moved store for the cluster"),
     "bench": ("memq.cli.records.bench", "bench", "measure produce and consume against a broker"),
     "doctor": ("memq.cli.cluster.doctor", "doctor", "check this machine, the settings and the broker"),
-    "config": ("memq.cli.cluster.config", "config", "show the settings, and where each comes from"),
+    "config": ("memq.cli.cluster.config", "config", "show the settings and their origins"),
 }
 
 
@@ -53,7 +53,7 @@ def help_text() -> str:
             "Commands:",
             *lines,
             "",
-            "memq COMMAND --help tells a command's options; memq --version the version.",
+            "'memq COMMAND --help' shows the options of a command, 'memq --version' the version.",
         )
     )
 

@@ -126,7 +126,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 def forked_error(what: str) -> ForkedError:
     """Return the error for a client that is used in a child of the process that made it."""
-    return ForkedError(f"this {what} was made before fork() and can't be used in process {os.getpid()}")
+    return ForkedError(f"this {what} was created before fork() and can't be used in process {os.getpid()}")
 
 
 async def _finish(clients: list[SyncClient]) -> None:

@@ -65,7 +65,7 @@ async def publish_parts(
     now_ms = clock.wall_ms()
     if now_ms - min(part.created_ms for part in parts) >= named_within_ms:
         raise NotReadyError(
-            f"copying took over {named_within_ms} ms, and a sweep may take what no manifest names",
+            f"copying took over {named_within_ms} ms, and a sweep may delete objects that no manifest names",
             hint="run it again, with fewer objects at once",
         )
     if parts[0].first > manifest.next:

@@ -101,7 +101,7 @@ class BatchCopier:
         """
         entries = [item async for item in self._entries(partition, span)]
         if not entries or entries[0][0].offset != span.begin:
-            raise NotReadyError(f"retention took pointers from offset {span.begin} of topic '{partition.topic}' on")
+            raise NotReadyError(f"retention removed pointers from offset {span.begin} of topic '{partition.topic}' on")
         created_ms, object_id = self._runtime.clock.wall_ms(), self._runtime.random.getrandbits(64)
         name = (self._cluster, partition.topic, partition.topic_id)
         key = cold_object_key(*name, object_id, created_ms)
@@ -159,7 +159,7 @@ class BatchCopier:
         """Make sure that a batch which can't be had is not one that retention has just taken."""
         ahead = await self._queue.read(partition, entry.offset, 1)
         if not ahead or ahead[0].offset != entry.offset:
-            raise NotReadyError(f"retention took the pointer at offset {entry.offset} of topic '{partition.topic}'")
+            raise NotReadyError(f"retention removed the pointer at offset {entry.offset} of topic '{partition.topic}'")
 
     def _bodies(
         self, entries: Sequence[tuple[Entry, Pointer | None]], places: dict[int, int], key: str, index: int

@@ -177,7 +177,7 @@ def cluster_of(path: Path) -> str:
         return read_identity(path).id
     except FileNotFoundError as error:
         raise InvalidRequestError(
-            f"'{path}' is no data folder of memq dev",
+            f"'{path}' is not a data folder of memq dev",
             hint="name one with --data, or the parts of a cluster by --config",
         ) from error
     except OSError as error:
@@ -228,7 +228,7 @@ def _check_parts(path: Path, names: tuple[str, ...]) -> None:
 def _missing(path: Path, name: str) -> CorruptDataError:
     return CorruptDataError(
         f"data folder '{path}' holds objects, but its '{name}' is missing or empty",
-        hint="make it anew from the objects: memq restore --data DIR"
+        hint="rebuild it from the objects with memq restore --data DIR"
         if name == "queue.sqlite"
         else f"restore '{name}' from a copy, or start with another folder",
     )

@@ -101,7 +101,7 @@ class Registry:
         """Return one assignment, or raise NotFoundError."""
         found = self._assignments.get((topic_id, partition))
         if found is None:
-            raise NotFoundError(f"partition {partition} of topic id {topic_id} is not there")
+            raise NotFoundError(f"partition {partition} of topic id {topic_id} does not exist")
         return found
 
     def brokers(self) -> list[BrokerEntry]:
@@ -245,7 +245,7 @@ class Registry:
     def _current_topic(self, topic: Topic) -> Topic:
         found = self._topics.get(topic.name)
         if found is None or found.id != topic.id:
-            raise NotFoundError(f"topic '{topic.name}' with id {topic.id} is not there")
+            raise NotFoundError(f"topic '{topic.name}' with id {topic.id} does not exist")
         if found.version != topic.version:
             raise VersionConflictError(f"topic '{topic.name}' has version {found.version}, not {topic.version}")
         return found

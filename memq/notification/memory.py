@@ -177,7 +177,7 @@ class MemoryQueue:
     def _group(self, name: str) -> Group:
         found = self._groups.get(check_group(name))
         if found is None:
-            raise NotFoundError(f"group '{name}' is not there", hint="memq group list shows the groups")
+            raise NotFoundError(f"group '{name}' does not exist", hint="memq group list shows the groups")
         return found
 
     def _now_ms(self) -> int:

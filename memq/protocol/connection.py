@@ -87,7 +87,7 @@ class Conversation:
             raise ProtocolError(f"{side.name.lower()} said {name} in state {self.state.name}")
         if self.state is ConnectionState.GREETING and side is Side.CLIENT:
             if self._client_said_hello:
-                raise ProtocolError("client said HELLO twice")
+                raise ProtocolError("client sent HELLO twice")
             self._client_said_hello = True
         self.state = NEXT.get((self.state, side, api), self.state)
 

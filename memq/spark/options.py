@@ -63,7 +63,7 @@ def read_given(given: Mapping[str, str], spelling: Mapping[str, str], foreign: t
             continue
         if _SECRET.search(name):
             raise UnknownSettingError(
-                f"option '{name}' is not taken: options stand in plans and logs",
+                f"option '{name}' is refused: options appear in plans and logs",
                 hint="give keys by the environment of every machine, or by the file that option 'config' names",
             )
         raise UnknownSettingError(f"unknown option '{name}'", hint=did_you_mean(name, tuple(spelling.values())))

@@ -65,7 +65,7 @@ class TaskStores:
         if store not in self._opened:
             url = self._urls.urls.get(store) or self._urls.urls.get(ANY)
             if not url:
-                raise DeniedError(f"nobody says where store '{store}' is", hint="set the option 'store'")
+                raise DeniedError(f"the address of store '{store}' is unknown", hint="set the option 'store'")
             self._opened[store] = self._open(store, url)
         return self._opened[store]
 

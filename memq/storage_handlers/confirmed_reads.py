@@ -169,7 +169,7 @@ class ConfirmedReads:
             number += 1
         text = "; ".join(dict.fromkeys(_text_of(doubt) for doubt in doubts))
         raise StoreError(
-            f"{doubts[0].way.place} came in {len(doubts)} fetches without two that agree: {text[:300]}",
+            f"{doubts[0].way.place} was fetched {len(doubts)} times, and no two fetches agree: {text[:300]}",
             hint="bytes change on the way from the store: check the network and proxies between",
         )
 
@@ -201,7 +201,7 @@ class ConfirmedReads:
         """Count answers that a second fetch contradicted; `text` describes the first fault."""
         self.transit_errors += count
         if self._events is not None:
-            self._events.warning("bytes-differed", f"{place} came otherwise when it was fetched again: {text}")
+            self._events.warning("bytes-differed", f"{place} had other bytes when it was fetched again: {text}")
 
 
 def worst(failures: Sequence[MemqError]) -> MemqError:

@@ -186,7 +186,7 @@ class ObjectFiles:
                 os.link(temporary, path)
             except FileExistsError:
                 if not same_content(path, size, checksum):
-                    raise ObjectExistsError(f"another object lies under key '{key}'") from None
+                    raise ObjectExistsError(f"another object has the key '{key}'") from None
                 # The put that named it may have met an error in the sync below. A sync that follows on a failed one
                 # may return without an error, and have written nothing: only a name that is new is written.
                 os.rename(temporary, path)
@@ -229,14 +229,14 @@ class ObjectFiles:
         except (FileNotFoundError, NotADirectoryError):
             status = None
         if status is None or stat.S_ISDIR(status.st_mode):
-            raise NotFoundError(f"object '{key}' is not there")
+            raise NotFoundError(f"object '{key}' does not exist")
         return status.st_size
 
     def _open(self, key: str) -> FileIO:
         try:
             return FileIO(self.root / key)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            raise NotFoundError(f"object '{key}' is not there") from None
+            raise NotFoundError(f"object '{key}' does not exist") from None
 
     def walk(self, prefix: str) -> Iterator[ObjectEntry]:
         """Yield the objects whose key starts with `prefix`, by key; what vanishes meanwhile may be left out."""

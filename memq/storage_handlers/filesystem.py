@@ -107,7 +107,9 @@ class FilesystemHandler:
         try:
             await self.put(key, [_PROBE], crc32c(_PROBE))
             if await self.get(key) != _PROBE:
-                raise StoreError(f"object '{key}' came back changed", hint="the disk fails: look at the system's log")
+                raise StoreError(
+                    f"object '{key}' was read back with other bytes", hint="the disk fails: look at the system's log"
+                )
         finally:
             await self.delete(key)
 

@@ -37,7 +37,7 @@ class MemoryHandler:
         if found != checksum:
             raise CorruptDataError(f"object '{key}' not stored: its bytes have crc32c {found:08x}, not {checksum:08x}")
         if self.objects.setdefault(key, body) != body:
-            raise ObjectExistsError(f"another object of {len(self.objects[key])} bytes lies under key '{key}'")
+            raise ObjectExistsError(f"another object of {len(self.objects[key])} bytes has the key '{key}'")
         self.modified_ms.setdefault(key, self._clock.wall_ms())
 
     async def delete(self, key: str) -> None:
@@ -78,5 +78,5 @@ class MemoryHandler:
     def _found(self, key: str) -> bytes:
         body = self.objects.get(check_key(key))
         if body is None:
-            raise NotFoundError(f"object '{key}' is not there")
+            raise NotFoundError(f"object '{key}' does not exist")
         return body

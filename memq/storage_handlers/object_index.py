@@ -51,7 +51,7 @@ async def read_batch_entries(
         if location.store in stores
     ]
     if not ways:
-        raise NotFoundError(f"batch {pointer.batch_sequence} lies in no store of this broker")
+        raise NotFoundError(f"batch {pointer.batch_sequence} is in no store of this broker")
     return await ConfirmedReads(events).read(ways)
 
 

@@ -182,11 +182,13 @@ class Cluster:
         there = await self._broker.services.coordinator.topics()
         topics = [each for each in there if each.name == topic or (topic is None and not is_internal(each.name))]
         if len(topics) != 1:
-            raise InvalidRequestError(f"there are {len(topics)} topics here", hint="name one: damage(position, topic)")
+            raise InvalidRequestError(
+                f"this cluster has {len(topics)} topics", hint="name one: damage(position, topic)"
+            )
         partition = ReadPartition(topics[0].name, topics[0].id, position.read_partition)
         entries = await self._queue.read(partition, position.pointer_offset, 1)
         if not entries or entries[0].offset != position.pointer_offset:
-            raise NotFoundError(f"no pointer lies at {position} of topic '{topics[0].name}'")
+            raise NotFoundError(f"no pointer is at {position} of topic '{topics[0].name}'")
         pointer = decode_pointer(entries[0].body)
         if not pointer.locations:
             raise NotFoundError(f"the pointer at {position} is of kind '{pointer.kind}' and holds no records")

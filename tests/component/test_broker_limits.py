@@ -135,7 +135,7 @@ def test_a_clients_limit_is_its_own() -> None:
                 await delivery
             async with AsyncAdmin(broker.address) as admin:
                 everybody, known = await admin.clients("broker-1")
-                with pytest.raises(NotFoundError, match="no live broker is called 'broker-2'"):
+                with pytest.raises(NotFoundError, match="broker 'broker-2' is not running"):
                     await admin.clients("broker-2")
             assert (everybody.client, everybody.mode, everybody.connections) == ("default", "off", 0)
             assert (known.client, known.mode, known.bytes_s, known.requests_s) == ("loader", "hard", 10_000, 0)

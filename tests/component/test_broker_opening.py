@@ -112,7 +112,7 @@ def test_a_partition_that_is_gone_is_not_opened() -> None:
     async def work() -> None:
         async with owning() as (broker, _, topic):
             failing(broker.services.coordinator, "assignment", NotFoundError("no such topic"))
-            with pytest.raises(MovedError, match="partition 0 is gone: no such topic"):
+            with pytest.raises(MovedError, match="partition 0 was deleted: no such topic"):
                 await open_partition(broker.services, topic, 0, read_partitions(topic)[0])
 
     run(work())

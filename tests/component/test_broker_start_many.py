@@ -224,7 +224,7 @@ def test_a_topic_that_is_deleted_during_a_start_does_not_end_it(deleted: bool, m
     class Deleting(MemoryQueue):
         async def create(self, partitions: list[ReadPartition], stale_publish_ms: int) -> None:  # type: ignore[override]
             if partitions[0].topic == "t017":
-                raise NotFoundError("Kafka topic of 't017' is not there")
+                raise NotFoundError("Kafka topic of 't017' does not exist")
             await super().create(partitions, stale_publish_ms)
 
     async def said(self: MemoryCoordinator, topic_id: str) -> bool:

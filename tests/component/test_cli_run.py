@@ -120,7 +120,7 @@ def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None
         (["inspect", "missing"], 3, ["no file or folder 'missing'"]),
         (["inspect", "gs://bucket/key"], 1, ["no store for 'gs'"]),
         (["inspect", "s3://bucket/key?endpont=http://x"], 2, ["'endpont'", "did you mean 'endpoint'?"]),
-        (["inspect", "."], 3, ["no file lies below '.'"]),
+        (["inspect", "."], 3, ["no file is below '.'"]),
         (["verify"], 2, ["URI"]),
         (
             ["import", "kafka", "t", "--into", "t", "--from", "not there"],

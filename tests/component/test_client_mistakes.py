@@ -156,7 +156,7 @@ def test_a_position_belongs_to_its_partition() -> None:
                 consumer.seek("t", 0, memq.Position.parse("1:0:0"))
             with pytest.raises(TypeError, match="partition must be int, not str"):
                 consumer.pause("t", "0")  # type: ignore[arg-type]  # as a newcomer would
-            with pytest.raises(TypeError, match="commit takes a batch that the consumer gave out, not int"):
+            with pytest.raises(TypeError, match="batch must be one that this consumer returned, not int"):
                 consumer.commit(5)  # type: ignore[arg-type]  # the same
 
 

@@ -125,7 +125,7 @@ def test_rows_are_added_up_and_findings_kept_with_their_acknowledgement(open_dat
             (finding,) = await view.findings("clicks")
             assert (finding.kind.value, finding.ranges, finding.records) == ("lost", ((10, 30),), 20)
             await store.acknowledge(finding.id, "ada", 5)
-            with pytest.raises(NotFoundError, match="there is no finding"):
+            with pytest.raises(NotFoundError, match=r"finding .* does not exist"):
                 await store.acknowledge("nobody", "ada", 5)
 
             desk.queue((PRODUCER, 10, 20))

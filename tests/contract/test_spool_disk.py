@@ -142,7 +142,7 @@ def test_files_say_what_to_do(tmp_path: Path) -> None:
         (tmp_path / "spool" / ONE).mkdir()
         with pytest.raises(SpoolError, match=rf"can't be written: '{ONE}': File exists") as caught:
             await disk.append(ONE, [b"x"])
-        assert "look at the broker's disk" in caught.value.hint
+        assert "check the broker's disk" in caught.value.hint
         await disk.append(TWO, [b"x"])
         with pytest.raises(SpoolError, match="can't be read"):
             await disk.read("gone.spool")

@@ -139,7 +139,7 @@ def test_an_end_that_lies_before_entries_is_damage_and_nothing_is_overwritten(tm
 
     async def test(queue: SqliteQueue, clock: ManualClock) -> None:
         for call in (queue.span(part()), queue.publish(publication(clock, b"new"))):
-            with pytest.raises(CorruptDataError, match="ends at offset 4, and has entries behind it"):
+            with pytest.raises(CorruptDataError, match="ends at offset 4, and has entries after it"):
                 await call
         assert (await queue.span(part(1))).end == ENTRIES
 

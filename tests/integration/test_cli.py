@@ -284,7 +284,7 @@ def test_doctor_and_bench(memq: Memq) -> None:
 
 def test_a_plan_without_changes_says_so(memq: Memq) -> None:
     done = memq("governor", "plan")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "there is nothing to move\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "the governor plans no moves\n")
 
 
 def test_limits_of_clients_are_set_and_shown(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_a_kafka_that_goes_away_meanwhile_ends_nobody(own_kafka: Server, request
             else:
                 own_kafka.resume()
         say(process)
-        assert "group 'new' is not there" in line_of(process)
+        assert "group 'new' does not exist" in line_of(process)
         assert process.wait(HANG_S) == 0
 
 

@@ -1,4 +1,4 @@
-"""Kafka away, by SIGSTOP and by SIGKILL, under a broker that takes records and a group that reads them."""
+"""Kafka away, by SIGSTOP and by SIGKILL, under a broker that accepts records and a group that reads them."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_lost_pointers_in_kafka_are_restored_and_the_cluster_goes_on(
         between_ms = fill_over_two_epochs(brokers)
         lose_pointers(kafka, f"{tmp_path.name}.")
         started = command("broker", "--config", config, "--broker-id", "b1", "--port", "0", "--http-port", "-1")
-        assert "make the queue anew with memq restore" in started.stderr
+        assert "rebuild the queue with memq restore" in started.stderr
 
         dry = command("restore", "--config", config, "--dry-run", "--json")
         assert dry.returncode == 0, dry.stderr

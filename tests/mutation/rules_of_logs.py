@@ -20,7 +20,7 @@ MEMORY_STORE = "memq/storage_handlers/memory.py"
 
 STORE = "        self._positions.setdefault(group, {}).update(positions)\n"
 NAME = "                self._name(temporary, key, size, checksum)\n"
-EXISTS = "                    raise ObjectExistsError(f\"another object lies under key '{key}'\") from None\n"
+EXISTS = "                    raise ObjectExistsError(f\"another object has the key '{key}'\") from None\n"
 
 # path, the rule that is broken, the text, what comes in its place
 LOG_RULES: tuple[tuple[str, str, str, str], ...] = (

@@ -155,7 +155,7 @@ def _reader(objects: Mapping[str, bytes]) -> ReadObject:
     async def read_range(store: str, key: str, offset: int, length: int) -> bytes:
         body = objects.get(key)
         if body is None:
-            raise NotFoundError(f"object '{key}' of {store} is not there")
+            raise NotFoundError(f"object '{key}' of {store} does not exist")
         if offset + length > len(body):
             raise CorruptDataError(f"object '{key}' has {len(body)} bytes, asked for {length} from {offset}")
         return body[offset : offset + length]

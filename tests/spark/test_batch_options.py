@@ -154,7 +154,7 @@ def test_values_are_decoded_into_columns(spark: SparkSession, broker: DevServer)
     assert frame.columns == ["key", "n", "s", "sequence"]
     assert [tuple(row) for row in frame.orderBy("n").collect()] == [(None, n, f"x{n}", n) for n in range(100)]
     send(broker.address, "json", [b"no JSON"])
-    with pytest.raises(PySparkException, match="is not what option 'schema' says"):
+    with pytest.raises(PySparkException, match="does not match option 'schema'"):
         read(spark, broker.address, "json", schema=fields).count()
     lenient = read(spark, broker.address, "json", schema=fields, onMalformed="null")
     assert lenient.where("n is null").count() == 1

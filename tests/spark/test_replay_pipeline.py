@@ -110,7 +110,7 @@ def test_a_start_that_retention_moves_is_refused(spark: SparkSession, tmp_path: 
     topic = injure(tmp_path, 1)
     topic.trim(0, 3)
     target = ReplayTarget("target", None, "again")
-    with pytest.raises(InvalidRequestError, match="a second run would begin elsewhere") as caught:
+    with pytest.raises(InvalidRequestError, match="a second run would start elsewhere") as caught:
         replay(spark, read_options(topic.options, "batch"), target)
     assert caught.value.hint == "begin at positions: -o start=0:3:0,1:0:0"
     with pytest.raises(PositionExpiredError, match="0:2:0"):

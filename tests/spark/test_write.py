@@ -164,7 +164,7 @@ def test_a_stream_whose_driver_forgot_its_last_commits_writes_them_once(
         ({"topics": "a"}, False, "unknown option 'topics'"),
         ({"secretKey": "x"}, False, "option 'secretkey' is not taken"),
         ({"mode": "once"}, False, "option 'mode' = 'once'"),
-        ({"writer": "w"}, False, "come together"),
+        ({"writer": "w"}, False, "require each other"),
         ({"writer": "w", "batchId": "-1"}, False, "option 'batchId' = '-1'"),
         ({}, True, "a stream needs the option 'writer'"),
         ({"codec": "gzip"}, False, "option 'codec' = 'gzip'"),

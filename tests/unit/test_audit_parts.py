@@ -96,7 +96,7 @@ def facts(block: BlockCheck) -> tuple[object, ...]:
 
 
 def test_entries_without_a_pointer_survive_their_way() -> None:
-    gone = CheckedEntry(Entry(3, 0, b""), error=NotFoundError("retention took pointers 3 to 4 while the audit ran"))
+    gone = CheckedEntry(Entry(3, 0, b""), error=NotFoundError("retention removed pointers 3 to 4 while the audit ran"))
     back = decode_checked(encode_checked(gone))
     assert (back.expired, back.entry, str(back.error)) == (True, gone.entry, str(gone.error))
     broken = decode_checked(encode_checked(CheckedEntry(Entry(3, 0, b""), error=CorruptDataError("cut"))))

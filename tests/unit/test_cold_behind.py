@@ -199,7 +199,7 @@ def test_a_batch_that_goes_with_its_pointer_while_it_is_copied_is_no_damage() ->
             return await get_range(key, offset, length)
 
         world.store.get_range = taken  # type: ignore[method-assign]  # retention comes in the midst
-        with pytest.raises(NotReadyError, match="retention took the pointer at offset 4"):
+        with pytest.raises(NotReadyError, match="retention removed the pointer at offset 4"):
             await world.parts().copier.copy(PARTITION, Span(1, 8))
 
     asyncio.run(work())

@@ -117,7 +117,7 @@ def test_two_answers_that_were_cut_on_their_way_are_no_damage() -> None:
 
 def test_what_comes_otherwise_each_time_is_not_known() -> None:
     answers = [flipped(60 + 8 * number) for number in range(ROUNDS_MAX)]
-    with pytest.raises(StoreError, match="without two that agree"):
+    with pytest.raises(StoreError, match="no two fetches agree"):
         fetch_confirmed(None, LyingShelf(*answers))
 
 
@@ -277,7 +277,7 @@ def test_only_the_same_place_contradicts_damage_and_only_the_same_way_an_absence
 def test_answers_that_never_agree_are_asked_for_six_seconds_and_all_named() -> None:
     error, seconds, _ = outcome(scripted("place", *(CorruptDataError(f"damage {number}") for number in range(9))))
     assert isinstance(error, StoreError)
-    assert str(error) == "place came in 6 fetches without two that agree: " + "; ".join(
+    assert str(error) == "place was fetched 6 times, and no two fetches agree: " + "; ".join(
         f"damage {number}" for number in range(6)
     )
     assert seconds == pytest.approx(6.05)
@@ -288,4 +288,4 @@ def test_what_was_contradicted_is_logged_by_its_place(caplog: pytest.LogCaptureF
         return await ConfirmedReads(EventLog(LoopClock())).read([scripted("object 'key'", DAMAGED, b"ok")])
 
     assert run_skipping(main()) == b"ok"
-    assert log_lines(caplog) == ["bytes-differed: object 'key' came otherwise when it was fetched again: bad checksum"]
+    assert log_lines(caplog) == ["bytes-differed: object 'key' had other bytes when it was fetched again: bad checksum"]

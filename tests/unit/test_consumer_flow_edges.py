@@ -163,7 +163,7 @@ def test_an_unreadable_pointer_is_named_with_the_place_behind_it() -> None:
     log.entries[0] = Entry(0, 0, b"{")
     failure = delivered(reading(log)).failure
     assert isinstance(failure, CorruptDataError)
-    assert "seek to 0:1:0 to go on" in failure.hint
+    assert "seek to 0:1:0 to continue after it" in failure.hint
     (piece,) = delivered(reading(log, pass_damage=True)).damaged
     assert piece[:4] == (0, 0, 0, None), "its size is unknown"
 

@@ -168,7 +168,7 @@ def test_a_position_behind_an_end_that_goes_back_for_a_moment_is_read() -> None:
 
 
 def test_a_position_behind_an_end_that_stays_is_refused() -> None:
-    with pytest.raises(InvalidRequestError, match="behind its end"):
+    with pytest.raises(InvalidRequestError, match="after its end"):
         ask([], lambda places: places.start_at(position(BATCHES + 1), PARTITION, SETTINGS))
 
 

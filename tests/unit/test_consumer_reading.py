@@ -121,7 +121,7 @@ class World(RemoteQueue, BatchFetcher):
             key = pointer.locations[0].key
             self.keys.append(key)
             if key in self.gone:
-                raise NotFoundError(f"object '{key}' is not there")
+                raise NotFoundError(f"object '{key}' does not exist")
             producer = pointer.producers[0].producer if pointer.producers else 1
             if producer in self.hanging_producers:
                 await self.healed.wait()

@@ -70,7 +70,7 @@ def test_topics_come_in_portions_and_findings_hold_until_they_are_over(
         (heard,) = await source.clients()
         assert (heard.number, heard.client) == (7, client)
         assert (await source.finding("aa")).records == 3
-        with pytest.raises(NotFoundError, match="no finding 'bb'"):
+        with pytest.raises(NotFoundError, match="finding 'bb' does not exist"):
             await source.finding("bb")
 
         over = lost("a", 0)

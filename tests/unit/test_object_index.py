@@ -111,7 +111,7 @@ def test_the_blocks_of_a_batch_are_found_by_its_pointer_in_a_store_of_this_broke
         (entry,) = await read_batch_entries({"main": store}, pointer)
         assert (entry.first_sequence, entry.count) == (7, 2)
         assert [offset for offset, _ in store.ranges] == [len(BLOCK)] * 2, "its head, then it"
-        with pytest.raises(NotFoundError, match="batch 3 lies in no store of this broker"):
+        with pytest.raises(NotFoundError, match="batch 3 is in no store of this broker"):
             await read_batch_entries({"other": store}, pointer)
         with pytest.raises(CorruptDataError, match="its index has not the 3 records of a batch"):
             await read_batch_entries({"main": store}, msgspec.structs.replace(pointer, records=3))

@@ -190,7 +190,7 @@ def test_a_taken_key_is_ours_by_its_mark_or_else_by_its_bytes() -> None:
             if ours:
                 await put(store)
             else:
-                with pytest.raises(ObjectExistsError, match=f"another object of {len(body)} bytes lies under"):
+                with pytest.raises(ObjectExistsError, match=f"another object of {len(body)} bytes has the key"):
                     await put(store)
             assert path.kinds() == asked
             assert store.counters.lost_answers - before == int(ours)
@@ -452,7 +452,7 @@ def test_what_is_wrong_with_the_keys_or_the_store_is_no_missing_right() -> None:
         with pytest.raises(InvalidRequestError, match="does not exist"):
             await store.check()
         path.always, path.short = {}, 1
-        with pytest.raises(StoreError, match="came back changed"):
+        with pytest.raises(StoreError, match="was read back with other bytes"):
             await store.check()
         path.always = {"get": StoreAnswer(412, "PreconditionFailed")}
         with pytest.raises(StoreError):

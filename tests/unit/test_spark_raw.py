@@ -38,7 +38,7 @@ def test_a_path_counts_from_the_current_folder(tmp_path: Path, monkeypatch: pyte
 def test_a_path_without_objects_is_named(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("not memq's")
     for name, error in (("", NotFoundError), ("c-1/topics/clicks", NotFoundError)):
-        with pytest.raises(error, match=f"no objects of memq below '{tmp_path}"):
+        with pytest.raises(error, match=f"no objects of memq exist below '{tmp_path}"):
             asyncio.run(plan_raw(read_options({"path": str(tmp_path / name)}), ReadFilter(), Runtime()))
     with pytest.raises(DeniedError, match=r"folder '.*/nowhere' is not on this machine"):
         asyncio.run(plan_raw(read_options({"path": str(tmp_path / "nowhere")}), ReadFilter(), Runtime()))

@@ -40,7 +40,7 @@ class ForgetfulStore(MemoryHandler):
         """Get, unless it is one of the next `missing` reads."""
         if self.missing:
             self.missing -= 1
-            raise NotFoundError(f"object '{key}' is not there")
+            raise NotFoundError(f"object '{key}' does not exist")
         return await super().get(key, checked=checked)
 
 

@@ -69,7 +69,7 @@ class Checker:
             behind = entries[0].offset if entries else min(page.next, piece.end)
             if behind > first and (await self._queue.span(partition)).begin > first:
                 # Offsets need not be dense; but this is a hole that was none when the audit began.
-                error = NotFoundError(f"retention took pointers {first} to {behind - 1} while the audit ran")
+                error = NotFoundError(f"retention removed pointers {first} to {behind - 1} while the audit ran")
                 yield CheckedEntry(Entry(first, 0, b""), error=error)
             for entry in entries:
                 yield decoded(entry)
@@ -105,7 +105,7 @@ class Checker:
             cause = CorruptDataError("its object is missing")
             cause.__cause__ = error
             if (await self.span(partition)).begin > checked.entry.offset:
-                cause = NotFoundError("retention took the object while the audit ran")
+                cause = NotFoundError("retention removed the object while the audit ran")
             return missing_batch(pointer, location, cause)
         except MemqError as error:
             return missing_batch(pointer, location, error)
@@ -168,7 +168,7 @@ async def check_one(topic: Topic, queue: PointerReader, read: ReadObject, partit
     if offset < (await checker.span(log)).end:
         async for checked in checker.check(log, Span(offset, offset + 1)):
             return checked
-    return CheckedEntry(Entry(offset, 0, b""), error=NotFoundError(f"no pointer lies at {offset} any more"))
+    return CheckedEntry(Entry(offset, 0, b""), error=NotFoundError(f"the pointer at offset {offset} no longer exists"))
 
 
 def _bytes_of(checked: CheckedEntry) -> int:

@@ -441,4 +441,4 @@ def _counted(texts: Sequence[str]) -> str:
 
 
 def _nobody_audits(finding: str) -> NotFoundError:
-    return NotFoundError(f"there is no finding '{finding[:60]}': nobody audits here")
+    return NotFoundError(f"finding '{finding[:60]}' does not exist: no auditor runs here")

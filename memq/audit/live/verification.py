@@ -70,7 +70,7 @@ async def verify_finding(brokers: str, finding: Finding, runtime: Runtime | None
         if opened.topic.id != finding.topic_id:
             raise NotFoundError(
                 f"topic '{finding.topic}' is not the one that finding {finding.id} is about",
-                hint="it was deleted, and made anew under its name",
+                hint="the topic was deleted and created again under its name",
             )
         checked = await check_one(opened.topic, opened.queue, opened.read, finding.partition, finding.offset)
         return verification_of(finding, checked, opened.through)

@@ -144,7 +144,7 @@ class AuditView:
         """Return one finding. Raises: NotFoundError."""
         found = await self._ask(f"{_FINDINGS} WHERE id = ?", (id_,))
         if not found:
-            raise NotFoundError(f"there is no finding '{id_[:40]}'", hint="memq auditor findings lists them")
+            raise NotFoundError(f"finding '{id_[:40]}' does not exist", hint="memq auditor findings lists them")
         return _finding(found[0])
 
     async def clients(self) -> list[Heard]:

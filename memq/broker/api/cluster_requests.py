@@ -51,7 +51,7 @@ class ClusterRequests:
             await self._hand_over()
         except TimeoutError as error:
             raise TimedOutError(
-                f"broker '{broker}' still holds partitions", hint="it goes on handing over; ask again"
+                f"broker '{broker}' still holds partitions", hint="the drain continues; ask again"
             ) from error
         return AdminAnswer()
 
@@ -94,7 +94,7 @@ class ClusterRequests:
                 moved = MovedError(f"broker '{broker}' answers for itself", hint=f"ask it at {entry.address}")
                 moved.address = entry.address
                 raise moved
-        raise NotFoundError(f"no live broker is called {broker[:60]!a}", hint="memq broker list shows those there are")
+        raise NotFoundError(f"broker {broker[:60]!a} is not running", hint="memq broker list shows the running brokers")
 
 
 def _brokers(view: ClusterView, governor: str) -> list[WireBroker]:

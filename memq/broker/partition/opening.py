@@ -66,7 +66,7 @@ async def open_partition(services: Services, topic: Topic, partition: int, read:
             services.counters.opening_retries += 1
             services.events.warning("opening-retry", f"topic '{topic.name}' partition {partition}: {error}")
         except NotFoundError as error:
-            raise MovedError(f"topic '{topic.name}' partition {partition} is gone: {error}") from error
+            raise MovedError(f"topic '{topic.name}' partition {partition} was deleted: {error}") from error
         else:
             if own.phase is Phase.OPENING:
                 own.become(Phase.OWNING)

@@ -33,7 +33,7 @@ async def restore_cluster(
         if running:
             raise InvalidRequestError(
                 f"brokers run: {', '.join(running)}",
-                hint="stop them; one that was killed is gone soon",
+                hint="stop them; a killed one disappears after its session timeout",
             )
         store = open_store(parts, runtime, cluster)
         queue = open_queue(parts, runtime, cluster)

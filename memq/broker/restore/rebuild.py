@@ -131,7 +131,7 @@ def find_batch(place: BatchPlace, data: Buffer, topic: Topic) -> FoundBatch:
             blocks = index.blocks_of(entry)
             pieces = cut_blocks(data, scope_of(topic.id_bytes, entry.partition), None, numbered_entries(blocks))
             return _found(place, place.entry or entry, blocks, pieces, index.meta.broker, index_offset)
-    raise CorruptDataError(f"object '{place.key}' holds other batches than its key says")
+    raise CorruptDataError(f"object '{place.key}' holds other batches than its key names")
 
 
 def find_shared_batch(place: BatchPlace, data: Buffer, topic: Topic) -> FoundBatch:

@@ -112,7 +112,9 @@ def _spool_error(folder: Path, what: str, error: OSError) -> SpoolError:
     text = f"spool '{folder}' can't {what}: {error.strerror or error}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return SpoolError(text, hint="free space on the broker's disk, or give its setting spool a larger one")
-    return SpoolError(text, hint="look at the broker's disk; until it works acks=all goes on, and ack1 = memory would")
+    return SpoolError(
+        text, hint="check the broker's disk; until it works acks=all continues, and so does ack1 = memory"
+    )
 
 
 def sizes_in(folder: Path) -> dict[str, int]:

@@ -157,7 +157,7 @@ class Spool:
         if self.segments.bytes + self._waiting_bytes >= settings.spool_bytes_max:
             return SpoolError(
                 f"the spool of broker '{name}' holds {self.segments.bytes} bytes, {settings.spool_bytes_max} may be",
-                hint="see why its batches are not published (memq doctor), or raise spool_bytes_max; acks=all goes on",
+                hint="find the cause with memq doctor, or raise spool_bytes_max; acks=all continues",
             )
         return None
 

@@ -134,7 +134,7 @@ def _held(own: Ownership, ask: PublishStaged) -> int:
         return ask.pieces_total
     if known.manifest != ask.manifest:
         raise InvalidRequestError(
-            f"batch {last} of writer '{ask.writer}' is there in part, by another manifest",
+            f"batch {last} of writer '{ask.writer}' is published in part, by another manifest",
             hint="the store has lost or replaced the manifest of the batch: restore it, or use another writer name",
         )
     return known.last_sequence

@@ -117,7 +117,7 @@ class LostLogs:
         async for entry in self.store.list(prefix):
             raise InvalidRequestError(
                 f"the queue does not have all of topic '{topic}', the store has '{entry.key}'",
-                hint="make the queue anew with memq restore, before any broker starts",
+                hint="rebuild the queue with memq restore before any broker starts",
             )
 
     async def _lost_logs(self, empty: Sequence[tuple[Topic, ReadPartition]]) -> list[LogLostError]:

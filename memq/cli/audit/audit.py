@@ -29,10 +29,10 @@ PLACE_CHARS_MAX = 320  # --json has all of it
 @broker_options
 @json_option
 def audit(topic: str, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> int:
-    """Read all that TOPIC's queue names, and say what was lost, doubled or damaged, and how sure that is.
+    """Read all pointers and objects of TOPIC, and report lost, doubled and damaged records.
 
-    Exits with 0 when nothing is wrong: the verdict is then clean, or incomplete when producers have not said where
-    they ended.
+    Exits with 0 without findings. The verdict is then clean, or incomplete when some producers have not proven their
+    end.
     """
     brokers = brokers_of(config, profile, flags)
     read = [0]

@@ -49,7 +49,7 @@ def written_state(settings: AuditorSettings) -> OpenState:
     """
     opener, url = state_of(settings), settings.audit_state
     if url.startswith(SQLITE) and not Path(url.removeprefix(SQLITE)).exists():
-        raise NotFoundError(f"audit state '{url[:200]}' is not there", hint="check the path; an auditor makes the file")
+        raise NotFoundError(f"audit state '{url[:200]}' does not exist", hint="check the path; memq auditor creates it")
     return opener
 
 

@@ -119,7 +119,7 @@ def acknowledge(finding: str, who: str, config: str | None, profile: str | None,
     now_ms = Runtime().clock.wall_ms()
     settings = settings_of(config, profile, **flags)
     _asked(settings, lambda _, store: store.acknowledge(finding, who, now_ms))
-    talk(f"finding {finding} is acknowledged by {who}" if who else f"finding {finding} is acknowledged by nobody")
+    talk(f"finding {finding} is acknowledged by {who}" if who else f"finding {finding} is not acknowledged any more")
     return OK
 
 

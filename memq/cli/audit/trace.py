@@ -60,7 +60,7 @@ def trace(
     if not found:
         raise NotFoundError(
             f"no pointer of topic '{topic}' names this record",
-            hint="memq consume --json shows positions; memq audit tells of what retention took, or can't be read",
+            hint="memq consume --json shows positions; memq audit names records that are removed or unreadable",
         )
     if as_json:
         print_json([sighting.to_json() | {"groups": _passed(sighting, groups)} for sighting in found])
@@ -74,9 +74,7 @@ def trace(
 def _wanted(position: str | None, key: str | None, producer: str | None, sequence: int | None) -> TraceTarget:
     given = [position is not None, key is not None, producer is not None or sequence is not None]
     if sum(given) != 1 or (producer is None) != (sequence is None):
-        raise InvalidSettingError(
-            "a record is named by its position, by --key, or by --producer and --seq", hint="give one of them"
-        )
+        raise InvalidSettingError("no record is named", hint="give its position, --key, or --producer and --seq")
     if producer is not None and not re.fullmatch("[0-9a-fA-F]{1,16}", producer):
         raise InvalidSettingError(f"producer '{producer[:40]}' is no id", hint="give 16 hex digits, as findings do")
     number = int(producer, 16) if producer is not None else None

@@ -28,8 +28,9 @@ _NAMES = [name for name in rules_of(BrokerSettings) if name != "data"] + list(ru
 def broker(context: click.Context, /, config: str | None, profile: str | None, **flags: Value | None) -> int:
     """Run a broker of a cluster, on the store, queue and coordinator of the settings.
 
-    Prints `memq ready: HOST:PORT` on stdout when clients can connect. SIGTERM and Ctrl-C drain: the partitions are
-    handed over to other brokers, what is held is stored and acked; a second one gives up and says what was held.
+    Prints `memq ready: HOST:PORT` on stdout when clients can connect. SIGTERM and Ctrl-C drain: the broker
+    stores and acks the blocks that it holds, other brokers take its partitions, and it exits. A second signal ends the
+    drain, and the log names the batches that were not published.
     """
     if context.invoked_subcommand is not None:
         return 0
@@ -51,7 +52,7 @@ def broker(context: click.Context, /, config: str | None, profile: str | None, *
 @broker_options
 @json_option
 def list_brokers(as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
-    """List the live brokers: who governs, what each owns and takes in."""
+    """List the running brokers: the governor, partitions and traffic of each."""
     with Admin(brokers_of(config, profile, flags)) as admin:
         found = admin.brokers()
     if as_json:
@@ -89,14 +90,14 @@ def clients(name: str, as_json: bool, config: str | None, profile: str | None, *
     print_table(("client", "mode", "bytes/s", "requests/s", "connections", "over"), rows)
 
 
-@broker.command(short_help="Let the broker NAME hand over its partitions.")
+@broker.command(short_help="Move all partitions of the broker NAME to others.")
 @click.argument("name")
 @broker_options
 def drain(name: str, config: str | None, profile: str | None, **flags: Value | None) -> None:
-    """Have the broker NAME hand over its partitions, one after another, and wait until it owns none.
+    """Move all partitions of the broker NAME to other brokers, and wait until it owns none.
 
-    The broker continues to run and owns nothing until it is restarted. SIGTERM does the same and then ends it.
+    The broker continues to run and owns no partition until it is restarted. SIGTERM drains a broker, and then ends it.
     """
     with Admin(brokers_of(config, profile, flags)) as admin:
         admin.drain_broker(name)
-    talk(f"broker {name} owns nothing any more")
+    talk(f"broker {name} owns no partition any more")

@@ -20,7 +20,7 @@ _SECRET = re.compile("secret|password|token|credential|sasl.jaas|auth", re.IGNOR
 def config(show_origin: bool, as_json: bool, config: str | None, profile: str | None) -> None:
     """Show the settings.
 
-    A flag wins over the environment (MEMQ_PORT), that over the settings file, that over the default.
+    Flags override the environment (MEMQ_PORT), which overrides the settings file, which overrides the defaults.
     """
     settings = settings_of(config, profile)
     sections = {

@@ -20,9 +20,9 @@ from memq.settings import AuditorSettings, BrokerSettings, DashboardSettings, Va
 def dev(config: str | None, profile: str | None, **flags: Value | None) -> int:
     """Run broker, store, queue and, unless `--no-audit` is given, an auditor in one process.
 
-    Prints `memq ready: HOST:PORT` on stdout when clients can connect; the log says where the dashboard is, which
-    needs the extra [dashboard]. SIGTERM and Ctrl-C drain: nothing new is taken, what is held is stored and acked; a
-    second one gives up and says what was held.
+    Prints `memq ready: HOST:PORT` on stdout when clients can connect. The log has the address of the dashboard, which
+    needs the extra [dashboard]. SIGTERM and Ctrl-C drain: the broker refuses new blocks, stores and acks those that it
+    holds, and exits. A second signal ends the drain, and the log names the batches that were not published.
     """
     if sys.platform == "win32":
         raise InvalidRequestError("the broker does not run on Windows", hint="run it on Linux, macOS or WSL")

@@ -43,7 +43,7 @@ class CheckResult:
 def doctor(as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> int:
     """Check Python, packages, settings, the data folder, a cluster's parts and the broker.
 
-    Fails when something does not work.
+    Exits with 1 when a check fails.
     """
     findings = list(_look(config, profile, flags))
     if as_json:

@@ -13,7 +13,7 @@ from memq.settings import Value
 
 @click.group()
 def governor() -> None:
-    """See what the governor would do."""
+    """Show the plan of the governor."""
 
 
 @governor.command()
@@ -33,6 +33,6 @@ def plan(as_json: bool, config: str | None, profile: str | None, **flags: Value 
     if rows:
         print_table(("topic", "partition", "from", "to", "because"), rows)
     else:
-        talk("there is nothing to move")
+        talk("the governor plans no moves")
     for note in found.notes:
         talk(note)

@@ -43,7 +43,7 @@ def list_topics(internal: bool, as_json: bool, config: str | None, profile: str 
 @topic.command()
 @click.argument("name")
 @click.option("--partitions", type=click.IntRange(1, PARTITIONS_MAX), default=1, help="Write partitions (default 1).")
-@click.option("--exist-ok", is_flag=True, help="An existing topic is no error.")
+@click.option("--exist-ok", is_flag=True, help="Return an existing topic instead of an error.")
 @set_option
 @broker_options
 @json_option
@@ -57,7 +57,7 @@ def create(
     profile: str | None,
     **flags: Value | None,
 ) -> None:
-    """Make a topic. `memq topic describe` shows the settings there are."""
+    """Create a topic. `memq topic describe` shows its settings."""
     settings = parse_topic_settings(texts)
     with Admin(brokers_of(config, profile, flags)) as admin:
         made = admin.create_topic(name, partitions=partitions, settings=settings, exist_ok=exist_ok)
@@ -128,7 +128,7 @@ def delete(name: str, yes: bool, config: str | None, profile: str | None, **flag
         confirm(f"delete topic {name} with all its records?")
     with Admin(brokers_of(config, profile, flags)) as admin:
         admin.delete_topic(name)
-    talk(f"topic {name} is deleted; its objects go with the next sweep")
+    talk(f"topic {name} is deleted; the sweep deletes its objects")
 
 
 def parse_topic_settings(texts: tuple[str, ...]) -> dict[str, int | bool | str]:

@@ -120,7 +120,7 @@ def _delete(admin: Admin, topic: str) -> None:
     try:
         admin.delete_topic(topic)
     except MemqError as error:
-        talk(f"memq: topic {topic} is left behind: {error}")
+        talk(f"memq: topic {topic} was not deleted: {error}")
 
 
 def _rate(records_per_second: int, size: int) -> str:

@@ -112,7 +112,7 @@ def consume(
         talk(f"interrupted: {count_text(tally.records, 'record')} printed")
         raise
     if tally.damaged:
-        talk(f"{count_text(tally.damaged, 'damaged block')} passed over")
+        talk(f"{count_text(tally.damaged, 'damaged block')} skipped")
 
 
 def _check_together(group: str | None, partition: int | None, start: Start, form: str | None, *, as_json: bool) -> None:

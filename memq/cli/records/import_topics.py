@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @click.group("import")
 def import_topics() -> None:
-    """Copy topics of other systems into a topic."""
+    """Copy topics from other systems into a topic."""
 
 
 @import_topics.command(short_help="Copy Kafka topics with keys, headers and timestamps.")

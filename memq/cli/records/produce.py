@@ -61,7 +61,7 @@ def produce(
 ) -> None:
     """Send records to TOPIC, one per line of the files or of stdin (also as -).
 
-    Ends when every record has its ack; with --json it prints a summary then. Ctrl-C says what was acked.
+    Ends when every record has its ack; with --json it then prints a summary. Ctrl-C prints the number of acked records.
     """
     check_name(topic)  # now: without input no record would tell
     settings = settings_of(config, profile, **flags).client()
@@ -133,7 +133,7 @@ def _chunks(files: tuple[str, ...], stack: ExitStack) -> Iterator[bytes]:
             total += Path(file).stat().st_size
             streams.append(stack.enter_context(Path(file).open("rb")))  # noqa: SIM115  # the stack closes it
     if streams == [sys.stdin.buffer] and sys.stdin.isatty():
-        talk("memq: reading lines from the terminal, Ctrl-D ends")
+        talk("memq: reading lines from the terminal; Ctrl-D ends the input")
     progress = stack.enter_context(ProgressBar("produce", total))
     return _read(streams, progress)
 

@@ -16,10 +16,10 @@ from memq.settings import PartSettings, Settings, Value, rules_of
 @click.option("--dry-run", is_flag=True, help="Compare the marks, and change nothing.")
 @setting_options("cluster", *rules_of(PartSettings))
 def accept_store(*, dry_run: bool, config: str | None, profile: str | None, **flags: Value | None) -> int:
-    """Make the store of the settings the cluster's: brokers start with it, and with no other one.
+    """Accept the store of the settings for the cluster: brokers then start only with this store.
 
-    Copy all objects to it first, and stop all brokers before the last copy: what pointers name and the new store lacks
-    counts as lost. A bucket that was copied as a whole has the mark already, and needs no accept-store.
+    Copy all objects to it first, and stop all brokers before the last copy. An object that a pointer names and the new
+    store lacks counts as lost. A complete copy of a bucket contains the mark, and needs no accept-store.
     """
     settings = settings_of(config, profile, **flags)
     missing = [name for name in ("store", "coordinator") if settings.origins[name] == "default"]

@@ -66,7 +66,7 @@ def _inspect_folder(folder: ObjectTarget, *, records: bool, as_json: bool) -> No
     """
     damaged = 0
     if not folder.objects:
-        raise NotFoundError(f"no file lies below '{folder.name}'", hint="name an object, or a folder with some")
+        raise NotFoundError(f"no file is below '{folder.name}'", hint="name an object, or a folder with some")
     for one in folder.objects:
         try:
             data = one.read()

@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 @setting_options("data", "cluster", *rules_of(PartSettings))
 @json_option
 def restore(*, dry_run: bool, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
-    """Make a lost notification queue again: queue.sqlite, or a cluster's topics in Kafka.
+    """Rebuild a lost notification queue: queue.sqlite, or a cluster's topics in Kafka.
 
     It reads and checks every object, and writes the pointers in the order of their commits; a batch that is stored
     twice gets one pointer. It leaves partitions that the queue has unchanged, and counts them as intact. The positions
-    of groups were in the queue: groups begin at their consumers' `start`. No broker may run. If the settings name no
-    store, queue and coordinator, it restores the queue of --data: it moves a damaged queue.sqlite away first, and an
-    interrupted run changes nothing. The queue of a cluster is filled in place; an interrupted run continues when it is
-    started again.
+    of groups were in the queue: groups begin at their consumers' `start`. No broker may run.
+
+    If the settings name no store, queue and coordinator, it restores the queue of --data. It moves a damaged
+    queue.sqlite away first, and an interrupted run changes nothing. It fills the queue of a cluster in place. Start an
+    interrupted run again to continue it.
     """
     settings = settings_of(config, profile, **flags)
     reports = _restore(settings, dry_run=dry_run)
@@ -60,7 +61,7 @@ def restore(*, dry_run: bool, as_json: bool, config: str | None, profile: str | 
     for key, text in findings:
         talk(f"{key}: {text}")
     if findings:
-        raise CorruptDataError(f"{count_text(len(findings), 'finding')}", hint="see what is said above")
+        raise CorruptDataError(f"{count_text(len(findings), 'finding')}", hint="see the messages above")
 
 
 def _restore(settings: Settings, *, dry_run: bool) -> list[Restored]:
@@ -75,7 +76,7 @@ def _restore(settings: Settings, *, dry_run: bool) -> list[Restored]:
 
     data = Path(str(settings.broker().data))
     if not (data / "topics.sqlite").is_file():
-        raise InvalidRequestError(f"'{data}' is no data folder of memq dev", hint="name one with --data")
+        raise InvalidRequestError(f"'{data}' is not a data folder of memq dev", hint="name one with --data")
     objects = sum(1 for file in (data / "objects").rglob("*") if file.is_file())
     with ProgressBar("restore", objects) as progress:
         return asyncio.run(restore_folder(data, dry_run=dry_run, moved=progress.move))

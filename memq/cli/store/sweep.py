@@ -47,10 +47,12 @@ def sweep(
 ) -> int:
     """Find the objects that no pointer names and that are older than sweep_age_ms, one line for each.
 
-    A pass deletes what an earlier pass, at least sweep_confirm_ms ago, has found, too; the rest waits for a later pass.
-    Brokers may run; the ages must be theirs. Where the settings name no store, queue and coordinator, it is the folder
-    of --data, which nobody else may use meanwhile, except with --pending, --keep and --release. Exits with 1 when a
-    topic was left alone, since its pointers could not all be read, or objects that lost pointers may have named.
+    A pass deletes the objects that an earlier pass, at least sweep_confirm_ms ago, found too. The others wait for a
+    later pass. Brokers may run; the ages must be the same as theirs.
+
+    If the settings name no store, queue and coordinator, memq sweep uses the folder of --data. No other process may use
+    it meanwhile, except with --pending, --keep and --release. Exits with 1 if it skipped a topic, because some of its
+    pointers could not be read, or the queue may have lost pointers.
     """
     if sum((dry_run, pending, keep is not None, release is not None)) > 1:
         raise click.UsageError("use one of --dry-run, --pending, --keep and --release")

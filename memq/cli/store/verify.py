@@ -217,7 +217,7 @@ def _report(tally: VerifiedCount, *, as_json: bool) -> None:
         text = f"{damaged} of {tally.objects:,} objects damaged"
         if tally.pointers:
             text = f"{damaged} objects damaged or missing, of {tally.objects:,} and of {tally.pointers:,} pointers"
-        raise CorruptDataError(text, hint="see what is said above")
+        raise CorruptDataError(text, hint="see the messages above")
 
 
 @contextlib.contextmanager

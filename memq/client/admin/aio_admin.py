@@ -286,7 +286,7 @@ class AsyncAdmin(AsyncClosing):
         check_name(name, "broker")
         addresses = [each.address for each in await self.brokers() if each.broker == name]
         if not addresses:
-            raise NotFoundError(f"no live broker is called '{name}'", hint="memq broker list shows those there are")
+            raise NotFoundError(f"broker '{name}' is not running", hint="memq broker list shows the running brokers")
         session = await self._pool.session(parse_address(addresses[0]))
         return await session.link.request(Api.ADMIN, AdminRequest(ask=ask), AdminAnswer, timeout_s=timeout_s)
 

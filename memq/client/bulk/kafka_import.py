@@ -217,7 +217,7 @@ class KafkaImport:
         if len(found.partitions) < partitions:
             raise InvalidRequestError(
                 f"topic '{self._into}' has {len(found.partitions)} partitions, the source has {partitions}",
-                hint="name a topic that is not there yet: it is made as wide as the source",
+                hint="name a topic that does not exist: it is created with as many partitions as the source",
             )
         return found
 

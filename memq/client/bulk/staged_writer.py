@@ -213,7 +213,7 @@ class StagedCommits(AsyncClosing):
         except TimeoutError as error:
             raise TimedOutError(
                 f"batch {batch_id} of writer '{self._writer}' is not published after {timeout_s:g} s",
-                hint="commit it again: what is there already is not published twice",
+                hint="commit it again: published parts are not published twice",
             ) from error
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None

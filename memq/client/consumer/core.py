@@ -324,7 +324,7 @@ class ConsumerCore:
         another member. What passes is tried again for as long as this one is in its group.
         """
         if batch is not None and not isinstance(batch, Batch):
-            raise TypeError(f"commit takes a batch that the consumer gave out, not {type(batch).__name__}")
+            raise TypeError(f"batch must be one that this consumer returned, not {type(batch).__name__}")
         self._check()
         committer = self._need_group()
         ledger = None if batch is None else self._find_handed(batch).ledger

@@ -140,7 +140,7 @@ class OffsetResolver:
             span = await valid_span(self._queue, partition)
         if position.pointer_offset > span.end:
             raise InvalidRequestError(
-                f"position {position} of topic '{partition.topic}' is behind its end, "
+                f"position {position} of topic '{partition.topic}' is after its end, "
                 f"{Position(partition.partition, span.end)}: the consumer would skip the next records",
                 hint="start at 'end' or at 'beginning'; reset a group that has this position with memq group reset",
             )

@@ -94,7 +94,7 @@ class Opener:
         position = await self._start_at(point, partition, assigned.settings)
         if assigned.removed:
             raise InvalidRequestError(
-                f"partition {partition.partition} of topic '{partition.topic}' was taken from this consumer meanwhile",
+                f"partition {partition.partition} of topic '{partition.topic}' was meanwhile assigned to another one",
                 hint="poll until on_assigned was called with it, then seek again",
             )
         paused = assigned.flow.paused

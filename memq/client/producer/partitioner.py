@@ -44,7 +44,7 @@ class PartitionMap:
             numbers = sorted(self.partitions)
             there = ", ".join(map(str, numbers[:NAMED_MAX])) + (", …" if len(numbers) > NAMED_MAX else "")
             raise NotFoundError(
-                f"topic '{self._name}' has no partition {partition} that takes records", hint=f"these do: {there}"
+                f"topic '{self._name}' has no partition {partition} that accepts records", hint=f"these do: {there}"
             )
         return place
 

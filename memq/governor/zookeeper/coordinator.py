@@ -280,7 +280,7 @@ class ZookeeperCoordinator:
         node = await self._session.find(path)
         found = layout.decode_topic(path, node.data, node.version) if node is not None else None
         if node is None or found is None or found.id != topic.id:
-            raise NotFoundError(f"topic '{topic.name}' with id {topic.id} is not there")
+            raise NotFoundError(f"topic '{topic.name}' with id {topic.id} does not exist")
         if found.version != topic.version:
             raise VersionConflictError(f"topic '{topic.name}' has version {found.version}, not {topic.version}")
         return found, node.data
@@ -303,7 +303,7 @@ class ZookeeperCoordinator:
         path = layout.partition_path(topic_id, partition)
         node = await self._session.find(path)
         if node is None:
-            raise NotFoundError(f"partition {partition} of topic id {topic_id} is not there")
+            raise NotFoundError(f"partition {partition} of topic id {topic_id} does not exist")
         return _assignment(path, node)
 
     async def set_assignment(self, assignment: Assignment, *, term: int = 0) -> Assignment:

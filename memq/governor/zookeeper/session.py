@@ -221,7 +221,7 @@ class ZookeeperSession:
             old, self._client, self._spare = self._client, self._spare, None
             self._tasks.start(self._end(old), "end a client")
             self._lost = True
-            self._events.warning("zookeeper-renewed", f"{self._address.hosts} turns the old session away")
+            self._events.warning("zookeeper-renewed", f"{self._address.hosts} refuses the old session")
             self._take_state(self._client, KazooState.CONNECTED)
             return
         self._watch_over()
@@ -380,7 +380,7 @@ def _denied(text: str) -> DeniedError:
 def _error(error: Exception, path: str, hosts: str) -> MemqError:
     """Return what an error of kazoo means."""
     if isinstance(error, NoNodeError):
-        return NotFoundError(f"node {path} is not there")
+        return NotFoundError(f"node {path} does not exist")
     if isinstance(error, NodeExistsError):
         return AlreadyExistsError(f"node {path} exists already")
     if isinstance(error, BadVersionError | NotEmptyError):

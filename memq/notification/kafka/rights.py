@@ -81,7 +81,7 @@ class Rights:
                 await asyncio.sleep(READY_PAUSE_S)
             except DeniedError:
                 return [operation for operation in TOPIC_RIGHTS if operation is not AclOperation.DESCRIBE]
-        raise QueueError(f"{doing}: it was made and is not there")
+        raise QueueError(f"{doing}: it was created but does not exist")
 
     async def _missing_of_groups(self) -> Collection[tuple[str, str]]:
         doing = "asking for the rights on groups"

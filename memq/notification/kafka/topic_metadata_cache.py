@@ -91,7 +91,7 @@ class TopicMetadataCache:
         """
         shown = self._shown.get(topic)
         if (shown is None or number >= shown.count) and number >= await self.count(topic):
-            raise NotFoundError(f"partition {number} of Kafka topic '{topic}' is not there")
+            raise NotFoundError(f"partition {number} of Kafka topic '{topic}' does not exist")
 
     def _is_gone(self, topic: str) -> bool:
         now_s = self._clock.monotonic()

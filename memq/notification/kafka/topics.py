@@ -197,7 +197,7 @@ class KafkaTopics:
                 await asyncio.gather(*(self._offsets.end(topic, number) for number in range(partitions)))
             except (QueueError, NotFoundError) as error:
                 if last == 1:
-                    raise QueueError(f"Kafka topic '{topic}' was made but does not answer: {error}") from error
+                    raise QueueError(f"Kafka topic '{topic}' was created but does not answer: {error}") from error
                 await asyncio.sleep(READY_PAUSE_S)
             else:
                 return
@@ -209,7 +209,7 @@ class KafkaTopics:
             if found:
                 return found
             await asyncio.sleep(READY_PAUSE_S)
-        raise QueueError(f"Kafka says that topic '{topic}' is there, and does not show it")
+        raise QueueError(f"Kafka says that topic '{topic}' exists, but does not list it")
 
     async def _until_gone(self, topic: str, doing: str) -> None:
         """Wait until Kafka does not show a deleted topic any more. Raises: DeniedError, QueueError."""

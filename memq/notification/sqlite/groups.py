@@ -145,7 +145,7 @@ def forget(connection: sqlite3.Connection, partitions: Sequence[ReadPartition]) 
 def _existing(connection: sqlite3.Connection, name: str) -> Group:
     group = _load(connection, name)
     if group is None:
-        raise NotFoundError(f"group '{name}' is not there", hint="memq group list shows the groups")
+        raise NotFoundError(f"group '{name}' does not exist", hint="memq group list shows the groups")
     return group
 
 

@@ -30,7 +30,7 @@ from memq.notification.refusals import check_epoch, missing_partition
 from memq.topic import ReadPartition
 
 APPLICATION_ID = 0x6D71_5131  # "mqQ1"
-COPY_HINT = "stop memq, keep the file, and restore it from a copy, or make it again with 'memq restore'"
+COPY_HINT = "stop memq, keep the file, and restore it from a copy, or rebuild it with 'memq restore'"
 DELETE_ROWS_MAX = 5_000
 _OFFSET_BITS = 40
 
@@ -105,7 +105,7 @@ def _check_end(connection: sqlite3.Connection, partition: ReadPartition, row: Lo
     """Raise CorruptDataError when entries lie behind the end: what is appended would take their offsets."""
     behind = (row.entry_id(row.next), (row.id + 1) << _OFFSET_BITS)
     if connection.execute("SELECT 1 FROM entries WHERE id >= ? AND id < ? LIMIT 1", behind).fetchone():
-        text = f"{_name(partition)} ends at offset {row.next}, and has entries behind it"
+        text = f"{_name(partition)} ends at offset {row.next}, and has entries after it"
         raise CorruptDataError(f"the queue is damaged: {text}", hint=COPY_HINT)
 
 

@@ -211,7 +211,7 @@ def _rows_of(plan: AuditPlan, rows: Mapping[tuple[Stream, int], MinuteRow]) -> I
 def command(
     topic: str, brokers: str | None, given: tuple[str, ...], parquet: str | None, report: str | None, as_json: bool
 ) -> int:
-    """Read all that TOPIC's queue names, and say what was lost, doubled or damaged, and how sure that is."""
+    """Read all pointers and objects of TOPIC, and report lost, doubled and damaged records."""
     _, read = options_of(topic, brokers, given)
     with spark_session(f"audit {topic}", read) as spark:
         plan = io_thread().run(plan_audit(read))

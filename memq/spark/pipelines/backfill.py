@@ -45,7 +45,7 @@ def command(topic: str, brokers: str | None, given: tuple[str, ...], group: str,
     place = place_of_text(to, read.config, read.profile)
     with spark_session(f"backfill {topic}", read) as spark:
         manifest = backfill_files(spark, read, group, place, tasks=tasks)
-    click.echo(f"group '{group}' stands at {', '.join(manifest.covered.values())}: {manifest.records} records in files")
+    click.echo(f"group '{group}' is now at {', '.join(manifest.covered.values())}: {manifest.records} records in files")
     return 0
 
 

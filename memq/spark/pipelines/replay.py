@@ -122,7 +122,7 @@ async def _lanes(options: ReadOptions) -> list[Stretch]:
         if begin and not fixed:
             starts = ",".join(str(each.start) for each in found)
             raise InvalidRequestError(
-                f"retention takes what '{options.topics[0]}' begins with: a second run would begin elsewhere",
+                f"retention may remove the first records of '{options.topics[0]}': a second run would start elsewhere",
                 hint=f"begin at positions: -o start={starts}",
             )
     return found

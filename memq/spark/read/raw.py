@@ -83,7 +83,7 @@ async def plan_raw(options: ReadOptions, wanted: ReadFilter, runtime: Runtime) -
             batches += [batch async for batch in shared if batch.is_of(topic["topic"])]
         if not batches:  # else a wrong name would look like a topic without records
             raise NotFoundError(
-                f"there are no objects of memq below '{options.path[:200]}'",
+                f"no objects of memq exist below '{options.path[:200]}'",
                 hint="name a store, or a folder of it such as CLUSTER/topics/TOPIC",
             )
         if topic is None:

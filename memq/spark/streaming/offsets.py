@@ -76,7 +76,7 @@ def decode_offsets(offsets: Mapping[str, Any], partitions: list[ReadPartition]) 
             raise InvalidRequestError(
                 f"the checkpoint is of topics {known}, and has no place in partition {partition.partition} of "
                 f"'{partition.topic}' with id {partition.topic_id}",
-                hint="use another checkpointLocation for other topics, or for one that was made again",
+                hint="use another checkpointLocation for other topics, or for one that was created again",
             )
         places[partition] = topic.partitions[partition.partition]
     return places

@@ -69,7 +69,7 @@ def write_options(given: Mapping[str, str], *, streams: bool) -> WriteOptions:
             "a stream needs the option 'writer', and no 'batchId'", hint="writer = a name that its checkpoint keeps"
         )
     if not streams and bool(writer) != bool(batch):
-        raise InvalidSettingError("options 'writer' and 'batchId' come together", hint="give both, or none")
+        raise InvalidSettingError("options 'writer' and 'batchId' require each other", hint="give both, or none")
     if batch and not (batch.isdecimal() and int(batch) < BATCH_ID_END):
         raise InvalidSettingError(f"option 'batchId' = '{batch[:60]}' is no number below {BATCH_ID_END}")
     return WriteOptions(

@@ -20,8 +20,8 @@ class Meaning(Enum):
     SLOW_DOWN = "the server asks for less"
     TAKEN = "something lies under the key, or is being put there"
     DENIED = "a right is missing, or the keys are wrong"
-    NO_KEY = "the object is not there"
-    NO_BUCKET = "the bucket is not there"
+    NO_KEY = "the object does not exist"
+    NO_BUCKET = "the bucket does not exist"
     NO_RANGE = "the object ends before the range begins"
     DAMAGED = "the bytes were changed on their way"
     REFUSED = "the request can't succeed as it is"
@@ -151,7 +151,7 @@ def error_for(answer: StoreAnswer, failure: str, place: str, key: str = "") -> M
     hint = _hint(answer)
     match answer.meaning:
         case Meaning.NO_KEY:
-            return NotFoundError(f"object '{key}' is not there")
+            return NotFoundError(f"object '{key}' does not exist")
         case Meaning.NO_BUCKET:
             return InvalidRequestError(f"{failure}: {place} does not exist", hint="make it, or correct the store's URL")
         case Meaning.DENIED:

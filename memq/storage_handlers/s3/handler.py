@@ -100,7 +100,7 @@ class S3Handler:
                 self._attempts.events.info("s3-answer-lost", f"object '{key}' had been stored")
                 return
             if found is not None and found in others:  # a fence must not rest on one answer
-                raise ObjectExistsError(f"another object of {found.size} bytes lies under key '{key}'")
+                raise ObjectExistsError(f"another object of {found.size} bytes has the key '{key}'")
             others += [found] if found is not None else []
             tries += 1
             await self._attempts.pause(tries, until_s, f"object '{key}' not stored: its key is neither free nor taken")

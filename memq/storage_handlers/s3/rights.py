@@ -47,7 +47,9 @@ async def check_rights(bucket: Bucket, path: DataPath, attempts: Attempts, key: 
     async def get_all() -> None:
         body, _ = await path.get(key)
         if body != _PROBE:
-            raise StoreError(f"object '{key}' of {bucket.place} came back changed", hint="the store damages objects")
+            raise StoreError(
+                f"object '{key}' of {bucket.place} was read back with other bytes", hint="the store damages objects"
+            )
 
     async def put_where_absent() -> None:
         await _put_where_absent(bucket, path, order)

@@ -122,7 +122,7 @@ def _check_together(settings: S3Settings) -> None:
         )
     if endpoint is not None and settings.addressing == "virtual" and _is_number(endpoint["host"]):
         raise InvalidSettingError(
-            f"[s3] has addressing = 'virtual', but no bucket can stand before the address {endpoint['host']}",
+            f"[s3] has addressing = 'virtual', but no bucket name can precede the address {endpoint['host']}",
             hint="name the server's host in endpoint, or set addressing = 'path'",
         )
     if bool(settings.access_key_id) != bool(settings.secret_access_key):

@@ -71,5 +71,5 @@ def check_exposure(settings: DashboardSettings) -> None:
     if missing:
         raise InvalidSettingError(
             f"the dashboard would be reached at {settings.dashboard_host} without {' and '.join(missing)}",
-            hint="set these, or leave dashboard_host at 127.0.0.1 and come by an SSH tunnel",
+            hint="set these, or leave dashboard_host at 127.0.0.1 and connect through an SSH tunnel",
         )

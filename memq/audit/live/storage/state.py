@@ -47,6 +47,7 @@ def decode_state(kind: type[Kept], data: bytes) -> Kept:
         value: Kept = _DECODERS[kind].decode(data)
     except (msgspec.MsgspecError, ValueError, AssertionError) as error:
         raise CorruptDataError(
-            f"state of the audit can't be read: {error}", hint="delete the auditor's database: it reads all anew"
+            f"state of the audit can't be read: {error}",
+            hint="delete the auditor's database; the auditor then reads everything again",
         ) from error
     return value

@@ -187,7 +187,7 @@ def _acknowledge(execute: Execute, finding: str, who: str, now_ms: int) -> None:
         (who, now_ms, _next_version(execute), finding),
     )
     if not found:
-        raise NotFoundError(f"there is no finding '{finding[:40]}'", hint="memq auditor findings lists them")
+        raise NotFoundError(f"finding '{finding[:40]}' does not exist", hint="memq auditor findings lists them")
 
 
 def _prune(execute: Execute, before_ms: int) -> None:

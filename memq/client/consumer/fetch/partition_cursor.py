@@ -583,7 +583,7 @@ class PartitionCursor:
 
     def _hint(self, offset: int, index: int = 0) -> str:
         behind = Position(self.partition.partition, offset, index)
-        return f"run memq verify; seek to {behind} to go on behind it, or use on_damaged='skip'"
+        return f"run memq verify; seek to {behind} to continue after it, or use on_damaged='skip'"
 
     def _totals(self) -> Totals:
         return self._progress.totals.plus(self.position.record_index, 0)

@@ -165,7 +165,9 @@ class Polling:
         if first is not None:
             first = await self._places.first_left(polled.partition, offset, polled.span)
             if first is None:
-                raise QueueError(f"the queue took back that '{polled.partition.topic}' begins behind offset {offset}")
+                raise QueueError(
+                    f"the queue no longer reports that '{polled.partition.topic}' begins after offset {offset}"
+                )
             before = await self._places.totals_before(polled.partition, first, assigned.settings, assigned.writers)
         if assigned.removed or flow.poll_offset != offset:
             return

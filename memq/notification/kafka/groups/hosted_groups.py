@@ -270,7 +270,7 @@ class HostedGroups:
         ]
 
     async def _describe(self, group: str) -> Any:
-        missing = NotFoundError(f"group '{group}' is not there", hint="memq group list shows the groups")
+        missing = NotFoundError(f"group '{group}' does not exist", hint="memq group list shows the groups")
         try:
             found = await self._parts.requests.describe(self._parts.names.kafka_group(group))
         except KafkaException as error:
@@ -297,7 +297,9 @@ class HostedGroups:
         except KafkaException as error:
             code = error.args[0].code()
             if code == KafkaError.GROUP_ID_NOT_FOUND:
-                raise NotFoundError(f"group '{group}' is not there", hint="memq group list shows the groups") from error
+                raise NotFoundError(
+                    f"group '{group}' does not exist", hint="memq group list shows the groups"
+                ) from error
             if code in _ACTIVE:
                 with suppress(NotFoundError):  # it is gone by now, as it should be
                     raise await self._active(group, f"group '{group}' can't be deleted") from error

@@ -107,7 +107,7 @@ async def first_of(store: StorageHandler, topic: str, topic_id: str) -> FilesMan
     if found.topic_id != topic_id:
         raise InvalidRequestError(
             f"the place holds topic '{found.topic}' with id {found.topic_id}, not '{topic}' with id {topic_id}",
-            hint="each topic needs a place of its own, also one that was made again under an old name",
+            hint="use a separate folder for each topic, also for one that was created again under an old name",
         )
     return found
 
