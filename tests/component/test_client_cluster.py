@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from datetime import UTC, datetime
 
 import pytest
 
@@ -29,6 +30,7 @@ from tests.component.test_broker_cluster import Rig, rig
 from tests.unit.test_producer_window import block, moved, new_window
 
 PRODUCERS = 100
+FAR_AHEAD = datetime(2100, 1, 1, tzinfo=UTC)
 Asked = Counter[tuple[str, str, Api]]
 
 
@@ -92,7 +94,8 @@ class StaleNode(MemoryQueue):
         return await super().span(partition)
 
 
-def test_the_end_of_a_consumer_is_the_one_that_the_owners_know() -> None:
+@pytest.mark.parametrize("end", ["end", FAR_AHEAD])
+def test_the_end_of_a_consumer_is_the_one_that_the_owners_know(end: str | datetime) -> None:
     async def scenario() -> None:
         async with rig() as cluster:
             owner = await cluster.start("one")
@@ -103,7 +106,7 @@ def test_the_end_of_a_consumer_is_the_one_that_the_owners_know() -> None:
                 await (await producer.send("clicks", b"v"))
             assert cluster.owner(topic).broker == "one"
             stale.stale = 2  # both questions that a consumer asks any broker
-            async with AsyncConsumer(other.address, "clicks", end="end") as consumer:
+            async with AsyncConsumer(other.address, "clicks", end=end) as consumer:
                 assert [batch.values() async for batch in consumer] == [[b"v"]]
             assert stale.stale == 0
 

@@ -205,9 +205,12 @@ class OffsetResolver:
     # ---- inside --------------------------------------------------------------------------------
 
     async def _offset_at(self, partition: ReadPartition, time_ms: int, settings: TopicSettings) -> int:
-        """A queue time is at most `late_ms` after the seal: start there, and compare the seals."""
+        """A queue time is at most `late_ms` after the seal: start there, and compare the seals.
+
+        Without a batch that young it is the end: the same as `end`, or two ranges would leave out what lies between.
+        """
         first = await self._queue.seek_time(partition, time_ms - late_ms(settings))
-        end = (await valid_span(self._queue, partition)).end
+        end = await self.end(partition)
         async for entries in self.pages(partition, first, end):
             for entry in entries:
                 pointer = read_pointer(entry.body, newer="return")
