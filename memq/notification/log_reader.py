@@ -3,6 +3,10 @@
 An empty answer of a queue is a claim. A library that lost its connection, a replica that lags or a broker of an older
 version may return one in the middle of a log, and a reader that believed it would take half a log for all of it: a
 sweep would delete what the other half names. So the end is read first, and nothing before it is taken for the end.
+
+An answer may also leave entries out. Every queue numbers its entries densely and takes them from the front only, so a
+hole is retention, a loss, or a wrong answer. It is believed when two answers have it: an answer counts up to its first
+hole, the next one begins there, and one that begins with a hole is asked for once more.
 """
 
 from __future__ import annotations
@@ -27,22 +31,38 @@ def falls_short(entries: Entries, end: int) -> bool:
     return not entries and entries.next < end
 
 
+def first_of(entries: Entries) -> int:
+    """Return the first offset of an answer, or where reading continues after it."""
+    return entries[0].offset if entries else entries.next
+
+
+def first_run(entries: Entries) -> Entries:
+    """Return an answer up to its first hole."""
+    if not entries:
+        return entries
+    first = entries[0].offset
+    count = next((number for number, entry in enumerate(entries) if entry.offset != first + number), len(entries))
+    return entries if entries.next == first + count else Entries(entries[:count], first + count)
+
+
 async def page_before(
     queue: PointerReader, partition: ReadPartition, first: int, end: int, bytes_max: int = POLL_BYTES_MAX
 ) -> Entries:
-    """Return entries from offset `first` on; an answer without entries is the end of the log.
+    """Return entries from offset `first` on, up to the first hole; an answer without entries is the end of the log.
 
     `end` is an end that was read before, or an offset below it. Raises: QueueError when the queue shows no entry and
     has not reached `end` either; as `PointerReader.read`.
     """
     entries = await queue.read(partition, first, bytes_max)
+    if first_of(entries) > first:
+        entries = min(entries, await queue.read(partition, first, bytes_max), key=first_of)
     if falls_short(entries, end) or entries.next <= first < end:
         raise QueueError(
             f"read partition {partition.partition} of topic '{partition.topic}' shows nothing at offset {first}, "
             f"and its end was {end} before",
             hint="read it again; if that stays, see A lost queue in docs/operations.md",
         )
-    return entries
+    return first_run(entries)
 
 
 async def entries_between(

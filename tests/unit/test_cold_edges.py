@@ -20,13 +20,16 @@ from memq.format.key import is_cold_object
 from memq.format.pointer import Pointer, ProducerRanges, decode_pointer
 from memq.format.totals import contended_ms
 from memq.notification import Entries, Entry, Span
+from memq.notification.memory import MemoryQueue
 from memq.runtime.network import Runtime
 from memq.storage_handlers import confirmed_reads
 from memq.topic import ReadPartition, TopicSettings, read_partitions
 from tests.brokers import block_of
 from tests.cold import parts_on
+from tests.contract.manual_clock import ManualClock
 from tests.unit.bare_cluster import CLUSTER, Cluster, cold_manifest, part_of, topic_of
-from tests.unit.test_cold_compaction import PARTITION, RULE, World
+from tests.unit.lying_queue import LyingQueue
+from tests.unit.test_cold_compaction import OLD, PARTITION, RULE, World
 
 CLICKS = topic_of("clicks")
 LOG = read_partitions(CLICKS)[0]
@@ -383,5 +386,61 @@ def test_a_known_manifest_is_not_read_again() -> None:
         assert read == []
         assert await shelf.files.highest(LOG) == known
         assert len(read) == 1
+
+    asyncio.run(work())
+
+
+# ---- what one answer leaves out ------------------------------------------------------------------
+
+
+class OmittingQueue(MemoryQueue):
+    """Leaves one entry out of one answer: the entry at `omits`, when that is asked for the `false_at`th time."""
+
+    def __init__(self, queue: MemoryQueue, clock: ManualClock, omits: int, false_at: int) -> None:
+        super().__init__(clock)
+        self.logs = queue.logs
+        self.asked = 0
+        self._omits = omits
+        self._false_at = false_at
+
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+        """See `PointerReader.read`."""
+        found = await super().read(partition, offset, bytes_max)
+        if self._omits not in [entry.offset for entry in found]:
+            return found
+        self.asked += 1
+        if self.asked != self._false_at:
+            return found
+        left = [entry for entry in found if entry.offset != self._omits] or await super().read(
+            partition, self._omits + 1, bytes_max
+        )
+        return Entries(left, left[-1].offset + 1)
+
+
+@pytest.mark.parametrize("omits", [0, 1, 5, OLD + 1])
+def test_what_one_answer_of_the_queue_leaves_out_is_not_lost_by_compaction(omits: int) -> None:
+    """It would be in no part, and leave the queue with the pointers around it."""
+
+    async def work() -> None:
+        false_at = 0
+        while True:
+            false_at += 1
+            world = await World.made()
+            queue = OmittingQueue(world.queue, world.clock, omits, false_at)
+            await parts_on(queue, world.store, world.runtime, CLUSTER).compact(PARTITION, SETTINGS, RULE)
+            await world.check()
+            if queue.asked < false_at:
+                break
+        assert false_at > 3
+
+    asyncio.run(work())
+
+
+def test_an_entry_that_the_queue_has_lost_is_passed_over() -> None:
+    async def work() -> None:
+        world = await World.made()
+        lying = LyingQueue(world.queue)
+        lying.omits = frozenset({3})
+        assert await parts_on(lying, world.store, world.runtime, CLUSTER).compact(PARTITION, SETTINGS, RULE)
 
     asyncio.run(work())

@@ -85,12 +85,30 @@ def entries_left_out(span: Span, entries: Entries) -> tuple[Span, Entries]:
     return span, Entries(entries[1:], entries.next)
 
 
+def one_left_out_in_the_middle(span: Span, entries: Entries) -> tuple[Span, Entries]:
+    return span, Entries(entries[:1] + entries[2:], entries.next)
+
+
+def last_left_out(span: Span, entries: Entries) -> tuple[Span, Entries]:
+    return span, Entries(entries[:-1], entries.next)
+
+
+LIES = [
+    end_that_goes_back,
+    begin_that_runs_ahead,
+    nothing_in_the_middle,
+    entries_left_out,
+    one_left_out_in_the_middle,
+    last_left_out,
+]
+
+
 def position(offset: int) -> Position:
     return Position(0, offset)
 
 
 @pytest.mark.parametrize("end", [None, position(BATCHES)])
-@pytest.mark.parametrize("lie", [end_that_goes_back, begin_that_runs_ahead, nothing_in_the_middle, entries_left_out])
+@pytest.mark.parametrize("lie", LIES)
 def test_a_poll_that_lies_once_costs_no_record(lie: Tamper, end: Position | None) -> None:
     async def work() -> list[bytes | None]:
         runtime, queue = skipping_runtime(), queue_of()

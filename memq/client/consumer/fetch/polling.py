@@ -16,7 +16,7 @@ from memq.client.consumer.fetch.retries import Retries
 from memq.client.consumer.offset_resolver import OffsetResolver
 from memq.errors import MemqError, QueueError
 from memq.limits import POLL_BYTES_MAX
-from memq.notification import Entries
+from memq.notification.log_reader import first_of, first_run
 from memq.notification.remote import Polled, RemoteQueue
 from memq.runtime.tasks import TaskOwner
 from memq.topic import ReadPartition, Totals
@@ -132,7 +132,7 @@ class Polling:
         if polled.error is not None or _passes_over(assigned.flow, polled, offset):
             self._failing[polled.partition] = None
         else:
-            assigned.flow.take_entries(polled.entries)
+            assigned.flow.take_entries(first_run(polled.entries))
 
     async def _take_apart(self, polled: Polled, offsets: Mapping[ReadPartition, int]) -> MemqError | None:
         """Take the answer, and what confirms it; return the error of a partition that fails again."""
@@ -156,10 +156,10 @@ class Polling:
     async def _confirm(self, assigned: Assigned, polled: Polled, offset: int) -> None:
         """Take what a partition has from `offset` on; two answers must agree on what is passed over."""
         flow, entries = assigned.flow, polled.entries
-        if _first_of(entries) > offset:
+        if first_of(entries) > offset:
             # Offsets need not be dense, but nearly always are: what lies between was passed over by this answer alone.
             again = await self._queue.read(polled.partition, offset, POLL_BYTES_MAX)
-            entries = min(entries, again, key=_first_of)
+            entries = min(entries, again, key=first_of)
         before = Totals()
         first = flow.misses(polled.span, entries)
         if first is not None:
@@ -173,13 +173,8 @@ class Polling:
             return
         if first is not None:
             flow.take_gap(first, before)
-        flow.take_entries(entries)
+        flow.take_entries(first_run(entries))
 
 
 def _passes_over(flow: PartitionCursor, polled: Polled, offset: int) -> bool:
-    return _first_of(polled.entries) > offset or flow.misses(polled.span, polled.entries) is not None
-
-
-def _first_of(entries: Entries) -> int:
-    """Return the first offset of an answer, or where reading continues after it."""
-    return entries[0].offset if entries else entries.next
+    return first_of(polled.entries) > offset or flow.misses(polled.span, polled.entries) is not None
