@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,8 +13,11 @@ from awscrt.checksums import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memq.format.blocks.header import Buffer
 from memq.protocol.frames import PREFIX, AckLevel, Api, encode_frame
 from memq.protocol.messages import Close, Nack, decode_message, encode_message
+from memq.runtime.clock import SystemClock
+from memq.storage_handlers.memory import MemoryHandler
 from tests.brokers import BareClient, block_of, log_lines, run, running_broker, until, write_frame
 from tests.stepped_time import SteppedLoop, step, stepped_runtime
 
@@ -320,5 +325,57 @@ def test_any_garbage_is_survived(data: bytes) -> None:
             sound = await BareClient.connect(broker)
             assert (await sound.topic()).name == "clicks"
             await sound.close()
+
+    run(work())
+
+
+class OneByOneStore(MemoryHandler):
+    """A store that takes as many objects as it has `turns` for."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self.begun = asyncio.Event()
+        self.turns = asyncio.Semaphore(0)
+
+    async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
+        """Put when it is the turn of this one."""
+        self.begun.set()
+        await self.turns.acquire()
+        await super().put(key, buffers, checksum)
+
+
+@pytest.mark.parametrize("later", ["in the ring", "in the queue"])
+def test_the_ack_of_a_copy_waits_for_all_that_came_before_it_on_its_stream(later: str) -> None:
+    """A later block can be stored before an earlier one: its pointer is all that a new owner can read, perhaps."""
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            store = broker.services.stores["main"] = OneByOneStore()
+            first, second = await BareClient.connect(broker), await BareClient.connect(broker)
+            topic = await first.topic()
+            early, late = write_frame(block_of(topic, 0, [b"a", b"b"])), write_frame(block_of(topic, 2, [b"c"]))
+            await first.open(topic, sequence=2)
+            first.write(late)
+            await store.begun.wait()
+            if later == "in the queue":
+                store.turns.release()
+                assert (await first.frame()).argument == 3
+                await first.open(topic)
+                first.write(early)
+                await until(lambda: broker.services.counters.received_records == 3)
+            await second.open(topic)
+            second.write(early + late)
+            await until(lambda: broker.services.counters.duplicate_blocks == 1 + (later == "in the queue"))
+            if later == "in the ring":
+                store.turns.release()
+                assert (await first.frame()).argument == 3
+            await second.open(topic, stream=2, sequence=3)  # the answer comes first: nothing was acked
+            store.turns.release()
+            acks = [await second.frame()]
+            while acks[-1].argument < 3:
+                acks.append(await second.frame())
+            assert {(frame.api, frame.stream) for frame in acks} == {(Api.ACK, 1)}
+            await first.close()
+            await second.close()
 
     run(work())

@@ -228,6 +228,7 @@ class Appender:
                 places = places_of() if stream.positions else ()
                 stream.sink.send_ack(stream, AckLevel.ALL, run.next, processor.owned().epoch, places)
             else:
+                stream.run_slot = waits_for  # for the copies that follow: their acks cover this one
                 waits_for.later_acks.append((stream, run.next, places_of))
         elif self.spool is not None and stream.acks == AckLevel.ONE:
             if holder is not None:
