@@ -121,13 +121,18 @@ def decode_segment(data: bytes) -> SpoolContent:
 def copied_entries(data: bytes, start: int, end: int, seed: int) -> Iterator[tuple[bytes, memoryview]]:
     """Yield entries between two bytes of a segment as entries of one with `seed`: header and block.
 
-    A block's own checksum goes with it, and is not checked. Raises: CorruptDataError when there is something else.
+    The original goes after its copy, so each block is checked: a bit may have changed on the way from the disk.
+    Raises: CorruptDataError when there is something else.
     """
     old_seed, view, at = _decode_head(data), memoryview(data), start
     while at < end:
         found = _read_header(view, at, old_seed)
         if found is None or found.end > end:
             raise CorruptDataError(f"byte {at} of the segment begins no entry")
+        try:
+            check_block(view[found.start : found.end], scope_of(found.topic_id, found.partition))
+        except MemqError as error:
+            raise CorruptDataError(f"byte {at} of the segment begins an entry without its block: {error}") from error
         length = found.end - found.start
         header = encode_entry(seed, found.topic_id, found.partition, found.queue_offset, found.appended_ms, length)
         yield header, view[found.start : found.end]

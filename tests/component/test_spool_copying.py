@@ -12,6 +12,7 @@ from memq.broker.broker import Broker
 from memq.broker.spool import SpoolDisk
 from memq.broker.spool.files import SpoolFiles, sizes_in
 from memq.errors import SpoolError
+from memq.format.spool import decode_segment
 from memq.limits import MIB
 from memq.protocol.frames import AckLevel, Api
 from memq.storage_handlers import Buffer
@@ -30,6 +31,7 @@ class ReadableDisk(SpoolFiles):
 
     reads = True
     bits_flipped = False
+    last_bit_flipped = False  # of a block, whose header stays sound
 
     async def read(self, name: str) -> bytes:
         if not self.reads:
@@ -37,6 +39,8 @@ class ReadableDisk(SpoolFiles):
         data = bytearray(await super().read(name))
         if self.bits_flipped:
             data[1::50] = bytes(len(data[1::50]))
+        if self.last_bit_flipped:
+            data[decode_segment(bytes(data)).entries[0].end - 1] ^= 1
         return bytes(data)
 
 
@@ -196,5 +200,31 @@ def test_a_segment_that_cant_be_copied_stays_and_nothing_is_lost(tmp_path: Path,
             assert sum(each.records for each in await pointers(cluster, held.topic)) == 12
             await held.client.close()
             await passing.client.close()
+
+    asyncio.run(work())
+
+
+def test_a_bit_that_changes_on_the_way_from_the_disk_costs_no_block(tmp_path: Path) -> None:
+    """What is stored is sound, and would go after the copy."""
+
+    async def work() -> None:
+        async with rig() as cluster:
+            disk = ReadableDisk(tmp_path)
+            disk.last_bit_flipped = True
+            one = await cluster.start("one", spool=disk)
+            put, _ = cluster.store.put, stuck(cluster)
+            held, passing = await Sender.of(one, "stuck"), await Sender.of(one, "passing")
+            for number in range(12):
+                await held.send(b"%d" % number)
+                await passing.send(WORD, WORD, WORD, WORD)
+            await until(lambda: one.services.counters.spool_damages > 0)
+            await one.close()
+            await held.client.close()
+            await passing.client.close()
+            cluster.store.put = put  # type: ignore[method-assign]  # it answers again
+            again = await cluster.start("one", spool=SpoolFiles(tmp_path))
+            await again.replay.wait()
+            assert sum(each.records for each in await pointers(cluster, held.topic)) == 12
+            assert again.services.counters.spool_damages == 0
 
     asyncio.run(work())

@@ -146,7 +146,7 @@ def test_entries_that_are_copied_are_those_of_another_segment(found: list[int], 
     assert places == [(each.topic_id, each.partition, each.queue_offset, each.appended_ms) for each in chosen]
 
 
-@pytest.mark.parametrize("at", [HEAD.size, HEAD.size + 20, 0])
+@pytest.mark.parametrize("at", [HEAD.size, HEAD.size + 20, 0, HEAD.size + ENTRY.size + 20, -1])
 def test_what_is_damaged_is_not_copied(at: int) -> None:
     data, ends = segment([10, 10])
     hurt = bytearray(data)
