@@ -98,10 +98,11 @@ class Bench:
                 await self.queue.publish(Publication(partition, 0, 1, self.clock.wall_ms(), b"x"))
 
     def write(self, name: str, *entries: tuple[int, int, bytes], topic: Topic = TOPIC, at_ms: int = TAKEN_MS) -> None:
-        """Put a segment on the disk: partition, place in the queue, and bytes of each block."""
+        """Put a segment on the disk: partition, place in the queue, and bytes of each block, taken 1 ms apart."""
         data = self.disk.segments[name] = bytearray(encode_head(SEED, at_ms))
-        for partition, offset, block_ in entries:
-            data += encode_entry(SEED, bytes.fromhex(topic.id), partition, offset, at_ms, len(block_)) + block_
+        for number, (partition, offset, block_) in enumerate(entries):
+            taken_ms, topic_id = at_ms + number, bytes.fromhex(topic.id)
+            data += encode_entry(SEED, topic_id, partition, offset, taken_ms, len(block_)) + block_
 
     async def run(self) -> None:
         """Find the segments and bring them."""
