@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, cast
 
 import pytest
@@ -12,6 +13,7 @@ from memq.broker.partition.ownership import Ownership
 from memq.client.consumer.aio_consumer import AsyncConsumer
 from memq.client.producer.aio_producer import AsyncProducer
 from memq.errors import QueueError
+from memq.format.pointer import ProducerRanges
 from memq.notification import Publication
 from memq.protocol.frames import AckLevel, AckPlace, Api, Frame, decode_places, encode_frame
 from memq.protocol.messages import Open, encode_message
@@ -164,28 +166,35 @@ def test_a_stream_that_did_not_ask_gets_no_places() -> None:
     run(work())
 
 
-@pytest.mark.parametrize("landed", [True, False])
-def test_after_a_publish_without_an_answer_the_position_is_in_doubt_unless_it_follows(landed: bool) -> None:
+@pytest.mark.parametrize("landed", ["never", "before its error", "before the next try"])
+@pytest.mark.parametrize("alone", [False, True])
+def test_after_a_publish_without_an_answer_the_position_is_in_doubt_unless_it_follows(landed: str, alone: bool) -> None:
+    """An owner that is alone meets no pointer of another one, but a late one of its own."""
+
     async def work() -> None:
         async with running_broker() as broker:
             client, topic = await connected(broker, TopicSettings())
             await open_stream(client, topic, 1, PRODUCER)
+            if alone:
+                processor_of(broker, topic).owned().owned_s = -math.inf
             queue, publish = cast(Any, broker.services.queue), broker.services.queue.publish
             failed: list[Publication] = []
 
             async def fails_once(publication: Publication) -> int:
                 if failed:
+                    if landed == "before the next try":
+                        await publish(failed[0])
                     return await publish(publication)
                 failed.append(publication)
-                if landed:
+                if landed == "before its error":
                     await publish(publication)
                 raise QueueError("the answer is lost")
 
             queue.publish = fails_once
             client.write(write_frame(block_of(topic, 0, [b"a"])))
             places = place_of(await acked(client, 1))
-            if landed:
-                assert places == [], "the queue showed it, but not this publish"
+            if landed != "never":
+                assert places == [], "readers take the first one, and this owner does not know where it lies"
             else:
                 (place,) = places
                 assert await read_from(broker, Position(0, place.pointer_offset, place.record_index)) == [b"a"]
@@ -194,8 +203,12 @@ def test_after_a_publish_without_an_answer_the_position_is_in_doubt_unless_it_fo
     run(work())
 
 
-def test_a_batch_that_has_a_copy_before_it_has_no_position() -> None:
-    """The queue shows a block that the ring holds, too: readers take the first copy, and not this one."""
+@pytest.mark.parametrize("skip", [(0,), ()], ids=["left out", "published again"])
+def test_a_batch_that_has_a_copy_before_it_has_no_position(skip: tuple[int, ...]) -> None:
+    """The queue shows a block that the ring holds, too: readers take the first copy, and not this one.
+
+    It is published again where that copy could not be compared: its object was not there for a moment, perhaps.
+    """
 
     async def work() -> None:
         async with running_broker() as broker:
@@ -205,8 +218,9 @@ def test_a_batch_that_has_a_copy_before_it_has_no_position() -> None:
             client.write(write_frame(block_of(topic, 0, [b"a"])))
             await store.begun.wait()
             processor = processor_of(broker, topic)
+            processor.owned().join([ProducerRanges(producer=PRODUCER, ranges=((0, 1),))], 1)
             known = cast(Any, processor.known)
-            known.copies_in = lambda own, sealed: (0,)
+            known.copies_in = lambda own, sealed: skip
             store.gate.set()
             assert place_of(await acked(client, 1)) == []
             await client.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -343,12 +344,16 @@ class SickQueue(MemoryQueue):
         self.clock = clock
         self.failing = failing
         self.tries = 0
+        self.late: list[Publication] = []  # of what failed: it lands before the next one that does not
 
     async def publish(self, publication: Publication) -> int:
         self.tries += 1
         self.clock.advance(10_000)
         if self.tries <= self.failing:
+            self.late.append(publication)
             raise QueueError("not now")
+        for each in self.late:
+            await super().publish(each)
         return await super().publish(publication)
 
 
@@ -435,12 +440,14 @@ def test_nothing_is_handed_over_when_the_object_has_grown_old() -> None:
     async def work() -> None:
         owner = Owner(failing=100)
         await owner.queue.create([READ], 30_000)
+        owner.own.owned_s = -math.inf
         assert not await owner.publisher.publish(owner.batch, 0, owner.clock.monotonic() + 25)
         assert owner.queue.tries == 3
         assert owner.own.unread, "one of the tries may land: read before the next one"
-        owner.queue.failing = 0
+        owner.queue.failing, owner.queue.late[1:] = 0, []
         assert await owner.publisher.publish(owner.batch, 0, owner.clock.monotonic() + 25)
         assert owner.queue.tries == 4
+        assert owner.publisher.pointer_offset is None, "one has landed, and readers take that one"
 
     run(work())
 

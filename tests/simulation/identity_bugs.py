@@ -51,7 +51,7 @@ IDENTITY_BUGS = (
         "position of a batch whose copy readers take",
         "memq.broker.partition.publishing",
         "Publisher.publish",
-        "offset if first and not pointer.skip else None",
+        "offset if first else None",
         "offset",
         level="sleepy",
         quick_failover=True,

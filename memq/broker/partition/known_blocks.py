@@ -140,7 +140,7 @@ class KnownBlocks:
 
         Raises: RetryableError.
         """
-        if _any_shown(own, sealed):
+        if any_shown(own, sealed):
             await self.look_up(own, _shown(own, sealed).values())
 
     def copies_in(self, own: Ownership, sealed: SealedBatch) -> tuple[int, ...]:
@@ -148,7 +148,7 @@ class KnownBlocks:
 
         What is not known to be the same is published: readers compare it, and lose nothing.
         """
-        if not _any_shown(own, sealed):
+        if not any_shown(own, sealed):
             return ()
         skip = tuple(number for number in _shown(own, sealed) if self._is_copy(sealed, number))
         self._processor.services.counters.skipped_blocks += len(skip)
@@ -209,7 +209,7 @@ class KnownBlocks:
             self._searching = False
 
 
-def _any_shown(own: Ownership, sealed: SealedBatch) -> bool:
+def any_shown(own: Ownership, sealed: SealedBatch) -> bool:
     """Whether the queue shows any sequences of a batch; by runs of blocks, of which there are few."""
     return any(own.producer(producer).queued.overlaps(first, next_) for producer, first, next_ in sealed.spans)
 

@@ -114,6 +114,7 @@ class Ownership:
     named_ms: int = 0  # queue time of the last own `opened`, which says what is remembered of all names
     owned_s: float = math.inf  # when the opening was over: before, its `opened` had landed
     handed_over_s: float = -math.inf  # when a batch's pointer was last handed to the queue, whatever came of it
+    handed_over: int = -1  # the batch sequence of that pointer
     _own: dict[int, None] = field(default_factory=dict)  # offsets of own pointers at or behind `read_to`
     _published: int = -1  # highest own batch sequence that is counted
     tail: QueueTail = field(default_factory=QueueTail)  # while opening: what earlier owners counted

@@ -31,7 +31,7 @@ class Publisher:
     def __init__(self, services: Services, own: Ownership, partition: ReadPartition, *, patient: bool) -> None:
         self.own = own
         self.partition = partition
-        self.pointer_offset: int | None = None  # where the pointer lies that readers take; None: in doubt
+        self.pointer_offset: int | None = None  # of the pointer, if no other try of it can lie before; None: in doubt
         self._passing = DOUBTFUL if patient else PASSING
         self._refused: tuple[type[Exception], ...] = (EpochFencedError, *self._passing)
         self._services = services
@@ -69,8 +69,9 @@ class Publisher:
             if handed_over_s > until_s:
                 own.unread = tries > 0  # a try may land yet: it is looked for before the next one
                 return False
+            repeated = own.handed_over == batch_sequence
             if batch_sequence is not None:
-                own.handed_over_s = handed_over_s
+                own.handed_over_s, own.handed_over = handed_over_s, batch_sequence
             try:
                 offset = await self._hand_over(pointer, time_ms)
             except self._refused as error:
@@ -87,8 +88,8 @@ class Publisher:
                 self._services.events.error("log-lost", text)
             if own.follows(offset):
                 own.prove(handed_over_s)
-            first = own.follows(offset) or (not tries and own.is_alone(handed_over_s))
-            self.pointer_offset = offset if first and not pointer.skip else None
+            first = own.follows(offset) or (not repeated and own.is_alone(handed_over_s))
+            self.pointer_offset = offset if first else None
             own.published(offset, pointer, time_ms)
             counters.published_pointers += 1
             counters.publish_seconds.observe(self._now() - started)

@@ -24,7 +24,7 @@ from memq.broker.partition.batch import (
     sequences_of,
     staged_pointer,
 )
-from memq.broker.partition.known_blocks import KnownBlocks
+from memq.broker.partition.known_blocks import KnownBlocks, any_shown
 from memq.broker.partition.opening import open_partition, release_partition
 from memq.broker.partition.ownership import Ownership, Phase
 from memq.broker.partition.producer_fencing import check_instance, next_instance
@@ -397,10 +397,11 @@ class TopicProcessor:
             await self._publish_staged(slot, slot.staged)
             return
         own, origin, sealed = self.owned(), self._origin(), self._sealed[slot.number]
-        clock = self.services.runtime.clock
+        clock, shown = self.services.runtime.clock, False
 
         def build() -> Pointer:
-            adopted = own.next_adopted()
+            nonlocal shown
+            adopted, shown = own.next_adopted(), any_shown(own, sealed)
             skip = self.known.copies_in(own, sealed)
             totals = own.totals_with(adopted)
             return data_pointer(slot, sealed, origin, totals, adopted, skip, clock.wall_ms(), own.named_since_ms())
@@ -414,7 +415,7 @@ class TopicProcessor:
             self.services.traces.published(sealed, began_ms)
         if len(slot.runs) > POINTER_RANGES_MAX:  # more than a pointer names
             own.join(producer_ranges(sequences_of(slot)), own.queue_time_ms())
-        slot.pointer_offset = publisher.pointer_offset
+        slot.pointer_offset = None if shown else publisher.pointer_offset  # readers take what was shown before it
         self._ack(self.ring.published(self._now()), own.epoch)
         self.known.remember(sealed.headers.headers, slot.pointer_offset)
         slot.settle()
