@@ -117,6 +117,32 @@ def test_a_later_attempt_publishes_what_the_first_one_decided() -> None:
     run(rigged(work))
 
 
+def test_the_manifest_of_another_batch_decides_nothing() -> None:
+    """A store that shows one object under the key of another one: both have sound checksums."""
+
+    async def work(rig: Rig) -> None:
+        await rig.commits.commit(7, await rig.staged([b"seven"]), rig.store)
+        objects = await rig.staged([b"eight"])
+        async with StagedCommits(rig.broker.address, WRITER) as dead:  # it put its manifest, and no more
+            await dead.topics(["clicks"])
+            await dead.decide(8, objects, rig.store)
+        get, seven = rig.store.get, manifest_key("memq", WRITER, 7)
+
+        async def confused(key: str, *, checked: bool = True) -> bytes:
+            return await get(seven if "/commits/" in key else key, checked=checked)
+
+        rig.store.get = confused  # type: ignore[method-assign]
+        with pytest.raises(CorruptDataError, match="lies batch 7 of writer 'nightly'"):
+            await rig.commits.commit(8, [], rig.store)
+        with pytest.raises(CorruptDataError, match="lies batch 7 of writer 'nightly'"):
+            await rig.commits.finish_last(rig.store)
+        rig.store.get = get  # type: ignore[method-assign]
+        await rig.commits.commit(8, [], rig.store)
+        assert await rig.records() == [b"eight", b"seven"]
+
+    run(rigged(work))
+
+
 @pytest.mark.parametrize("others", [[b"one"], [b"one", b"2nd"], [b"one", b"two", b"two"]])
 def test_a_job_that_repeats_a_batch_with_other_rows_is_refused(others: list[bytes]) -> None:
     """It was taken as written, and the rows of now were gone without a word."""
