@@ -245,7 +245,6 @@ class Broker:
                 await self.hand_over(leaves=True)
             except (MemqError, TimeoutError) as error:
                 self.services.events.warning("hand-over-failed", f"{len(self.partitions.held())} partitions: {error!r}")
-        self.partitions.start_draining()
         if self._listener is not None:
             self._listener.close()
         frame = encode_frame(Api.DRAINING, 0, 0, encode_message(Draining(retry_after_ms=DRAIN_RETRY_MS)))

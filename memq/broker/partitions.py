@@ -144,7 +144,7 @@ class Partitions:
 
     def held(self) -> list[tuple[str, int]]:
         """Return the partitions that are assigned to this broker, opened by it, or still at work here."""
-        return [*self._held, *((left.topic.id, left.partition) for left in self._left)]
+        return list(self._held | dict.fromkeys((left.topic.id, left.partition) for left in self._left))
 
     def _take(self, assignments: Sequence[Assignment]) -> None:
         ours, session = self._id, self._services.session

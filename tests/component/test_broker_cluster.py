@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
@@ -37,30 +37,40 @@ TIMEOUT_S = 60.0
 class Rig:
     """One cluster in memory, and brokers on it."""
 
-    def __init__(self) -> None:
-        self.runtime = Runtime()
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
         self.shared = MemoryCluster()
         self.queue = MemoryQueue(self.runtime.clock)
         self.store = MemoryHandler(self.runtime.clock)
         self.brokers: list[Broker] = []
 
-    async def start(self, name: str, zone: str = "", port: int = 0, spool: SpoolDisk | None = None) -> Broker:
+    async def start(
+        self, name: str, zone: str = "", port: int = 0, spool: SpoolDisk | None = None, **settings: Any
+    ) -> Broker:
         """Start one more broker."""
-        broker = self.made(name, zone, port, spool)
+        broker = self.made(name, zone, port, spool, **settings)
         await broker.start()
         return broker
 
-    def made(self, name: str, zone: str = "", port: int = 0, spool: SpoolDisk | None = None) -> Broker:
+    def made(
+        self,
+        name: str,
+        zone: str = "",
+        port: int = 0,
+        spool: SpoolDisk | None = None,
+        governs: bool = True,
+        **settings: Any,
+    ) -> Broker:
         """Return one more broker, before its start."""
-        settings = BrokerSettings(
-            port=port, broker_id=name, zone=zone, memory_bytes_max=32 << 20, spool_bytes_max=16 << 20
-        )
+        sizes = {"memory_bytes_max": 32 << 20, "spool_bytes_max": 16 << 20}
+        given = BrokerSettings(port=port, broker_id=name, zone=zone, **{**sizes, **settings})
         broker = Broker(
-            settings,
+            given,
             self.runtime,
             {"main": self.store},
             self.queue,
             MemoryCoordinator(self.shared),
+            governs=governs,
             spool_disk=spool,
             slab_bytes=256 << 10,
         )
@@ -73,10 +83,10 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig() -> AsyncIterator[Rig]:
-    made = Rig()
+async def rig(runtime: Runtime | None = None, timeout_s: float = TIMEOUT_S) -> AsyncIterator[Rig]:
+    made = Rig(runtime or Runtime())
     try:
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             yield made
     finally:
         for broker in made.brokers:

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from memq.broker import broker as broker_module
 from memq.broker.broker import Broker
 from memq.broker.partition.topic_processor import TopicProcessor
 from memq.errors import DeniedError, InvalidSettingError, MemqError, NotFoundError, QueueError
@@ -18,7 +17,7 @@ from memq.notification import Span
 from memq.notification.memory import MemoryQueue
 from memq.runtime.timed_semaphore import PARTITIONS_AT_ONCE_MAX, bunches
 from memq.topic import ReadPartition, Topic, TopicSettings, equal_slots, read_partitions
-from tests.brokers import run, running_broker, until
+from tests.brokers import log_lines, run, running_broker, until
 
 TOPICS = 30
 
@@ -140,25 +139,6 @@ def test_a_queue_that_does_not_answer_ends_a_start() -> None:
     run(work())
 
 
-def test_all_partitions_are_looked_after_some_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker_module, "HOUSEKEEPING_S", 0.0)
-    monkeypatch.setattr(broker_module, "KEPT_PARTITIONS_MAX", 3)
-    looked: list[int] = []
-    monkeypatch.setattr(TopicProcessor, "forget_silent", lambda self, now_ms: looked.append(self.partition))
-
-    async def work() -> None:
-        async with running_broker(audit=False) as broker:
-            topic = await broker.partitions.create("clicks", 7, TopicSettings(), exist_ok=False)
-            processors = [broker.partitions.processor(topic, number) for number in range(7)]
-            await asyncio.gather(*(processor.ready() for processor in processors))
-            looked.clear()
-            await until(lambda: len(looked) >= 21)
-            for start in range(7):
-                assert sorted(looked[start : start + 7]) == list(range(7)), "each once, before any is twice"
-
-    run(work())
-
-
 def test_who_looks_for_owners_at_once_shares_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         async with running_broker(audit=False) as broker:
@@ -185,7 +165,9 @@ def test_who_looks_for_owners_at_once_shares_a_look(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("silent", "answer"), [(TOPICS, True), (2 * TOPICS - 1, False), (2 * TOPICS, False)])
-def test_a_start_goes_on_while_half_of_all_logs_answer(silent: int, answer: bool) -> None:
+def test_a_start_goes_on_while_half_of_all_logs_answer(
+    silent: int, answer: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """`silent`: for how many of two logs a topic there is no answer; the opening of each checks it again."""
 
     class Partly(MemoryQueue):
@@ -212,19 +194,28 @@ def test_a_start_goes_on_while_half_of_all_logs_answer(silent: int, answer: bool
             assert sorted(failed, key=str) == (sorted(queue.silent, key=str) if answer else [])
             with pytest.raises(QueueError, match="no leader"):
                 await check()
+            if answer:
+                caplog.clear()
+                await started(broker, queue)
+                assert sorted(log_lines(caplog)[:2]) == [text.format(number) for number in (0, 1)]
             queue.error = DeniedError("not you")
             with pytest.raises(DeniedError):
                 await check(lambda log, error: None)
 
+    text = "log-unanswered: topic 't000' partition {} is compared with the store when it is opened: it has no leader"
     run(work())
 
 
-@pytest.mark.parametrize("deleted", [True, False])
-def test_a_topic_that_is_deleted_during_a_start_does_not_end_it(deleted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("deleted", "wrong"), [(True, ""), (False, "t017"), (True, "t020")])
+def test_a_topic_that_is_deleted_during_a_start_does_not_end_it(
+    deleted: bool, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Deleting(MemoryQueue):
         async def create(self, partitions: list[ReadPartition], stale_publish_ms: int) -> None:  # type: ignore[override]
             if partitions[0].topic == "t017":
                 raise NotFoundError("Kafka topic of 't017' does not exist")
+            if partitions[0].topic == wrong:
+                raise InvalidSettingError(f"Kafka topic of '{wrong}' loses pointers")
             await super().create(partitions, stale_publish_ms)
 
     async def said(self: MemoryCoordinator, topic_id: str) -> bool:
@@ -237,7 +228,7 @@ def test_a_topic_that_is_deleted_during_a_start_does_not_end_it(deleted: bool, m
             assert isinstance(queue, MemoryQueue)
             queue.__class__ = Deleting
             monkeypatch.setattr(MemoryCoordinator, "deleted", said)
-            with nullcontext() if deleted else pytest.raises(NotFoundError, match="t017"):
+            with pytest.raises(MemqError, match=wrong) if wrong else nullcontext():
                 await started(broker, queue)
 
     run(work())

@@ -1,0 +1,231 @@
+"""A broker that leaves, on virtual time: how long it waits for others to take its partitions, and what it logs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from memq.broker.broker import HAND_OVER_S, Broker
+from memq.errors import InvalidRequestError, UnreachableError
+from memq.governor.memory import MemoryCoordinator
+from memq.protocol.frames import AckLevel, Api
+from memq.protocol.messages import Open
+from memq.topic import Topic, TopicSettings
+from tests.brokers import block_of, events_of, log_lines, write_frame
+from tests.component.test_broker_cluster import Rig
+from tests.component.test_broker_following import Calls, away, now_s, on_lines, topic_named
+from tests.lines import Lines
+from tests.skipping_loop import skip
+
+PARTITIONS = 3
+
+
+class Leaving:
+    """A broker with three partitions whose batches are stored when the test says so, and one that takes them."""
+
+    def __init__(self, one: Broker, topic: Topic, gates: list[asyncio.Event]) -> None:
+        self.one = one
+        self.topic = topic
+        self.gates = gates
+
+    @classmethod
+    async def at(cls, cluster: Rig, lines: Lines, *, heir: bool = True) -> Leaving:
+        one = await cluster.start("one", audit=False)
+        topic = await one.partitions.create("clicks", PARTITIONS, TopicSettings(), exist_ok=False)
+        gates = [asyncio.Event() for _ in range(PARTITIONS)]
+        put = cluster.store.put
+
+        async def gated(key: str, *arguments: object) -> None:
+            for number, gate in enumerate(gates):
+                if f"/{number:05d}-" in key:
+                    await gate.wait()
+            await put(key, *arguments)  # type: ignore[arg-type]  # whatever the broker says
+
+        cluster.store.put = gated  # type: ignore[method-assign, assignment]  # a store that takes its time
+        client = lines.call(one.address).greet()
+        for number in range(PARTITIONS):
+            ask = Open(
+                topic=topic.name,
+                topic_id=topic.id,
+                partition=number,
+                producer=f"{number + 1:016x}",
+                acks=AckLevel.ALL,
+                sequence=0,
+            )
+            client.ask(Api.OPEN, ask, stream=number + 1)
+            await skip(0.1)
+            block = block_of(topic, 0, [b"v"], partition=number, producer=number + 1)
+            client.say(write_frame(block, stream=number + 1))
+        await skip(1)
+        if heir:
+            await cluster.start("two", audit=False)
+        return cls(one, topic, gates)
+
+    async def let_go(self, *, every_s: float) -> None:
+        """Let one partition after the other finish."""
+        for gate in self.gates:
+            await skip(every_s)
+            gate.set()
+
+
+async def changing(cluster: Rig, every_s: float, times: int) -> None:
+    """Change something at the coordinator that moves no partition."""
+    other = MemoryCoordinator(cluster.shared)
+    for number in range(times):
+        await skip(every_s)
+        await other.create_topic(topic_named(f"other{number}", number + 100))
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_who_leaves_waits_as_long_as_one_partition_goes_within_the_limit(leaves: bool) -> None:
+    async def work(cluster: Rig, lines: Lines) -> None:
+        leaving = await Leaving.at(cluster, lines)
+        begin_s = now_s()
+        going = asyncio.create_task(leaving.let_go(every_s=HAND_OVER_S - 5))
+        if leaves:
+            await leaving.one.hand_over(leaves=True)
+            assert now_s() - begin_s == pytest.approx(PARTITIONS * (HAND_OVER_S - 5), abs=2)
+            assert {cluster.owner(leaving.topic, number).broker for number in range(PARTITIONS)} == {"two"}
+            assert leaving.one.partitions.held() == []
+        else:
+            with pytest.raises(TimeoutError):
+                await leaving.one.hand_over()
+            assert now_s() - begin_s == pytest.approx(HAND_OVER_S, abs=0.1)
+        await going
+
+    on_lines(work)
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_who_leaves_waits_no_longer_than_the_limit_for_the_next_partition_whatever_else_changes(gone: int) -> None:
+    async def work(cluster: Rig, lines: Lines) -> None:
+        leaving = await Leaving.at(cluster, lines)
+        begin_s = now_s()
+        changes = asyncio.create_task(changing(cluster, 7, 10))
+        if gone:
+            asyncio.get_running_loop().call_later(10, leaving.gates[0].set)
+        with pytest.raises(TimeoutError):
+            await leaving.one.hand_over(leaves=True)
+        assert now_s() - begin_s == pytest.approx(10 * gone + HAND_OVER_S, abs=1)
+        assert len(leaving.one.partitions.held()) == PARTITIONS - gone
+        await changes
+        for gate in leaving.gates:
+            gate.set()
+
+    on_lines(work)
+
+
+def test_a_long_hand_over_says_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    async def work(cluster: Rig, lines: Lines) -> None:
+        leaving = await Leaving.at(cluster, lines)
+        changes = asyncio.create_task(changing(cluster, 8, 1))
+        going = asyncio.create_task(leaving.let_go(every_s=15))
+        await leaving.one.hand_over(leaves=True)
+        await going
+        await changes
+
+    with caplog.at_level(logging.INFO, "memq"):
+        on_lines(work)
+    lines = dict.fromkeys(line for line in log_lines(caplog, logging.INFO) if line.startswith("draining-progress"))
+    text = "draining-progress: {} of 3 partitions are closed for others to open"
+    assert list(lines) == [text.format(done) for done in range(PARTITIONS)]
+
+
+def test_a_broker_that_was_just_joined_by_another_hands_over_to_it_though_nobody_said_so() -> None:
+    async def work(cluster: Rig, lines: Lines) -> None:
+        one = cluster.made("one", audit=False)
+        one.services.coordinator.watch = lambda callback: lambda: None  # type: ignore[method-assign]  # calls are lost
+        await one.start()
+        topic = await one.partitions.create("clicks", 1, TopicSettings(), exist_ok=False)
+        await cluster.start("two", audit=False)
+        assert one.partitions.heirs == [], "it has not read of it"
+        begin_s = now_s()
+        done = asyncio.create_task(one.hand_over())
+        await skip(1)
+        assert cluster.owner(topic).broker == "two", "it governs: it moves them at once"
+        await done
+        assert now_s() - begin_s < 15, "it reads every 10 s"
+
+    on_lines(work)
+
+
+def test_a_broker_is_drained_though_the_hand_over_does_not_end(caplog: pytest.LogCaptureFixture) -> None:
+    async def work(cluster: Rig, lines: Lines) -> None:
+        leaving = await Leaving.at(cluster, lines)
+        await leaving.one.partitions.refresh()
+        begin_s = now_s()
+        draining = asyncio.create_task(leaving.one.drain())
+        await skip(HAND_OVER_S + 1)
+        assert list(lines.lines) == [("127.0.0.1", 4002)], "the other's: it takes nothing new"
+        assert not draining.done()
+        for gate in leaving.gates:
+            gate.set()
+        await draining
+        assert now_s() - begin_s == pytest.approx(HAND_OVER_S + 1, abs=1)
+        assert leaving.one.partitions.at_work() == []
+
+    on_lines(work)
+    assert [line for line in log_lines(caplog) if line.startswith("hand-over-failed")] == [
+        "hand-over-failed: 3 partitions: TimeoutError()"
+    ]
+
+
+def test_a_broker_is_drained_though_the_coordinator_refuses_the_hand_over(caplog: pytest.LogCaptureFixture) -> None:
+    async def work(cluster: Rig, lines: Lines) -> None:
+        leaving = await Leaving.at(cluster, lines)
+        await leaving.one.partitions.refresh()
+        calls = Calls(leaving.one.services.coordinator, "register")
+        calls.fails["register"] = away(1)
+        for gate in leaving.gates:
+            gate.set()
+        await leaving.one.drain()
+        assert leaving.one.partitions.at_work() == []
+
+    on_lines(work)
+    assert "hand-over-failed" in events_of(caplog)
+
+
+def test_a_broker_that_nobody_succeeds_drains_at_once_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def work(cluster: Rig, lines: Lines) -> None:
+        leaving = await Leaving.at(cluster, lines, heir=False)
+        for gate in leaving.gates:
+            gate.set()
+        begin_s = now_s()
+        await leaving.one.drain()
+        assert now_s() - begin_s < 1
+
+    on_lines(work)
+    assert log_lines(caplog) == []
+
+
+def test_a_request_to_hand_over_that_nobody_meets_leaves_the_broker_as_it_was() -> None:
+    async def work(cluster: Rig, lines: Lines) -> None:
+        leaving = await Leaving.at(cluster, lines, heir=False)
+        with pytest.raises(
+            InvalidRequestError, match="no other broker takes the 3 partitions of broker 'one'"
+        ) as caught:
+            await leaving.one.hand_over()
+        assert caught.value.hint == "start another broker first"
+        assert not (await leaving.one.services.coordinator.brokers())[0].draining
+        calls = Calls(leaving.one.services.coordinator, "register")
+        calls.fails["register"] = away(1)
+        with pytest.raises(UnreachableError):
+            await leaving.one.hand_over()
+        for gate in leaving.gates:
+            gate.set()
+
+    on_lines(work)
+
+
+def test_what_is_held_is_described_by_partition() -> None:
+    async def work(cluster: Rig, lines: Lines) -> None:
+        leaving = await Leaving.at(cluster, lines, heir=False)
+        held = leaving.one.held_blocks()
+        assert len(held) == PARTITIONS
+        assert all(f"partition {number}" in line for number, line in enumerate(held))
+        for gate in leaving.gates:
+            gate.set()
+
+    on_lines(work)
