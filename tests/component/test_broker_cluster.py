@@ -11,6 +11,7 @@ from typing import Any, Self
 import pytest
 
 from memq.broker.broker import HAND_OVER_S, Broker
+from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, ClientLimits
 from memq.broker.spool import SpoolDisk
 from memq.broker.traffic import Traffic
 from memq.errors import FencedError, InvalidRequestError, UnreachableError
@@ -59,6 +60,7 @@ class Rig:
         port: int = 0,
         spool: SpoolDisk | None = None,
         governs: bool = True,
+        client_limits: ClientLimits | None = None,
         **settings: Any,
     ) -> Broker:
         """Return one more broker, before its start."""
@@ -71,6 +73,7 @@ class Rig:
             self.queue,
             MemoryCoordinator(self.shared),
             governs=governs,
+            client_limits=client_limits or NO_CLIENT_LIMITS,
             spool_disk=spool,
             slab_bytes=256 << 10,
         )

@@ -1,0 +1,612 @@
+"""Answers to requests, on virtual time: when each is made, for which client, what it has, what ends with a client."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+from awscrt.checksums import crc32c
+
+from memq import __version__
+from memq.broker.api import requests
+from memq.broker.api.requests import ANSWERS_SHARE, HELD_MS_MAX
+from memq.broker.api.stream_requests import OPEN_TIMEOUT_S
+from memq.broker.broker import Broker
+from memq.broker.ingest.quotas import ClientLimits
+from memq.broker.ingest.rate_limit import RatePerSecond
+from memq.governor import Load
+from memq.governor.memory import MemoryCoordinator
+from memq.limits import MIB
+from memq.protocol.forward import encode_forward
+from memq.protocol.frames import HELLO_MAGIC, PREFIX, VERSIONS, AckLevel, Api, Frame, encode_frame
+from memq.protocol.messages import (
+    AdminAnswer,
+    AdminRequest,
+    Close,
+    CreateTopic,
+    DescribeCluster,
+    DescribeLoad,
+    Forward,
+    Hello,
+    HelloAnswer,
+    Metadata,
+    MetadataRequest,
+    Nack,
+    Open,
+    OpenAnswer,
+    ReadRequest,
+    decode_message,
+    encode_message,
+)
+from memq.storage_handlers import Count
+from memq.topic import Topic, TopicSettings
+from tests.brokers import block_of, log_lines, write_frame
+from tests.component.test_broker_cluster import Rig, rig
+from tests.component.test_broker_following import Calls, now_s, topic_named
+from tests.lines import FULL_BYTES, Client, Lines, line_runtime
+from tests.skipping_loop import run_skipping, skip
+
+MEMORY_BYTES = 4 * MIB
+LENT_BYTES = MEMORY_BYTES // ANSWERS_SHARE // 2  # to all answers of READ together
+
+
+class Served:
+    """A broker and what its clients ask."""
+
+    def __init__(self, cluster: Rig, broker: Broker, lines: Lines) -> None:
+        self.cluster = cluster
+        self.broker = broker
+        self.lines = lines
+
+    def call(self, client_id: str = "") -> Client:
+        return self.lines.call(self.broker.address).greet(client_id)
+
+    async def topic(self, name: str = "clicks", partitions: int = 1) -> Topic:
+        return await self.broker.partitions.create(name, partitions, TopicSettings(), exist_ok=True)
+
+    async def stored(self, key: str, size: int) -> ReadRequest:
+        """Put an object, and return the request that reads it."""
+        await self.cluster.store.put(key, [bytes(size)], crc32c(bytes(size)))
+        return ReadRequest(store="main", key=key, offset=0, length=size)
+
+    async def answered(self, client: Client, api: Api, ask: msgspec.Struct, *, stream: int = 0) -> Frame:
+        """Ask, and return the only answer."""
+        client.ask(api, ask, stream=stream, number=41)
+        await skip(0.01)
+        (frame,) = client.heard()
+        assert (frame.argument, frame.stream, frame.flags) == (41, stream, 0)
+        return frame
+
+    async def admin(self, client: Client, ask: Any) -> AdminAnswer:
+        frame = await self.answered(client, Api.ADMIN, AdminRequest(ask=ask))
+        return decode_message(frame.body, AdminAnswer)
+
+    async def metadata(self, client: Client, **ask: Any) -> Metadata:
+        return decode_message((await self.answered(client, Api.METADATA, MetadataRequest(**ask))).body, Metadata)
+
+    async def error(self, client: Client, api: Api, ask: msgspec.Struct, *, stream: int = 0) -> Nack:
+        frame = await self.answered(client, api, ask, stream=stream)
+        assert frame.api == Api.ERROR
+        return decode_message(frame.body, Nack)
+
+
+def served(work: Callable[[Served], Awaitable[None]], limits: ClientLimits | None = None, **settings: Any) -> None:
+    """Run a test at a broker."""
+
+    async def inside() -> None:
+        runtime, lines = line_runtime()
+        async with rig(runtime, timeout_s=3_000) as cluster:
+            given = {"audit": False, "memory_bytes_max": MEMORY_BYTES, **settings}
+            broker = await cluster.start("one", client_limits=limits, **given)
+            await skip(0.5)
+            await work(Served(cluster, broker, lines))
+
+    run_skipping(inside())
+
+
+def open_of(topic: Topic, **fields: Any) -> Open:
+    given = {"topic": topic.name, "topic_id": topic.id, "partition": 0, "producer": f"{7:016x}", "acks": AckLevel.ALL}
+    return Open(**{**given, "sequence": 0, **fields})
+
+
+# ---- HELLO -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("audit", "audit_ms"), [(True, 7_000), (False, 0)])
+def test_a_client_that_says_hello_gets_the_cluster_the_broker_and_when_to_report(audit: bool, audit_ms: int) -> None:
+    async def work(at: Served) -> None:
+        client = at.lines.call(at.broker.address)
+        hello = Hello(least_version=VERSIONS[0], greatest_version=VERSIONS[1])
+        client.say(encode_frame(Api.HELLO, 0, HELLO_MAGIC, encode_message(hello)))
+        (frame,) = client.heard()
+        assert (frame.api, frame.stream, frame.argument) == (Api.HELLO, 0, HELLO_MAGIC)
+        answer = decode_message(frame.body, HelloAnswer)
+        assert (answer.version, answer.broker, answer.cluster) == (VERSIONS[1], "one", "memq")
+        assert (answer.memq, answer.audit_ms) == (__version__, audit_ms)
+
+    served(work, audit=audit, audit_interval_ms=7_000)
+
+
+# ---- clients that read slowly --------------------------------------------------------------------------
+
+
+def deaf(client: Client) -> None:
+    """Let a client take nothing any more, and its socket be full."""
+    client.wire.deaf = True
+    client.wire.write(bytes(FULL_BYTES + 1))
+
+
+def reading_again(client: Client) -> None:
+    client.wire.deaf = False
+    client.wire.taken.clear()
+    del client.wire.waiting[: FULL_BYTES + 1]
+    client.wire.take(len(client.wire.waiting))
+
+
+def said_unread(client: Client, *frames: bytes) -> None:
+    """Let frames arrive that the broker had read before it noticed that the client reads nothing."""
+    client.wire.reading = True
+    client.say(*frames)
+
+
+def test_a_client_that_reads_no_answers_has_no_request_done_but_for_its_streams() -> None:
+    async def work(at: Served) -> None:
+        topic, client = await at.topic(), at.call()
+        deaf(client)
+        create = AdminRequest(ask=CreateTopic(name="late"))
+        said_unread(
+            client,
+            encode_frame(Api.ADMIN, 0, 1, encode_message(create)),
+            encode_frame(Api.METADATA, 0, 2, b"{"),
+            encode_frame(Api.OPEN, 3, 3, encode_message(open_of(topic))),
+            encode_frame(Api.OPEN, 4, 4, b"{"),
+        )
+        await skip(5)
+        assert [each.name for each in at.broker.partitions.topics()] == ["clicks"]
+        reading_again(client)
+        assert [(frame.api, frame.argument) for frame in client.heard()] == [(Api.ERROR, 4), (Api.OPEN, 3)]
+        await skip(1)
+        assert sorted((frame.api, frame.argument) for frame in client.heard()) == [(Api.ADMIN, 1), (Api.ERROR, 2)]
+        assert [each.name for each in at.broker.partitions.topics()] == ["clicks", "late"]
+
+    served(work)
+
+
+def test_what_is_lent_to_an_answer_comes_back_when_its_client_has_read_it() -> None:
+    async def work(at: Served) -> None:
+        slow, other = at.call(), at.call()
+        ask = await at.stored("k/1", LENT_BYTES)
+        slow.wire.deaf = True
+        slow.ask(Api.READ, ask)
+        await skip(1)
+        assert len(slow.wire.waiting) == LENT_BYTES + PREFIX.size
+        other.ask(Api.READ, ask)
+        await skip(5)
+        assert other.heard() == []
+        slow.wire.take(LENT_BYTES)
+        await skip(1)
+        assert [len(frame.body) for frame in other.heard()] == [LENT_BYTES]
+
+    served(work)
+
+
+def test_a_broker_keeps_as_much_freed_memory_as_its_answers_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[int] = []
+    monkeypatch.setattr(requests, "keep_freed_blocks", kept.append)
+
+    async def work(at: Served) -> None:
+        """The broker has begun."""
+
+    served(work)
+    assert kept == [MEMORY_BYTES // ANSWERS_SHARE]
+
+
+# ---- clients that leave --------------------------------------------------------------------------------
+
+
+class Hanging:
+    """Reads of a store that hang; `ended` counts those that were given up."""
+
+    def __init__(self, at: Served) -> None:
+        self.begun = self.ended = 0
+        self.gate = asyncio.Event()
+        at.cluster.store.get_range = self.get_range  # type: ignore[method-assign]
+
+    async def get_range(self, key: str, offset: int, length: int) -> bytes:
+        self.begun += 1
+        try:
+            await self.gate.wait()
+        finally:
+            self.ended += 1
+        return bytes(length)
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_what_a_client_asked_for_is_given_up_when_it_leaves_or_the_broker_closes(closes: bool) -> None:
+    async def work(at: Served) -> None:
+        client, ask = at.call(), await at.stored("k/1", 10)
+        hanging = Hanging(at)
+        client.ask(Api.READ, ask)
+        await skip(1)
+        assert (hanging.begun, hanging.ended) == (1, 0)
+        if closes:
+            await at.broker.close()
+        else:
+            client.wire.abort()
+            await skip(0.1)
+        assert (hanging.begun, hanging.ended) == (1, 1)
+
+    served(work)
+
+
+def test_an_answer_that_comes_behind_the_end_of_its_connection_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    async def work(at: Served) -> None:
+        client, ask = at.call(), await at.stored("k/1", 10)
+        hanging = Hanging(at)
+        client.ask(Api.READ, ask)
+        await skip(1)
+        client.wire.deaf = True
+        client.say(PREFIX.pack(0, 99, 0, 0, 1))  # no api: the connection is refused, and waits until that is read
+        assert not client.is_gone()
+        hanging.gate.set()
+        await skip(1)
+        client.wire.take(1_000)
+        assert [frame.api for frame in client.heard()] == [Api.ERROR]
+
+    served(work)
+    assert log_lines(caplog, logging.ERROR) == []
+
+
+def test_connections_of_a_client_are_counted_until_they_end() -> None:
+    async def work(at: Served) -> None:
+        first, second = at.call("loader"), at.call("loader")
+        assert at.broker.services.limits.clients()[1][2] == 2
+        first.wire.abort()
+        await skip(0.1)
+        assert at.broker.services.limits.clients()[1][2] == 1
+        second.wire.abort()
+        await skip(0.1)
+        assert at.broker.services.limits.clients()[1][2] == 0
+
+    served(work, ClientLimits(named={"loader": RatePerSecond("hard", requests_s=10)}))
+
+
+# ---- limits of clients ---------------------------------------------------------------------------------
+
+
+async def times_of(client: Client, count: int, *, lasting_s: float) -> list[float]:
+    """Ask for METADATA so many times at once; return when answers came, errors as -1."""
+    ask = encode_message(MetadataRequest(topics=[]))
+    begin_s, found = now_s(), []
+    client.say(*(encode_frame(Api.METADATA, 0, number, ask) for number in range(count)))
+    while now_s() - begin_s < lasting_s:
+        found += [-1.0 if frame.api == Api.ERROR else now_s() - begin_s for frame in client.heard()]
+        await skip(0.01)
+    return found
+
+
+def test_requests_over_a_soft_limit_wait_as_long_as_it_takes_and_three_seconds_at_most() -> None:
+    async def work(at: Served) -> None:
+        client = at.call("slow")
+        found = await times_of(client, 3, lasting_s=8)
+        assert found == pytest.approx([0.01, 0.01, 0.11], abs=0.02), "two tokens, and a round of a tenth of a second"
+        assert len(await times_of(client, 12, lasting_s=0.2)) == 12, "what comes at once waits for the same round"
+        assert await times_of(client, 1, lasting_s=8) == pytest.approx([HELD_MS_MAX / 1000], abs=0.02)
+        assert await times_of(client, 1, lasting_s=1) == pytest.approx([0.01]), "the debt is worked off"
+
+    served(work, ClientLimits(named={"slow": RatePerSecond("soft", requests_s=2)}))
+
+
+def test_a_request_over_a_hard_limit_is_refused_and_costs_nothing() -> None:
+    async def work(at: Served) -> None:
+        client = at.call("busy")
+        assert (await times_of(client, 5, lasting_s=0.1)).count(-1.0) == 3
+        await skip(0.5)
+        assert (await times_of(client, 3, lasting_s=0.1)).count(-1.0) == 1, "1.2 tokens came in 0.6 seconds"
+
+    served(work, ClientLimits(named={"busy": RatePerSecond("hard", requests_s=2)}))
+
+
+def test_bytes_of_answers_count_and_those_of_requests_do_not() -> None:
+    async def work(at: Served) -> None:
+        client, ask = at.call("reader"), await at.stored("k/1", 10_000)
+        for _ in range(4):  # each of 20 bytes or so
+            assert (await times_of(client, 1, lasting_s=0.02)) != [-1.0]
+        assert (await at.answered(client, Api.READ, ask)).api == Api.READ
+        refused = await at.error(client, Api.READ, ask)
+        assert refused.code == "over-limit"
+        assert 8_000 < refused.retry_after_ms < 11_000, "ten times what a second brings is owed"
+        heartbeat = encode_frame(Api.HEARTBEAT, 0, 5, b"{")
+        client.say(heartbeat)
+        await skip(0.01)
+        assert client.error().code == "protocol", "what keeps a group alive is not limited"
+
+    served(work, ClientLimits(named={"reader": RatePerSecond("hard", bytes_s=1_000)}))
+
+
+# ---- forwarded blocks ----------------------------------------------------------------------------------
+
+
+def test_a_forwarded_block_is_answered_on_the_connection_and_its_bytes_do_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(at: Served) -> None:
+        topic, client = await at.topic(), at.call()
+        monkeypatch.setattr(requests, "PENDING_BYTES_MAX", 0)
+        for partition, api in ((0, Api.FORWARD), (5, Api.ERROR)):
+            ask = Forward(topic=topic.name, topic_id=topic.id, partition=partition, absent_ms=0)
+            block = block_of(topic, 0, [b"v"], producer=7)
+            client.say(encode_forward(41, ask, len(block)) + block)
+            await skip(1)
+            (frame,) = client.heard()
+            assert (frame.api, frame.stream, frame.argument) == (api, 0, 41)
+        pool = at.broker.services.pool
+        at.broker.services.hot.clear()
+        assert pool.leased_bytes == at.broker.intake.slab.size
+
+    served(work)
+
+
+# ---- streams -------------------------------------------------------------------------------------------
+
+
+def test_of_two_openings_of_one_stream_at_once_the_first_has_it() -> None:
+    async def work(at: Served) -> None:
+        topic, client = await at.topic(), at.call()
+        calls = Calls(at.cluster.queue, "publish")
+        calls.takes_s["publish"] = 2.0
+        for number in (1, 2):
+            client.ask(Api.OPEN, open_of(topic), stream=9, number=number)
+        await skip(5)
+        first, second = client.heard()
+        assert (first.api, first.argument) == (Api.OPEN, 1)
+        assert decode_message(first.body, OpenAnswer).epoch == 1
+        assert (second.api, second.argument) == (Api.ERROR, 2)
+        refused = decode_message(second.body, Nack)
+        assert (refused.code, refused.text) == ("not-ready", "stream 9 was closed or opened again meanwhile")
+        calls.takes_s.clear()
+        client.say(write_frame(block_of(topic, 0, [b"v"], producer=7), stream=9))
+        await skip(1)
+        assert [frame.api for frame in client.heard()] == [Api.ACK]
+
+    served(work)
+
+
+def test_a_connection_that_is_refused_meanwhile_gets_no_stream() -> None:
+    async def work(at: Served) -> None:
+        topic, client = await at.topic(), at.call()
+        calls = Calls(at.cluster.queue, "publish")
+        calls.takes_s["publish"] = 2.0
+        client.ask(Api.OPEN, open_of(topic), stream=9)
+        await skip(1)
+        client.wire.deaf = True
+        client.say(PREFIX.pack(0, 99, 0, 0, 1))
+        connection: Any = client.wire.protocol
+        await skip(5)
+        assert connection.closed
+        assert connection.streams == {}
+
+    served(work)
+
+
+def test_a_stream_that_is_opened_again_or_closed_gets_no_acks_of_before() -> None:
+    async def work(at: Served) -> None:
+        topic, client = await at.topic(), at.call()
+        assert (await at.answered(client, Api.OPEN, open_of(topic), stream=9)).api == Api.OPEN
+        processor = at.broker.partitions.processor(topic, 0)
+        producer = processor.owned().producer(7)
+        assert producer.streams == 1
+        await at.answered(client, Api.OPEN, open_of(topic), stream=9)
+        assert producer.streams == 1
+        await at.answered(client, Api.CLOSE, Close(next_sequence=0), stream=9)
+        assert producer.streams == 0
+
+    served(work)
+
+
+def test_a_partition_that_opens_for_long_is_not_ready_yet() -> None:
+    async def work(at: Served) -> None:
+        topic, client = await at.topic(), at.call()
+        calls = Calls(at.cluster.queue, "publish")
+        calls.takes_s["publish"] = 3 * OPEN_TIMEOUT_S
+        client.ask(Api.OPEN, open_of(topic), stream=9)
+        await skip(OPEN_TIMEOUT_S - 0.5)
+        assert client.heard() == []
+        await skip(1)
+        refused = client.error()
+        assert (refused.code, refused.retry_after_ms) == ("not-ready", 200)
+        assert refused.text == "topic 'clicks' partition 0 is still being opened"
+        calls.takes_s.clear()
+        await skip(3 * OPEN_TIMEOUT_S)
+        assert (await at.answered(client, Api.OPEN, open_of(topic), stream=9)).api == Api.OPEN
+
+    served(work)
+
+
+@pytest.mark.parametrize("before", ["two", ""])
+def test_a_partition_that_has_just_come_is_opened_though_the_broker_was_not_notified(before: str) -> None:
+    async def work(at: Served) -> None:
+        topic, client, other = await at.topic(), at.call(), MemoryCoordinator(at.cluster.shared)
+        await skip(1)
+        at.broker.governor = None  # it would take what nobody has
+        elsewhere = msgspec.structs.replace(at.cluster.owner(topic), broker=before)
+        await other.set_assignment(elsewhere)
+        await skip(1)
+        refused = await at.error(client, Api.OPEN, open_of(topic), stream=9)
+        assert refused.code == "not-ready", "nobody is there"
+        here = msgspec.structs.replace(at.cluster.owner(topic), broker="one")
+        at.cluster.shared.handles.remove(at.broker.services.coordinator)  # type: ignore[arg-type]  # it hears nothing
+        await other.set_assignment(here)
+        assert (await at.answered(client, Api.OPEN, open_of(topic), stream=9)).api == Api.OPEN
+
+    served(work)
+
+
+def test_a_partition_of_a_live_broker_that_has_just_come_is_opened_too() -> None:
+    async def work(at: Served) -> None:
+        two = await at.cluster.start("two", audit=False, governs=False)
+        topic, client, other = await at.topic(), at.call(), MemoryCoordinator(at.cluster.shared)
+        await skip(1)
+        at.broker.governor = None
+        await other.set_assignment(msgspec.structs.replace(at.cluster.owner(topic), broker="two"))
+        await skip(1)
+        refused = await at.error(client, Api.OPEN, open_of(topic), stream=9)
+        assert (refused.code, refused.address) == ("moved", two.address)
+        at.cluster.shared.handles.remove(at.broker.services.coordinator)  # type: ignore[arg-type]  # it hears nothing
+        await other.set_assignment(msgspec.structs.replace(at.cluster.owner(topic), broker="one"))
+        assert (await at.answered(client, Api.OPEN, open_of(topic), stream=9)).api == Api.OPEN
+
+    served(work)
+
+
+# ---- topics --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("create", "allowed"), [(True, True), (True, False), (False, True)])
+def test_a_topic_is_made_for_who_asks_for_it_where_that_is_allowed(create: bool, allowed: bool) -> None:
+    async def work(at: Served) -> None:
+        answer = await at.metadata(at.call(), topics=["new"], create=create)
+        made = create and allowed
+        assert ([each.topic.name for each in answer.topics], answer.missing) == (
+            (["new"], []) if made else ([], ["new"])
+        )
+        assert [len(each.owners) for each in answer.topics] == [3] * made
+
+    served(work, auto_create_topics=allowed, partitions=3)
+
+
+def test_clients_that_ask_for_a_new_topic_at_once_get_the_same_one() -> None:
+    async def work(at: Served) -> None:
+        calls = Calls(at.broker.services.coordinator, "create_topic")
+        calls.takes_s["create_topic"] = 1.0
+        clients = [at.call() for _ in range(3)]
+        for client in clients:
+            client.ask(Api.METADATA, MetadataRequest(topics=["new"], create=True))
+        await skip(5)
+        answers = [decode_message(client.heard()[0].body, Metadata) for client in clients]
+        assert len({answer.topics[0].topic.id for answer in answers}) == 1
+        assert len(calls.at_s["create_topic"]) == 3
+
+    served(work)
+
+
+def test_metadata_names_topics_of_memq_itself_and_refuses_what_is_no_name() -> None:
+    async def work(at: Served) -> None:
+        await at.topic("a")
+        answer = await at.metadata(at.call(), topics=["_memq_audit", "a"])
+        assert ([each.topic.name for each in answer.topics], answer.missing) == (["a"], ["_memq_audit"])
+        assert (answer.cluster, answer.brokers, answer.zones) == ("memq", [at.broker.address], ["near"])
+        assert [(store.name, store.url) for store in answer.stores] == [("main", at.cluster.store.url)]
+        refused = await at.error(at.call(), Api.METADATA, MetadataRequest(topics=["a/b"]))
+        assert refused.code == "invalid-name"
+
+    served(work, zone="near")
+
+
+@pytest.mark.parametrize(("asked", "made"), [(0, 2), (5, 5)])
+def test_a_topic_has_as_many_partitions_as_asked_for_or_as_its_broker_says(asked: int, made: int) -> None:
+    async def work(at: Served) -> None:
+        answer = await at.admin(at.call(), CreateTopic(name="new", partitions=asked))
+        assert answer.topic is not None
+        assert len(answer.topic.partitions) == made
+        again = await at.error(at.call(), Api.ADMIN, AdminRequest(ask=CreateTopic(name="new")))
+        assert again.code == "already-exists"
+        same = await at.admin(at.call(), CreateTopic(name="new", exist_ok=True))
+        assert same.topic == answer.topic
+
+    served(work, partitions=2)
+
+
+def test_what_was_published_last_is_read_from_memory_and_counted() -> None:
+    async def work(at: Served) -> None:
+        topic, client = await at.topic(), at.call()
+        await at.answered(client, Api.OPEN, open_of(topic), stream=9)
+        block = block_of(topic, 0, [b"value"], producer=7)
+        client.say(write_frame(block, stream=9))
+        await skip(1)
+        assert [frame.api for frame in client.heard()] == [Api.ACK]
+        (key,) = at.cluster.store.objects
+        at.cluster.store.objects.clear()
+        ask = ReadRequest(store="main", key=key, offset=0, length=len(block))
+        assert bytes((await at.answered(client, Api.READ, ask)).body) == block
+        counters = at.broker.services.counters
+        assert (counters.read_requests, counters.read_hot_requests, counters.read_bytes) == (1, 1, len(block))
+
+    served(work)
+
+
+# ---- the cluster ---------------------------------------------------------------------------------------
+
+
+def test_a_cluster_is_described_with_the_load_of_each_broker() -> None:
+    async def work(at: Served) -> None:
+        await at.cluster.start("two", "zone-b", audit=False, capacity_bytes_s=7_000)
+        topic = await at.topic(partitions=3)
+        view = {number: at.cluster.owner(topic, number) for number in range(3)}
+        owned = [number for number, entry in view.items() if entry.broker == "one"]
+        assert 0 < len(owned) < 3
+        loads = [load_of(topic, number, 100 + number) for number in range(3)] + [load_of(topic_named("x", 5), 0, 9)]
+
+        async def reported() -> list[Load]:
+            return loads
+
+        at.broker.services.coordinator.loads = reported  # type: ignore[method-assign]
+        answer = await at.admin(at.call(), DescribeCluster())
+        rows = {row.broker: row for row in answer.brokers}
+        for name in ("one", "two"):
+            numbers = [number for number, entry in view.items() if entry.broker == name]
+            assert rows[name].bytes_s == sum(100 + number for number in numbers)
+            assert rows[name].partitions == len(numbers)
+        assert (rows["one"].governs, rows["two"].governs) == (True, False)
+        assert (rows["two"].zone, rows["two"].capacity_bytes_s, rows["two"].draining) == ("zone-b", 7_000, False)
+
+    served(work)
+
+
+def load_of(topic: Topic, partition: int, bytes_s: int) -> Load:
+    return Load(topic_id=topic.id, partition=partition, bytes_s=bytes_s)
+
+
+@pytest.mark.parametrize(
+    ("counts", "names"),
+    [
+        ([("breaker_open", 1)], ["main"]),
+        ([("breaker_open", 0), ("hedges", 3)], []),
+        ([("hedges", 3), ("breaker_open", 1)], ["main"]),
+    ],
+)
+def test_a_broker_says_how_full_it_is(counts: list[tuple[str, int]], names: list[str]) -> None:
+    async def work(at: Served) -> None:
+        topic, client = await at.topic(), at.call()
+        at.cluster.store.counts = lambda: [Count(name, value) for name, value in counts]  # type: ignore[attr-defined]
+        calls = Calls(at.cluster.store, "put")
+        calls.takes_s["put"] = 60.0
+        await at.answered(client, Api.OPEN, open_of(topic), stream=9)
+        client.say(write_frame(block_of(topic, 0, [b"value"], producer=7), stream=9))
+        await skip(1)
+        load = (await at.admin(client, DescribeLoad(broker="one"))).load
+        assert load is not None
+        assert (load.ring_batches, load.uploads, load.open_breakers) == (1, 1, names)
+        assert load.memory_bytes == at.broker.services.pool.leased_bytes > 0
+        assert load.memory_bytes_max == MEMORY_BYTES
+        await skip(60)
+
+    served(work)
+
+
+def test_a_broker_answers_for_itself_and_names_the_address_of_another() -> None:
+    async def work(at: Served) -> None:
+        two = await at.cluster.start("two", audit=False)
+        for ask in (DescribeLoad(broker="two"), DescribeLoad(broker="three")):
+            refused = await at.error(at.call(), Api.ADMIN, AdminRequest(ask=ask))
+            if ask.broker == "two":
+                assert (refused.code, refused.address) == ("moved", two.address)
+                assert refused.hint == f"ask it at {two.address}"
+            else:
+                assert (refused.code, refused.text) == ("not-found", "no live broker is called 'three'")
+
+    served(work)
