@@ -93,13 +93,17 @@ class Client:
     def say(self, *data: bytes) -> None:
         """Send bytes, as one read of the broker each where they find room."""
         for piece in data:
-            left = piece
-            while left and self.wire.reading:
-                buffer = memoryview(self.wire.protocol.get_buffer(-1))
-                size = min(len(left), len(buffer))
-                buffer[:size] = left[:size]
-                self.wire.protocol.buffer_updated(size)
-                left = left[size:]
+            assert not self.say_some(piece), "the broker does not read"
+
+    def say_some(self, data: bytes) -> bytes:
+        """Send as many bytes as the broker reads now; return the rest."""
+        while data and self.wire.reading:
+            buffer = memoryview(self.wire.protocol.get_buffer(-1))
+            size = min(len(data), len(buffer))
+            buffer[:size] = data[:size]
+            self.wire.protocol.buffer_updated(size)
+            data = data[size:]
+        return data
 
     def greet(self, client_id: str = "") -> Client:
         """Say HELLO and take the answer."""

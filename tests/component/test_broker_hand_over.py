@@ -8,11 +8,14 @@ import logging
 import pytest
 
 from memq.broker.broker import HAND_OVER_S, Broker
+from memq.broker.spool.memory import MemorySpool
 from memq.errors import InvalidRequestError, UnreachableError
+from memq.format.pointer import decode_pointer
 from memq.governor.memory import MemoryCoordinator
+from memq.limits import MIB
 from memq.protocol.frames import AckLevel, Api
 from memq.protocol.messages import Open
-from memq.topic import Topic, TopicSettings
+from memq.topic import Topic, TopicSettings, read_partitions
 from tests.brokers import block_of, events_of, log_lines, write_frame
 from tests.component.test_broker_cluster import Rig
 from tests.component.test_broker_following import Calls, away, now_s, on_lines, topic_named
@@ -227,5 +230,86 @@ def test_what_is_held_is_described_by_partition() -> None:
         assert all(f"partition {number}" in line for number, line in enumerate(held))
         for gate in leaving.gates:
             gate.set()
+
+    on_lines(work)
+
+
+# ---- blocks that were acked with 1 on disk -----------------------------------------------------------
+
+
+ON_DISK = TopicSettings(ack1="disk", seal_when_idle=False, batch_age_ms_max=5_000)
+
+
+async def acked_on_disk(cluster: Rig, lines: Lines, disk: MemorySpool) -> tuple[Broker, Topic]:
+    """Let a broker ack a block with 1 that is in its spool and not in the queue."""
+    one = await cluster.start("one", audit=False, spool=disk)
+    topic = await one.partitions.create("clicks", 1, ON_DISK, exist_ok=False)
+    client = lines.call(one.address).greet()
+    ask = Open(topic=topic.name, topic_id=topic.id, partition=0, producer=f"{7:016x}", acks=AckLevel.ONE, sequence=0)
+    client.ask(Api.OPEN, ask, stream=1)
+    await skip(0.1)
+    client.say(write_frame(block_of(topic, 0, [b"v"], producer=7)))
+    await skip(0.1)
+    assert [frame.api for frame in client.heard()] == [Api.OPEN, Api.ACK]
+    assert disk.segments
+    return one, topic
+
+
+async def records_of(cluster: Rig, topic: Topic) -> int:
+    entries = await cluster.queue.read(read_partitions(topic)[0], 0, MIB)
+    return sum(decode_pointer(entry.body).records for entry in entries)
+
+
+def test_a_drain_leaves_nothing_in_the_spool() -> None:
+    async def work(cluster: Rig, lines: Lines) -> None:
+        disk = MemorySpool()
+        one, topic = await acked_on_disk(cluster, lines, disk)
+        await one.drain()
+        assert await records_of(cluster, topic) == 1
+        assert disk.segments == {}
+
+    on_lines(work)
+
+
+def test_a_drain_brings_what_an_earlier_run_left_to_the_queue_and_closes_its_partitions() -> None:
+    async def work(cluster: Rig, lines: Lines) -> None:
+        disk = MemorySpool()
+        one, topic = await acked_on_disk(cluster, lines, disk)
+        calls = Calls(cluster.store, "put")
+        calls.fails["put"] = away(1_000)
+        await one.close()
+        calls.fails["put"].clear()
+        again = await cluster.start("one", audit=False, spool=disk)
+        await again.drain()
+        assert await records_of(cluster, topic) == 1
+        assert disk.segments == {}
+        assert again.partitions.at_work() == []
+        assert cluster.owner(topic).session == "", "given back"
+
+    on_lines(work)
+
+
+def test_a_broker_whose_memory_is_used_up_seals_what_it_has_and_reads_on() -> None:
+    """Nothing else seals these batches within ten minutes."""
+    slow = TopicSettings(batch_bytes_max=64 * MIB, batch_age_ms_max=600_000, seal_when_idle=False)
+    size = 200_000
+
+    async def work(cluster: Rig, lines: Lines) -> None:
+        broker = await cluster.start("one", audit=False, memory_bytes_max=4 * MIB)
+        topic = await broker.partitions.create("clicks", 1, slow, exist_ok=False)
+        client = lines.call(broker.address).greet()
+        ask = Open(
+            topic=topic.name, topic_id=topic.id, partition=0, producer=f"{7:016x}", acks=AckLevel.ALL, sequence=0
+        )
+        client.ask(Api.OPEN, ask, stream=1)
+        await skip(0.1)
+        left = b"".join(write_frame(block_of(topic, number, [bytes(size)], producer=7)) for number in range(40))
+        acked = 0
+        for _ in range(200):
+            left = client.say_some(left)
+            await skip(0.1)
+            acked = max([acked, *(frame.argument for frame in client.heard() if frame.api == Api.ACK)])
+        assert not left
+        assert acked >= 40 - 4 * MIB // size, "the rest waits for its age, or for more"
 
     on_lines(work)
