@@ -28,8 +28,10 @@ from memq.protocol.messages import (
     AdminRequest,
     Close,
     CreateTopic,
+    DescribeClients,
     DescribeCluster,
     DescribeLoad,
+    DrainBroker,
     Forward,
     Hello,
     HelloAnswer,
@@ -598,15 +600,40 @@ def test_a_broker_says_how_full_it_is(counts: list[tuple[str, int]], names: list
     served(work)
 
 
-def test_a_broker_answers_for_itself_and_names_the_address_of_another() -> None:
+@pytest.mark.parametrize("kind", [DescribeLoad, DescribeClients, DrainBroker])
+def test_a_broker_answers_for_itself_and_names_the_address_of_another(kind: Any) -> None:
     async def work(at: Served) -> None:
         two = await at.cluster.start("two", audit=False)
-        for ask in (DescribeLoad(broker="two"), DescribeLoad(broker="three")):
-            refused = await at.error(at.call(), Api.ADMIN, AdminRequest(ask=ask))
-            if ask.broker == "two":
-                assert (refused.code, refused.address) == ("moved", two.address)
-                assert refused.hint == f"ask it at {two.address}"
-            else:
-                assert (refused.code, refused.text) == ("not-found", "no live broker is called 'three'")
+        refused = await at.error(at.call(), Api.ADMIN, AdminRequest(ask=kind(broker="two")))
+        assert (refused.code, refused.address) == ("moved", two.address)
+        assert refused.hint == f"ask it at {two.address}"
+        refused = await at.error(at.call(), Api.ADMIN, AdminRequest(ask=kind(broker="three")))
+        assert (refused.code, refused.text) == ("not-found", "no live broker is called 'three'")
+
+    served(work)
+
+
+def test_a_request_to_drain_a_broker_is_answered_when_others_have_its_partitions_or_after_thirty_seconds() -> None:
+    async def work(at: Served) -> None:
+        topic, client = await at.topic(), at.call()
+        refused = await at.error(client, Api.ADMIN, AdminRequest(ask=DrainBroker(broker="one")))
+        assert (refused.code, refused.hint) == ("invalid-request", "start another broker first")
+        calls = Calls(at.cluster.store, "put")
+        calls.takes_s["put"] = 50.0
+        await at.answered(client, Api.OPEN, open_of(topic), stream=9)
+        client.say(write_frame(block_of(topic, 0, [b"value"], producer=7), stream=9))
+        await at.cluster.start("two", audit=False)
+        await skip(1)
+        other = at.call()
+        other.ask(Api.ADMIN, AdminRequest(ask=DrainBroker(broker="one")))
+        await skip(29)
+        assert other.heard() == []
+        await skip(2)
+        refused = other.error()
+        assert (refused.code, refused.text) == ("timed-out", "broker 'one' still holds partitions")
+        await skip(30)
+        await at.admin(other, DrainBroker(broker="one"))
+        assert at.cluster.owner(topic).broker == "two"
+        assert at.broker.partitions.held() == []
 
     served(work)

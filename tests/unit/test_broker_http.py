@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -12,13 +13,15 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from memq.broker.api import http, readiness
-from memq.broker.api.http import CONNECTIONS_MAX, REQUEST_BYTES_MAX, HttpPort
+from memq.broker.api.http import CONNECTIONS_MAX, REQUEST_BYTES_MAX, REQUEST_TIMEOUT_S, HttpPort
 from memq.broker.metrics import CounterCollector, Counters
 from memq.errors import StoreError
 from memq.runtime.clock import SystemClock
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Address, SocketNetwork
-from tests.brokers import run
+from memq.runtime.network import Address, SocketNetwork, format_address
+from tests.brokers import log_lines, run
+from tests.lines import Client, line_runtime
+from tests.skipping_loop import run_skipping, skip
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -182,3 +185,139 @@ def test_any_garbage_is_answered_or_closed(data: bytes, start: bytes) -> None:
             assert b"alive" in await ask(address, GET)
 
     run(work())
+
+
+# ---- on virtual time ---------------------------------------------------------------------------------
+
+
+READY = GET.replace(b"healthz", b"readyz")
+
+
+class Probe:
+    """A port whose check hangs until its gate is open, and then fails as often as it is asked to."""
+
+    def __init__(self) -> None:
+        self.runtime, self.lines = line_runtime()
+        self.gate = asyncio.Event()
+        self.fails = self.begun = self.ended = 0
+        self.port = HttpPort(self.lines, self.check, CollectorRegistry(), EventLog(self.runtime.clock))
+        self.address = ""
+
+    async def check(self) -> None:
+        self.begun += 1
+        try:
+            await self.gate.wait()
+        finally:
+            self.ended += 1
+        if self.fails:
+            self.fails -= 1
+            raise StoreError("the store is away")
+
+    def call(self, data: bytes) -> Client:
+        client = self.lines.call(self.address)
+        client.say(data)
+        return client
+
+
+def probed(work: Callable[[Probe], Awaitable[None]]) -> None:
+    async def inside() -> None:
+        probe = Probe()
+        probe.address = format_address(await probe.port.start("127.0.0.1", 0))
+        try:
+            await work(probe)
+        finally:
+            await probe.port.stop()
+
+    run_skipping(inside())
+
+
+def status_of(client: Client) -> int:
+    """Return the status of the only answer, 0 without one."""
+    answer = bytes(client.wire.taken)
+    assert answer.count(b"HTTP/1.1 ") <= 1
+    return int(answer.split()[1]) if answer else 0
+
+
+@pytest.mark.parametrize("data", [b"", b"GET /hea"])
+def test_a_client_has_twenty_seconds_for_its_request(data: bytes) -> None:
+    async def work(probe: Probe) -> None:
+        client = probe.call(data)
+        await skip(2 * REQUEST_TIMEOUT_S - 0.5)
+        assert not client.is_gone()
+        await skip(1)
+        assert client.is_gone()
+        assert status_of(client) == 0
+
+    probed(work)
+
+
+def test_a_connection_that_has_ended_is_left_alone() -> None:
+    async def work(probe: Probe) -> None:
+        client = probe.call(GET)
+        await skip(1)
+        assert (status_of(client), client.is_gone()) == (200, True)
+        await skip(3 * REQUEST_TIMEOUT_S)
+        assert not client.is_aborted()
+
+    probed(work)
+
+
+def test_a_client_gets_one_answer_whatever_it_sends_behind_its_request() -> None:
+    async def work(probe: Probe) -> None:
+        client = probe.call(READY)
+        client.say(b"\x00garbage\r\n\r\n", GET)
+        await skip(0.5)
+        assert status_of(client) == 0
+        probe.gate.set()
+        await skip(0.5)
+        assert status_of(client) == 200
+
+    probed(work)
+
+
+def test_the_answer_to_a_client_that_has_left_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    async def work(probe: Probe) -> None:
+        client = probe.call(READY)
+        await skip(0.5)
+        client.wire.abort()
+        probe.gate.set()
+        await skip(5)
+        assert status_of(client) == 0
+
+    probed(work)
+    assert log_lines(caplog) == []
+
+
+def test_a_stop_ends_the_port_its_connections_and_what_they_wait_for() -> None:
+    async def work(probe: Probe) -> None:
+        client = probe.call(READY)
+        await skip(0.5)
+        await probe.port.stop()
+        assert probe.lines.lines == {}
+        assert client.is_aborted()
+        assert (probe.begun, probe.ended) == (1, 1)
+
+    probed(work)
+
+
+def test_a_broker_that_is_not_ready_says_so_once_and_when_it_is_again(caplog: pytest.LogCaptureFixture) -> None:
+    async def work(probe: Probe) -> None:
+        found = []
+        for gate, fails in ((False, 0), (False, 0), (True, 0), (True, 1), (True, 1), (True, 0), (True, 0)):
+            if gate:
+                probe.gate.set()
+            probe.fails = fails
+            client = probe.call(READY)
+            await skip(2)
+            found.append(status_of(client))
+        assert found == [503, 503, 200, 503, 503, 200, 200]
+        assert probe.begun == 6, "what hung was asked once"
+
+    with caplog.at_level(logging.INFO, "memq"):
+        probed(work)
+    assert [line.partition(" after")[0] for line in log_lines(caplog, logging.INFO)] == [
+        "not-ready: store or queue did not answer within 1.5 s",
+        "ready-again: it works again",
+        "not-ready: the store is away",
+        "ready-again: it works again",
+    ]
