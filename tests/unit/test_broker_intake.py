@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import random
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -210,6 +211,15 @@ def test_a_slab_that_is_released_too_often_is_an_assertion() -> None:
     pool.release(slab)
     with pytest.raises(AssertionError, match="released more often"):
         pool.release(slab)
+
+
+@pytest.mark.parametrize("populates", [True, False])
+def test_a_slab_is_zeroed_memory_of_its_size_on_any_system(populates: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not populates:
+        monkeypatch.delattr(mmap, "MAP_POPULATE", raising=False)
+    slab = Slab(3 * mmap.PAGESIZE)
+    assert bytes(slab.view) == bytes(3 * mmap.PAGESIZE)
+    assert (slab.size, slab.references) == (3 * mmap.PAGESIZE, 0)
 
 
 def test_spare_and_leased_slabs_together_stay_within_the_budget() -> None:
