@@ -262,9 +262,10 @@ def test_a_connection_that_has_ended_is_left_alone() -> None:
     probed(work)
 
 
-def test_a_client_gets_one_answer_whatever_it_sends_behind_its_request() -> None:
+@pytest.mark.parametrize("header", [b"", b"Transfer-Encoding: chunked\r\n", b"Content-Length: 100\r\n"])
+def test_a_client_gets_one_answer_whatever_it_sends_behind_its_request(header: bytes) -> None:
     async def work(probe: Probe) -> None:
-        client = probe.call(READY)
+        client = probe.call(READY[:-2] + header + READY[-2:])
         client.say(b"\x00garbage\r\n\r\n", GET)
         await skip(0.5)
         assert status_of(client) == 0
