@@ -13,6 +13,7 @@ from memq.governor.memory import MemoryCoordinator
 from memq.protocol.frames import PREFIX, Api
 from memq.protocol.messages import (
     AdminRequest,
+    BeginProducer,
     Close,
     CreateTopic,
     DescribeClients,
@@ -141,6 +142,21 @@ def test_a_partition_of_a_live_broker_that_has_just_come_is_opened_too() -> None
         at.cluster.shared.handles.remove(at.broker.services.coordinator)  # type: ignore[arg-type]  # it hears nothing
         await other.set_assignment(msgspec.structs.replace(at.cluster.owner(topic), broker="one"))
         assert (await at.answered(client, Api.OPEN, open_of(topic), stream=9)).api == Api.OPEN
+
+    served(work)
+
+
+def test_instances_of_a_named_producer_are_counted_from_one() -> None:
+    async def work(at: Served) -> None:
+        topic, client = await at.topic(), at.call()
+        ask = BeginProducer(topic=topic.name, topic_id=topic.id, partition=0, producer=f"{7:016x}")
+        for epoch in (1, 2, 3):
+            instance = (await at.admin(client, ask)).instance
+            assert instance is not None
+            assert (instance.epoch, instance.next_sequence) == (epoch, 0)
+        refused = await at.error(client, Api.OPEN, open_of(topic, producer_epoch=2), stream=9)
+        assert refused.code == "producer-fenced"
+        assert (await at.answered(client, Api.OPEN, open_of(topic, producer_epoch=3), stream=9)).api == Api.OPEN
 
     served(work)
 
