@@ -460,3 +460,29 @@ def test_a_greater_batch_is_waited_for_at_once() -> None:
     ring.alter(LARGE)
     append_to(ring, stream, 0, 1, memory, 0, 200_000, 0.0)
     assert ring.plan(0.001).wake_s == pytest.approx(200_000 / FAST_BYTES_S), "it was full before"
+
+
+def test_places_of_records_are_known_with_the_pointer_and_go_to_who_asks_for_them() -> None:
+    ring, memory = Ring(LIMITS), slab()
+    asks, silent = stream_of(1), stream_of(2)
+    asks.positions = True
+    for number, (stream, first, count) in enumerate([(asks, 10, 3), (silent, 0, 2), (asks, 13, 4), (asks, 17, 1)]):
+        assert append_to(ring, stream, first, count, memory, 50 * number, 50 * number + 50, 0.0)
+    slot = ring.open
+    assert slot is not None
+    assert slot.places() == {}
+    assert slot.places_of(1, 0, 99) == []
+    slot.pointer_offset = 7
+    lie = [AckPlace(10, 13, 7, 0), AckPlace(13, 18, 7, 5)]
+    assert slot.places() == {asks: lie}
+    again = stream_of(1)
+    slot.later_acks = [(again, 13, lambda: lie[:1]), (silent, 2, lambda: lie)]
+    assert slot.places() == {asks: lie}
+    again.positions = True
+    assert slot.places() == {asks: lie, again: lie[:1]}
+    found = [
+        slot.places_of(1, first, next_) for first, next_ in ((10, 11), (12, 13), (13, 14), (17, 18), (0, 10), (18, 20))
+    ]
+    assert found == [lie[:1], lie[:1], lie[1:], lie[1:], [], []]
+    assert slot.places_of(1, 12, 14) == lie
+    assert slot.places_of(2, 0, 2) == [AckPlace(0, 2, 7, 3)]
