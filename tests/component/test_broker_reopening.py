@@ -1,0 +1,62 @@
+"""A partition that is opened again, on virtual time: what its owner still knows, and a log with a damaged entry."""
+
+from __future__ import annotations
+
+import pytest
+
+from memq.format.pointer import Pointer, decode_pointer
+from memq.limits import MIB
+from memq.notification import Publication
+from memq.protocol.frames import Api
+from memq.protocol.messages import BeginProducer
+from memq.topic import Topic, TopicSettings, read_partitions
+from tests.brokers import block_of, log_lines, write_frame
+from tests.component.test_broker_cluster import Rig
+from tests.component.test_request_answers import Served, open_of, served
+from tests.skipping_loop import skip
+
+RETENTION_MS = 600_000
+
+
+async def log_of(cluster: Rig, topic: Topic) -> list[Pointer]:
+    entries = await cluster.queue.read(read_partitions(topic)[0], 0, MIB)
+    return [decode_pointer(entry.body) for entry in entries]
+
+
+@pytest.mark.parametrize(("retention_ms", "known"), [(RETENTION_MS, []), (0, [7])])
+def test_a_named_producer_is_forgotten_with_the_records_of_its_time(retention_ms: int, known: list[int]) -> None:
+    async def work(at: Served) -> None:
+        settings = TopicSettings(retention_ms=retention_ms)
+        topic = await at.broker.partitions.create("clicks", 1, settings, exist_ok=False)
+        ask = BeginProducer(topic=topic.name, topic_id=topic.id, partition=0, producer=f"{7:016x}")
+        assert (await at.admin(at.call(), ask)).instance is not None
+        await at.broker.close()
+        found = []
+        for wait_ms in (RETENTION_MS // 3, RETENTION_MS):
+            await skip(wait_ms / 1_000)
+            again = await at.cluster.start("one", audit=False)
+            next_ = Served(at.cluster, again, at.lines)
+            await at.answered(next_.call(), Api.OPEN, open_of(topic), stream=9)
+            pointer = (await log_of(at.cluster, topic))[-1]
+            assert pointer.kind == "opened"
+            found.append([each.producer for each in pointer.named])
+            await again.close()
+        assert found == [[7], known]
+
+    served(work)
+
+
+def test_a_damaged_entry_of_a_log_is_named_counted_and_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    async def work(at: Served) -> None:
+        topic, client = await at.topic(), at.call()
+        (read,) = read_partitions(topic)
+        await at.cluster.queue.publish(Publication(read, 0, 0, 1, b'{"kind": "data"'))
+        await at.answered(client, Api.OPEN, open_of(topic), stream=9)
+        client.say(write_frame(block_of(topic, 0, [b"v"], producer=7), stream=9))
+        await skip(1)
+        assert [frame.api for frame in client.heard()] == [Api.ACK]
+        assert at.broker.services.counters.damaged_pointers == 1
+
+    served(work)
+    (line,) = log_lines(caplog)
+    assert line.startswith("pointer-damaged: topic 'clicks' partition 0 offset 0: ")
