@@ -177,6 +177,45 @@ def test_who_waits_for_a_place_and_goes_away_lets_the_next_one_have_it() -> None
     run(work)
 
 
+class Waiting:
+    """A connection whose frame finds a place when the test says so."""
+
+    reads_on = False
+
+    def __init__(self) -> None:
+        self.fits = False
+        self.calls: list[str] = []
+
+    def pause(self) -> None:
+        self.calls.append("pause")
+
+    def resume(self) -> None:
+        self.calls.append("resume")
+
+    def take_place(self) -> bool:
+        self.calls.append("take_place")
+        return self.fits
+
+
+def test_a_frame_behind_one_that_is_given_up_gets_its_place_at_once() -> None:
+    intake = Intake(SlabPool(BUDGET, SLAB))
+    first, second, third = (Waiting() for _ in range(3))
+    for reader in (first, second, third):
+        intake.readers[reader] = None
+    intake.wait(first)
+    intake.wait(second)
+    assert intake.starved
+    second.fits = True
+    intake.feed()
+    assert "take_place" not in second.calls, "it is not its turn"
+    intake.leave(third)
+    assert "take_place" not in second.calls
+    intake.leave(first)
+    assert (list(intake.readers), list(intake.waiting)) == ([second], [])
+    assert second.calls[-2:] == ["take_place", "resume"]
+    assert not intake.starved
+
+
 def test_what_is_cached_goes_before_reading_stops() -> None:
     pool = SlabPool(BUDGET, SLAB)
     cached = [slab for slab in (pool.lease(SLAB) for _ in range(BUDGET // SLAB)) if slab is not None]

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memq.broker.ingest import quotas
 from memq.broker.ingest.quota_settings import client_limits, parse_limit
 from memq.broker.ingest.quotas import CLIENTS_MAX, ClientLimits, Quotas
 from memq.broker.ingest.rate_limit import Limiter, RatePerSecond, TokenBucket, refusal_of, room_of
@@ -139,9 +140,9 @@ def test_a_topics_limit_is_shared_by_the_partitions_that_are_owned() -> None:
     clock = ManualClock()
     book = Quotas(clock, ClientLimits())
     topic = limited("clicks", 4, limit_mode="soft", limit_bytes_s=4_000)
-    other = limited("views", 1)
-    book.follow([topic, other], [(topic.id, 0), (other.id, 0)])
-    assert book.of_topic(other.id) == ()
+    other, elsewhere = limited("views", 1), limited("away", 1, limit_mode="soft", limit_bytes_s=4_000)
+    book.follow([other, elsewhere, topic], [(topic.id, 0), (other.id, 0)])
+    assert (book.of_topic(other.id), book.of_topic(elsewhere.id)) == ((), ())
     (limiter,) = book.of_topic(topic.id)
     assert limiter.room(clock.monotonic())[1] == 1_000
     limiter.take(1, 500)
@@ -172,6 +173,40 @@ def test_clients_that_left_are_forgotten_when_there_are_too_many() -> None:
             book.leave(f"client-{number}")
     assert len(book.limiters()) <= CLIENTS_MAX
     assert "client-0" in [limiter.name for limiter in book.limiters()], "it is still connected"
+
+
+def test_clients_are_forgotten_only_when_they_left_and_one_more_would_be_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(quotas, "CLIENTS_MAX", 3)
+    book = Quotas(ManualClock(), ClientLimits(RatePerSecond("soft", requests_s=1)))
+    for name in ("a", "b", "c"):
+        book.come(name)
+        book.leave(name)
+    assert [limiter.name for limiter in book.limiters()] == ["a", "b", "c"]
+    book.come("b")
+    book.come("d")
+    assert [limiter.name for limiter in book.limiters()] == ["b", "d"]
+
+
+def test_clients_with_a_limit_are_listed_with_what_they_had() -> None:
+    clock, hard = ManualClock(), RatePerSecond("hard", requests_s=1)
+    default, never = RatePerSecond("soft", requests_s=1), RatePerSecond("observe", bytes_s=9)
+    book = Quotas(clock, ClientLimits(default, {"never": never, "loader": hard}))
+    (limiter,) = book.come("loader")
+    book.come("loader")
+    book.come("any")
+    limiter.take(1, 0)
+    for _ in range(3):
+        assert limiter.refusal(clock.monotonic()) is not None
+    assert book.clients() == [
+        ("default", default, 0, 0),
+        ("any", default, 1, 0),
+        ("loader", hard, 2, 3),
+        ("never", never, 0, 0),
+    ]
+    book.leave("loader")
+    assert book.clients()[2] == ("loader", hard, 1, 3)
 
 
 # ---- settings ------------------------------------------------------------------------------------

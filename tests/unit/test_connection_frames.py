@@ -190,6 +190,23 @@ def test_of_blocks_that_come_at_once_those_within_the_limit_are_taken(limits: di
     with_bench(work)
 
 
+def test_a_partition_has_room_for_what_its_batch_and_all_limits_have_room_for() -> None:
+    def work(bench: Bench) -> None:
+        appender, ring = bench.partition.appender, bench.partition.ring
+        now_s = bench.clock.monotonic()
+        assert appender.room(bench.stream, now_s) == ring.room() == (7, 200_000)
+        bench.stream.limiters = (limiter(requests_s=3, bytes_s=2_000_000),)
+        assert appender.room(bench.stream, now_s) == (3, 200_000)
+        bench.stream.limiters = (limiter(requests_s=30, bytes_s=4_000), limiter(requests_s=40))
+        assert appender.room(bench.stream, now_s) == (7, 4_000)
+        bench.stream.limiters = None
+        assert appender.room(bench.stream, now_s) == (7, 200_000), "its blocks were counted before"
+        bench.partition.draining = True
+        assert appender.room(bench.stream, now_s) == (0, 0)
+
+    with_bench(work)
+
+
 class _Spool:
     """A spool that notes what it was given."""
 
