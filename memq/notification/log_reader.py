@@ -48,10 +48,10 @@ def first_run(entries: Entries) -> Entries:
 async def page_before(
     queue: PointerReader, partition: ReadPartition, first: int, end: int, bytes_max: int = POLL_BYTES_MAX
 ) -> Entries:
-    """Return entries from offset `first` on, up to the first hole; an answer without entries is the end of the log.
+    """Return entries from offset `first` on, up to the first hole.
 
-    `end` is an end that was read before, or an offset below it. Raises: QueueError when the queue shows no entry and
-    has not reached `end` either; as `PointerReader.read`.
+    An answer without entries is the end of the log. `end` is an end that was read before, or an offset below it.
+    Raises: QueueError when the queue shows no entry and has not reached `end` either; as `PointerReader.read`.
     """
     entries = await queue.read(partition, first, bytes_max)
     if first_of(entries) > first:
