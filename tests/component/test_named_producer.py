@@ -127,8 +127,7 @@ def test_an_instance_waits_for_blocks_of_the_one_before_it_that_are_still_in_the
             old = AsyncProducer(broker.address, name="job")
             store = broker.services.stores["main"] = GatedStore()
             topic = await made(broker)
-            for number in range(3):
-                await old.send("clicks", b"%d" % number)
+            await old.send("clicks", b"0")
             await store.begun.wait()
             processor, name = broker.partitions.processors[topic.id, 0], producer_id_of("job")
             begins = asyncio.create_task(processor.begin_producer(name, 2))
@@ -142,6 +141,7 @@ def test_an_instance_waits_for_blocks_of_the_one_before_it_that_are_still_in_the
             assert (await begins).last_sequence == 1, "the one that was in the ring"
             await admits
             with pytest.raises(ProducerFencedError):
+                await old.send("clicks", b"1")
                 await old.close()
 
     run(work())
