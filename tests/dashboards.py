@@ -18,7 +18,7 @@ import msgspec
 from memq.audit.dashboard.audited import AuditNews, LiveSource, TopicVerdict
 from memq.audit.dashboard.server import Dashboard
 from memq.audit.finding import Finding
-from memq.audit.live.view import Heard, Minute
+from memq.audit.live.view import Minute, ReportingClient
 from memq.audit.minutes import QUEUE, CountSide, MinuteRow
 from memq.errors import NotFoundError
 from memq.settings import DashboardSettings
@@ -34,7 +34,7 @@ class WrittenAudit(LiveSource):
     found: dict[str, Finding] = field(default_factory=dict)
     rows: dict[str, list[Minute]] = field(default_factory=dict)
     named: dict[str, Finding] = field(default_factory=dict)
-    heard: list[Heard] = field(default_factory=list)
+    heard: list[ReportingClient] = field(default_factory=list)
     number: int = 1
 
     async def news(self, since: int) -> AuditNews:
@@ -53,7 +53,7 @@ class WrittenAudit(LiveSource):
     async def findings(self, topic: str = "", *, all_: bool = False, limit: int = 0) -> list[Finding]:
         return list(self.named.values())
 
-    async def clients(self) -> list[Heard]:
+    async def clients(self) -> list[ReportingClient]:
         return self.heard
 
     async def acknowledge(self, finding: str, who: str) -> None:

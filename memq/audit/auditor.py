@@ -14,7 +14,7 @@ from memq.audit.account import Account, Balance, Evidence, Fate, RecentRanges, T
 from memq.audit.checks.batch_check import NO_NUMBER, BatchCheck, BlockCheck
 from memq.audit.checks.checked_entry import CheckedEntry
 from memq.audit.finding import IN_OBJECT, IN_QUEUE, Finding, Kind
-from memq.audit.minutes import Met, Minutes, active_ms, late_ms, window_ms
+from memq.audit.minutes import Minutes, ReadBlock, active_ms, late_ms, window_ms
 from memq.audit.pointer_facts import PointerFacts
 from memq.audit.verdict import BALANCES_MAX, THROUGH_STORE, Coverage, PartitionCoverage, Tallies, Verdict
 from memq.errors import CorruptDataError, MemqError, TooLargeError
@@ -151,7 +151,7 @@ class Auditor:
         skip, late, record_index = frozenset(pointer.skip), pointer.epoch < write.epoch, 0
         for block in check.blocks:
             position = Position(partition, offset, record_index)
-            met = Met((pointer.partition, block.producer), block.first, block.next, time_ms, position, late)
+            met = ReadBlock((pointer.partition, block.producer), block.first, block.next, time_ms, position, late)
             record_index += block.next - block.first
             if block.cause is not None:
                 self._take_unsound(block, block.cause, met, check.key)
@@ -240,7 +240,7 @@ class Auditor:
             account = self._accounts[partition, producer] = Account(recent, self._writes[partition].copies_ms)
         return account
 
-    def _take_unsound(self, block: BlockCheck, cause: MemqError, met: Met, key: str) -> None:
+    def _take_unsound(self, block: BlockCheck, cause: MemqError, met: ReadBlock, key: str) -> None:
         damaged = isinstance(cause, CorruptDataError)
         self._found.add(1, _finding(Kind.CORRUPT if damaged else Kind.UNREAD, block, met, key, str(cause)))
         if block.producer:
@@ -248,7 +248,7 @@ class Auditor:
             if self._minutes is not None:
                 self._minutes.miss(met)
 
-    def _deliver(self, met: Met, block: BlockCheck, key: str) -> None:
+    def _deliver(self, met: ReadBlock, block: BlockCheck, key: str) -> None:
         account, partition, header = self._account(*met.stream), met.stream[0], block.header
         delivered, doubled = account.delivered.total, account.doubled.total
         differs = False
@@ -267,7 +267,7 @@ class Auditor:
         if self._minutes is not None:
             self._minutes.deliver(met, new=account.delivered.total - delivered, doubled=doubled)
 
-    def _drop(self, met: Met) -> None:
+    def _drop(self, met: ReadBlock) -> None:
         """Count a block that readers pass over."""
         self._count(blocks=1, copies_dropped=met.next - met.first)
         if self._minutes is not None:
@@ -282,7 +282,7 @@ class Auditor:
         self._coverage = replace(self._coverage, **grown)
 
 
-def _finding(kind: Kind, block: BlockCheck, met: Met, key: str, cause: str) -> Finding:
+def _finding(kind: Kind, block: BlockCheck, met: ReadBlock, key: str, cause: str) -> Finding:
     return Finding(
         kind=kind,
         stage=IN_OBJECT if block.number != NO_NUMBER else IN_QUEUE,

@@ -126,7 +126,7 @@ class MinuteRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
+class ReadBlock:
     """A block as a reader meets it: producer, sequences, queue time (Unix ms), place of its first record.
 
     It is `late` when a higher epoch was met before it.
@@ -170,7 +170,7 @@ class Minutes:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def deliver(self, met: Met, *, new: int, doubled: int) -> None:
+    def deliver(self, met: ReadBlock, *, new: int, doubled: int) -> None:
         """Take a sound block, of whose records `new` were not delivered before and `doubled` a second time."""
         self._missing_of(met.stream).meet(met.first, met.next, _minute(met.time_ms))
         row = self._row(met.stream, met.time_ms)
@@ -180,11 +180,11 @@ class Minutes:
         for group, position in self._committed.get(met.position.read_partition, {}).items():
             row.side(group).count("processed", min(new, _before(met, position)))
 
-    def copy(self, met: Met) -> None:
+    def copy(self, met: ReadBlock) -> None:
         """Take a block that readers drop."""
         self._row(met.stream, met.time_ms).side(QUEUE).count("copies", met.next - met.first)
 
-    def miss(self, met: Met) -> None:
+    def miss(self, met: ReadBlock) -> None:
         """Take a block that readers don't get.
 
         `settle` reports the part that is missing in the end.
@@ -256,7 +256,7 @@ def _minute(time_ms: int) -> int:
     return time_ms - time_ms % MINUTE_MS
 
 
-def _before(met: Met, position: Position | None) -> int:
+def _before(met: ReadBlock, position: Position | None) -> int:
     """Return how many records of a block lie before a group's position."""
     here = met.position
     if position is None or position.pointer_offset < here.pointer_offset:

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser
 from memq.audit.dashboard.audited import TopicVerdict
 from memq.audit.finding import Finding, Kind
 from memq.audit.live.report_partition import Client
-from memq.audit.live.view import Heard, Minute
+from memq.audit.live.view import Minute, ReportingClient
 from memq.runtime.clock import SystemClock
 from memq.testing import Cluster
 from tests.browsers import Tab, need_chromium
@@ -67,8 +67,10 @@ def minute(number: int) -> Minute:
     return stored_minute(0, number, counts, {"acked": {2: 200, 5: 20}})
 
 
-def client(name: str, silent: bool, now_ms: int) -> Heard:
-    return Heard(0, 0xAB, Client("consumer", name, "here", 1, 0, 0, heard_ms=now_ms, skew_ms=40, silent=silent))
+def client(name: str, silent: bool, now_ms: int) -> ReportingClient:
+    return ReportingClient(
+        0, 0xAB, Client("consumer", name, "here", 1, 0, 0, heard_ms=now_ms, skew_ms=40, silent=silent)
+    )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

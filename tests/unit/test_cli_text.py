@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from memq.cli.records.input_records import split_keys, split_records
 from memq.cli.records.record_format import parse_delimiter, parse_format
 from memq.cli.records.record_json import decode_record, encode_record
-from memq.cli.records.start_position import Last, parse_place, parse_start
+from memq.cli.records.start_position import LastRecords, parse_place, parse_start
 from memq.errors import InvalidRequestError, InvalidSettingError, TooLargeError
 from memq.topic import Position
 
@@ -122,7 +122,7 @@ NOW_MS = 1_738_310_400_000
         ("beginning", "beginning"),
         ("end", "end"),
         ("stored", "stored"),
-        ("-10", Last(10)),
+        ("-10", LastRecords(10)),
         ("0:17:3", Position(0, 17, 3)),
         ("@1738310400123", datetime.datetime(2025, 1, 31, 8, 0, 0, 123_000, tzinfo=datetime.UTC)),
         ("@-1h", datetime.datetime(2025, 1, 31, 7, tzinfo=datetime.UTC)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 
 from memq.audit.live.partition import PartitionAudit
-from memq.audit.live.partition_state import Told
+from memq.audit.live.partition_state import ReceivedReport
 from memq.audit.live.storage.state import encode_state
 from memq.format.ranges import Range
 from memq.format.report import ReportPart, ReportSpan
@@ -39,7 +39,9 @@ def in_flight(audit: PartitionAudit) -> PartitionAudit:
     for producer in range(1, PRODUCERS + 1):
         sent = ReportSpan(stage="sent", producer=producer, minute=MINUTE, ranges=(everything,), level=1)
         audit.tell(
-            Told(producer, None, ReportPart(topic=TOPIC.name, topic_id=TOPIC.id, partition=0, spans=(sent,)), NOW_MS)
+            ReceivedReport(
+                producer, None, ReportPart(topic=TOPIC.name, topic_id=TOPIC.id, partition=0, spans=(sent,)), NOW_MS
+            )
         )
     for block in range(0, BLOCKS, 2):
         runs = [(producer, block * RECORDS, (block + 1) * RECORDS) for producer in range(1, PRODUCERS + 1)]

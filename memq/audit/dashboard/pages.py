@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from memq.audit.dashboard.door.guard import user_of
+from memq.audit.dashboard.access.guard import user_of
 from memq.audit.dashboard.history import SPANS
 from memq.audit.dashboard.objects import ObjectInspector
 from memq.audit.dashboard.poller import Poller

@@ -12,9 +12,9 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from memq.audit.dashboard.access.exposure import check_exposure, is_loopback, read_token, tls_of
+from memq.audit.dashboard.access.guard import Guard
 from memq.audit.dashboard.audited import LiveSource
-from memq.audit.dashboard.door.exposure import check_exposure, is_loopback, read_token, tls_of
-from memq.audit.dashboard.door.guard import Guard
 from memq.audit.dashboard.objects import ObjectInspector
 from memq.audit.dashboard.pages import Pages
 from memq.audit.dashboard.poller import Poller

@@ -18,7 +18,7 @@ from memq.audit.finding import IN_GROUP, IN_QUEUE, Finding, Kind
 from memq.audit.live.event_minute import EventMinutes
 from memq.audit.live.group_readers import distrust_reading, take_reading
 from memq.audit.live.open_findings import OpenFindings
-from memq.audit.live.partition_state import NO_END_MS, AuditedGroup, AuditedProducer, PartitionState, Told
+from memq.audit.live.partition_state import NO_END_MS, AuditedGroup, AuditedProducer, PartitionState, ReceivedReport
 from memq.audit.live.streams import StreamAudit
 from memq.audit.minutes import MINUTE_MS, QUEUE, MinuteRow, active_ms, late_ms, watermark_ms, window_ms
 from memq.errors import MemqError
@@ -75,7 +75,7 @@ class PartitionAudit:
                 stream.account.burned_cut = True
         books.next_offset = offset
 
-    def tell(self, told: Told) -> None:
+    def tell(self, told: ReceivedReport) -> None:
         """Take what a client said; it counts when the queue was read."""
         self.books.told.append(told)
         self._changed = True
@@ -179,7 +179,7 @@ class PartitionAudit:
 
     def distrust(self, client: int, group: str, kind: str = "") -> None:
         """Hold nothing against a member up to its next commit: a report of it is missing."""
-        self.tell(Told(client, group, ReportPart(topic="", topic_id="", partition=-1), 0, kind))
+        self.tell(ReceivedReport(client, group, ReportPart(topic="", topic_id="", partition=-1), 0, kind))
 
     @property
     def waits(self) -> bool:
@@ -203,7 +203,7 @@ class PartitionAudit:
             self.silence(dropped.group, {span.minute: None for span in dropped.part.spans}, 1)
             if dropped.group is not None:
                 lost = msgspec.structs.replace(dropped.part, partition=-1)
-                self._apply(Told(dropped.client, dropped.group, lost, dropped.time_ms, dropped.kind))
+                self._apply(ReceivedReport(dropped.client, dropped.group, lost, dropped.time_ms, dropped.kind))
         del books.told[: max(over, 0)]
 
     def settle(self, now_ms: int) -> None:
@@ -251,7 +251,7 @@ class PartitionAudit:
 
     # ---- reports -------------------------------------------------------------------------------------
 
-    def _apply(self, told: Told) -> None:
+    def _apply(self, told: ReceivedReport) -> None:
         part, books = told.part, self.books
         group = books.groups.setdefault(told.group, AuditedGroup()) if told.group is not None else None
         if part.partition != self.partition:  # see `distrust`
@@ -267,7 +267,7 @@ class PartitionAudit:
         if group is not None:
             self._dirty.update(dict.fromkeys(self._take_reading(group, told)))
 
-    def _take_reading(self, group: AuditedGroup, told: Told) -> Iterable[int]:
+    def _take_reading(self, group: AuditedGroup, told: ReceivedReport) -> Iterable[int]:
         """Take what a reader says; return the producers whose verdict may change."""
         if told.kind == SPARK_TASK:
             return self._stream_of(told.group or "", group).take_task(told.client, told.part, told.time_ms)
@@ -281,7 +281,7 @@ class PartitionAudit:
 
         return StreamAudit(self.books, group, count)
 
-    def _take_span(self, span: ReportSpan, told: Told) -> None:
+    def _take_span(self, span: ReportSpan, told: ReceivedReport) -> None:
         stream = self._stream(span.producer)
         if span.stage != "gave-up":  # a name's next instance may use the sequences again, for other records
             read = span.stage in _GROUP_STAGES

@@ -129,7 +129,7 @@ class AuditedGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ReceivedReport:
     """A client's report on the write partition, received at `time_ms`.
 
     Reports keep their order.
@@ -163,5 +163,5 @@ class PartitionState(PointerFacts):
     damaged: dict[int, bool] = field(default_factory=dict)
     findings: dict[str, Finding] = field(default_factory=dict)
     objects: dict[int, str] = field(default_factory=dict)
-    told: list[Told] = field(default_factory=list)
+    told: list[ReceivedReport] = field(default_factory=list)
     unread: dict[int, bool] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from memq.audit.live.partition import SPARK_READER, SPARK_TASK, PartitionAudit
-from memq.audit.live.partition_state import Told
+from memq.audit.live.partition_state import ReceivedReport
 from memq.audit.minutes import MINUTE_MS
 from memq.format.report import Report
 
@@ -76,7 +76,7 @@ class ReportPartitionAudit:
                 if key not in client.keys:
                     client.keys[key] = None
                     self._doubt(audit, report.client, client)
-                audit.tell(Told(report.client, client.group, part, now_ms, client.kind))
+                audit.tell(ReceivedReport(report.client, client.group, part, now_ms, client.kind))
         if report.last:
             del self.clients[report.client]
 

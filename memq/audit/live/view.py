@@ -55,7 +55,7 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class ReportingClient:
     """A reporting client: `home` is its partition of `_memq_audit`, `number` its number."""
 
     home: int
@@ -147,11 +147,11 @@ class AuditView:
             raise NotFoundError(f"finding '{id_[:40]}' does not exist", hint="memq auditor findings lists them")
         return _finding(found[0])
 
-    async def clients(self) -> list[Heard]:
+    async def clients(self) -> list[ReportingClient]:
         """Return the clients whose reports are awaited, with their homes: who is silent, whose clock is off."""
         found = await self._ask("SELECT home, clients FROM homes ORDER BY home")
         return [
-            Heard(home, number, client)
+            ReportingClient(home, number, client)
             for home, data in found
             if data
             for number, client in decode_state(dict[int, Client], bytes(data)).items()

@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from memq.audit.dashboard.door.exposure import check_settings
+from memq.audit.dashboard.access.exposure import check_settings
 from memq.cli.audit.audit_state import OpenState
 from memq.errors import InvalidSettingError, MemqError
 from memq.runtime.backoff import backoff_s

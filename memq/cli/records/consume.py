@@ -12,7 +12,7 @@ from memq.cli.options import json_option, section_values, setting_options, setti
 from memq.cli.output import count_text, talk
 from memq.cli.records.consume_start import look_up
 from memq.cli.records.record_printer import Printer, record_printer
-from memq.cli.records.start_position import Last, Start, parse_start
+from memq.cli.records.start_position import LastRecords, Start, parse_start
 from memq.client.consumer.consumer import Consumer
 from memq.client.consumer.settings import OnDamaged, OnExpired, Point
 from memq.runtime.clock import SystemClock
@@ -21,7 +21,7 @@ from memq.topic import Position
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ConsumeRequest:
     """Request to read: the topic, its range, and the treatment of damage and gaps."""
 
     topic: str
@@ -106,8 +106,8 @@ def consume(
     printer = record_printer(form, separator=key_separator, delimiter=delimiter, null=null, as_json=as_json)
     tally = PrintedCount()
     try:
-        wish = Wish(topic, group, partition, start, until_end, on_damaged, on_expired, s3)
-        _print_all(settings, wish, count, printer, tally)
+        request = ConsumeRequest(topic, group, partition, start, until_end, on_damaged, on_expired, s3)
+        _print_all(settings, request, count, printer, tally)
     except KeyboardInterrupt:
         talk(f"interrupted: {count_text(tally.records, 'record')} printed")
         raise
@@ -119,7 +119,7 @@ def _check_together(group: str | None, partition: int | None, start: Start, form
     """Refuse options that exclude each other. Raises: click.UsageError."""
     if start == "stored" and group is None:
         raise click.UsageError("-o stored needs a group, -G")
-    if isinstance(start, Last) and group is not None:
+    if isinstance(start, LastRecords) and group is not None:
         raise click.UsageError("-o -N and -G exclude each other; memq group reset moves a group")
     if partition is not None and group is not None:
         raise click.UsageError("-p and -G exclude each other: the group gives out the partitions")
@@ -127,14 +127,16 @@ def _check_together(group: str | None, partition: int | None, start: Start, form
         raise click.UsageError("--json and -f exclude each other")
 
 
-def _print_all(settings: ClientSettings, wish: Wish, count: int | None, printer: Printer, tally: PrintedCount) -> None:
+def _print_all(
+    settings: ClientSettings, request: ConsumeRequest, count: int | None, printer: Printer, tally: PrintedCount
+) -> None:
     """Print up to the end, or `count` records.
 
     A batch is done, and committed, when the next one is asked for.
     """
-    with _open_consumer(settings, wish) as consumer:
+    with _open_consumer(settings, request) as consumer:
         for batch in consumer:
-            if wish.partition is not None and batch.partition != wish.partition:
+            if request.partition is not None and batch.partition != request.partition:
                 continue
             content, printed = printer(batch, None if count is None else count - tally.records)
             tally.records += printed
@@ -142,27 +144,27 @@ def _print_all(settings: ClientSettings, wish: Wish, count: int | None, printer:
             sys.stdout.buffer.write(content)
             sys.stdout.buffer.flush()
             if count is not None and tally.records >= count:
-                if wish.group is not None and printed == len(batch):
+                if request.group is not None and printed == len(batch):
                     consumer.commit(batch)
                 return
 
 
-def _open_consumer(settings: ClientSettings, wish: Wish) -> Consumer:
+def _open_consumer(settings: ClientSettings, request: ConsumeRequest) -> Consumer:
     start: Point
-    end: Point | None = "end" if wish.until_end else None
-    if isinstance(wish.start, Last) or wish.partition is not None:
-        start, ends = look_up(settings.brokers, wish.topic, wish.start, wish.partition)
-        end = ends if wish.until_end else None
+    end: Point | None = "end" if request.until_end else None
+    if isinstance(request.start, LastRecords) or request.partition is not None:
+        start, ends = look_up(settings.brokers, request.topic, request.start, request.partition)
+        end = ends if request.until_end else None
     else:
-        start = "beginning" if wish.start == "stored" else wish.start
+        start = "beginning" if request.start == "stored" else request.start
     return Consumer(
         settings.brokers,
-        [wish.topic],
-        group=wish.group,
+        [request.topic],
+        group=request.group,
         start=start,
         end=end,
         prefetch_bytes_max=settings.prefetch_bytes_max,
-        on_damaged=wish.on_damaged,
-        on_expired=wish.on_expired,
-        s3=wish.s3,
+        on_damaged=request.on_damaged,
+        on_expired=request.on_expired,
+        s3=request.s3,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from memq.cli.records.start_position import Last, Start
+from memq.cli.records.start_position import LastRecords, Start
 from memq.client.consumer.consumer import Consumer
 from memq.client.consumer.record import TopicPartition
 from memq.errors import NotFoundError
@@ -37,7 +37,7 @@ def look_up(brokers: str, topic: str, start: Start, partition: int | None) -> tu
 
 
 def _start_of(consumer: Consumer, place: TopicPartition, start: Start, end: Position) -> Position:
-    if isinstance(start, Last):
+    if isinstance(start, LastRecords):
         consumer.seek(place.topic, place.partition, "beginning")
         ends = consumer.position()[place].pointer_offset, end.pointer_offset
         offset, before = last_offset(*ends, start.records, partial(_lag_at, consumer, place))

@@ -16,18 +16,18 @@ _PLACE_HINT = f"write beginning, end, {_PLACES}"
 
 
 @dataclass(frozen=True, slots=True)
-class Last:
+class LastRecords:
     """The last `records` of each partition."""
 
     records: int
 
 
 Place = str | datetime.datetime | Position
-Start = Place | Last
+Start = Place | LastRecords
 
 
 def parse_start(text: str, now_ms: int) -> Start:
-    """Return `beginning`, `end` or `stored`, Last, a datetime in UTC, or a Position.
+    """Return `beginning`, `end` or `stored`, LastRecords, a datetime in UTC, or a Position.
 
     A time is RFC 3339 (without a zone: UTC), epoch milliseconds, or `-1h` before `now_ms`.
     Raises: InvalidSettingError.
@@ -35,7 +35,7 @@ def parse_start(text: str, now_ms: int) -> Start:
     if text == "stored":
         return text
     if re.fullmatch(r"-\d{1,12}", text):
-        return Last(int(text[1:]))
+        return LastRecords(int(text[1:]))
     return _parse_place("start", text, now_ms, _START_HINT)
 
 

@@ -8,9 +8,9 @@ from typing import Self
 
 from memq.client.arguments import check_timeout
 from memq.client.closing import AsyncClosing
+from memq.client.consumer.base import BaseConsumer
 from memq.client.consumer.batch import Batch
 from memq.client.consumer.core import ConsumerStats
-from memq.client.consumer.face import ConsumerFace
 from memq.client.consumer.group.membership import AssignmentEvents
 from memq.client.consumer.offset_resolver import Lag
 from memq.client.consumer.record import TopicPartition
@@ -19,7 +19,7 @@ from memq.client.log_answers import LogAnswers
 from memq.topic import Position
 
 
-class AsyncConsumer(ConsumerFace, AsyncClosing):
+class AsyncConsumer(BaseConsumer, AsyncClosing):
     """Reads topics. Arguments as those of `memq.Consumer`; callbacks may be coroutine functions.
 
     Use it as `async with`, on one event loop and from one task; `wakeup` is for others, also in other threads.

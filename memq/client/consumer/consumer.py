@@ -7,9 +7,9 @@ from typing import Any, Self, TypeVar
 
 from memq.client.arguments import check_timeout
 from memq.client.background import Background, BlockingClient
+from memq.client.consumer.base import BaseConsumer
 from memq.client.consumer.batch import Batch
 from memq.client.consumer.core import CLOSE_S_MAX, ConsumerStats
-from memq.client.consumer.face import ConsumerFace
 from memq.client.consumer.group.membership import AssignmentEvents
 from memq.client.consumer.offset_resolver import Lag
 from memq.client.consumer.record import TopicPartition
@@ -20,7 +20,7 @@ from memq.topic import Position
 Result = TypeVar("Result")
 
 
-class Consumer(ConsumerFace, BlockingClient):
+class Consumer(BaseConsumer, BlockingClient):
     """Reads topics, for one thread; only `wakeup` may be called from others.
 
     Args:

@@ -9,16 +9,16 @@ from typing import cast
 
 from memq.client.arguments import check_timeout
 from memq.client.closing import AsyncClosing
+from memq.client.producer.base import BaseProducer
 from memq.client.producer.core import Observe, ProducerCore, ProducerStats
 from memq.client.producer.delivery import AsyncDelivery
-from memq.client.producer.face import ProducerFace
 from memq.client.producer.fields import BytesLike, HeadersLike, RecordColumns, RecordFields, check_fields, check_many
 from memq.client.producer.open_block import Route
 from memq.errors import BufferFullError
 from memq.runtime.network import Address
 
 
-class AsyncProducer(ProducerFace, AsyncClosing):
+class AsyncProducer(BaseProducer, AsyncClosing):
     """Sends records to topics. Arguments as those of `memq.Producer`.
 
     Use it as `async with`, on one event loop.

@@ -12,9 +12,9 @@ from typing import Any, cast
 from memq.client.arguments import check_timeout
 from memq.client.background import Background, BlockingClient
 from memq.client.io_thread import forked_error, on_io_thread
+from memq.client.producer.base import BaseProducer
 from memq.client.producer.core import Observe, ProducerCore, ProducerStats
 from memq.client.producer.delivery import Delivery
-from memq.client.producer.face import ProducerFace
 from memq.client.producer.fields import BytesLike, HeadersLike, RecordColumns, RecordFields, check_fields, check_many
 from memq.client.producer.open_block import Route
 from memq.client.producer.settings import ProducerSettings
@@ -74,7 +74,7 @@ class _ProducerBackground(Background[ProducerCore]):
         self.room.notify_all()
 
 
-class Producer(ProducerFace, BlockingClient):
+class Producer(BaseProducer, BlockingClient):
     """Sends records to topics. Thread-safe.
 
     Args:

@@ -40,7 +40,7 @@ def _readable(read: Any, *args: Any) -> Any:
         raise ConnectionDropped(f"an answer that can't be read: {error!r}") from error
 
 
-class Complaints(logging.Handler):
+class KazooLog(logging.Handler):
     """Log of one kazoo client: its last warning explains a failed connect; errors go to memq's log."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from memq.governor import Assignment, BrokerEntry, Load
 from memq.governor.registry import check_topic, encode_topic, released_by
 from memq.governor.watchers import Watchers
 from memq.governor.zookeeper import layout, mirror
-from memq.governor.zookeeper.decoded import DecodedNodes, Kept
+from memq.governor.zookeeper.decoded import DecodedNodes, MirroredValue
 from memq.governor.zookeeper.layout import Government
 from memq.governor.zookeeper.mirror import Mirror, gathered
 from memq.governor.zookeeper.session import (
@@ -63,8 +63,8 @@ class ZookeeperCoordinator:
         self._mirror = Mirror(self._session, self._changed.set)
         self._topics = DecodedNodes(_topic)
         self._assignments = DecodedNodes(_assignment)
-        self._all_topics: Kept[list[TopicPaths]] = Kept(self._mirror)
-        self._all_assignments: Kept[list[Assignment]] = Kept(self._mirror)
+        self._all_topics: MirroredValue[list[TopicPaths]] = MirroredValue(self._mirror)
+        self._all_assignments: MirroredValue[list[Assignment]] = MirroredValue(self._mirror)
         self._tasks = TaskOwner(lambda error: events.error("zookeeper-failed", repr(error), error), events)
         self._entered: dict[str, BrokerEntry] = {}  # registered here: entered again when the session was lost
         self._loads: dict[str, list[Load]] = {}

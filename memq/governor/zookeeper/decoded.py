@@ -37,7 +37,7 @@ class DecodedNodes(Generic[Value]):
         return [value for _, value in kept.values()]
 
 
-class Kept(Generic[Value]):
+class MirroredValue(Generic[Value]):
     """One value that is read from a mirror, and read again only when that has changed.
 
     Nobody may change it.

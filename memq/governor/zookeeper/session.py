@@ -43,7 +43,7 @@ from memq.errors import (
     UnreachableError,
     VersionConflictError,
 )
-from memq.governor.zookeeper.client import RETRY_DELAY_S_MAX, Complaints, check_tools, end_client, make_client
+from memq.governor.zookeeper.client import RETRY_DELAY_S_MAX, KazooLog, check_tools, end_client, make_client
 from memq.governor.zookeeper.settings import ZookeeperAddress, ZookeeperSettings
 from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
@@ -131,7 +131,7 @@ class ZookeeperSession:
         self._was_up = False
         self._lost = True  # since the last connection
         self._closed = False
-        self._complaints = Complaints()
+        self._kazoo_log = KazooLog()
         self._turns = asyncio.Semaphore(CALLS_AT_ONCE_MAX)
         self._farewell = ThreadPool("zookeeper", 1)
 
@@ -183,7 +183,7 @@ class ZookeeperSession:
 
     def _begin(self) -> Any:
         """Return a client that connects, with no memory of what others saw."""
-        client = make_client(self._address, self._settings, self._complaints.logger)
+        client = make_client(self._address, self._settings, self._kazoo_log.logger)
         client.add_listener(partial(self._state_changed, client))
         client.start_async()
         return client
@@ -237,7 +237,7 @@ class ZookeeperSession:
             self._events.info("zookeeper-connected", f"{self._address.hosts} session {self.number:x}")
             self._up.set()
             self._was_up = True
-            self._complaints.last = ""
+            self._kazoo_log.last = ""
             self._connected(lost)
         else:
             self._up.clear()
@@ -252,7 +252,7 @@ class ZookeeperSession:
         hosts = self._address.hosts
         if self._client is not None and self._client.client_state == KeeperState.AUTH_FAILED:
             return _denied(f"ZooKeeper at {hosts} refuses the credentials")
-        last = self._complaints.last
+        last = self._kazoo_log.last
         if _DISTRUST in last and not self._was_up:
             return DeniedError(f"ZooKeeper at {hosts} is not trusted: {last}", hint=_UNTRUSTED)
         cause = f": {last}" if last else ""

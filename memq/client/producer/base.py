@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from memq.client.observers.producer_traces import ProducerTraces
 
 
-class ProducerFace(ABC):
+class BaseProducer(ABC):
     """A producer without its calls: those block, or are awaited."""
 
     @public_name("Producer")

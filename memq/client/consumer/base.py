@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 OnPartitions = Callable[[list[TopicPartition]], object]  # of an AsyncConsumer it may return an awaitable
 
 
-class ConsumerFace(ABC):
+class BaseConsumer(ABC):
     """A consumer without its calls: those block, or are awaited."""
 
     @public_name("Consumer")
