@@ -225,7 +225,7 @@ def test_a_broker_that_is_alone_says_that_nobody_takes_its_partitions() -> None:
             one = await cluster.start("one")
             topic = await one.partitions.create("clicks", 2, TopicSettings(), exist_ok=False)
             held = len(one.partitions.held())  # its two, and those of the reports
-            with pytest.raises(InvalidRequestError, match=f"takes the {held} partitions of broker 'one'"):
+            with pytest.raises(InvalidRequestError, match=f"has taken the {held} partitions of broker 'one'"):
                 await one.hand_over()
             assert not cluster.shared.registry.brokers()[0].draining, "else no topic that is made now had an owner"
             assert cluster.owner(topic).broker == "one"
