@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from memq.broker.partition.opening import LOST_RETRY_S
 from memq.format.pointer import Pointer, decode_pointer
 from memq.limits import MIB
 from memq.notification import Publication
@@ -60,3 +61,32 @@ def test_a_damaged_entry_of_a_log_is_named_counted_and_passed_over(caplog: pytes
     served(work)
     (line,) = log_lines(caplog)
     assert line.startswith("pointer-damaged: topic 'clicks' partition 0 offset 0: ")
+
+
+def test_a_partition_whose_log_was_lost_is_opened_when_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
+    async def work(at: Served) -> None:
+        topic, client = await at.topic(), at.call()
+        await at.answered(client, Api.OPEN, open_of(topic), stream=9)
+        client.say(write_frame(block_of(topic, 0, [b"v"], producer=7), stream=9))
+        await skip(1)
+        await at.broker.close()
+        (read,) = read_partitions(topic)
+        entries = list(at.cluster.queue.logs[read].entries)
+        at.cluster.queue.logs[read].entries.clear()
+        again = await at.cluster.start("one", audit=False)
+        next_ = Served(at.cluster, again, at.lines)
+        client = next_.call()
+        client.ask(Api.OPEN, open_of(topic, sequence=1), stream=9)
+        await skip(LOST_RETRY_S + 1)
+        assert again.services.lost_logs.keys() == {(topic.id, 0)}
+        assert client.error().code == "not-ready", "it was being opened for ten seconds"
+        refused = await next_.error(client, Api.OPEN, open_of(topic, sequence=1), stream=9)
+        assert (refused.code, refused.retry_after_ms) == ("log-lost", 200)
+        at.cluster.queue.logs[read].entries[:] = entries
+        await skip(LOST_RETRY_S + 1)
+        assert again.services.lost_logs == {}
+        assert (await next_.answered(client, Api.OPEN, open_of(topic, sequence=1), stream=9)).api == Api.OPEN
+        assert again.failure is None
+
+    served(work)
+    assert {line.partition(":")[0] for line in log_lines(caplog)} == {"log-lost"}
