@@ -207,7 +207,7 @@ def test_a_request_to_hand_over_that_nobody_meets_leaves_the_broker_as_it_was() 
     async def work(cluster: Rig, lines: Lines) -> None:
         leaving = await Leaving.at(cluster, lines, heir=False)
         with pytest.raises(
-            InvalidRequestError, match="no other broker takes the 3 partitions of broker 'one'"
+            InvalidRequestError, match="no other broker has taken the 3 partitions of broker 'one'"
         ) as caught:
             await leaving.one.hand_over()
         assert caught.value.hint == "start another broker first"

@@ -304,7 +304,7 @@ def test_a_broker_answers_for_itself_and_names_the_address_of_another(kind: Any)
         assert (refused.code, refused.address) == ("moved", two.address)
         assert refused.hint == f"ask it at {two.address}"
         refused = await at.error(at.call(), Api.ADMIN, AdminRequest(ask=kind(broker="three")))
-        assert (refused.code, refused.text) == ("not-found", "no live broker is called 'three'")
+        assert (refused.code, refused.text) == ("not-found", "broker 'three' is not running")
 
     served(work)
 
