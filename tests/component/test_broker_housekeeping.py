@@ -168,6 +168,22 @@ def test_what_waits_for_those_who_read_is_not_counted() -> None:
     at_work(work, memory_bytes_max=UNSENT_SHARE * 2 * FULL_BYTES)
 
 
+def test_as_many_clients_as_the_bound_says_are_let_in_and_the_next_one_when_one_has_left() -> None:
+    async def work(port: Port) -> None:
+        first, second = port.call().greet(), port.call().greet()
+        refused = port.call()
+        assert refused.error().code == "throttled"
+        assert refused.is_gone()
+        await skip(1)
+        first.wire.abort()
+        await skip(1)
+        third = port.call().greet()
+        assert not second.is_gone()
+        assert not third.is_gone()
+
+    at_work(work, connections_max=2)
+
+
 def test_spare_memory_goes_back_to_the_system_but_for_four_slabs() -> None:
     async def work(port: Port) -> None:
         pool = port.broker.services.pool

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from memq.broker.partition.opening import LOST_RETRY_S
-from memq.format.pointer import Pointer, decode_pointer
+from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.limits import MIB
 from memq.notification import Publication
 from memq.protocol.frames import Api
 from memq.protocol.messages import BeginProducer
-from memq.topic import Topic, TopicSettings, read_partitions
+from memq.topic import CLOCK_ERROR_MS, Topic, TopicSettings, read_partitions
 from tests.brokers import block_of, log_lines, write_frame
 from tests.component.test_broker_cluster import Rig
 from tests.component.test_request_answers import Served, open_of, served
@@ -90,3 +91,30 @@ def test_a_partition_whose_log_was_lost_is_opened_when_it_is_back(caplog: pytest
 
     served(work)
     assert {line.partition(":")[0] for line in log_lines(caplog)} == {"log-lost"}
+
+
+@pytest.mark.parametrize("others", [1, 5, 40])
+def test_an_opening_passes_over_what_other_partitions_put_into_its_log_for_long(others: int) -> None:
+    """Its own last pointer lies before all of theirs, and all are older than what an opening reads at first."""
+
+    async def work(at: Served) -> None:
+        topic, client = await at.topic(), at.call()
+        (read,) = read_partitions(topic)
+        await at.answered(client, Api.OPEN, open_of(topic), stream=9)
+        client.say(write_frame(block_of(topic, 0, [b"v", b"w"], producer=7), stream=9))
+        await skip(1)
+        await at.broker.close()
+        (own, data) = await log_of(at.cluster, topic)
+        other = msgspec.structs.replace(own, partition=1)
+        for _ in range(others):
+            now_ms = at.cluster.runtime.clock.wall_ms()
+            await at.cluster.queue.publish(Publication(read, 1, 1, now_ms, encode_pointer(other)))
+        await skip(topic.settings.dedup_window_ms / 1_000 + CLOCK_ERROR_MS / 1_000 + 60)
+        again = await at.cluster.start("one", audit=False)
+        next_ = Served(at.cluster, again, at.lines)
+        await at.answered(next_.call(), Api.OPEN, open_of(topic, sequence=2), stream=9)
+        opened = (await log_of(at.cluster, topic))[-1]
+        assert (opened.kind, opened.partition, opened.epoch) == ("opened", 0, 2)
+        assert (opened.totals.records, opened.totals.bytes) == (2, data.stored_bytes)
+
+    served(work)

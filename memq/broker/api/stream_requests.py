@@ -45,7 +45,7 @@ class StreamRequests:
         producer = _producer_id(ask.producer)
         if number == 0:
             raise InvalidRequestError("stream 0 is the connection itself", hint="open streams 1 to 65535")
-        if ask.acks not in tuple(AckLevel) or not 0 <= ask.sequence < SEQUENCE_END:
+        if ask.acks not in tuple(AckLevel) or ask.sequence < 0:  # the message bounds it above
             raise InvalidRequestError(f"acks {ask.acks} or sequence {ask.sequence} is out of range")
         old = connection.streams.pop(number, None)
         if old is not None:
