@@ -199,12 +199,14 @@ class Waiting:
 
 def test_a_frame_behind_one_that_is_given_up_gets_its_place_at_once() -> None:
     intake = Intake(SlabPool(BUDGET, SLAB))
+    starving: list[bool] = []
+    intake.starving = lambda: starving.append(intake.starved)
     first, second, third = (Waiting() for _ in range(3))
     for reader in (first, second, third):
         intake.readers[reader] = None
     intake.wait(first)
     intake.wait(second)
-    assert intake.starved
+    assert starving == [True], "memory becomes short once"
     second.fits = True
     intake.feed()
     assert "take_place" not in second.calls, "it is not its turn"

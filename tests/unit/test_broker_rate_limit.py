@@ -239,6 +239,24 @@ def test_a_bad_limit_is_named(line: str, message: str) -> None:
     assert str(caught.value) == message
 
 
+HOW = "write it as 'soft 10MiB/s 500/s': a mode, then bytes or requests per second, or both"
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("sotf 1MiB/s", "did you mean 'soft'?"),
+        ("xyz 1MiB/s", HOW),
+        ("hard 1MiB", HOW),
+        ("hard", f"{HOW}; or 'off' alone"),
+    ],
+)
+def test_a_bad_limit_comes_with_what_to_write(line: str, hint: str) -> None:
+    with pytest.raises(InvalidSettingError) as caught:
+        parse_limit(line)
+    assert caught.value.hint == hint
+
+
 def test_a_bad_client_id_is_named() -> None:
     with pytest.raises(InvalidNameError, match="client name 'a b' is not allowed"):
         client_limits({"a b": ("soft 1/s", "memq.toml")})
