@@ -107,11 +107,15 @@ class Offsets:
 
 @dataclass(frozen=True)
 class Fetched:
-    """Lie about FETCH: an error, a high watermark that is `older` by some records, or `empty`, without records."""
+    """Lie about FETCH: an error, a high watermark that is `older` by some records, or `empty`, without records.
+
+    With `flipped` the last bit of each value is another one; a record has no headers, and a batch of its own.
+    """
 
     error: int = 0
     older: int = 0
     empty: bool = False
+    flipped: bool = False
 
     def __call__(self, _: bytes, answer: bytes) -> bytes:
         """See `Lie`."""
@@ -142,6 +146,8 @@ class Fetched:
                 found.at -= RECORDS_HEAD
                 break
             found.at += length
+            if self.flipped:
+                found.body[found.at - 2] ^= 1
         if found.at < end:
             del found.body[found.at : end]
             found.put(length_at, 4, found.at - length_at - 4)

@@ -64,6 +64,7 @@ LIES = {
     **{f"fetch-{name}": (ApiKey.FETCH, Fetched(error=ERRORS[name])) for name in FETCH_ERRORS},
     "fetch-older": (ApiKey.FETCH, Fetched(older=2)),
     "fetch-empty": (ApiKey.FETCH, Fetched(empty=True)),
+    "fetch-flipped": (ApiKey.FETCH, Fetched(flipped=True)),
     **{f"metadata-{name}": (ApiKey.METADATA, Described(error=ERRORS[name])) for name in ("unknown-topic", "server")},
     "metadata-without-topics": (ApiKey.METADATA, Described(absence=True)),
     "metadata-fewer-partitions": (ApiKey.METADATA, Described(fewer=True)),

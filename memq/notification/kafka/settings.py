@@ -104,6 +104,7 @@ class KafkaSettings:
             "group.id": f"{self.prefix}_memq-readers",  # the library wants one; nothing joins it
             "enable.auto.commit": False,
             "enable.partition.eof": True,
+            "check.crcs": True,  # a pointer has no checksum: one bit of its JSON can make it another pointer
             "auto.offset.reset": "earliest",
             "allow.auto.create.topics": False,
             "fetch.wait.max.ms": fetch_wait_ms,
@@ -119,6 +120,7 @@ class KafkaSettings:
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
             "enable.partition.eof": True,
+            "check.crcs": True,
             "auto.offset.reset": "earliest",  # retention took what lies before
             "isolation.level": "read_committed",
             "allow.auto.create.topics": False,
