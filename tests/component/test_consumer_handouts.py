@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import gc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -107,6 +108,36 @@ def test_what_is_at_hand_ends_with_the_iteration_and_with_close(cluster: Cluster
         consumer.close()
         with pytest.raises(memq.errors.ClosedError):
             consumer.poll(0)
+
+
+@pytest.mark.parametrize("came", [True, False])
+def test_a_batch_that_came_while_a_poll_was_interrupted_comes_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, came: bool
+) -> None:
+    """A program that catches what its signal handler raises, and polls on, has not got it: it is not done."""
+    result, interrupts = concurrent.futures.Future.result, list[bool]()
+
+    def interrupted(future: concurrent.futures.Future[object], timeout: float | None = None) -> object:
+        if not interrupts:
+            return result(future, timeout)
+        if interrupts.pop():
+            result(future, timeout)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(concurrent.futures.Future, "result", interrupted)
+    send_apart(cluster, 1)
+    with memq.Consumer(cluster.address, "clicks", group="g", auto_commit=False) as consumer:
+        first = take(consumer)
+        assert first.values() == [b"0"]
+        send_apart(cluster, 2)
+        interrupts.append(came)
+        with pytest.raises(KeyboardInterrupt):
+            consumer.poll(20)
+        consumer.commit()
+        committed = consumer.committed()[CLICKS]
+        batches = [take(consumer), take(consumer)]
+        assert [batch.values() for batch in batches] == [[b"0"], [b"1"]]
+        assert first.next <= committed <= batches[0].first
 
 
 def test_what_is_at_hand_is_small_beside_the_budget(cluster: Cluster) -> None:

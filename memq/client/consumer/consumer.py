@@ -15,8 +15,10 @@ from memq.client.consumer.offset_resolver import Lag
 from memq.client.consumer.record import TopicPartition
 from memq.client.consumer.settings import Point
 from memq.client.log_answers import LogAnswers
+from memq.errors import MemqError
 from memq.topic import Position
 
+INTERRUPTED_S_MAX = 1.0
 Result = TypeVar("Result")
 
 
@@ -99,7 +101,14 @@ class Consumer(BaseConsumer, BlockingClient):
     def _next(self, deadline_s: float | None) -> Batch | None:
         io = self._background.io
         while True:
-            found = io.run(self._core.next(self._left_s(deadline_s)))
+            self._core.ask()
+            try:
+                found = io.run(self._core.next(self._left_s(deadline_s)))
+            except MemqError:
+                raise
+            except BaseException:  # of a signal: a batch that came at that moment was not handed to anybody
+                io.run(self._core.interrupted(), INTERRUPTED_S_MAX)
+                raise
             if not isinstance(found, AssignmentEvents):
                 return found
             for callback, places in self._calls(found):

@@ -199,6 +199,14 @@ class ConsumerCore:
         self._handouts.finish()
         return self._handouts.take()
 
+    def ask(self) -> None:
+        """Note that a thread begins to wait for `next`; called there."""
+        self._handouts.ask()
+
+    async def interrupted(self) -> None:
+        """A thread does not wait for `next` any more: it has no answer, though there may have been one."""
+        self._handouts.take_back()
+
     async def next(self, timeout_s: float | None) -> Batch | AssignmentEvents | None:
         """Return the next batch.
 

@@ -36,11 +36,22 @@ class ReadyBatches:
         self.urgent = False
         self._ahead: deque[ReadyBatch] = deque()
         self._handed: deque[ReadyBatch] = deque()
+        self._asked: ReadyBatch | None = None  # handed out by the question under way, or the last one
         self._dropped_records = 0
 
     def add(self, handout: ReadyBatch) -> None:
         """Put a batch behind those that are ahead."""
         self._ahead.append(handout)
+
+    def ask(self) -> None:
+        """A question begins; whatever was handed out before has arrived."""
+        self._asked = None
+
+    def take_back(self) -> None:
+        """Put what the question under way has handed out back before the others: it has not arrived."""
+        asked, self._asked = self._asked, None
+        if asked is not None and self._handed[-1] is asked:
+            self._ahead.appendleft(self._handed.pop())
 
     def finish(self) -> None:
         """The next batch is asked for: the last one is done."""
@@ -63,6 +74,7 @@ class ReadyBatches:
         if found is None:
             return None
         self._handed.append(found)
+        self._asked = found
         return found.batch
 
     def settle(self) -> None:
