@@ -25,6 +25,7 @@ from tests.unit.test_consumer_opener import NoBroker
 SETTINGS = TopicSettings()
 TOPIC = Topic(name="clicks", id=TOPIC_ID, created_ms=1, settings=SETTINGS, partitions=equal_slots(1))
 BATCHES = 12
+AWAY_S = 20.0
 Tamper = Callable[[Span, Entries], tuple[Span, Entries]]
 
 
@@ -169,6 +170,46 @@ def test_an_object_that_is_missing_for_a_while_is_not_passed_over(away_s: float,
     expected = [Block(1, 3 * number).data() for number in range(BATCHES) if not (lost and number == 5)]
     assert (values, damaged) == (expected, lost)
     assert over_s < MISSING_S + 5, "a lost object holds nobody up for longer"
+
+
+def test_a_pointer_that_is_not_shown_for_a_moment_was_not_taken_by_retention() -> None:
+    """Its object is missing for that moment, too: the log begins before it, so both are there."""
+
+    class Hiding(MomentaryLies):
+        async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+            found = await super().read(partition, offset, bytes_max)
+            if runtime.clock.monotonic() >= AWAY_S:
+                return found
+            return Entries([entry for entry in found if entry.offset != 5], found.next)
+
+    runtime = skipping_runtime()
+
+    async def work() -> list[bytes | None]:
+        queue = Hiding(queue_of().log)
+        tasks = TaskOwner(lambda error: None, EventLog(runtime.clock))
+
+        async def read(store: str, key: str, offset: int, length: int) -> Buffer:
+            if key == "o/5" and runtime.clock.monotonic() < AWAY_S:
+                raise NotFoundError(f"no object '{key}'")
+            return queue.log.bodies[int(key.removeprefix("o/"))][offset : offset + length]
+
+        fetcher = BatchFetcher("broker", read, lambda store: None, ConfirmedReads())
+        reading = FetchScheduler(runtime, queue, fetcher, tasks, 1 << 20, lambda: None)
+        flow = PartitionCursor(PARTITION, position(0), window_ms=WINDOW_MS, end=position(BATCHES), pass_expired=True)
+        reading.start()
+        reading.add(flow, TOPIC)
+        values: list[bytes | None] = []
+        for _ in range(100):
+            await skip(0.5)
+            while (found := reading.deliver()) is not None:
+                assert found[1].failure is None
+                values += [bytes(part.piece.data) for part in found[1].slices]
+        assert flow.state is CursorState.ENDED
+        assert (flow.counts.expired_offsets, flow.counts.expired_records) == (0, 0)
+        await tasks.stop()
+        return values
+
+    assert run_skipping(work()) == [Block(1, 3 * number).data() for number in range(BATCHES)]
 
 
 def ask(spans: list[Span], question: Callable[[OffsetResolver], Awaitable[Position]], begin: int = 0) -> Position:

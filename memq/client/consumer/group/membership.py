@@ -119,7 +119,6 @@ class MemberState:
 
     def _lose(self, partition: ReadPartition) -> None:
         del self._held[partition]
-        self._granted.pop(partition, None)  # at once: the same answer may assign it again
         self._to_revoke.pop(partition, None)
         self._to_lose[partition] = None
 
