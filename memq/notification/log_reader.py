@@ -45,6 +45,22 @@ def first_run(entries: Entries) -> Entries:
     return entries if entries.next == first + count else Entries(entries[:count], first + count)
 
 
+async def valid_seek(queue: PointerReader, partition: ReadPartition, time_ms: int) -> int:
+    """Return the least offset at or after a queue time, or the end.
+
+    Raises: QueueError when the entry before it is not older: a reader would pass over that one; as `seek_time`.
+    """
+    offset = await queue.seek_time(partition, time_ms)
+    before = await queue.read(partition, offset - 1, 1) if offset else ()
+    if before and before[0].offset == offset - 1 and before[0].time_ms >= time_ms:
+        raise QueueError(
+            f"read partition {partition.partition} of topic '{partition.topic}' shows offset {offset} for time "
+            f"{time_ms}, and the entry before it is of {before[0].time_ms}",
+            hint="ask again; if that stays, check the notification queue",
+        )
+    return offset
+
+
 async def page_before(
     queue: PointerReader, partition: ReadPartition, first: int, end: int, bytes_max: int = POLL_BYTES_MAX
 ) -> Entries:

@@ -297,6 +297,28 @@ def test_a_search_is_for_what_is_claimed_since_the_last_one_and_not_for_what_is_
     run(work())
 
 
+def test_a_window_that_begins_too_late_in_one_answer_makes_no_conflict() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            client, topic = await connected(broker, TopicSettings())
+            await client.open(topic)
+            await sent(client, topic, 0, [b"a", b"b"])
+            await fenced(broker, client, topic)
+            await client.open(topic)  # it is the owner again
+            queue, lies = broker.services.queue, [True]
+            seek = queue.seek_time
+
+            async def late(partition: ReadPartition, time_ms: int) -> int:
+                return (await queue.span(partition)).end if lies and lies.pop() else await seek(partition, time_ms)
+
+            queue.seek_time = late  # type: ignore[method-assign]
+            assert (await client.send_again(topic, block_of(topic, 0, [b"a", b"b"]))).api == Api.ACK
+            assert not lies
+            await client.close()
+
+    run(work())
+
+
 def test_a_copy_is_found_whose_queue_time_another_clock_set() -> None:
     """It lies within the dedup window by the clock of its owner, which may be CLOCK_ERROR_MS apart from this one."""
 

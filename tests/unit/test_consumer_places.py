@@ -372,3 +372,35 @@ def test_two_answers_must_say_that_retention_has_passed_a_place(
     later: list[ReadPartition] = []
     assert ask(OffsetResolver(Begins(Log())).first_left(PARTITION, offset, spans[0])) == first
     assert len(later) == asked
+
+
+class LateTimes(LogReader):
+    """Answers as often as `late` says that nothing is as young as the time that is asked for."""
+
+    late = 1
+
+    async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
+        if self.late:
+            self.late -= 1
+            return self.log.next_offset
+        return await super().seek_time(partition, time_ms)
+
+
+def test_a_time_behind_which_the_queue_shows_nothing_for_a_moment_passes_over_nothing() -> None:
+    log = Log()
+    for number in range(6):
+        log.batch(Block(1, 10 * number), time_ms=1_000_000 * (number + 1))
+    places = OffsetResolver(LateTimes(log))
+    with pytest.raises(QueueError, match=r"shows offset 6 for time .*, and the entry before it is of 6000000"):
+        ask(places.position_of(0, PARTITION, SETTINGS))
+    assert ask(places.position_of(0, PARTITION, SETTINGS)) == Position(0, 0)
+
+
+def test_a_look_back_whose_begin_is_too_late_is_made_again() -> None:
+    log = Log()
+    for number in range(6):
+        log.batch(Block(1, 10 * number), time_ms=1_000 * (number + 1))
+    places, flow = OffsetResolver(LateTimes(log)), PartitionCursor(PARTITION, Position(0, 6), window_ms=1_000_000)
+    with pytest.raises(QueueError, match="shows offset 6"):
+        ask(places.look_back(flow, SETTINGS, [0], no_index))
+    ask(places.look_back(flow, SETTINGS, [0], no_index))

@@ -19,6 +19,7 @@ from memq.broker.partition.ring import BatchSlot
 from memq.errors import IdentityConflictError, MemqError, RetryableError, ThrottledError
 from memq.format.blocks.header import BlockHeader, StoredBlock, parse_header
 from memq.limits import BLOCK_HEADER_BYTES
+from memq.notification.log_reader import valid_seek
 from memq.notification.stored_blocks import Claim, Copies, claim_of, conflict_of, stored_block
 from memq.protocol.frames import AckPlace
 from memq.runtime.tasks import TaskOwner
@@ -124,7 +125,7 @@ class KnownBlocks:
             return
         processor = self._processor
         queue, read = processor.services.queue, processor.read_partition
-        begin = await queue.seek_time(read, own.queue_time_ms() - own.dedup_window_ms - CLOCK_ERROR_MS)
+        begin = await valid_seek(queue, read, own.queue_time_ms() - own.dedup_window_ms - CLOCK_ERROR_MS)
         search = search_of(processor.services, read, processor.partition, processor.name)
         # Own pointers behind those of others count before they are read.
         found = await search.find(wanted, begin, max(own.read_to, own.own_end()))

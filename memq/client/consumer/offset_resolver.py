@@ -14,7 +14,7 @@ from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, read_pointer
 from memq.format.totals import contended_ms
 from memq.notification import Entry, PointerReader, Span
-from memq.notification.log_reader import entries_between, page_before, valid_span
+from memq.notification.log_reader import entries_between, page_before, valid_seek, valid_span
 from memq.runtime.clock import Clock
 from memq.topic import CLOCK_ERROR_MS, Position, ReadPartition, Topic, TopicSettings, Totals
 
@@ -168,7 +168,7 @@ class OffsetResolver:
         """Yield the entries of the dedup window before offset `start`, in pages."""
         if start > span.begin:
             base = await self._time_around(partition, start, span.begin)
-            first = await self._queue.seek_time(partition, base - window_ms(settings))
+            first = await valid_seek(self._queue, partition, base - window_ms(settings))
             async for entries in self.pages(partition, first, start):
                 yield entries
 
@@ -209,7 +209,7 @@ class OffsetResolver:
 
         Without a batch that young it is the end: the same as `end`, or two ranges would leave out what lies between.
         """
-        first = await self._queue.seek_time(partition, time_ms - late_ms(settings))
+        first = await valid_seek(self._queue, partition, time_ms - late_ms(settings))
         end = await self.end(partition)
         async for entries in self.pages(partition, first, end):
             for entry in entries:
