@@ -9,6 +9,7 @@ import errno
 import itertools
 import mmap
 import os
+import re
 import stat
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -126,6 +127,7 @@ except ImportError:  # Windows, where clients may read a shared folder
 
 _BUFFERS_PER_WRITE = 512  # below IOV_MAX, which is 1,024 on Linux and macOS
 _COMPARE_BYTES = 1 << 20
+_TEMPORARY = re.compile("[0-9]+-[0-9]+")  # process id and number, as `_create_temporary` names a file
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # macOS only
 
 
@@ -261,11 +263,14 @@ class ObjectFiles:
                 yield ObjectEntry(f"{folder}{name}", status.st_size, status.st_mtime_ns // 1_000_000)
 
     def sweep_temporary(self) -> tuple[int, int]:
-        """Remove all temporary files and return their number and bytes."""
+        """Remove the temporary files of puts, whatever process made them; return their number and bytes.
+
+        Files of other names stay: a new data folder may be a folder with files of its user.
+        """
         number = size = 0
         with os.scandir(self.tmp) as found:
             for each in found:
-                if each.is_file(follow_symlinks=False):
+                if _TEMPORARY.fullmatch(each.name) and each.is_file(follow_symlinks=False):
                     size += each.stat(follow_symlinks=False).st_size
                     os.unlink(each.path)
                     number += 1

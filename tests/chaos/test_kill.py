@@ -127,7 +127,7 @@ def test_starts_sweep_what_no_pointer_names_and_say_so(tmp_path: Path) -> None:
         (named,) = server.objects_of("clicks")
         unnamed = named.with_name(named.name[:-1] + "9")
         unnamed.write_bytes(b"stored, but its pointer was never published")
-        torn = server.data / "tmp" / "torn"
+        torn = server.data / "tmp" / "77-0"
         torn.write_bytes(b"half a put")
         server.start()
         assert not torn.exists()

@@ -229,9 +229,9 @@ def test_a_start_clears_what_earlier_runs_left(folder: Folder, caplog: pytest.Lo
         await folder.serve(life)
         assert lines() == [], "nothing was left"
         key = await folder.stray()
-        (folder.path / "tmp" / "half").write_bytes(b"12345")
+        (folder.path / "tmp" / "77-0").write_bytes(b"12345")
         await folder.serve(life)
-        assert not (folder.path / "tmp" / "half").exists()
+        assert not (folder.path / "tmp" / "77-0").exists()
         (line,) = lines()
         assert "1 temporary files (5 bytes) and 0 unnamed objects (0 bytes) of an earlier run" in line
         assert (folder.path / "objects" / key).exists(), "an earlier sweep has to name it, too"

@@ -255,9 +255,12 @@ def test_a_put_leaves_no_temporary_file_whatever_its_end(store: FilesystemHandle
 def test_torn_temporary_files_are_swept_and_counted(store: FilesystemHandler, tmp_path: Path) -> None:
     (tmp_path / "tmp" / "77-0").write_bytes(b"half an obj")
     (tmp_path / "tmp" / "77-1").write_bytes(b"")
+    for name in ("notes.txt", "77-0.txt", "2026-11-25"):
+        (tmp_path / "tmp" / name).write_bytes(b"of the user")
     asyncio.run(put(store, "a", b"whole"))
     assert asyncio.run(store.sweep_temp()) == TempSweep(files=2, bytes=11)
     assert asyncio.run(store.sweep_temp()) == TempSweep(files=0, bytes=0)
+    assert temporary_files(tmp_path) == ["2026-11-25", "77-0.txt", "notes.txt"], "what no put made stays"
     assert asyncio.run(store.get("a")) == b"whole"
 
 
