@@ -1,11 +1,11 @@
-"""How the broker's log looks on stderr: lines for people, or one JSON object per line."""
+"""How the log looks on stderr: of a broker, lines for people or one JSON object per line; of a client, its waits."""
 
 from __future__ import annotations
 
 import json
 import logging
 
-from memq.cli.output import one_line, time_text
+from memq.cli.output import one_line, talk, time_text
 
 
 def log_to_stderr(level: str, form: str) -> None:
@@ -16,6 +16,21 @@ def log_to_stderr(level: str, form: str) -> None:
     logger.addHandler(handler)
     logger.setLevel(level.upper())
     logger.propagate = False
+
+
+def talk_of_waits() -> None:
+    """Say on stderr when a command waits because no broker answers; the rest of the log stays silent."""
+    logging.getLogger("memq").addHandler(Waits(logging.WARNING))
+
+
+class Waits(logging.Handler):
+    """`memq: no broker answers: can't reach 127.0.0.1:9876: …; trying again (for 3 s, 5 times)`."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the line of such a wait."""
+        event = getattr(record, "event", "")
+        if event == "client.no-broker":
+            talk(f"memq: {one_line(record.getMessage().removeprefix(f'{event}: '))}")
 
 
 class TextLines(logging.Formatter):

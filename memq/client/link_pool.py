@@ -18,12 +18,14 @@ from memq.errors import (
 from memq.limits import STREAMS_PER_CONNECTION_MAX
 from memq.protocol.frames import Frame
 from memq.protocol.link import Link, LinkOwner, connect_link
+from memq.runtime.logs import EventLog
 from memq.runtime.network import Address, Runtime, format_address, parse_address
 
 CONNECT_TIMEOUT_MS = 3_000  # the default for the first connection: a broker that starts is up in a second
 DEAD_S = 5.0  # how long a broker that did not answer is asked last
 BROKERS_MAX = 1_000  # that are remembered
 _REACH_AGAIN_S = 0.1
+_UNANSWERED_S = 3.0  # from then on a client that waits for any broker says so
 
 
 def bootstrap_addresses(brokers: str | Sequence[str] | None) -> list[Address]:
@@ -122,6 +124,8 @@ class LinkPool:
         self._closed = False
         self.audit_ms = 0  # as the broker that was connected last has it: see `Link`
         self.reached = False  # whether a broker ever answered: one that does not answer now may be restarting
+        events = EventLog(runtime.clock)
+        self._unanswered = events.outage("client.no-broker", "client.broker-back", _UNANSWERED_S)
 
     def learn(self, addresses: Sequence[Address], zones: Sequence[str]) -> None:
         """Keep the addresses of live brokers, with zones, in addition to start addresses and those in use."""
@@ -241,10 +245,13 @@ class LinkPool:
             session.link = await connect_link(self._runtime, session, address, client_id=self._client_id)
         except MemqError as error:
             self._dead_until_s[address] = self._runtime.clock.monotonic() + DEAD_S
+            if self.reached and not self.sessions():  # the first contact has a time limit, and an error
+                self._unanswered.failed(f"no broker answers: {error}; trying again")
             return error
         finally:
             self._connecting.pop(address, None)
         self._dead_until_s.pop(address, None)
+        self._unanswered.passed()
         if not session.link.open:
             return UnreachableError(f"connection to {format_address(address)} is lost")
         self._sessions[address] = session

@@ -81,9 +81,12 @@ class EventLog:
         """Log an event for an operator. With `error` its traceback is added."""
         self._write(logging.ERROR, event, text, error)
 
-    def outage(self, event: str, back: str) -> Outage:
-        """Return what logs something that fails again and again, `event`, until it works again, `back`."""
-        return Outage(self, self._clock, event, back)
+    def outage(self, event: str, back: str, after_s: float = 0.0) -> Outage:
+        """Return what logs something that fails again and again, `event`, until it works again, `back`.
+
+        Failures that end within `after_s` are not logged.
+        """
+        return Outage(self, self._clock, event, back, after_s)
 
     def _write(self, level: int, event: str, text: str, error: BaseException | None) -> None:
         if not self._logger.isEnabledFor(level):
@@ -97,30 +100,34 @@ class EventLog:
 
 
 class Outage:
-    """A repeated failure is logged once, then every minute, and at its end."""
+    """A repeated failure is logged once it has lasted for a while, then every minute, and at its end."""
 
-    def __init__(self, events: EventLog, clock: Clock, event: str, back: str) -> None:
+    def __init__(self, events: EventLog, clock: Clock, event: str, back: str, after_s: float) -> None:
         self._events = events
         self._clock = clock
         self._event = event
         self._back = back
-        self._since_s = self._logged_s = 0.0
+        self._after_s = after_s
+        self._since_s = self._due_s = 0.0
         self._failures = 0
+        self._logged = False
 
     def failed(self, text: str) -> None:
         """Note a failure."""
         now_s = self._clock.monotonic()
+        if not self._failures:
+            self._since_s, self._due_s, self._logged = now_s, now_s + self._after_s, False
         self._failures += 1
-        if self._failures == 1:
-            self._since_s = self._logged_s = now_s
-            self._events.warning(self._event, text)
-        elif now_s - self._logged_s >= OUTAGE_INTERVAL_S:
-            self._logged_s = now_s
-            self._events.warning(self._event, f"{text} (for {now_s - self._since_s:.0f} s, {self._failures} times)")
+        if now_s < self._due_s:
+            return
+        self._due_s, self._logged = now_s + OUTAGE_INTERVAL_S, True
+        if self._failures > 1:
+            text = f"{text} (for {now_s - self._since_s:.0f} s, {self._failures} times)"
+        self._events.warning(self._event, text)
 
     def passed(self) -> None:
         """Note that it works."""
-        if self._failures:
+        if self._logged:
             lasted_s = self._clock.monotonic() - self._since_s
             self._events.info(self._back, f"it works again after {lasted_s:.0f} s and {self._failures} failures")
-            self._failures = 0
+        self._failures, self._logged = 0, False

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -222,6 +223,38 @@ def test_ctrl_c_says_what_was_done(memq: Memq, address: str) -> None:
             assert process.stderr is not None
             assert process.stderr.read().startswith(said)
             assert process.wait(timeout=30) == 130
+
+
+def test_clients_that_wait_for_a_broker_say_so_and_continue(tmp_path: Path) -> None:
+    pipe = subprocess.PIPE
+    with dev_server(tmp_path / "data") as server, ExitStack() as stack:
+        with Admin(server.address) as admin:
+            admin.create_topic("t")
+
+        def start(*arguments: str) -> subprocess.Popen[str]:
+            command = [sys.executable, "-m", "memq", *arguments, "-b", server.address]
+            process = stack.enter_context(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
+            stack.callback(process.kill)
+            return process
+
+        consumer, producer = start("consume", "t", "-c", "2"), start("produce", "t")
+        assert producer.stdin is not None
+        assert consumer.stdout is not None
+        producer.stdin.write("a\n")
+        producer.stdin.flush()
+        assert consumer.stdout.readline() == "a\n"
+        server.kill()
+        producer.stdin.write("b\n")
+        producer.stdin.flush()
+        for process in (consumer, producer):
+            assert process.stderr is not None
+            said = process.stderr.readline()
+            assert said.startswith(f"memq: no broker answers: can't reach {server.address}: "), said
+            assert "; trying again (for " in said
+        server.start()
+        producer.stdin.close()
+        assert consumer.stdout.readline() == "b\n"
+        assert [process.wait(timeout=30) for process in (consumer, producer)] == [0, 0]
 
 
 def test_a_second_broker_on_the_same_folder_is_refused(server: DevServer) -> None:

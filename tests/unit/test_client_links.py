@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable
 
@@ -30,6 +31,7 @@ from memq.protocol.messages import (
     nack_of,
 )
 from memq.runtime.network import Address, ProtocolFactory, Runtime, SocketNetwork
+from tests.brokers import log_lines
 from tests.skipping_loop import LoopClock, run_skipping
 from tests.stepped_time import step, stepped_runtime
 from tests.unit.toy_broker import ToyBroker, ToyConnection, address_of, pool_of, run, silent_at, turns, until
@@ -421,6 +423,41 @@ def test_the_rounds_of_a_first_contact_have_a_pause_between_and_end_before_their
     rounds = [round(at, 3) for at, _ in connects]
     assert rounds == sorted([round(number / 10, 3) for number in range(10)] * 2)
     assert all({connects[at][1], connects[at + 1][1]} == {1, 2} for at in range(0, 20, 2))
+
+
+def test_a_client_that_waits_for_any_broker_says_so_once_and_says_when_one_is_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(broker: ToyBroker) -> None:
+        pool = pool_of(broker)
+        with pytest.raises(UnreachableError):
+            await pool.session(NOBODY)
+        step(60)
+        with pytest.raises(UnreachableError):
+            await pool.session(NOBODY)
+        assert log_lines(caplog, logging.INFO) == [], "the first contact ends with an error by itself"
+        session = await pool.session(address_of(broker))
+        with pytest.raises(UnreachableError):
+            await pool.session(NOBODY)
+        step(60)
+        with pytest.raises(UnreachableError):
+            await pool.session(NOBODY)
+        assert log_lines(caplog, logging.INFO) == [], "another broker answers"
+        session.link.close()
+        pool.forget(session)
+        for _ in range(8):
+            with pytest.raises(UnreachableError):
+                await pool.session(NOBODY)
+            step(1)
+        await pool.session(address_of(broker))
+        waits, back = log_lines(caplog, logging.INFO)
+        assert waits.startswith("client.no-broker: no broker answers: can't reach 127.0.0.1:1: ")
+        assert waits.endswith("; trying again (for 3 s, 4 times)")
+        assert back == "client.broker-back: it works again after 8 s and 8 failures"
+        await pool.close()
+
+    with caplog.at_level(logging.INFO, "memq"):
+        run(test)
 
 
 # ---- streams -------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import click
 
+from memq.cli.log_lines import talk_of_waits
 from memq.cli.options import json_option, section_values, setting_options, settings_of
 from memq.cli.output import count_text, talk
 from memq.cli.records.consume_start import look_up
@@ -105,6 +106,7 @@ def consume(
     _check_together(group, partition, start, form, as_json=as_json)
     printer = record_printer(form, separator=key_separator, delimiter=delimiter, null=null, as_json=as_json)
     tally = PrintedCount()
+    talk_of_waits()
     try:
         request = ConsumeRequest(topic, group, partition, start, until_end, on_damaged, on_expired, s3)
         _print_all(settings, request, count, printer, tally)
