@@ -21,7 +21,7 @@ from memq.format.pointer import Location, Pointer, decode_pointer
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.limits import BLOCK_HEADER_BYTES
 from memq.runtime.network import Runtime
-from memq.settings import BrokerSettings
+from memq.settings import BrokerSettings, parse_value
 from memq.testing.faults import Faults, FaultyQueue, FaultyStore
 from memq.topic import Position, ReadPartition, is_internal
 
@@ -39,7 +39,8 @@ class Cluster:
 
     def __init__(self, **settings: int | str | bool) -> None:
         values = {"host": "127.0.0.1", "port": 0, "http_port": -1, "cluster": "test", "audit": False} | settings
-        self._settings = BrokerSettings(**values)  # type: ignore[arg-type]  # the dataclass checks the names
+        checked = {name: parse_value(name, value, "Cluster()") for name, value in values.items()}
+        self._settings = BrokerSettings(**checked)  # type: ignore[arg-type]  # parse_value knows their types
         self._runtime = Runtime()
         self.faults = Faults()
         self.store = FaultyStore(self._runtime.clock, self.faults)

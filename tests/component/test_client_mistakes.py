@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import importlib
 import math
@@ -17,7 +18,14 @@ import pytest
 import memq
 from memq.client.link_pool import bootstrap_addresses
 from memq.client.producer.producer import Producer
-from memq.errors import InvalidNameError, InvalidRequestError, InvalidSettingError, MemqError, NotFoundError
+from memq.errors import (
+    InvalidNameError,
+    InvalidRequestError,
+    InvalidSettingError,
+    MemqError,
+    NotFoundError,
+    UnknownSettingError,
+)
 from memq.testing import Cluster
 
 HERE = "127.0.0.1:1"
@@ -76,6 +84,22 @@ ANY: Any = memq  # without the types that would say the same
             InvalidRequestError,
             "bad position '0:-1:0'",
         ),
+        (lambda: ANY.Producer(HERE, name=None), TypeError, "name must be str, not NoneType"),
+        (lambda: ANY.Producer(HERE, name=b""), TypeError, "name must be str, not bytes"),
+        (lambda: ANY.Producer(HERE, name=[]), TypeError, "name must be str, not list"),
+        (
+            lambda: ANY.Consumer(HERE, "clicks", start={("click", 0): memq.Position(0, 1)}),
+            InvalidRequestError,
+            "start has no position of clicks, only of click",
+        ),
+        (
+            lambda: ANY.Consumer(HERE, ["a", "b"], end={("A", 0): memq.Position(0, 1)}),
+            InvalidRequestError,
+            "end has no position of a, b, only of A",
+        ),
+        (lambda: Cluster(memory_bytes_max=1), InvalidSettingError, "memory_bytes_max = '1' from Cluster() is not with"),
+        (lambda: Cluster(port="x"), InvalidSettingError, "port = 'x' from Cluster() can't be read"),
+        (lambda: Cluster(prot=1), UnknownSettingError, "unknown setting 'prot' from Cluster()"),
         (lambda: ANY.Producer(HERE, audit="no"), TypeError, "audit must be bool, not str"),
         (lambda: ANY.Producer(""), InvalidSettingError, "no broker is named"),
         (lambda: ANY.Producer(HERE, name=5), TypeError, "name must be str, not int"),
@@ -127,6 +151,10 @@ def test_a_timeout_is_a_number_of_seconds(timeout: Any, kind: type[Exception], s
     [
         ({"topic": b"t"}, TypeError, "topic must be str, not bytes"),
         ({"topic": None}, TypeError, "topic must be str, not NoneType"),
+        ({"topic": ["t"]}, TypeError, "topic must be str, not list"),
+        ({"topic": memoryview(bytearray(b"t"))}, TypeError, "topic must be str, not memoryview"),
+        ({"topic": ["t"], "key": b"k"}, TypeError, "topic must be str, not list"),
+        ({"topic": {"t": 1}, "tag": "x"}, TypeError, "topic must be str, not dict"),
         ({"headers": 5}, TypeError, "headers must be pairs or a mapping, not int"),
         ({"partition": 7}, NotFoundError, "no partition 7"),
     ],
@@ -138,6 +166,26 @@ def test_a_record_that_is_sent_wrongly(arguments: dict[str, Any], kind: type[Exc
         delivery = producer.send("t", b"v")
         assert delivery.result(timeout=10).records == 1
         assert repr(delivery).startswith("<Delivery Ack(topic='t'")
+
+
+@pytest.mark.parametrize("topic", [["t"], {"t": 1}])
+def test_many_records_and_resume_points_need_the_name_of_a_topic(topic: Any) -> None:
+    with Cluster() as cluster, memq.Producer(cluster.address) as producer:
+        for ask in (lambda: producer.send_many(topic, [b"v"]), lambda: producer.resume_points(topic)):
+            with pytest.raises(TypeError, match="topic must be str, not "):
+                ask()
+
+
+def test_a_record_that_is_sent_wrongly_by_asyncio() -> None:
+    async def scenario(address: str) -> None:
+        async with memq.aio.Producer(address) as producer:
+            await (await producer.send("t", b"v"))
+            for arguments in ({}, {"key": b"k"}, {"tag": "x"}):
+                with pytest.raises(TypeError, match="topic must be str, not list"):
+                    await producer.send(["t"], b"v", **arguments)  # type: ignore[arg-type]  # as a newcomer would
+
+    with Cluster() as cluster:
+        asyncio.run(scenario(cluster.address))
 
 
 def test_a_refused_record_does_not_hold_up_the_next_one() -> None:
@@ -171,15 +219,19 @@ def test_a_position_belongs_to_its_partition() -> None:
         (lambda admin: admin.delete_topic(None), TypeError, "topic must be str"),
         (lambda admin: admin.group(5), TypeError, "group must be str"),
         (lambda admin: admin.delete_group(5), TypeError, "group must be str"),
-        (
-            lambda admin: admin.create_topic("t", settings=[1]),
-            TypeError,
-            "settings must be a mapping of names to values",
-        ),
+        (lambda admin: admin.create_topic("t", settings=[1]), TypeError, "settings must be a mapping of names to"),
         (lambda admin: admin.create_topic("t", exist_ok="no"), TypeError, "exist_ok must be bool, not str"),
+        (lambda admin: admin.ends(5), TypeError, "topics must be a sequence of memq.topic.Topic, not int"),
+        (lambda admin: admin.topics(internal="no"), TypeError, "internal must be bool, not str"),
+        (lambda admin: admin.groups(internal=1), TypeError, "internal must be bool, not int"),
+        (
+            lambda admin: admin.reset_group("g", "t", {("T", 0): memq.Position(0, 1)}),
+            InvalidRequestError,
+            "to has no position of t, only of T",
+        ),
+        (lambda admin: admin.reset_group("g", 5, "end"), TypeError, "topic must be str, not int"),
         (lambda admin: admin.ends(["t"]), TypeError, "topic must be a memq.topic.Topic, as `topics` returns them"),
         (lambda admin: admin.end_totals("t"), TypeError, "topic must be a memq.topic.Topic, as `topics` returns them"),
-        (lambda admin: admin.reset_group("g", 5, "end"), TypeError, "topic must be str, not int"),
         (lambda admin: admin.reset_group("a b", "t", "end"), InvalidNameError, "a b"),
         (lambda admin: admin.drain_broker("a b"), InvalidNameError, "a b"),
         (lambda admin: admin.reset_group("g", "t", "end", dry_run="no"), TypeError, "dry_run must be bool"),
@@ -190,6 +242,28 @@ def test_what_an_admin_is_asked_wrongly_is_said_before_it_is_sent(
 ) -> None:
     with memq.Admin(HERE) as admin, pytest.raises(kind, match=re.escape(said)):
         ask(admin)
+
+
+def test_partitions_are_numbers() -> None:
+    with Cluster() as cluster, memq.Admin(cluster.address) as admin:
+        topic = admin.create_topic("t", partitions=2)
+        with pytest.raises(TypeError, match="partitions are a sequence of int, not int"):
+            admin.end_totals(topic, 5)  # type: ignore[arg-type]  # as a newcomer would
+        with pytest.raises(TypeError, match="partition must be int, not str"):
+            admin.end_totals(topic, "0")  # type: ignore[arg-type]  # as a newcomer would
+        assert list(admin.end_totals(topic, (each for each in (1,)))) == [1]
+
+
+def test_a_consumer_may_start_from_positions_of_more_topics() -> None:
+    with Cluster() as cluster:
+        cluster.create_topic("t")
+        with memq.Producer(cluster.address) as producer:
+            for value in (b"a", b"b"):
+                producer.send("t", value).result(timeout=10)
+        first, second = cluster.records("t")
+        start = {("t", 0): second.position, ("other", 0): first.position}
+        with memq.Consumer(cluster.address, "t", start=start, end="end") as consumer:
+            assert [record.value for batch in consumer for record in batch] == [b"b"]
 
 
 def test_partitions_are_a_number() -> None:

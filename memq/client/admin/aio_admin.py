@@ -109,6 +109,7 @@ class AsyncAdmin(AsyncClosing):
 
     async def topics(self, *, internal: bool = False) -> list[Topic]:
         """Return all topics, by name; memq's own, whose names begin with `_memq`, with `internal` only."""
+        check_switch("internal", internal)
         await self._pool.reach(self._connect_timeout_s)
         found = [found.topic for found in await self._metadata.all_topics()]
         return [topic for topic in found if internal or not is_internal(topic.name)]
@@ -147,7 +148,7 @@ class AsyncAdmin(AsyncClosing):
         """
         _check_topics([topic])
         await self._pool.reach(self._connect_timeout_s)
-        wanted = None if partitions is None else frozenset(partitions)
+        wanted = None if partitions is None else _numbers(partitions)
         found = await ask_logs(
             [each for each in read_partitions(topic) if wanted is None or each.partition in wanted],
             lambda each: self._places.end_totals(each, topic.settings, topic.writers_of(each)),
@@ -174,6 +175,7 @@ class AsyncAdmin(AsyncClosing):
 
     async def groups(self, *, internal: bool = False) -> list[str]:
         """Return the names of all groups, by name; with `internal` memq's own, too."""
+        check_switch("internal", internal)
         await self._pool.reach(self._connect_timeout_s)
         return [name for name in await self._queue.groups() if internal or not is_internal(name)]
 
@@ -356,9 +358,21 @@ def _sendable(settings: Settings) -> dict[str, bool | int | str]:
 
 def _check_topics(topics: Sequence[Topic]) -> None:
     """Refuse names in place of topics. Raises: TypeError."""
+    if not isinstance(topics, Sequence):
+        raise TypeError(f"topics must be a sequence of memq.topic.Topic, not {type(topics).__name__}")
     for topic in topics:
         if not isinstance(topic, Topic):
             raise TypeError(f"topic must be a memq.topic.Topic, as `topics` returns them, not {type(topic).__name__}")
+
+
+def _numbers(partitions: Iterable[int]) -> frozenset[int]:
+    """Refuse what names no partitions. Raises: TypeError."""
+    if not isinstance(partitions, Iterable):
+        raise TypeError(f"partitions are a sequence of int, not {type(partitions).__name__}")
+    numbers = tuple(partitions)
+    for number in numbers:
+        check_kind("partition", number, int)
+    return frozenset(numbers)
 
 
 def _topic_of(answer: AdminAnswer) -> Topic:

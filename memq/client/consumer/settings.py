@@ -106,6 +106,11 @@ def check_point(point: Point, name: str, topics: Sequence[str]) -> None:
     if isinstance(point, Mapping):
         for key in point:
             _check_place(key, name)
+        if point and not any(topic in topics for topic, _ in point):  # a misspelt name; those of others may be there
+            raise InvalidRequestError(
+                f"{name} has no position of {', '.join(topics)[:200]}, only of {min(point)[0]}",
+                hint="the first part of each key is the name of a topic",
+            )
     if isinstance(point, Mapping | Sequence) and not isinstance(point, str):
         for place in point.values() if isinstance(point, Mapping) else point:
             check_point(place, name, topics[:1])

@@ -54,7 +54,7 @@ class AsyncProducer(BaseProducer, AsyncClosing):
                 delivery = self._put_keyed(topic, value, key, timestamp_ms)
                 if delivery is not None:
                     return cast(AsyncDelivery, delivery)
-            elif key is None and timestamp_ms is None and topic in self._sticky:
+            elif key is None and timestamp_ms is None and type(topic) is str and topic in self._sticky:
                 block = self._sticky[topic]
                 room = block.room - (len(value) + 5)
                 if room >= 0:  # the rule is that of BlockBuilder; there is one thread here

@@ -140,7 +140,7 @@ class Producer(BaseProducer, BlockingClient):
                         late = self._buffer.place_late(block, (value,))
                         if late is not None:
                             return cast(Delivery, late)
-            except KeyError:  # the way is not open now; cheaper than asking first
+            except (KeyError, TypeError, ValueError):  # the way is not open now, or the topic has no hash
                 pass
             if type(key) is bytes:
                 delivery = self._put_keyed(topic, value, key, timestamp_ms)

@@ -80,7 +80,10 @@ class SendBuffer:
         """Return the route of a topic; None before its metadata came. Raises: ClosedError, ForkedError."""
         if self.refusal is not None:
             raise self.refusal
-        return self._routes.get(topic)
+        try:
+            return self._routes.get(topic)
+        except (TypeError, ValueError):  # no hash, so no text: the look-up of its metadata says so
+            return None
 
     def add_route(self, topic: Topic) -> Route:
         """Put a topic's partition map in place: of a new topic, or of one that was altered or made again."""
@@ -149,7 +152,10 @@ class SendBuffer:
 
     def put_keyed(self, topic: str, value: bytes, key: bytes, timestamp_ms: int | None) -> _Delivery | None:
         """The way without the lock for records with a key, and perhaps a timestamp; None when it is not open."""
-        route = self._routes.get(topic)
+        try:
+            route = self._routes.get(topic)
+        except (TypeError, ValueError):  # as in `route`; a call of it would cost a third of the way
+            return None
         if route is None or not route.lockless:
             return None
         firsts = route.map.firsts

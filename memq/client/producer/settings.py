@@ -114,7 +114,7 @@ def producer_settings(
         client_id=check_client_id(client_id),
         zone=check_zone(zone),
         on_ack=on_ack,
-        name=check_name(name, "producer") if name else "",
+        name=name if name == "" else check_name(name, "producer"),
         audit=audit,
     )
 
