@@ -85,14 +85,16 @@ class Cluster:
         self, name: str, *, partitions: int = 1, settings: dict[str, int | bool | str] | None = None
     ) -> None:
         """Make a topic. Raises: as `memq.Admin.create_topic`."""
+        self._check_open()
         with Admin(self.address) as admin:
             admin.create_topic(name, partitions=partitions, settings=settings or {})
 
     def records(self, topic: str) -> list[Record]:
         """Return all records of a topic that are readable now, by partition.
 
-        Raises: NotFoundError, CorruptDataError.
+        Raises: NotFoundError, CorruptDataError, ClosedError.
         """
+        self._check_open()
         with Consumer(self.address, topic, end="end") as consumer:
             found = [record for batch in consumer for record in batch]
         return sorted(found, key=lambda record: (record.partition, record.offset))
@@ -135,9 +137,13 @@ class Cluster:
 
     def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
         if self._closed:
-            work.close()
-            raise ClosedError("the test cluster is closed")
+            work.close()  # else it warns that nobody awaited it
+        self._check_open()
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the test cluster is closed")
 
     def _end(self) -> None:
         self._closed = True

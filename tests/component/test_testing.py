@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import memq
-from memq.errors import CorruptDataError, InvalidRequestError, NotFoundError
+from memq.errors import ClosedError, CorruptDataError, InvalidRequestError, NotFoundError
 from memq.testing import Cluster
 from memq.topic import Position
 
@@ -78,3 +78,13 @@ def test_what_was_acked_on_disk_outlives_its_broker(memq_cluster: Cluster) -> No
         batch = consumer.poll(timeout=60)
         assert batch is not None
         assert batch.values() == [b"0"]
+
+
+def test_a_cluster_that_is_closed_says_so() -> None:
+    cluster = Cluster()
+    cluster.create_topic("t")
+    cluster.close()
+    cluster.close()
+    for ask in (lambda: cluster.create_topic("u"), lambda: cluster.records("t"), cluster.stop_broker):
+        with pytest.raises(ClosedError, match="the test cluster is closed"):
+            ask()
