@@ -143,6 +143,9 @@ def _describe(error: Exception) -> tuple[str, str]:
     if isinstance(error, click.UsageError):
         command = error.ctx.command_path if error.ctx else "memq"
         text, known = error.format_message().rstrip("."), f"see {command} --help"
+        text = text.replace("is not a valid integer range", "is not a whole number")
+        if isinstance(error, click.NoSuchOption) and command == "memq":
+            known = f"options follow the command: memq COMMAND {error.option_name} …"
         if found := _KNOWN.search(text):
             text, known = text[: found.start()], found[1]
         return text[:1].lower() + text[1:], known[:1].lower() + known[1:]

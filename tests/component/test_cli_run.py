@@ -103,6 +103,17 @@ def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None
         (["config", "all"], 2, ["got unexpected extra argument (all) (see memq config --help)\n"]),
         (["config", "--jsn"], 2, ["'--jsn' (did you mean '--json'?)"]),
         (["config", "--xyz"], 2, ["'--xyz' (see memq config --help)"]),
+        (["-b", "127.0.0.1:9876", "topic", "list"], 2, ["'-b' (options follow the command: memq COMMAND -b …)"]),
+        (
+            ["topic", "create", "t", "--partitions", "two"],
+            2,
+            ["'--partitions': 'two' is not a whole number (see memq t"],
+        ),
+        (
+            ["verify", "nosuch", "-b", "127.0.0.1:1"],
+            5,
+            ["can't reach 127.0.0.1:1", "(no file or folder 'nosuch' is here"],
+        ),
         (["topic", "descibe"], 2, ["'descibe' (did you mean 'describe'?)"]),
         (["produce", "a/b"], 2, ["topic name 'a/b'"]),
         (["consume", "clicks", "-o", "bananas"], 2, ["bad start 'bananas'"]),

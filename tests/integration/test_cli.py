@@ -177,7 +177,7 @@ def test_objects_are_verified_by_folder_and_by_topic(memq: Memq, folder: Path) -
         (["consume", "t", "-G", "g", "-p", "1"], 2, ["exclude"]),
         (["topic", "describe", "nowhere"], 3, ["nowhere"]),
         (["topic", "create", "t", "--set", "limit_mode=Hard"], 2, ["'Hard'", "off, observe, soft, hard"]),
-        (["group", "describe", "nobody"], 3, ["nobody"]),
+        (["group", "describe", "nobody"], 3, ["group 'nobody' does not exist"]),
     ],
 )
 def test_mistakes(memq: Memq, arguments: list[str], code: int, words: list[str]) -> None:
@@ -301,6 +301,11 @@ def test_topics_and_groups(memq: Memq) -> None:
     check_mistake(memq("group", "describe", "living"), 3, "living")
     assert memq("topic", "delete", "life").returncode == 0
     check_mistake(memq("topic", "describe", "life"), 3, "life")
+
+
+def test_a_sweep_that_has_nothing_pending_says_so(memq: Memq, folder: Path) -> None:
+    done = memq("sweep", "--pending", "--data", str(folder))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "no object waits for a later pass\n"), done
 
 
 def test_doctor_and_bench(memq: Memq) -> None:

@@ -35,7 +35,7 @@ Answer = TypeVar("Answer")
 METRICS_PORT = 9880
 _SHOWN = (
     *("topic", "group", "verdict", "records", "lost", "doubled", "corrupt", "in flight"),
-    *map(percentile_name, QUANTILES),
+    *(f"{percentile_name(each)} ms" for each in QUANTILES),
 )
 
 

@@ -103,6 +103,7 @@ class _Tally:
 
     def take_listed(self, each: PendingObject) -> None:
         """Print one object of a list."""
+        self.found += 1
         found, until_ms = each.found, each.since_ms + self._confirm_ms
         state = "kept" if each.kept else f"waits since {time_text(each.since_ms)}, until {time_text(until_ms)}"
         row = {**found._asdict(), "since_ms": each.since_ms, "until_ms": until_ms, "kept": each.kept}
@@ -140,6 +141,8 @@ async def _name_pending(settings: Settings, tally: _Tally) -> None:
     async with _opened_lists(settings, tally) as lists:
         async for each in lists.all():
             tally.take_listed(each)
+    if not tally.found:
+        talk("no object waits for a later pass")
 
 
 async def _change(

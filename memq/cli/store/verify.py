@@ -16,7 +16,7 @@ from memq.audit.checks.object_check import ObjectVerdict, check_file
 from memq.cli.options import broker_options, brokers_of, json_option, section_values, settings_of
 from memq.cli.output import count_text, print_json, talk
 from memq.cli.store.object_files import FoundObject, find_objects, is_data_folder
-from memq.errors import CorruptDataError, DeniedError, QueueError
+from memq.errors import CorruptDataError, DeniedError, NotFoundError, QueueError, UnreachableError
 from memq.format.blocks.header import Buffer
 from memq.format.pointer import Location
 from memq.settings import Value
@@ -84,6 +84,9 @@ def verify(
             except DeniedError as error:
                 hint = "memq verify reads the store itself: give it keys and a way there; memq audit asks a broker"
                 raise DeniedError(str(error), hint=hint) from error
+            except (NotFoundError, UnreachableError) as error:  # the path of a file may have been meant
+                error.hint = f"no file or folder '{topic}' is here, so a topic is checked; {error.hint}"
+                raise
     except KeyboardInterrupt:
         talk(f"interrupted after {count_text(tally.objects, 'object')}")
         raise
