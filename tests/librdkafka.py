@@ -89,6 +89,7 @@ class Library:
     lost: deque[bool] = field(default_factory=deque)  # whether the next records do not land
     stuck: threading.Event | None = None  # what ends a client does not return before this is set
     unknown: int = 0  # how many times topics are not shown
+    silent: int = 0  # how many times topics are asked for and nobody answers
     short: int = 0  # how many answers about topics lack them
     narrow: int = 0  # how many times topics are shown without their last partition
     fatal: deque[KafkaError] = field(default_factory=deque)  # raised by the next polls of producers, before reports
@@ -119,6 +120,9 @@ class FakeAdmin:
         return 0
 
     def list_topics(self, timeout: float) -> SimpleNamespace:
+        if self._library.silent > 0:
+            self._library.silent -= 1
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
         return SimpleNamespace(cluster_id="kafka-1", topics=self._library.topics)
 
     def describe_topics(self, topics: TopicCollection, request_timeout: float) -> dict[str, Future[Any]]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
-from memq.errors import DeniedError, MemqError, NotFoundError, QueueError, QueueRefusedError
+from memq.errors import DeniedError, MemqError, NotFoundError, QueueError, QueueRefusedError, UnreachableError
 from memq.notification import Publication, Span
 from memq.notification.kafka import library as library_module
 from memq.notification.kafka import queue as queue_module
@@ -445,6 +445,10 @@ def test_a_copy_learns_the_id_of_its_kafka_without_describe_cluster(library: Lib
         with pytest.raises(NotFoundError) as caught:
             await source.describe([TOPIC])
         assert "check --from" in caught.value.hint
+        library.silent = 1
+        with pytest.raises(UnreachableError, match="listing Kafka's topics") as silence:
+            await source.describe([TOPIC])
+        assert "check --from" in silence.value.hint
         await source.close()
 
     asyncio.run(work())

@@ -34,7 +34,7 @@ _NOT_LET_IN = {
 }
 # Of librdkafka's texts for these codes: the connection ended before Kafka had judged the certificate or the login.
 _BROKEN_OFF = ("disconnected", "transport failure", "connection reset", "timed out", "end of file")
-_SILENT = (KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPORT)
+SILENT = (KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPORT)
 _FENCED = {
     KafkaError.UNKNOWN_MEMBER_ID,
     KafkaError.ILLEGAL_GENERATION,
@@ -128,7 +128,7 @@ class LastErrors:
 
     def failure(self, error: KafkaError | KafkaException, doing: str) -> MemqError:
         """Return memq's error for a request that failed, with the complaint that explains it."""
-        return _failure(error, doing, self._last if _code(error) in _SILENT else None)
+        return _failure(error, doing, self._last if _code(error) in SILENT else None)
 
     def group_failure(self, error: KafkaError | KafkaException, doing: str, *, member: bool = False) -> MemqError:
         """Return memq's error for a request about a group that failed.

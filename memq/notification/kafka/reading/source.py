@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from memq.errors import GenerationFencedError, MemqError, NotFoundError, QueueError
+from memq.errors import GenerationFencedError, MemqError, NotFoundError, QueueError, UnreachableError
 from memq.notification.kafka.admin import Asked, KafkaAdmin, Place
-from memq.notification.kafka.failures import LastErrors
+from memq.notification.kafka.failures import SILENT, LastErrors, code_of
 from memq.notification.kafka.groups.positions import Positions
 from memq.notification.kafka.library import consumer_of, end_threads
 from memq.notification.kafka.reading.fetcher import PASSING
@@ -76,7 +76,7 @@ class KafkaSource:
     async def describe(self, topics: Sequence[str]) -> tuple[str, dict[str, SourceTopic]]:
         """Return the id of the Kafka, and what it knows of the topics.
 
-        Raises: NotFoundError, DeniedError, QueueError.
+        Raises: NotFoundError, DeniedError, UnreachableError when Kafka does not answer, QueueError.
         """
         try:
             listed = await self._admin.list_topics()  # not by describe_cluster, which may end the process
@@ -86,6 +86,8 @@ class KafkaSource:
             }
         except (NotFoundError, QueueError) as error:
             error.hint = "check --from and the names of the topics"
+            if code_of(error) in SILENT:
+                raise UnreachableError(str(error), hint=error.hint) from error
             raise
         described = {topic: SourceTopic(str(each.topic_id), len(each.partitions)) for topic, each in found.items()}
         return _id_of(listed.cluster_id), described
