@@ -16,7 +16,9 @@ from memq.compaction.compaction import TrimmedQueue
 from memq.compaction.copying import BatchCopier, Copied
 from memq.compaction.files import ColdFiles
 from memq.compaction.plan import ColdRule
+from memq.notification.sqlite import log
 from memq.notification.sqlite.queue import SqliteQueue
+from memq.notification.sqlite.rows import checksum
 from memq.runtime.network import Runtime
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.filesystem import FilesystemHandler
@@ -32,12 +34,16 @@ SWEEP_AGE_MS = 3_600_000
 def make_old(data: Path, topic: str, before: int, by_ms: int = 2 * DAY_MS) -> None:
     """Let the queue's entries of a topic below offset `before`, in each read partition, be older than they are."""
     with closing(sqlite3.connect(data / "queue.sqlite", timeout=60)) as file, file:
-        for number, begin in file.execute("SELECT id, begin FROM partitions WHERE topic = ?", (topic,)).fetchall():
-            low, high = (number << 40) + begin, (number << 40) + before
-            file.execute(
-                "UPDATE entries SET time_ms = time_ms - ?, time_max = time_max - ? WHERE id >= ? AND id < ?",
-                (by_ms, by_ms, low, high),
-            )
+        for partition in log.partitions(file, topic):
+            row = log.partition_row(file, partition)
+            ids = (row.entry_id(row.begin), row.entry_id(before))
+            found = file.execute("SELECT id, time_ms, time_max, body FROM entries WHERE id >= ? AND id < ?", ids)
+            for number, time_ms, time_max, body in found.fetchall():
+                older = (number, time_ms - by_ms, time_max - by_ms, body)
+                file.execute(
+                    "UPDATE entries SET time_ms = ?, time_max = ?, checksum = ? WHERE id = ?",
+                    (*older[1:3], checksum("entries", older, row.identity), number),
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,6 +235,8 @@ def decode_pointer(body: bytes | bytearray | memoryview) -> Pointer:
 
     Raises: CorruptDataError; UnsupportedFormatError for a newer version or kind, or what `requires` names.
     """
+    if not body:
+        raise CorruptDataError("the queue has lost the pointer: its row is missing or damaged")
     if len(body) > POINTER_BYTES_MAX:
         raise CorruptDataError(f"pointer has {len(body)} bytes, {POINTER_BYTES_MAX} are allowed")
     try:

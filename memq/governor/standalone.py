@@ -53,7 +53,7 @@ class StandaloneCoordinator(LocalCoordinator):
     """
 
     def __init__(self, path: Path, cluster: str, clock: Clock) -> None:
-        self._file = SqliteFile(path, "topics file", _APPLICATION_ID, 1, _SCHEMA, UnreachableError, 1_000)
+        self._file = SqliteFile(path, "topics file", _APPLICATION_ID, _SCHEMA, UnreachableError, 1_000)
         self._connection = self._file.connect()
         try:
             registry = _load(self._connection, self._file)

@@ -16,11 +16,20 @@ from memq.topic import Committed, ReadPartition
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One pointer in the queue: offset, queue time in Unix ms, its bytes."""
+    """One pointer in the queue: offset, queue time in Unix ms, its bytes.
+
+    Without bytes it is a pointer that the queue has lost: its row is missing or damaged. Its time is then the one of
+    an entry behind it.
+    """
 
     offset: int
     time_ms: int
     body: bytes
+
+    @property
+    def lost(self) -> bool:
+        """Whether the queue has lost the pointer."""
+        return not self.body
 
 
 class Entries(list[Entry]):
@@ -88,7 +97,8 @@ class PointerReader(Protocol):
     """Reads pointers.
 
     Promises: entries come in order of offset, none left out between `begin` and `end`; what one read has
-    shown, every later read shows, until retention takes it. A read without entries has reached the end: `next` is at
+    shown, every later read shows, until retention takes it or the queue is damaged: an entry of which the queue knows
+    that it has lost it is shown without its bytes (sqlite). A read without entries has reached the end: `next` is at
     or behind an end that is valid and was read after the call. What the queue can't prove to be an end or an offset
     (it is negative, lies before `begin`, or below an end that was proven before) is a QueueError, never an answer.
     Non-promises: offsets need not be dense (retention, or the queue's own records).

@@ -31,7 +31,9 @@ def checked_span(partition: ReadPartition, begin: int, end: int) -> Span:
 
 
 def check_publication(publication: Publication) -> None:
-    """Refuse a pointer that is too large, or numbers that no queue can hold."""
+    """Refuse a pointer that is empty, as a lost one is, or too large, and numbers that no queue can hold."""
+    if not publication.body:
+        raise InvalidRequestError("a pointer of 0 bytes", hint="publish what encode_pointer returns")
     if len(publication.body) > POINTER_BYTES_MAX:
         raise TooLargeError(f"pointer of {len(publication.body)} bytes, {POINTER_BYTES_MAX} are allowed")
     if not (0 <= publication.epoch < EPOCH_END and 0 <= publication.time_ms < TIME_MS_END):

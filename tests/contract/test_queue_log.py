@@ -39,7 +39,7 @@ async def test_what_was_published_is_read_in_order(queue: NotificationQueue, clo
     assert await queue.span(part()) == Span(0, 0)
     expected = []
     for number in range(5):
-        body = bytes([number]) * number
+        body = bytes([number]) * (number + 1)
         offset = await queue.publish(publication(clock, body))
         expected.append(Entry(offset, clock.wall_ms(), body))
         clock.advance(7)
@@ -49,6 +49,16 @@ async def test_what_was_published_is_read_in_order(queue: NotificationQueue, clo
     assert list(await queue.read(part(), 5, ALL)) == []
     assert list(await queue.read(part(), 99, ALL)) == []
     assert await queue.span(part()) == Span(0, 5)
+
+
+@over_queues
+async def test_a_pointer_without_bytes_is_refused_since_it_would_be_a_lost_one(
+    queue: NotificationQueue, clock: ManualClock
+) -> None:
+    await queue.create([part()], STALE_MS)
+    with pytest.raises(InvalidRequestError):
+        await queue.publish(publication(clock, b""))
+    assert await queue.span(part()) == Span(0, 0)
 
 
 @over_queues

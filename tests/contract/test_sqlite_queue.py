@@ -10,7 +10,7 @@ import shutil
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -32,6 +32,8 @@ from memq.notification.sqlite import log
 from memq.notification.sqlite.file import SqliteFile
 from memq.notification.sqlite.group_commit import Writer
 from memq.notification.sqlite.queue import SqliteQueue
+from memq.notification.sqlite.rows import checksum
+from memq.notification.sqlite.schema import APPLICATION_ID, SCHEMA
 from memq.runtime.clock import SystemClock
 from memq.runtime.logs import EventLog
 from tests.contract.queues import HANG_S, STALE_MS, committed, part
@@ -88,7 +90,7 @@ def test_what_was_trimmed_is_out_of_sight_before_all_of_it_is_deleted(
 ) -> None:
     """A trim takes many transactions: a reader between two of them sees the partition as it will be."""
     monkeypatch.setattr(log, "DELETE_ROWS_MAX", 2)
-    file = SqliteFile(tmp_path / "q.sqlite", "queue file", log.APPLICATION_ID, 1, log.SCHEMA, QueueError)
+    file = SqliteFile(tmp_path / "q.sqlite", "queue file", APPLICATION_ID, SCHEMA, QueueError)
     with closing(file.connect()) as connection:
         log.create(connection, [part()], STALE_MS)
         for number in range(6):
@@ -102,29 +104,6 @@ def test_what_was_trimmed_is_out_of_sight_before_all_of_it_is_deleted(
         assert connection.execute("SELECT count(*) FROM entries").fetchone() == (1,)
         assert not log.trim(connection, part(), 3), "a trim never goes back"
         assert log.span(connection, part()) == Span(5, 6)
-
-
-# ---- a file that somebody changed ------------------------------------------------------------
-
-
-@pytest.mark.parametrize("gone", [(3,), (0,), (9,), (4, 5, 6), (0, 2, 4, 6, 8), range(10)], ids=str)
-def test_a_seek_passes_over_entries_that_somebody_took_out_of_the_file(gone: Sequence[int], tmp_path: Path) -> None:
-    async def scenario() -> None:
-        queue = open_queue(tmp_path)
-        await queue.create([part()], STALE_MS)
-        for number in range(10):
-            await queue.publish(Publication(part(), 0, 1, 1_000 * number, b"%d" % number))
-        with closing(sqlite3.connect(tmp_path / "queue.sqlite")) as file, file:
-            rows = [row for (row,) in file.execute("SELECT id FROM entries ORDER BY id")]
-            file.executemany("DELETE FROM entries WHERE id = ?", [(rows[number],) for number in gone])
-        left = await queue.read(part(), 0, ALL)
-        assert [entry.offset for entry in left] == [number for number in range(10) if number not in gone]
-        for time_ms in range(-500, 10_000, 500):
-            expected = next((entry.offset for entry in left if entry.time_ms >= time_ms), 10)
-            assert await queue.seek_time(part(), time_ms) == expected
-        await queue.close()
-
-    asyncio.run(scenario())
 
 
 # ---- several processes -----------------------------------------------------------------------
@@ -269,7 +248,7 @@ class Transactions:
 
 
 def plain_file(folder: Path) -> SqliteFile:
-    return SqliteFile(folder / "x.sqlite", "test file", 5, 1, ("CREATE TABLE t (n INTEGER UNIQUE)",), QueueError)
+    return SqliteFile(folder / "x.sqlite", "test file", 5, ("CREATE TABLE t (n INTEGER UNIQUE)",), QueueError)
 
 
 def insert(number: int) -> Callable[[sqlite3.Connection], int]:
@@ -416,11 +395,11 @@ def test_another_file_of_memq_is_something_else(tmp_path: Path) -> None:
 
 def test_a_newer_file_is_unsupported_and_not_corrupt(tmp_path: Path) -> None:
     connection = sqlite3.connect(make(tmp_path))
-    connection.execute("PRAGMA user_version = 2")
+    connection.execute("PRAGMA user_version = 3")
     connection.close()
     error = refused(tmp_path)
     assert isinstance(error, UnsupportedFormatError)
-    assert "layout 2, this memq knows 1" in str(error)
+    assert "layout 3, this memq knows 2" in str(error)
 
 
 def test_damaged_pages_are_corrupt_when_they_are_met(tmp_path: Path) -> None:
@@ -444,7 +423,8 @@ def test_damaged_pages_are_corrupt_when_they_are_met(tmp_path: Path) -> None:
 
 def test_a_damaged_group_is_corrupt_and_the_log_goes_on(tmp_path: Path) -> None:
     connection = sqlite3.connect(make(tmp_path))
-    connection.execute("INSERT INTO groups VALUES ('report', '{\"generation\": \"many\"}')")
+    row = ("report", '{"generation": "many"}', 0)
+    connection.execute("INSERT INTO groups VALUES (?, ?, ?, ?)", (*row, checksum("groups", row)))
     connection.commit()
     connection.close()
 
@@ -585,7 +565,7 @@ def test_a_folder_without_rights_is_denied_with_a_hint(open_folder: Path, there:
 
 def test_what_was_broken_off_in_a_drop_goes_on_with_the_next_one(tmp_path: Path) -> None:
     connection = sqlite3.connect(make(tmp_path, entries=20))
-    connection.execute("UPDATE partitions SET dropped = 1")
+    log.hide(connection, [part()])
     connection.commit()
 
     async def scenario() -> None:

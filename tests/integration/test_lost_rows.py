@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import memq
+from memq.errors import CorruptDataError
 from memq.format.pointer import decode_pointer
 from tests.servers import DevServer, dev_server
 
@@ -67,6 +68,33 @@ def test_an_object_whose_row_is_lost_between_two_starts_stays_and_is_named(tmp_p
         found, said, code = sweep(server.data, "--dry-run", "--sweep-age-ms", "1s")
         assert (found, code) == ([], 1)
         assert key in said
+
+
+@pytest.mark.parametrize(
+    "harm",
+    ["DELETE FROM entries WHERE id = ?", "UPDATE entries SET time_ms = time_ms + 1 WHERE id = ?"],
+    ids=["lost", "changed"],
+)
+def test_a_consumer_stops_before_a_pointer_whose_row_is_lost_or_changed_or_passes_over_it(
+    tmp_path: Path, harm: str
+) -> None:
+    with dev_server(tmp_path / "data") as server:
+        batches(server)
+        server.stop()
+        number, _ = rows(server.data)[2]
+        with closing(sqlite3.connect(server.data / "queue.sqlite")) as queue, queue:
+            queue.execute(harm, (number,))
+        server.start()
+        said = f"pointer at 0:{number & 0xFFFF}:0 of topic 'clicks': the queue has lost the pointer"
+        with memq.Consumer(server.address, ["clicks"], end="end") as consumer:
+            batches_of = iter(consumer)
+            assert [value for _ in range(2) for value in next(batches_of).values()] == [b"0", b"1"]
+            with pytest.raises(CorruptDataError, match=said):
+                next(batches_of)
+        with memq.Consumer(server.address, ["clicks"], end="end", on_damaged="skip") as consumer:
+            assert [value for batch in consumer for value in batch.values()] == [b"0", b"1", b"3", b"4"]
+        batches(server, 1)
+        assert "the queue has lost the pointer" in server.log.read_text(), "its owner names it, and goes on"
 
 
 def test_a_queue_that_was_put_back_to_an_older_copy_keeps_the_objects_that_it_does_not_know(tmp_path: Path) -> None:

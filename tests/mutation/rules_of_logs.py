@@ -14,6 +14,8 @@ GROUPS = "memq/notification/groups.py"
 GROUP_COMMIT = "memq/notification/sqlite/group_commit.py"
 SQLITE_LOG = "memq/notification/sqlite/log.py"
 SQLITE_GROUPS = "memq/notification/sqlite/groups.py"
+SQLITE_ROWS = "memq/notification/sqlite/rows.py"
+TOPICS_FILE = "memq/governor/topics_file.py"
 MEMORY_QUEUE = "memq/notification/memory.py"
 FILES = "memq/storage_handlers/files.py"
 MEMORY_STORE = "memq/storage_handlers/memory.py"
@@ -183,26 +185,62 @@ LOG_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         SQLITE_LOG,
         "a publish of a lower epoch is taken",
-        "check_epoch(publication, highest[0] if highest else 0)",
+        "check_epoch(publication, highest or 0)",
         "check_epoch(publication, 0)",
     ),
     (
         SQLITE_LOG,
         "what retention took is read",
-        "start = row.entry_id(min(max(offset, row.begin), row.next))",
-        "start = row.entry_id(min(offset, row.next))",
+        "next_, size = min(max(offset, row.begin), row.next), 0",
+        "next_, size = min(offset, row.next), 0",
     ),
     (
         SQLITE_LOG,
         "a seek by time trusts the greatest time of what was trimmed",
-        "time_ms >= ? ORDER BY id LIMIT 1",
-        "time_ms >= ? - 1000000000 ORDER BY id LIMIT 1",
+        "entry_ms >= time_ms:",
+        "entry_ms >= time_ms - 1_000_000_000:",
+    ),
+    (
+        SQLITE_LOG,
+        "an end that lies before entries is believed",
+        "    _check_end(connection, row)\n    identity = row.identity\n",
+        "    identity = row.identity\n",
+    ),
+    (
+        SQLITE_LOG,
+        "a lost epoch is taken for none",
+        "if found is None and len(rows) != row.epochs:",
+        "if found is None and len(rows) > row.epochs:",
+    ),
+    (
+        SQLITE_LOG,
+        "a partition whose row is damaged is made again",
+        "    for _ in _all_rows(connection):\n        pass  # a damaged one is an error\n",
+        "",
+    ),
+    (
+        SQLITE_ROWS,
+        "a row of another partition is believed",
+        "crc32c(_encode((table, values)), of)",
+        "crc32c(_encode((table, values)))",
+    ),
+    (
+        TOPICS_FILE,
+        "a topic whose row is lost passes for a deleted one",
+        "for lost in sorted(known.keys() ^ there):",
+        "for lost in sorted(known.keys() - there):",
+    ),
+    (
+        SQLITE_GROUPS,
+        "a lost position is taken for none",
+        "if len(found) != count:",
+        "if len(found) > count:",
     ),
     (
         SQLITE_GROUPS,
         "positions are stored without the check of the generation",
-        "    group.check_commit(member, generation, positions, now_ms)\n",
-        "    group.expire(now_ms)\n",
+        "    stored.group.check_commit(member, generation, positions, now_ms)\n",
+        "    stored.group.expire(now_ms)\n",
     ),
     (
         MEMORY_QUEUE,

@@ -30,7 +30,8 @@ def publication(epoch: int = 1, time_ms: int = 1, size: int = 1) -> Publication:
 @pytest.mark.parametrize(
     ("asked", "error"),
     [
-        (publication(0, 0, 0), None),
+        (publication(0, 0, 1), None),
+        (publication(0, 0, 0), InvalidRequestError),
         (publication(EPOCH_END - 1, TIME_MS_END - 1, POINTER_BYTES_MAX), None),
         (publication(epoch=-1), InvalidRequestError),
         (publication(epoch=EPOCH_END), InvalidRequestError),

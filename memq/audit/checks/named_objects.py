@@ -65,6 +65,8 @@ class NamedObjects:
         expected = span.begin
         async for page in entries_between(self._queue, partition, span.begin, span.end):
             for entry in page:
+                if entry.lost:
+                    continue  # a hole, as an offset that is not shown
                 if entry.offset > expected and (await self._queue.span(partition)).begin <= expected:
                     yield _lost(expected, entry.offset)
                 expected = entry.offset + 1

@@ -5,7 +5,7 @@ read is no proof that a log is over: a queue that lost its connection has answer
 before the first page: the reading must reach its end, and its offsets must follow on each other from its beginning. It
 continues behind that end, for what landed meanwhile: a sweep reads pointers last. (`memq.notification.log_reader` reads
 up to an end, and has the rule for an empty read.) Every queue numbers its entries densely, and takes them from the
-front only; so a hole is a loss.
+front only; so a hole is a loss, as is an entry that the queue itself shows as lost.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ class LogReading:
                 if entry.offset > offset and await self._skipped(offset, entry.offset):
                     return
                 offset = entry.offset + 1
-                yield entry, self._decoded(entry)
+                if entry.lost:
+                    self.lost += 1
+                else:
+                    yield entry, self._decoded(entry)
             page = await self._queue.read(self._partition, offset, READ_BYTES)
         if falls_short(page, span.end):
             self.fault = f"the queue shows nothing from offset {offset} on, though its end is {span.end}"

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from memq.errors import CorruptDataError, DeniedError, MemqError, RetryableError, UnsupportedFormatError
 
+COPY_HINT = "stop memq, keep the file, and restore it from a copy"
 _DENIED = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _WAL_TRIES_MAX = 200
@@ -22,23 +23,31 @@ _WAL_RETRY_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class SqliteFile:
-    """A kind of file: `application_id` identifies it, `schema` creates it, `version` counts layouts.
+    """A kind of file: `application_id` identifies it, `schema` creates its latest layout.
 
-    `failed` is the error of what may pass, `busy_timeout_ms` how long a connection waits for another's lock.
+    `upgrades` bring an earlier layout to the next one, the first those of layout 1. `failed` is the error of what may
+    pass, `busy_timeout_ms` how long a connection waits for another's lock.
     """
 
     path: Path
     what: str
     application_id: int
-    version: int
     schema: Sequence[str]
     failed: type[RetryableError]
     busy_timeout_ms: int = 10_000
+    upgrades: Sequence[Callable[[sqlite3.Connection], None]] = ()
+
+    @property
+    def version(self) -> int:
+        """The number of the latest layout."""
+        return len(self.upgrades) + 1
 
     def connect(self) -> sqlite3.Connection:
         """Open the file, making it when it is not there: WAL, and an fsync with every commit.
 
-        The connection begins no transaction by itself, and any one thread at a time may use it.
+        A file of an earlier layout is brought to the latest one, in one transaction. The connection begins no
+        transaction by itself, and any one thread at a time may use it. Text that is no UTF-8 is read with surrogates,
+        so that it is damage of its row and not a failure of the file.
         Raises: CorruptDataError, UnsupportedFormatError, DeniedError, or `failed`.
         """
         try:
@@ -47,6 +56,7 @@ class SqliteFile:
             )
         except sqlite3.Error as error:
             raise self.error(error) from error
+        connection.text_factory = _text
         try:
             self._prepare(connection)
         except sqlite3.Error as error:
@@ -66,7 +76,7 @@ class SqliteFile:
         connection.execute("PRAGMA foreign_keys = ON")
 
     def _make(self, connection: sqlite3.Connection) -> None:
-        """Make an empty file ours. Several processes may do so at once: the first one does it."""
+        """Make an empty file ours, or one of an earlier layout. Of several processes the first one does it."""
         _enter_wal(connection)
         connection.execute("BEGIN IMMEDIATE")
         version = _number(connection, "PRAGMA user_version")
@@ -82,7 +92,10 @@ class SqliteFile:
             for statement in self.schema:
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {self.application_id:d}")
-            connection.execute(f"PRAGMA user_version = {self.version:d}")
+        else:
+            for upgrade in self.upgrades[version - 1 :]:
+                upgrade(connection)
+        connection.execute(f"PRAGMA user_version = {self.version:d}")
         connection.execute("COMMIT")
 
     def error(self, error: sqlite3.Error) -> MemqError:
@@ -90,7 +103,7 @@ class SqliteFile:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         text = f"{self.what} '{self.path}': {str(error).lower()}"
         if code in _DAMAGED:
-            return CorruptDataError(text, hint="stop memq, keep the file, and restore it from a copy")
+            return CorruptDataError(text, hint=COPY_HINT)
         if code in _DENIED or (code == sqlite3.SQLITE_CANTOPEN and self.path.parent.is_dir()):
             return DeniedError(text, hint=f"give memq the right to write '{self.path.parent}' and the files in it")
         if code == sqlite3.SQLITE_FULL:
@@ -124,6 +137,10 @@ def _enter_wal(connection: sqlite3.Connection) -> None:
             pause.wait(_WAL_RETRY_S)
         else:
             return
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")
 
 
 def _number(connection: sqlite3.Connection, query: str) -> int:

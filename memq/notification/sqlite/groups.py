@@ -1,21 +1,39 @@
 """Groups in SQLite: each function is one request on a connection, in the caller's transaction.
 
-A group's membership is one row of JSON, written only when its generation changed; when a member was heard is a row of
-its own, since that changes with every heartbeat. Nothing is kept of a request that is refused.
+A group's membership is one row of JSON, written only when its generation changed, or the number of its positions; when
+a member was heard is a row of its own, since that changes with every heartbeat. Nothing is kept of a request that is
+refused.
+
+**Damage.** Each row has a checksum (`memq.notification.sqlite.rows`), and that of a position continues the one of its
+partition's name and id. A group counts its positions: one that is missing would pass for "nothing committed", and its
+consumers for new ones. A group that is not found and has positions is damage, too.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import msgspec
 
 from memq.errors import CorruptDataError, NotFoundError
 from memq.notification import GroupState, Membership
 from memq.notification.groups import Group
-from memq.notification.sqlite.log import partition_row, whole_number
+from memq.notification.sqlite.log import LogRow, damaged, find_row, log_rows, partition_row
+from memq.notification.sqlite.rows import checksum, is_sound
 from memq.topic import Committed, Position, ReadPartition, Totals
+
+
+@dataclass(slots=True)
+class _Stored:
+    """A group, the number of its positions, and both as they are in the file; (-1, 0) for a new one."""
+
+    group: Group
+    positions: int
+    was: tuple[int, int]
 
 
 def join(
@@ -27,10 +45,9 @@ def join(
     now_ms: int,
 ) -> Membership:
     """Enter the group, making it when it is not there."""
-    group = _load(connection, name) or Group()
-    before = group.generation
-    membership = group.join(member, partitions, session_timeout_ms, now_ms)
-    _save(connection, name, group, before)
+    stored = _load(connection, name) or _new()
+    membership = stored.group.join(member, partitions, session_timeout_ms, now_ms)
+    _save(connection, name, stored)
     return membership
 
 
@@ -43,22 +60,19 @@ def heartbeat(
     now_ms: int,
 ) -> Membership:
     """Note that a member lives."""
-    group = _existing(connection, name)
-    before = group.generation
-    membership = group.heartbeat(member, generation, released, now_ms)
-    _save(connection, name, group, before)
-    if group.generation == before:
+    stored = _existing(connection, name)
+    membership = stored.group.heartbeat(member, generation, released, now_ms)
+    if not _save(connection, name, stored):
         _hear(connection, name, member, now_ms)
     return membership
 
 
 def leave(connection: sqlite3.Connection, name: str, member: str, now_ms: int) -> None:
     """Take a member out."""
-    group = _load(connection, name)
-    if group is not None:
-        before = group.generation
-        group.leave(member, now_ms)
-        _save(connection, name, group, before)
+    stored = _load(connection, name)
+    if stored is not None:
+        stored.group.leave(member, now_ms)
+        _save(connection, name, stored)
 
 
 def commit(
@@ -69,63 +83,76 @@ def commit(
     positions: Mapping[ReadPartition, Committed],
     now_ms: int,
 ) -> None:
-    """Store positions, all or none."""
-    group = _load(connection, name)
-    if group is None:
-        group, before = Group(), -1  # so that it is saved: a commit from outside makes the group
-    else:
-        before = group.generation
-    group.check_commit(member, generation, positions, now_ms)
-    rows = [
-        (
-            name,
-            partition_row(connection, partition).id,
-            committed.position.pointer_offset,
-            committed.position.record_index,
-            committed.totals.records,
-            committed.totals.bytes,
-        )
-        for partition, committed in positions.items()
-    ]
-    _save(connection, name, group, before)
+    """Store positions, all or none. A commit from outside makes the group."""
+    stored = _load(connection, name) or _new()
+    stored.group.check_commit(member, generation, positions, now_ms)
+    rows = [_position_row(name, partition_row(connection, each), committed) for each, committed in positions.items()]
+    has = "SELECT 1 FROM positions WHERE group_name = ? AND partition_id = ?"
+    stored.positions += sum(connection.execute(has, row[:2]).fetchone() is None for row in rows)
+    _save(connection, name, stored)
     connection.executemany(
-        """INSERT OR REPLACE INTO positions (group_name, partition_id, pointer_offset, record_index, records, bytes)
-        VALUES (?, ?, ?, ?, ?, ?)""",
+        """INSERT OR REPLACE INTO positions
+        (group_name, partition_id, pointer_offset, record_index, records, bytes, checksum)
+        VALUES (?, ?, ?, ?, ?, ?, ?)""",
         rows,
     )
 
 
+def _position_row(name: str, row: LogRow, committed: Committed) -> tuple[str | int, ...]:
+    position, totals = committed.position, committed.totals
+    values = (name, row.id, position.pointer_offset, position.record_index, totals.records, totals.bytes)
+    return (*values, checksum("positions", values, row.identity))
+
+
 def committed(connection: sqlite3.Connection, name: str) -> dict[ReadPartition, Committed]:
-    """Return all positions of a group, by partition."""
-    rows = connection.execute(
-        """SELECT topic, topic_id, partition, pointer_offset, record_index, records, bytes
-        FROM positions JOIN partitions ON partitions.id = partition_id
-        WHERE group_name = ? AND dropped = 0 ORDER BY topic, topic_id, partition""",
+    """Return all positions of a group, by partition. Raises: CorruptDataError, also when one is missing."""
+    stored = _load(connection, name)
+    return {} if stored is None else _positions(connection, name, stored.positions)
+
+
+def _positions(connection: sqlite3.Connection, name: str, count: int) -> dict[ReadPartition, Committed]:
+    found = connection.execute(
+        """SELECT group_name, partition_id, pointer_offset, record_index, records, bytes, checksum
+        FROM positions WHERE group_name = ?""",
         (name,),
-    )
-    stored: dict[ReadPartition, Committed] = {}
-    for topic, topic_id, partition, *numbers in rows:
-        offset, index, records, size = (whole_number(each, f"a position of group '{name}'") for each in numbers)
-        position = Position(partition, offset, index)
-        stored[ReadPartition(topic, topic_id, partition)] = Committed(position, Totals(records, size))
-    return stored
+    ).fetchall()
+    if len(found) != count:
+        raise damaged(f"group '{name}'", f"it has {len(found)} positions, and had {count}")
+    logs = log_rows(connection, [number for _, number, *_ in found])
+    positions: dict[ReadPartition, Committed] = {}
+    for position in found:
+        _, number, offset, index, records, size, _ = position
+        log = logs.get(number)
+        if log is None or not is_sound("positions", position, log.identity):
+            raise damaged(f"a position of group '{name}'")
+        place = Position(log.partition, offset, index)
+        positions[ReadPartition(log.topic, log.topic_id, log.partition)] = Committed(place, Totals(records, size))
+    return {partition: positions[partition] for partition in sorted(positions)}
 
 
 def names(connection: sqlite3.Connection) -> Sequence[str]:
-    """Return the names of all groups, sorted."""
-    return [name for (name,) in connection.execute("SELECT name FROM groups ORDER BY name")]
+    """Return the names of all groups, sorted.
+
+    Raises: CorruptDataError, also when a group is missing that has positions.
+    """
+    of_none = "SELECT group_name FROM positions WHERE group_name NOT IN (SELECT name FROM groups) LIMIT 1"
+    for (name,) in connection.execute(of_none).fetchall():
+        raise _missing(name)
+    rows = connection.execute("SELECT name, body, positions, checksum FROM groups ORDER BY name")
+    return [_checked(row) for row in rows]
 
 
 def describe(connection: sqlite3.Connection, name: str, now_ms: int) -> GroupState:
     """Return members and positions as they are now; changes nothing."""
-    group = _existing(connection, name)
-    group.expire(now_ms)
-    return GroupState(name, group.generation, group.held(), committed(connection, name))
+    stored = _existing(connection, name)
+    stored.group.expire(now_ms)
+    positions = _positions(connection, name, stored.positions)
+    return GroupState(name, stored.group.generation, stored.group.held(), positions)
 
 
 def delete(connection: sqlite3.Connection, name: str, now_ms: int) -> None:
     """Delete a group without members."""
-    group = _existing(connection, name)
+    group = _existing(connection, name).group
     group.expire(now_ms)
     group.check_no_members(f"group '{name}' can't be deleted")
     connection.execute("DELETE FROM groups WHERE name = ?", (name,))
@@ -134,43 +161,76 @@ def delete(connection: sqlite3.Connection, name: str, now_ms: int) -> None:
 
 
 def forget(connection: sqlite3.Connection, partitions: Sequence[ReadPartition]) -> None:
-    """Take partitions that are no more from all groups' members."""
+    """Take partitions that are no more from all groups' members, with the positions in them."""
+    ids = [row.id for row in map(partial(find_row, connection), partitions) if row is not None]
     for name in names(connection):
-        group = _existing(connection, name)
-        before = group.generation
-        group.forget(partitions)
-        _save(connection, name, group, before)
+        stored = _existing(connection, name)
+        stored.group.forget(partitions)
+        for number in ids:
+            gone = connection.execute("DELETE FROM positions WHERE group_name = ? AND partition_id = ?", (name, number))
+            stored.positions -= gone.rowcount
+        _save(connection, name, stored)
 
 
-def _existing(connection: sqlite3.Connection, name: str) -> Group:
-    group = _load(connection, name)
-    if group is None:
+def _missing(name: str) -> CorruptDataError:
+    return damaged(f"group '{name}'", "it has positions, and no membership")
+
+
+def _new() -> _Stored:
+    return _Stored(Group(), 0, (-1, 0))
+
+
+def _existing(connection: sqlite3.Connection, name: str) -> _Stored:
+    stored = _load(connection, name)
+    if stored is None:
         raise NotFoundError(f"group '{name}' does not exist", hint="memq group list shows the groups")
-    return group
+    return stored
 
 
-def _load(connection: sqlite3.Connection, name: str) -> Group | None:
-    row = connection.execute("SELECT body FROM groups WHERE name = ?", (name,)).fetchone()
+def _checked(row: tuple[Any, ...]) -> str:
+    """Return the name in a row of `groups`. Raises: CorruptDataError."""
+    if not is_sound("groups", row):
+        raise damaged(f"the membership of group '{row[0]}'")
+    return str(row[0])
+
+
+def _load(connection: sqlite3.Connection, name: str) -> _Stored | None:
+    row = connection.execute("SELECT name, body, positions, checksum FROM groups WHERE name = ?", (name,)).fetchone()
     if row is None:
+        if connection.execute("SELECT 1 FROM positions WHERE group_name = ? LIMIT 1", (name,)).fetchone():
+            raise _missing(name)
         return None
+    _checked(row)
     try:
-        group = msgspec.json.decode(row[0], type=Group)
+        group = msgspec.json.decode(row[1], type=Group)
     except (msgspec.MsgspecError, TypeError) as error:  # a number, or text with half a surrogate
-        raise CorruptDataError(f"the membership of group '{name}' in the queue is damaged: {error}") from error
-    for member, heard_ms in connection.execute("SELECT member, heard_ms FROM heard WHERE group_name = ?", (name,)):
-        if member in group.members:
-            group.members[member].heard_ms = whole_number(heard_ms, f"a heartbeat of group '{name}'")
-    return group
+        raise damaged(f"the membership of group '{name}'", str(error)) from error
+    for heard in connection.execute(
+        "SELECT group_name, member, heard_ms, checksum FROM heard WHERE group_name = ?", (name,)
+    ):
+        if not is_sound("heard", heard):
+            raise damaged(f"a heartbeat of group '{name}'")
+        if heard[1] in group.members:
+            group.members[heard[1]].heard_ms = heard[2]
+    return _Stored(group, row[2], (group.generation, row[2]))
 
 
-def _save(connection: sqlite3.Connection, name: str, group: Group, generation_before: int) -> None:
-    if group.generation == generation_before:
-        return
-    connection.execute("INSERT OR REPLACE INTO groups (name, body) VALUES (?, ?)", (name, msgspec.json.encode(group)))
+def _save(connection: sqlite3.Connection, name: str, stored: _Stored) -> bool:
+    """Write the group when it has changed; return whether it has."""
+    if (stored.group.generation, stored.positions) == stored.was:
+        return False
+    row = (name, msgspec.json.encode(stored.group), stored.positions)
+    connection.execute(
+        "INSERT OR REPLACE INTO groups (name, body, positions, checksum) VALUES (?, ?, ?, ?)",
+        (*row, checksum("groups", row)),
+    )
     connection.execute("DELETE FROM heard WHERE group_name = ?", (name,))
+    return True
 
 
 def _hear(connection: sqlite3.Connection, name: str, member: str, now_ms: int) -> None:
+    row = (name, member, now_ms)
     connection.execute(
-        "INSERT OR REPLACE INTO heard (group_name, member, heard_ms) VALUES (?, ?, ?)", (name, member, now_ms)
+        "INSERT OR REPLACE INTO heard (group_name, member, heard_ms, checksum) VALUES (?, ?, ?, ?)",
+        (*row, checksum("heard", row)),
     )

@@ -1,18 +1,18 @@
 """Logs of pointers in SQLite: each function is one request on a connection.
 
-The schema of the queue's file is here too.
-
 **Rows.** An entry's row id is `partition id << 40 | offset`: one tree holds all logs, an append goes to the end of
 its partition's range, and a read is one range scan. Offsets are dense from `begin` to `next`, since only `trim` takes
-entries, from the front; `next` lives in the partition's row, so no offset is used twice. Partition ids are never
+entries, from the front; `next` lies in the partition's row, so no offset is used twice. Partition ids are never
 used again.
 
 **Time.** Queue times are nearly, but not surely, in order. Each entry carries the greatest time up to it, which only
 grows, so the first entry at or after a time is found by bisection, without an index that every publish would pay for.
 
-**Damage.** Rows have no checksum. A value of the wrong type or range raises CorruptDataError; a body that is no blob is
-returned as text, which no reader takes for a pointer. Entries behind the end are damage: nothing is appended over them.
-A missing row is passed over: sweep and audit find it by the batch sequences of the pointers around it.
+**Damage.** Each row has a checksum (`memq.notification.sqlite.rows`), that of an entry and an epoch continues the one
+of its partition's name and id. An entry whose row is damaged or missing between `begin` and `next` is shown without a
+body, as a pointer that the queue has lost: each reader has a rule for that. All other damage is a CorruptDataError: of
+a partition's row and of an epoch, a missing epoch (`epochs` counts them), and entries behind the end, over which
+nothing is appended. A partition whose row is not found is only missing when all rows are sound.
 
 **Long deletions** are cut into transactions of `DELETE_ROWS_MAX` rows, that others may get in between. What is to be
 deleted is out of sight from the first one on; what was broken off continues with the next call of its kind.
@@ -21,92 +21,134 @@ deleted is out of sight from the first one on; what was broken off continues wit
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from functools import lru_cache
+from typing import Any, NamedTuple
 
-from memq.errors import CorruptDataError
+from memq.errors import CorruptDataError, MemqError
 from memq.notification import Entries, Entry, Publication, Span
 from memq.notification.refusals import check_epoch, missing_partition
+from memq.notification.sqlite.file import COPY_HINT
+from memq.notification.sqlite.rows import NEVER, checksum, is_sound
 from memq.topic import ReadPartition
 
-APPLICATION_ID = 0x6D71_5131  # "mqQ1"
-COPY_HINT = "stop memq, keep the file, and restore it from a copy, or rebuild it with 'memq restore'"
+RESTORE_HINT = f"{COPY_HINT}, or rebuild it with 'memq restore'"
 DELETE_ROWS_MAX = 5_000
-_OFFSET_BITS = 40
-
-SCHEMA = (
-    """CREATE TABLE partitions (id INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT NOT NULL, topic_id TEXT NOT NULL,
-    partition INTEGER NOT NULL, stale_publish_ms INTEGER NOT NULL, begin INTEGER NOT NULL DEFAULT 0,
-    next INTEGER NOT NULL DEFAULT 0, time_max INTEGER NOT NULL DEFAULT 0, dropped INTEGER NOT NULL DEFAULT 0)""",
-    "CREATE UNIQUE INDEX partitions_there ON partitions (topic, topic_id, partition) WHERE dropped = 0",
-    """CREATE TABLE entries (id INTEGER PRIMARY KEY, time_ms INTEGER NOT NULL, time_max INTEGER NOT NULL,
-    body BLOB NOT NULL)""",
-    """CREATE TABLE epochs (partition_id INTEGER NOT NULL, write_partition INTEGER NOT NULL, epoch INTEGER NOT NULL,
-    PRIMARY KEY (partition_id, write_partition)) WITHOUT ROWID""",
-    "CREATE TABLE groups (name TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID",
-    """CREATE TABLE heard (group_name TEXT NOT NULL, member TEXT NOT NULL, heard_ms INTEGER NOT NULL,
-    PRIMARY KEY (group_name, member)) WITHOUT ROWID""",
-    """CREATE TABLE positions (group_name TEXT NOT NULL, partition_id INTEGER NOT NULL, pointer_offset INTEGER NOT NULL,
-    record_index INTEGER NOT NULL, records INTEGER NOT NULL, bytes INTEGER NOT NULL,
-    PRIMARY KEY (group_name, partition_id)) WITHOUT ROWID""",
-)
+LOST_PER_READ_MAX = 1_000  # entries without a body that one read shows: each costs 100 bytes of memory
+OFFSET_BITS = 40
+_ROWS = """SELECT id, topic, topic_id, partition, stale_publish_ms, begin, next, time_max, dropped, epochs, checksum
+FROM partitions"""
+_ROW = """SELECT id, stale_publish_ms, begin, next, time_max, dropped, epochs, checksum FROM partitions
+WHERE topic = ? AND topic_id = ? AND partition = ? AND dropped = 0"""
+_EPOCHS = "SELECT partition_id, write_partition, epoch, checksum FROM epochs WHERE partition_id = ?"
+_EPOCH = f"{_EPOCHS} AND write_partition = ?"
+_ENTRIES = "SELECT id, time_ms, time_max, body, checksum FROM entries WHERE id >= ? AND id < ? ORDER BY id"
 
 
 class LogRow(NamedTuple):
-    """One partition's row."""
+    """One partition's row, without its checksum."""
 
     id: int
-    begin: int
-    next: int
-    time_max: int
+    topic: str
+    topic_id: str
+    partition: int
+    stale_publish_ms: int
+    begin: int = 0
+    next: int = 0
+    time_max: int = 0
+    dropped: int = 0
+    epochs: int = 0
+
+    @property
+    def identity(self) -> int:
+        """Checksum of what identifies the partition; those of its rows continue it."""
+        return _identity(self[:4])
 
     def entry_id(self, offset: int) -> int:
         """Return the row id of the entry at `offset`."""
-        return self.id << _OFFSET_BITS | offset
+        return self.id << OFFSET_BITS | offset
+
+    def __str__(self) -> str:
+        """Name the partition, for errors."""
+        return f"partition {self.partition} of topic '{self.topic}'"
+
+
+@lru_cache(maxsize=4_096)  # of those in use; each costs 300 bytes
+def _identity(values: tuple[int | str, ...]) -> int:
+    return checksum("log", values)
+
+
+_SoundEntry = tuple[int, int, int, bytes]  # offset, time, greatest time up to it, body
 
 
 def partitions(connection: sqlite3.Connection, topic: str | None) -> list[ReadPartition]:
     """Return the read partitions of all topics of this name; of all names for None."""
-    found = connection.execute(
-        "SELECT topic, topic_id, partition FROM partitions WHERE (? IS NULL OR topic = ?) AND dropped = 0 ORDER BY id",
-        (topic, topic),
-    )
-    return [ReadPartition(*each) for each in found]
+    found = [row for row in _all_rows(connection) if not row.dropped and topic in (None, row.topic)]
+    return [ReadPartition(row.topic, row.topic_id, row.partition) for row in found]
 
 
 def partition_row(connection: sqlite3.Connection, partition: ReadPartition) -> LogRow:
-    """Return the partition's row, or raise NotFoundError."""
-    found = connection.execute(
-        """SELECT id, begin, next, time_max FROM partitions
-        WHERE topic = ? AND topic_id = ? AND partition = ? AND dropped = 0""",
-        (partition.topic, partition.topic_id, partition.partition),
-    ).fetchone()
-    if found is None:
+    """Return the partition's row.
+
+    Raises: NotFoundError; CorruptDataError, also when another row is damaged that may be the one.
+    """
+    row = find_row(connection, partition)
+    if row is None:
         raise missing_partition(partition)
-    name = f"the row of {_name(partition)}"
-    row = LogRow(*(whole_number(each, name) for each in found))
-    if not row.begin <= row.next < 1 << _OFFSET_BITS:
-        raise CorruptDataError(f"{name} says {row.begin} to {row.next}, which is no range of offsets", hint=COPY_HINT)
     return row
 
 
-def whole_number(value: object, name: str) -> int:
-    """Return a value of the file. Raises: CorruptDataError when it is no number, or less than 0."""
-    if not isinstance(value, int) or value < 0:
-        raise CorruptDataError(f"{name} in the queue is damaged: {value!r:.60} is no number", hint=COPY_HINT)
-    return value
+def find_row(connection: sqlite3.Connection, partition: ReadPartition) -> LogRow | None:
+    """Return the partition's row, None when there is none. Raises: CorruptDataError, as `partition_row`."""
+    key = (partition.topic, partition.topic_id, partition.partition)
+    found = connection.execute(_ROW, key).fetchone()
+    if found is not None:
+        return _checked((found[0], *key, *found[1:]))
+    for _ in _all_rows(connection):
+        pass  # a damaged one is an error
+    return None
 
 
-def _name(partition: ReadPartition) -> str:
-    return f"partition {partition.partition} of topic '{partition.topic}'"
+def log_rows(connection: sqlite3.Connection, numbers: Sequence[int]) -> dict[int, LogRow]:
+    """Return the rows of those partitions that are there, by id. Raises: CorruptDataError."""
+    found = (connection.execute(f"{_ROWS} WHERE id = ? AND dropped = 0", (number,)).fetchone() for number in numbers)
+    return {row[0]: _checked(row) for row in found if row is not None}
 
 
-def _check_end(connection: sqlite3.Connection, partition: ReadPartition, row: LogRow) -> None:
+def _all_rows(connection: sqlite3.Connection) -> Iterator[LogRow]:
+    """Yield the rows of all partitions, also of dropped ones. Raises: CorruptDataError."""
+    yield from map(_checked, connection.execute(f"{_ROWS} ORDER BY id"))
+
+
+def damaged(name: str, why: str = "its checksum is wrong") -> CorruptDataError:
+    """Return the error of a row of the queue's file."""
+    return CorruptDataError(f"{name} in the queue is damaged: {why}", hint=RESTORE_HINT)
+
+
+def _checked(found: tuple[Any, ...]) -> LogRow:
+    row = LogRow(*found[:-1])
+    if not is_sound("partitions", found):
+        raise damaged(f"the row of {row}")
+    if not row.begin <= row.next < 1 << OFFSET_BITS:
+        raise damaged(f"the row of {row}", f"{row.begin} to {row.next} is no range of offsets")
+    return row
+
+
+def _store(connection: sqlite3.Connection, row: LogRow) -> None:
+    """Write what can change of a partition's row, but for `dropped`: that one is in an index."""
+    connection.execute(
+        """UPDATE partitions SET stale_publish_ms = ?, begin = ?, next = ?, time_max = ?, epochs = ?, checksum = ?
+        WHERE id = ?""",
+        (row.stale_publish_ms, row.begin, row.next, row.time_max, row.epochs, checksum("partitions", row), row.id),
+    )
+
+
+def _check_end(connection: sqlite3.Connection, row: LogRow) -> None:
     """Raise CorruptDataError when entries lie behind the end: what is appended would take their offsets."""
-    behind = (row.entry_id(row.next), (row.id + 1) << _OFFSET_BITS)
+    behind = (row.entry_id(row.next), (row.id + 1) << OFFSET_BITS)
     if connection.execute("SELECT 1 FROM entries WHERE id >= ? AND id < ? LIMIT 1", behind).fetchone():
-        text = f"{_name(partition)} ends at offset {row.next}, and has entries after it"
-        raise CorruptDataError(f"the queue is damaged: {text}", hint=COPY_HINT)
+        raise damaged(f"the log of {row}", f"it ends at offset {row.next}, and has entries behind it")
 
 
 def publish(connection: sqlite3.Connection, publication: Publication) -> int:
@@ -115,128 +157,154 @@ def publish(connection: sqlite3.Connection, publication: Publication) -> int:
     Raises: EpochFencedError, NotFoundError, CorruptDataError, all before the first write.
     """
     row = partition_row(connection, publication.partition)
-    _check_end(connection, publication.partition, row)
-    highest = connection.execute(
-        "SELECT epoch FROM epochs WHERE partition_id = ? AND write_partition = ?",
-        (row.id, publication.write_partition),
-    ).fetchone()
-    if highest is not None:
-        whole_number(highest[0], "an epoch")
-    check_epoch(publication, highest[0] if highest else 0)
-    if highest is None or publication.epoch > highest[0]:
+    _check_end(connection, row)
+    identity = row.identity
+    highest = _highest_epoch(connection, row, identity, publication.write_partition)
+    check_epoch(publication, highest or 0)
+    if highest is None or publication.epoch > highest:
+        epoch = (row.id, publication.write_partition, publication.epoch)
         connection.execute(
-            "INSERT OR REPLACE INTO epochs (partition_id, write_partition, epoch) VALUES (?, ?, ?)",
-            (row.id, publication.write_partition, publication.epoch),
+            "INSERT OR REPLACE INTO epochs (partition_id, write_partition, epoch, checksum) VALUES (?, ?, ?, ?)",
+            (*epoch, checksum("epochs", epoch, identity)),
         )
     time_max = max(row.time_max, publication.time_ms)
+    entry = (row.entry_id(row.next), publication.time_ms, time_max, publication.body)
     connection.execute(
-        "INSERT INTO entries (id, time_ms, time_max, body) VALUES (?, ?, ?, ?)",
-        (row.entry_id(row.next), publication.time_ms, time_max, publication.body),
+        "INSERT INTO entries (id, time_ms, time_max, body, checksum) VALUES (?, ?, ?, ?, ?)",
+        (*entry, checksum("entries", entry, identity)),
     )
-    connection.execute("UPDATE partitions SET next = next + 1, time_max = ? WHERE id = ?", (time_max, row.id))
+    epochs = row.epochs + (highest is None)
+    _store(connection, LogRow(*row[:6], row.next + 1, time_max, row.dropped, epochs))
     return row.next
+
+
+def _highest_epoch(connection: sqlite3.Connection, row: LogRow, identity: int, write_partition: int) -> int | None:
+    """Return the highest epoch of a write partition, None when it has none. Raises: CorruptDataError."""
+    found = connection.execute(_EPOCH, (row.id, write_partition)).fetchone()
+    rows = connection.execute(_EPOCHS, (row.id,)).fetchall() if found is None else [found]
+    if not all(is_sound("epochs", each, identity) for each in rows):
+        raise damaged(f"an epoch of {row}")
+    if found is None and len(rows) != row.epochs:
+        raise damaged(f"the log of {row}", f"it has the epochs of {len(rows)} write partitions, and had {row.epochs}")
+    return None if found is None else int(found[2])
 
 
 def read(connection: sqlite3.Connection, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
     """Return entries from `offset` on, see `PointerReader.read`."""
     row = partition_row(connection, partition)
     found: list[Entry] = []
-    size = 0
-    start = row.entry_id(min(max(offset, row.begin), row.next))
-    rows = connection.execute(
-        "SELECT id, time_ms, body FROM entries WHERE id >= ? AND id < ? ORDER BY id", (start, row.entry_id(row.next))
-    )
-    for number, time_ms, value in rows:
-        body = value if isinstance(value, bytes) else str(value).encode("utf-8", "replace")  # no pointer then
-        size += len(body)
-        if found and size > bytes_max:
-            rows.close()  # else the statement would keep its view of the file, and the log from being reset
-            break
-        found.append(Entry(number - row.entry_id(0), whole_number(time_ms, "the time of an entry"), body))
-    return Entries(found, found[-1].offset + 1 if found else max(offset, row.next))
+    next_, size = min(max(offset, row.begin), row.next), 0
+    with closing(_sound_entries(connection, row, next_, row.next)) as entries:
+        for at, time_ms, _, body in entries:
+            lost = range(next_, min(at, next_ + LOST_PER_READ_MAX))
+            found += [Entry(each, time_ms, b"") for each in lost]
+            next_, size = lost.stop, size + len(body)
+            if next_ < at or at == row.next or (found and size > bytes_max):
+                break
+            found.append(Entry(at, time_ms, body))
+            next_ += 1
+    return Entries(found, next_ if found else max(offset, row.next))
+
+
+def _sound_entries(connection: sqlite3.Connection, row: LogRow, first: int, end: int) -> Generator[_SoundEntry]:
+    """Yield the entries from `first` up to `end` whose rows are sound, and then the end, without a body.
+
+    Of very many damaged rows together the end is the last one; its time is one that no entry exceeds. Close it: an
+    open statement would keep its view of the file, and the log from being reset.
+    """
+    identity, zero, unsound = row.identity, row.entry_id(0), 0
+    with closing(connection.execute(_ENTRIES, (zero + first, zero + end))) as rows:
+        for found in rows:
+            if is_sound("entries", found, identity):
+                unsound = 0
+                yield found[0] - zero, found[1], found[2], found[3]
+                continue
+            unsound += 1
+            if unsound == LOST_PER_READ_MAX:
+                end = found[0] - zero
+                break
+    yield end, row.time_max, row.time_max, b""
 
 
 def span(connection: sqlite3.Connection, partition: ReadPartition) -> Span:
     """Return what the partition holds."""
     row = partition_row(connection, partition)
-    _check_end(connection, partition, row)
+    _check_end(connection, row)
     return Span(row.begin, row.next)
 
 
 def seek_time(connection: sqlite3.Connection, partition: ReadPartition, time_ms: int) -> int:
     """Return the least offset at or after a queue time, see `PointerReader.seek_time`.
 
-    Run it in one transaction.
+    An entry that the queue has lost may be of that time: its offset is returned when those before it are earlier. Run
+    it in one transaction.
     """
     row = partition_row(connection, partition)
     low, high = row.begin, row.next
     while low < high:
         middle = (low + high) // 2
-        there = connection.execute(  # or the next one, should somebody have taken it out of the file
-            "SELECT time_max FROM entries WHERE id >= ? AND id < ? ORDER BY id LIMIT 1",
-            (row.entry_id(middle), row.entry_id(high)),
-        ).fetchone()
-        reached = there is None or whole_number(there[0], "the time of an entry") >= time_ms
-        low, high = (low, middle) if reached else (middle + 1, high)
+        with closing(_sound_entries(connection, row, middle, high)) as entries:
+            _, _, time_max, body = next(entries)  # or the next one that is sound
+        low, high = (low, middle) if not body or time_max >= time_ms else (middle + 1, high)
     # The entry that raised the greatest time may have been trimmed: then the first that is left is not it.
-    found = connection.execute(
-        "SELECT id FROM entries WHERE id >= ? AND id < ? AND time_ms >= ? ORDER BY id LIMIT 1",
-        (row.entry_id(low), row.entry_id(row.next), time_ms),
-    ).fetchone()
-    return row.next if found is None else int(found[0]) - row.entry_id(0)
+    with closing(_sound_entries(connection, row, low, row.next)) as entries:
+        for offset, (there, entry_ms, _, body) in enumerate(entries, low):
+            if there > offset or not body or entry_ms >= time_ms:
+                return offset
+    raise AssertionError("the last entry has no body")
 
 
 def ends(connection: sqlite3.Connection, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, int | None]:
-    """Return the next offset of each partition, None for one that is not there."""
+    """Return the next offset of each partition, None for a missing or damaged one: a read says which."""
     found: dict[ReadPartition, int | None] = {}
     for partition in partitions:
-        row = connection.execute(
-            "SELECT next FROM partitions WHERE topic = ? AND topic_id = ? AND partition = ? AND dropped = 0",
-            (partition.topic, partition.topic_id, partition.partition),
-        ).fetchone()
-        found[partition] = row and whole_number(row[0], f"the row of {_name(partition)}")
+        try:
+            found[partition] = partition_row(connection, partition).next
+        except MemqError:
+            found[partition] = None
     return found
 
 
 def create(connection: sqlite3.Connection, partitions: Sequence[ReadPartition], stale_publish_ms: int) -> None:
     """Make partitions; one that is there keeps its entries and gets the new `stale_publish_ms`."""
-    connection.executemany(
-        """INSERT INTO partitions (topic, topic_id, partition, stale_publish_ms) VALUES (?, ?, ?, ?)
-        ON CONFLICT (topic, topic_id, partition) WHERE dropped = 0
-        DO UPDATE SET stale_publish_ms = excluded.stale_publish_ms""",
-        [(each.topic, each.topic_id, each.partition, stale_publish_ms) for each in partitions],
-    )
+    for each in partitions:
+        row = find_row(connection, each)
+        if row is None:
+            made = connection.execute(
+                """INSERT INTO partitions (topic, topic_id, partition, stale_publish_ms, checksum)
+                VALUES (?, ?, ?, ?, ?)""",
+                (each.topic, each.topic_id, each.partition, stale_publish_ms, NEVER),
+            )
+            row = LogRow(made.lastrowid or 0, each.topic, each.topic_id, each.partition, stale_publish_ms)
+        _store(connection, row._replace(stale_publish_ms=stale_publish_ms))
 
 
 def trim(connection: sqlite3.Connection, partition: ReadPartition, before: int) -> bool:
     """Put what lies below `before` out of sight and delete some of it; return whether there may be more."""
     row = partition_row(connection, partition)
     begin = min(max(before, row.begin), row.next)
-    connection.execute("UPDATE partitions SET begin = ? WHERE id = ?", (begin, row.id))
+    _store(connection, row._replace(begin=begin))
     return _delete_entries(connection, row.entry_id(0), row.entry_id(begin))
 
 
 def hide(connection: sqlite3.Connection, partitions: Sequence[ReadPartition]) -> None:
-    """Put partitions out of sight, with the groups' positions in them; `delete_hidden` deletes them."""
+    """Put partitions out of sight; `delete_hidden` deletes them."""
     for partition in partitions:
-        found = connection.execute(
-            "SELECT id FROM partitions WHERE topic = ? AND topic_id = ? AND partition = ? AND dropped = 0",
-            (partition.topic, partition.topic_id, partition.partition),
-        ).fetchone()
-        if found:
-            connection.execute("UPDATE partitions SET dropped = 1 WHERE id = ?", found)
-            connection.execute("DELETE FROM positions WHERE partition_id = ?", found)
+        row = find_row(connection, partition)
+        if row is not None:
+            connection.execute("UPDATE partitions SET dropped = 1 WHERE id = ?", (row.id,))
+            _store(connection, row._replace(dropped=1))
 
 
 def delete_hidden(connection: sqlite3.Connection) -> bool:
     """Delete some of what `hide` hid; return whether there may be more."""
-    hidden = connection.execute("SELECT id FROM partitions WHERE dropped = 1 ORDER BY id LIMIT 1").fetchone()
+    hidden = connection.execute(f"{_ROWS} WHERE dropped = 1 ORDER BY id LIMIT 1").fetchone()
     if hidden is None:
         return False
-    (number,) = hidden
-    if not _delete_entries(connection, number << _OFFSET_BITS, (number + 1) << _OFFSET_BITS):
-        connection.execute("DELETE FROM epochs WHERE partition_id = ?", hidden)
-        connection.execute("DELETE FROM partitions WHERE id = ?", hidden)
+    row = _checked(hidden)
+    if not _delete_entries(connection, row.entry_id(0), (row.id + 1) << OFFSET_BITS):
+        connection.execute("DELETE FROM epochs WHERE partition_id = ?", (row.id,))
+        connection.execute("DELETE FROM partitions WHERE id = ?", (row.id,))
     return True
 
 

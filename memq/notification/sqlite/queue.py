@@ -16,6 +16,7 @@ from memq.notification.refusals import check_publication
 from memq.notification.sqlite import groups, log
 from memq.notification.sqlite.file import SqliteFile
 from memq.notification.sqlite.group_commit import Writer
+from memq.notification.sqlite.schema import APPLICATION_ID, SCHEMA, UPGRADES
 from memq.notification.waiters import Waiters, until_reached
 from memq.runtime.clock import Clock
 from memq.runtime.logs import EventLog
@@ -49,7 +50,7 @@ class SqliteQueue:
         events = EventLog(clock)
         self._clock = clock
         self._poll_interval_s = poll_interval_ms / 1_000
-        self._file = SqliteFile(path, "queue file", log.APPLICATION_ID, 1, log.SCHEMA, QueueError, busy_timeout_ms)
+        self._file = SqliteFile(path, "queue file", APPLICATION_ID, SCHEMA, QueueError, busy_timeout_ms, UPGRADES)
         self._writer = Writer(self._file, events)
         self._pool = ThreadPool("queue", readers_max)
         self._readers: deque[sqlite3.Connection] = deque()
@@ -211,7 +212,7 @@ class SqliteQueue:
 
     async def check(self) -> None:
         """See `NotificationQueue.check`. Takes the lock of writers once."""
-        await self._write(groups.names)
+        await self._write(lambda file: file.execute("SELECT 1 FROM partitions LIMIT 1").fetchone())
 
     async def close(self) -> None:
         """See `NotificationQueue.close`; closing twice is fine."""

@@ -69,7 +69,7 @@ class SqliteDatabase:
     """A SQLite file, made when it is not there. See `Database`."""
 
     def __init__(self, path: Path) -> None:
-        self._file = SqliteFile(path, "audit state", APPLICATION_ID, LAYOUT, schema(_INTEGER, _BYTES), AuditStateError)
+        self._file = SqliteFile(path, "audit state", APPLICATION_ID, schema(_INTEGER, _BYTES), AuditStateError)
         self._pool = ThreadPool("audit", 1)
         self._connection: sqlite3.Connection | None = None
 

@@ -1,0 +1,184 @@
+"""Files of layout 1, without checksums: they are opened as they are, and each row that was sound gets a checksum."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from memq.errors import CorruptDataError, EpochFencedError, QueueError
+from memq.notification import Publication, Span
+from memq.notification.sqlite.file import SqliteFile
+from memq.notification.sqlite.queue import SqliteQueue
+from memq.notification.sqlite.schema import APPLICATION_ID, SCHEMA, UPGRADES
+from tests.contract.manual_clock import ManualClock
+from tests.contract.queues import STALE_MS, committed, part
+
+# As version 0.1.0.dev of 24 November 2026 made it, with what it had written after a trim of partition 1, a drop of
+# partition 2, and a commit of a group that has a member.
+LAYOUT_1 = """
+PRAGMA journal_mode = WAL;
+CREATE TABLE partitions (id INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT NOT NULL, topic_id TEXT NOT NULL,
+    partition INTEGER NOT NULL, stale_publish_ms INTEGER NOT NULL, begin INTEGER NOT NULL DEFAULT 0,
+    next INTEGER NOT NULL DEFAULT 0, time_max INTEGER NOT NULL DEFAULT 0, dropped INTEGER NOT NULL DEFAULT 0);
+CREATE UNIQUE INDEX partitions_there ON partitions (topic, topic_id, partition) WHERE dropped = 0;
+CREATE TABLE entries (id INTEGER PRIMARY KEY, time_ms INTEGER NOT NULL, time_max INTEGER NOT NULL, body BLOB NOT NULL);
+CREATE TABLE epochs (partition_id INTEGER NOT NULL, write_partition INTEGER NOT NULL, epoch INTEGER NOT NULL,
+    PRIMARY KEY (partition_id, write_partition)) WITHOUT ROWID;
+CREATE TABLE groups (name TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE heard (group_name TEXT NOT NULL, member TEXT NOT NULL, heard_ms INTEGER NOT NULL,
+    PRIMARY KEY (group_name, member)) WITHOUT ROWID;
+CREATE TABLE positions (group_name TEXT NOT NULL, partition_id INTEGER NOT NULL, pointer_offset INTEGER NOT NULL,
+    record_index INTEGER NOT NULL, records INTEGER NOT NULL, bytes INTEGER NOT NULL,
+    PRIMARY KEY (group_name, partition_id)) WITHOUT ROWID;
+INSERT INTO partitions VALUES (1, 'clicks', '{id}', 0, 30000, 0, 4, 40, 0),
+    (2, 'clicks', '{id}', 1, 30000, 2, 3, 20, 0);
+UPDATE sqlite_sequence SET seq = 3;
+INSERT INTO entries VALUES (1 << 40, 10, 10, x'61'), ((1 << 40) + 1, 40, 40, x'62'), ((1 << 40) + 2, 30, 40, x'63'),
+    ((1 << 40) + 3, 40, 40, x'64'), ((2 << 40) + 1, 5, 5, x'78'), ((2 << 40) + 2, 20, 20, x'65');
+INSERT INTO epochs VALUES (1, 0, 7), (1, 2, 3), (2, 1, 9);
+INSERT INTO groups VALUES ('billing', CAST('{group}' AS BLOB)), ('empty', x'7b7d');
+INSERT INTO heard VALUES ('billing', 'm', 2000000);
+INSERT INTO positions VALUES ('billing', 1, 2, 5, 70, 900), ('billing', 2, 3, 0, 0, 0);
+PRAGMA application_id = 1836142897;
+PRAGMA user_version = 1;
+"""
+LOG = {"topic": "clicks", "topic_id": part().topic_id, "partition": 0}
+MEMBER = {"session_timeout_ms": 10_000, "heard_ms": 1_000_000, "joined": 2, "wanted": [LOG]}
+MEMBER["holds"] = [{"partition": LOG, "since": 2, "revoking": 0}]
+GROUP = json.dumps({"generation": 3, "members": {"m": MEMBER}})
+POSITIONS = {part(0): committed(2, index=5, records=70, size=900), part(1): committed(3, partition=1)}
+
+
+def old_file(folder: Path, *harms: str) -> Path:
+    path = folder / "queue.sqlite"
+    with closing(sqlite3.connect(path)) as file:
+        file.executescript(LAYOUT_1.format(id=part().topic_id, group=GROUP))
+        for harm in harms:
+            file.execute(harm)
+        file.commit()
+    return path
+
+
+def upgraded(path: Path, test: Callable[[SqliteQueue, ManualClock], Awaitable[None]]) -> None:
+    async def run() -> None:
+        clock = ManualClock()
+        queue = SqliteQueue(path, clock)
+        try:
+            await test(queue, clock)
+        finally:
+            await queue.close()
+
+    asyncio.run(run())
+
+
+async def shown(queue: SqliteQueue, number: int = 0) -> list[tuple[int, int, bytes]]:
+    return [(each.offset, each.time_ms, each.body) for each in await queue.read(part(number), 0, 1 << 20)]
+
+
+def test_a_file_of_layout_1_holds_the_same_after_it_was_opened(tmp_path: Path) -> None:
+    path = old_file(tmp_path)
+
+    async def test(queue: SqliteQueue, clock: ManualClock) -> None:
+        clock.advance(1_005_000)
+        assert await queue.partitions() == [part(0), part(1)]
+        assert (await queue.span(part(0)), await queue.span(part(1))) == (Span(0, 4), Span(2, 3))
+        assert await shown(queue) == [(0, 10, b"a"), (1, 40, b"b"), (2, 30, b"c"), (3, 40, b"d")]
+        assert await shown(queue, 1) == [(2, 20, b"e")]
+        assert [await queue.seek_time(part(), time_ms) for time_ms in (10, 11, 40, 41)] == [0, 1, 1, 4]
+        state = await queue.describe("billing")
+        assert (state.generation, state.members, state.committed) == (3, {"m": (part(0),)}, POSITIONS)
+        assert await queue.groups() == ["billing", "empty"]
+
+    for _ in range(2):  # upgraded, and as it was left
+        upgraded(path, test)
+    with closing(sqlite3.connect(path)) as file:
+        assert file.execute("PRAGMA user_version").fetchone() == (2,)
+        tables = "SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 'old%'"
+        assert file.execute(tables).fetchall() == []
+
+
+def test_an_upgraded_file_is_written_on(tmp_path: Path) -> None:
+    path = old_file(tmp_path)
+
+    async def test(queue: SqliteQueue, clock: ManualClock) -> None:
+        clock.advance(1_005_000)
+        with pytest.raises(EpochFencedError):
+            await queue.publish(Publication(part(), 0, 6, 50, b"late"))
+        for write in (0, 1, 2):
+            assert await queue.publish(Publication(part(), write, 7, 50, b"new")) == 4 + write
+        await queue.commit("billing", "m", 3, {part(0): committed(4)})
+        assert await queue.committed("billing", [part(0), part(1)]) == {**POSITIONS, part(0): committed(4)}
+        await queue.create([part(0), part(3)], STALE_MS)
+        await queue.drop([part(0)])
+        assert await queue.committed("billing", [part(0), part(1)]) == {part(1): POSITIONS[part(1)]}
+        assert await queue.partitions() == [part(1), part(3)]
+
+    upgraded(path, test)
+    with closing(sqlite3.connect(path)) as file:
+        assert file.execute("SELECT id FROM partitions").fetchall() == [(2,), (4,)], "id 3 was used before"
+
+
+def test_rows_that_were_damaged_before_the_upgrade_are_damaged_after_it(tmp_path: Path) -> None:
+    path = old_file(
+        tmp_path,
+        "UPDATE entries SET body = 'text' WHERE id = (1 << 40) + 1",
+        "UPDATE entries SET time_ms = -1 WHERE id = (1 << 40) + 2",
+        "DELETE FROM entries WHERE id = (1 << 40) + 3",
+        "UPDATE partitions SET begin = 1.5 WHERE id = 2",
+        "UPDATE positions SET records = 'x' WHERE partition_id = 1",
+    )
+
+    async def test(queue: SqliteQueue, clock: ManualClock) -> None:
+        assert await shown(queue) == [(0, 10, b"a"), (1, 40, b""), (2, 40, b""), (3, 40, b"")]
+        for call in (queue.span(part(1)), queue.committed("billing", [part(0)]), queue.partitions()):
+            with pytest.raises(CorruptDataError, match="damaged"):
+                await call
+
+    upgraded(path, test)
+
+
+def test_an_upgrade_that_fails_changes_nothing(tmp_path: Path) -> None:
+    path = old_file(tmp_path, "UPDATE groups SET name = CAST(x'ff' AS TEXT) WHERE name = 'empty'")
+    with closing(sqlite3.connect(path)) as file:
+        before = dump(file)
+        with pytest.raises(CorruptDataError, match="a row of table 'groups' can't be read"):
+            SqliteQueue(path, ManualClock())
+        assert dump(file) == before
+        assert file.execute("PRAGMA user_version").fetchone() == (1,)
+
+
+def dump(file: sqlite3.Connection) -> list[object]:
+    file.text_factory = bytes
+    tables = [name.decode() for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    return [(table, file.execute(f"SELECT * FROM {table}").fetchall()) for table in sorted(tables)]
+
+
+def test_several_openers_upgrade_once(tmp_path: Path) -> None:
+    path = old_file(tmp_path)
+    upgrades: list[int] = []
+
+    def counted(connection: sqlite3.Connection) -> None:
+        upgrades.append(1)
+        UPGRADES[0](connection)
+
+    file = SqliteFile(path, "queue file", APPLICATION_ID, SCHEMA, QueueError, upgrades=(counted,))
+    with ThreadPoolExecutor(4) as pool:
+        for connection in pool.map(lambda _: file.connect(), range(4)):
+            connection.close()
+    assert len(upgrades) == 1
+
+
+def test_an_earlier_version_that_has_the_file_open_can_write_no_row_without_a_checksum(tmp_path: Path) -> None:
+    path = old_file(tmp_path)
+    with closing(sqlite3.connect(path)) as earlier:
+        earlier.execute("SELECT * FROM entries").fetchall()
+        upgraded(path, lambda queue, clock: queue.check())
+        with pytest.raises(sqlite3.IntegrityError, match="checksum"):
+            earlier.execute("INSERT INTO entries (id, time_ms, time_max, body) VALUES (?, 9, 9, x'66')", (9,))
