@@ -7,35 +7,21 @@ fsync before it counts. The membership is that one broker, in memory.
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
-from memq.errors import CorruptDataError, MemqError, UnreachableError
-from memq.governor import Assignment
+from memq.errors import MemqError, UnreachableError
 from memq.governor.local import LocalCoordinator
-from memq.governor.registry import Registry, RegistryChange, check_topic, encode_topic
+from memq.governor.registry import Registry, RegistryChange
+from memq.governor.topics_file import load_registry, store_changes, topics_file
 from memq.governor.watchers import Watchers
-from memq.notification.sqlite.file import SqliteFile
 from memq.runtime.clock import Clock
 from memq.runtime.logs import EventLog
 from memq.runtime.threads import ThreadPool
-from memq.topic import Topic
 
-# Not of the schema: earlier versions open a file that has it, and this one makes it where an earlier one did not.
-_MARK = "CREATE TABLE IF NOT EXISTS store_mark (id INTEGER PRIMARY KEY CHECK (id = 0), mark TEXT NOT NULL)"
 TOGETHER_MAX = 256  # changes that are stored at once
-_APPLICATION_ID = 0x6D71_5431  # "mqT1"
-_SCHEMA = (
-    "CREATE TABLE topics (id TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE used_ids (id TEXT PRIMARY KEY) WITHOUT ROWID",
-    """CREATE TABLE assignments (topic_id TEXT NOT NULL REFERENCES topics (id), partition INTEGER NOT NULL,
-    body BLOB NOT NULL, PRIMARY KEY (topic_id, partition)) WITHOUT ROWID""",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +39,10 @@ class StandaloneCoordinator(LocalCoordinator):
     """
 
     def __init__(self, path: Path, cluster: str, clock: Clock) -> None:
-        self._file = SqliteFile(path, "topics file", _APPLICATION_ID, _SCHEMA, UnreachableError, 1_000)
+        self._file = topics_file(path)
         self._connection = self._file.connect()
         try:
-            registry = _load(self._connection, self._file)
+            registry = load_registry(self._connection, self._file)
         except BaseException:
             self._connection.close()
             raise
@@ -98,7 +84,7 @@ class StandaloneCoordinator(LocalCoordinator):
         changes = [change for _, change in together]
         self._in_doubt = True
         try:
-            await self._pool.run(_store, self._connection, self._file, changes)
+            await self._pool.run(store_changes, self._connection, self._file, changes)
         except MemqError as error:
             _refuse(together, error)
             return
@@ -141,7 +127,7 @@ class StandaloneCoordinator(LocalCoordinator):
             return None
 
     async def _reload(self) -> None:
-        loaded = await self._pool.run(_load, self._connection, self._file)
+        loaded = await self._pool.run(load_registry, self._connection, self._file)
         for broker in self._registry.brokers():
             loaded.enter(broker)
         self._registry = loaded  # the term begins again with it: this process is the only one that governs
@@ -162,60 +148,3 @@ def _hear(done: asyncio.Future[RegistryChange]) -> None:
     """Take the error of a request whose caller went away, before asyncio complains that nobody did."""
     if not done.cancelled():
         done.exception()
-
-
-def _store(connection: sqlite3.Connection, file: SqliteFile, changes: Sequence[RegistryChange]) -> None:
-    """Commit changes, all or nothing."""
-    try:
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            for change in changes:
-                _write(connection, change)
-            connection.execute("COMMIT")
-        except sqlite3.Error:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
-    except sqlite3.Error as error:
-        raise file.error(error) from error
-
-
-def _write(connection: sqlite3.Connection, change: RegistryChange) -> None:
-    for topic in change.removed:
-        connection.execute("DELETE FROM assignments WHERE topic_id = ?", (topic.id,))
-        connection.execute("DELETE FROM topics WHERE id = ?", (topic.id,))
-    for topic in change.stored:
-        before = connection.execute("SELECT body FROM topics WHERE id = ?", (topic.id,)).fetchone()
-        connection.execute(
-            "INSERT INTO topics (id, body) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET body = excluded.body",
-            (topic.id, encode_topic(topic, before[0] if before else None)),
-        )
-        connection.execute("INSERT OR IGNORE INTO used_ids (id) VALUES (?)", (topic.id,))
-    if change.mark:
-        connection.execute(_MARK)
-        connection.execute("INSERT OR REPLACE INTO store_mark (id, mark) VALUES (0, ?)", (change.mark,))
-    connection.executemany(
-        """INSERT INTO assignments (topic_id, partition, body) VALUES (?, ?, ?)
-        ON CONFLICT (topic_id, partition) DO UPDATE SET body = excluded.body""",
-        [(entry.topic_id, entry.partition, msgspec.json.encode(entry)) for entry in change.assignments],
-    )
-
-
-def _load(connection: sqlite3.Connection, file: SqliteFile) -> Registry:
-    try:
-        topics = [body for (body,) in connection.execute("SELECT body FROM topics")]
-        assignments = [body for (body,) in connection.execute("SELECT body FROM assignments")]
-        used_ids = [used for (used,) in connection.execute("SELECT id FROM used_ids ORDER BY id")]
-        there = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'store_mark'").fetchone()[0]
-        marks = [mark for (mark,) in connection.execute("SELECT mark FROM store_mark")] if there else []
-    except sqlite3.Error as error:
-        raise file.error(error) from error
-    try:
-        return Registry(
-            [check_topic(msgspec.json.decode(body, type=Topic)) for body in topics],
-            [msgspec.json.decode(body, type=Assignment) for body in assignments],
-            used_ids,
-            "".join(marks),
-        )
-    except (msgspec.MsgspecError, MemqError) as error:
-        raise CorruptDataError(f"{file.what} '{file.path}' holds a damaged topic or assignment: {error}") from error

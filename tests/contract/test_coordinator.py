@@ -26,6 +26,7 @@ from memq.errors import (
 from memq.governor import Assignment, Coordinator, Load, MarkedCoordinator
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.governor.standalone import StandaloneCoordinator
+from memq.notification.sqlite.rows import checksum
 from memq.runtime.clock import SystemClock
 from memq.topic import TopicSettings, equal_slots
 from tests.contract.coordinators import broker, over_coordinators, topic
@@ -529,8 +530,8 @@ def test_a_change_that_was_not_stored_has_not_happened(tmp_path: Path) -> None:
         with pytest.raises(UnreachableError, match="locked"):
             await coordinator.create_topic(topic("t2", 2))
         assert [each.name for each in await coordinator.topics()] == ["t1"]
-        holder.execute("DELETE FROM assignments")
-        holder.execute("DELETE FROM topics")
+        for table in ("assignments", "topics", "used_ids"):
+            holder.execute(f"DELETE FROM {table}")
         holder.execute("COMMIT")
         holder.close()
         await coordinator.create_topic(topic("t3", 3))
@@ -568,10 +569,11 @@ def test_a_damaged_or_newer_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "topics.sqlite").unlink()
     asyncio.run(open_standalone(tmp_path).close())
     file = sqlite3.connect(tmp_path / "topics.sqlite", isolation_level=None)
-    file.execute("INSERT INTO topics VALUES ('x', '{\"name\": \"..\"}')")
-    with pytest.raises(CorruptDataError, match="damaged topic"):
+    row = ("x", '{"name": ".."}')
+    file.execute("INSERT INTO topics VALUES (?, ?, ?)", (*row, checksum("topics", row)))
+    with pytest.raises(CorruptDataError, match="a topic or assignment in topics file"):
         open_standalone(tmp_path)
-    file.execute("PRAGMA user_version = 2")
+    file.execute("PRAGMA user_version = 3")
     file.close()
-    with pytest.raises(UnsupportedFormatError, match="layout 2"):
+    with pytest.raises(UnsupportedFormatError, match="layout 3"):
         open_standalone(tmp_path)

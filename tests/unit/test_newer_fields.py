@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from memq.errors import UnknownSettingError
 from memq.governor.registry import encode_topic
 from memq.governor.standalone import StandaloneCoordinator
+from memq.notification.sqlite.rows import checksum
 from memq.protocol.messages import Metadata, TopicMetadata, decode_message, encode_message
 from memq.runtime.clock import SystemClock
 from memq.topic import Topic, TopicSettings, equal_slots, parse_settings
@@ -73,7 +74,8 @@ def test_a_file_that_a_newer_broker_has_written_is_changed_by_an_older_one(tmp_p
 
     stored = asyncio.run(alter(None))
     with sqlite3.connect(file) as connection:
-        connection.execute("UPDATE topics SET body = ?", (of_tomorrow(stored),))
+        row = (stored.id, of_tomorrow(stored))
+        connection.execute("UPDATE topics SET body = ?, checksum = ?", (row[1], checksum("topics", row)))
     connection.close()
     assert asyncio.run(alter(stored)).settings.retention_ms == 0
     with sqlite3.connect(file) as connection:
