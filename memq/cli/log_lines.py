@@ -1,4 +1,4 @@
-"""How the log looks on stderr: of a broker, lines for people or one JSON object per line; of a client, its waits."""
+"""Log lines on stderr: a broker's for people or as one JSON object per line; a client's waits."""
 
 from __future__ import annotations
 

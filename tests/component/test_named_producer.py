@@ -140,8 +140,8 @@ def test_an_instance_waits_for_blocks_of_the_one_before_it_that_are_still_in_the
             store.gate.set()
             assert (await begins).last_sequence == 1, "the one that was in the ring"
             await admits
+            await old.send("clicks", b"1")
             with pytest.raises(ProducerFencedError):
-                await old.send("clicks", b"1")
                 await old.close()
 
     run(work())

@@ -414,7 +414,7 @@ def test_the_full_file_answers_what_was_put_in(tmp_path: Path) -> None:
     entries = [[Entry(each, 1_000 + 10 * each, body_of(each)) for each in range(begin, ENTRIES)] for begin in (0, 2)]
     new = Entry(ENTRIES, 2_000, b"new")
     positions = {part(0): committed(2), part(1): committed(3, partition=1, records=7)}
-    members = {"m": (part(0), part(1))}
+    members: dict[str, tuple[ReadPartition, ...]] = {"m": (part(0), part(1))}
     with closing(full_file(tmp_path)) as file:
         sound = {name: answer(call, file) for name, call in CALLS.items()}
     assert [sound["span 0"], sound["span 1"]] == [Span(0, ENTRIES), Span(2, ENTRIES)]
