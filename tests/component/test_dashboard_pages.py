@@ -336,7 +336,7 @@ def test_a_token_is_asked_for_and_tls_is_spoken(cluster: Cluster, tmp_path: Path
 
 def test_a_browser_that_reads_nothing_does_not_keep_its_connection_at_the_stop(cluster: Cluster) -> None:
     with socket.socket() as browser, served(cluster.address) as pages:
-        pages.call(lambda: pages.dashboard.feed.board.put("topic", "unread", {"text": "." * UNREAD_BYTES}))
+        pages.call(lambda: pages.dashboard.feed.board.put("unread", "", {"text": "." * UNREAD_BYTES}))
         host, port = pages.url.removeprefix("http://").rstrip("/").split(":")
         browser.settimeout(60)
         browser.connect((host, int(port)))
