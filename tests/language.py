@@ -45,7 +45,7 @@ LONG_SENTENCES = (
 SENTENCE_END = re.compile(r"(?<=[.!?])[)*]* (?=[^a-z\s])")
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 BLOCK_START = re.compile(r"[-*] |\d+\. |#|\|")
-HELPS = ("help", "epilog", "short_help", "doc")
+HELPS = ("help", "epilog", "short_help", "doc", "hint")
 UNCHECKED = re.compile(r'`[^`]*`|"[^"]*"')
 
 Line = tuple[str, int, str]  # file, number, text
@@ -122,21 +122,29 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, list[str], bool, bool]]:
 
 
 def helps(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield the help texts of options, commands and settings."""
+    """Yield the help texts of options, commands and settings, and the messages and hints of errors."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.keyword) and node.arg in HELPS and isinstance(node.value, ast.Constant):
-            yield node.value.lineno, str(node.value.value)
+        if isinstance(node, ast.keyword) and node.arg in HELPS:
+            yield node.value.lineno, literal(node.value)
+        elif isinstance(node, ast.Call) and node.args and ast.unparse(node.func).endswith("Error"):
+            yield node.lineno, literal(node.args[0])
+
+
+def literal(node: ast.expr) -> str:
+    """Return the text of a string in source; its values are `…`."""
+    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+    return "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts)
 
 
 def code_faults() -> Iterator[str]:
-    """Yield the faults of docstrings and help texts of memq."""
+    """Yield the faults of docstrings, help texts and error messages of memq."""
     paths = sorted(ROOT.glob("memq/**/*.py"))
     texts = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
     trees = {name: ast.parse(text) for name, text in texts.items()}
     public_files = public_modules(trees)
     for name, tree in trees.items():
-        for number, text in helps(tree) if re.search("(help|epilog|doc)=", texts[name]) else ():
-            yield from (f"{name}:{number}: help text has {fault}" for fault in faults(text))
+        for number, text in helps(tree):
+            yield from (f"{name}:{number}: text has {fault}" for fault in faults(text))
         for number, lines, public, command in docstrings(tree):
             if len(lines[0]) > FIRST_LINE_MAX:
                 yield f"{name}:{number}: first line of {len(lines[0])} characters: at most {FIRST_LINE_MAX}"

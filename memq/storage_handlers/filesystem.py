@@ -29,7 +29,7 @@ _REFUSALS: dict[int, tuple[type[MemqError], str]] = {
     errno.EDQUOT: (StoreError, "the disk quota is used up: make room; the request is tried again"),
     errno.EFBIG: (StoreError, "a limit on the size of files is in the way (ulimit -f)"),
     errno.EMFILE: (StoreError, "too many open files: raise the limit (ulimit -n)"),
-    errno.EIO: (StoreError, "the disk fails: look at the system's log"),
+    errno.EIO: (StoreError, "the disk fails: check the system's log"),
     errno.EACCES: (DeniedError, "give memq the right to write the data folder and all in it"),
     errno.EPERM: (DeniedError, "give memq the right to write there, on a file system that has hard links"),
     errno.EROFS: (DeniedError, "the file system is read-only: mount it writable, or choose another folder"),
@@ -108,7 +108,7 @@ class FilesystemHandler:
             await self.put(key, [_PROBE], crc32c(_PROBE))
             if await self.get(key) != _PROBE:
                 raise StoreError(
-                    f"object '{key}' was read back with other bytes", hint="the disk fails: look at the system's log"
+                    f"object '{key}' was read back with other bytes", hint="the disk fails: check the system's log"
                 )
         finally:
             await self.delete(key)

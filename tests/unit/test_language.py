@@ -74,6 +74,11 @@ def test_help_texts_are_found() -> None:
     assert sorted(language.helps(tree)) == [(1, "Goes on."), (2, "size")]
 
 
+def test_messages_and_hints_of_errors_are_found() -> None:
+    tree = ast.parse('raise NotFoundError(f"{name} goes on", hint="look at it")\nprint("goes on")')
+    assert sorted(language.helps(tree)) == [(1, "look at it"), (1, "… goes on")]
+
+
 def test_a_fault_fails_the_lint(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(language, "pages", lambda: iter([("docs/x.md", 3, "it begins anew")]))
     monkeypatch.setattr(language, "code_faults", lambda: iter(()))

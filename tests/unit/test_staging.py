@@ -271,7 +271,7 @@ def test_pieces_wait_for_those_of_a_requester_that_is_gone() -> None:
         (2, {}, 2, 4),  # the first of two is there
         (1, {}, 1, 4),
         (3, {}, None, 3),
-        (0, {}, None, "of which 0 are there"),
+        (0, {}, None, "only 0 are published"),
         (0, {"remember": False}, 1, 3),
     ],
 )

@@ -77,7 +77,9 @@ async def publish_staged(processor: TopicProcessor, ask: PublishStaged) -> int:
         if held >= ask.first + len(ask.pieces):
             return held
         if held < ask.first:
-            raise InvalidRequestError(f"pieces from {ask.first} on, of which {held} are there", hint="go on from there")
+            raise InvalidRequestError(
+                f"pieces from {ask.first} on, but only {held} are published", hint="continue after these"
+            )
         published = _Published()
         for batch in await _read(processor, ask, held, published.settle):
             await processor.appender.append_staged(own, batch)

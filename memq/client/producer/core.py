@@ -188,7 +188,7 @@ class ProducerCore:
             records = sum(left.values())
             raise TimedOutError(
                 f"{records} record{'s are' if records != 1 else ' is'} still pending after {timeout_s:g} s",
-                hint="they stay on their way; flush again, or look at the broker",
+                hint="they remain in flight; flush again, or check the broker",
             ) from error
 
     async def close(self, timeout_s: float | None = None) -> None:

@@ -84,7 +84,7 @@ class Promise:
     def _seen(self) -> Ack | MemqError:
         self.observed = True
         if self._outcome is None:
-            raise NotReadyError("the block is not acked yet", hint="wait for it, or look at done() first")
+            raise NotReadyError("the block is not acked yet", hint="wait for it, or check done() first")
         return self._outcome
 
 

@@ -22,7 +22,7 @@ def expired_error(partition: ReadPartition, position: Position, first: int, reco
     lost = f": {records} records are gone" if records else ""
     error = PositionExpiredError(
         f"position {position} of topic '{partition.topic}' is before {valid}, the first one that retention left{lost}",
-        hint=f"go on at {valid}, at 'beginning', or read with on_expired='skip'",
+        hint=f"continue at {valid}, at 'beginning', or read with on_expired='skip'",
     )
     error.topic, error.first = partition.topic, str(valid)
     return error

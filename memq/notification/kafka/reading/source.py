@@ -221,7 +221,7 @@ class KafkaSource:
         assert self._consumer is not None, "it joins first"
         if self._lost:
             raise GenerationFencedError(
-                "another import of these topics into the same topic took over", hint="let that one go on"
+                "another import of these topics into the same topic took over", hint="let the other import continue"
             )
         return self._consumer
 
