@@ -442,8 +442,8 @@ def test_a_misspelt_key_of_a_section_is_refused_though_the_store_is_a_folder(tmp
 @pytest.mark.parametrize(
     ("url", "text", "hint"),
     [
-        ("flie:/data", "setting store = 'flie:/data' names no kind of store", "file"),
-        ("/data", "names no kind of store", "write it as file:… or s3:…"),
+        ("flie:/data", "setting store = 'flie:/data' is no known kind of store", "file"),
+        ("/data", "is no known kind of store", "write it as file:… or s3:…"),
         ("file://host/data", "setting store = 'file://host/data' names no path", "write file:PATH or file:///PATH"),
         ("file:", "names no path", "write file:PATH"),
         ("file:/data?x=1", "names no path", "write file:PATH"),

@@ -471,7 +471,7 @@ def test_mistakes_get_their_own_errors(cluster: Cluster) -> None:
         memq.Consumer(cluster.address, "no/where")
     with pytest.raises(InvalidRequestError, match="time zone"):
         memq.Consumer(cluster.address, "clicks", start=datetime(2026, 1, 1))  # noqa: DTZ001
-    with pytest.raises(InvalidRequestError, match="not a place"):
+    with pytest.raises(InvalidRequestError, match="not a position"):
         memq.Consumer(cluster.address, "clicks", start="middle")
     with pytest.raises(InvalidRequestError, match="on_damaged"):
         memq.Consumer(cluster.address, "clicks", on_damaged="ignore")  # type: ignore[arg-type]

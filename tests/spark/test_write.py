@@ -162,7 +162,7 @@ def test_a_stream_whose_driver_forgot_its_last_commits_writes_them_once(
     ("given", "streams", "wrong"),
     [
         ({"topics": "a"}, False, "unknown option 'topics'"),
-        ({"secretKey": "x"}, False, "option 'secretkey' is not taken"),
+        ({"secretKey": "x"}, False, "option 'secretkey' is refused"),
         ({"mode": "once"}, False, "option 'mode' = 'once'"),
         ({"writer": "w"}, False, "require each other"),
         ({"writer": "w", "batchId": "-1"}, False, "option 'batchId' = '-1'"),
