@@ -10,7 +10,9 @@ import pytest
 
 from memq.broker import process
 from memq.broker.broker import Broker
+from memq.broker.partitions import Partitions
 from memq.broker.process import run_broker
+from memq.broker.services import Services
 from memq.client.producer.aio_producer import AsyncProducer
 from memq.errors import DeniedError, QueueError, UnreachableError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
@@ -19,6 +21,8 @@ from memq.runtime.network import Runtime, parse_address
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
 from tests.brokers import run
+from tests.lines import line_runtime
+from tests.skipping_loop import run_skipping, skip
 
 
 class Pressed:
@@ -47,9 +51,9 @@ class Life:
         self.signals = Pressed()
         return self.signals
 
-    def begin(self, **settings: Any) -> asyncio.Task[int]:
+    def begin(self, runtime: Runtime | None = None, **settings: Any) -> asyncio.Task[int]:
         """Start to serve; `ready` is set when clients can come."""
-        runtime = Runtime()
+        runtime = runtime or Runtime()
         given = {"port": 0, "http_port": -1, "memory_bytes_max": 32 << 20, "audit": False} | settings
         found = BrokerSettings(**given)
         coordinator = MemoryCoordinator(MemoryCluster())
@@ -201,3 +205,51 @@ def test_the_http_port_is_there_before_clients_and_names_its_setting_when_it_is_
 
     with caplog.at_level(logging.INFO):
         run(work())
+
+
+def test_signals_are_given_back_before_the_close_which_may_hang(life: Life) -> None:
+    async def work() -> None:
+        ends = life.begin()
+        await life.ready.wait()
+        signals, close = life.signals, life.broker.close
+        assert signals is not None
+
+        async def noted() -> None:
+            life.log.append("signals closed" if signals.closed else "signals held")
+            await close()
+
+        life.broker.close = noted  # type: ignore[method-assign]  # it is watched
+        signals.first.set()
+        assert await ends == 0
+        assert life.log[-1] == "signals closed"
+
+    run(work())
+
+
+@pytest.mark.parametrize(("governs", "deletes"), [(True, True), (True, False), (False, True)])
+def test_retention_runs_at_its_interval_and_the_sweep_where_the_broker_governs_and_deletes(
+    life: Life, governs: bool, deletes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[tuple[int, bool]] = []
+
+    async def noted(services: Services, partitions: Partitions, *, sweeps: bool) -> None:
+        assert (services, partitions) == (life.broker.services, life.broker.partitions)
+        looks.append((round(asyncio.get_running_loop().time()), sweeps))
+
+    monkeypatch.setattr(process, "look_after", noted)
+
+    async def work() -> None:
+        ends = life.begin(line_runtime()[0], retention_interval_ms=30_000, sweep_age_ms=400_000, delete_objects=deletes)
+        if not governs:
+            life.broker.governor = None
+        await life.ready.wait()
+        life.broker.services.swept.pending_objects = 3
+        await skip(225)
+        assert life.broker.services.swept.pending_objects == 3 * governs, "who does not govern does not know"
+        assert life.signals is not None
+        life.signals.first.set()
+        assert await ends == 0
+
+    run_skipping(work())
+    assert [at_s for at_s, _ in looks] == [30, 60, 90, 120, 150, 180, 210]
+    assert [at_s for at_s, sweeps in looks if sweeps] == [120] * (governs and deletes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from memq.broker.partition.known_blocks import RECENT_BATCHES
 from memq.broker.partition.opening import LOST_RETRY_S
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.limits import MIB
@@ -118,3 +119,49 @@ def test_an_opening_passes_over_what_other_partitions_put_into_its_log_for_long(
         assert (opened.totals.records, opened.totals.bytes) == (2, data.stored_bytes)
 
     served(work)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_the_end_of_an_epoch_says_since_when_named_producers_are_remembered(named: bool) -> None:
+    async def work(at: Served) -> None:
+        topic, client = await at.topic(), at.call()
+        ask = BeginProducer(topic=topic.name, topic_id=topic.id, partition=0, producer=f"{7:016x}")
+        if named:
+            assert (await at.admin(client, ask)).instance is not None
+        else:
+            await at.answered(client, Api.OPEN, open_of(topic), stream=9)
+        await skip(30)
+        await at.broker.drain()
+        entries = await at.cluster.queue.read(read_partitions(topic)[0], 0, MIB)
+        opened_ms = [entry.time_ms for entry in entries if decode_pointer(entry.body).kind == "opened"][-1]
+        last = decode_pointer(entries[-1].body)
+        assert (last.kind, last.named_ms) == ("closed", opened_ms if named else 0)
+
+    served(work)
+
+
+def test_what_a_comparison_reads_of_a_higher_epoch_ends_this_one_before_it_publishes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def work(at: Served) -> None:
+        topic, client = await at.topic(), at.call()
+        await at.answered(client, Api.OPEN, open_of(topic), stream=9)
+        for number in range(RECENT_BATCHES + 2):
+            client.say(write_frame(block_of(topic, number, [b"v"], producer=7), stream=9))
+            await skip(0.2)
+        assert {frame.api for frame in client.heard()} == {Api.ACK}
+        (read,) = read_partitions(topic)
+        higher = msgspec.structs.replace((await log_of(at.cluster, topic))[0], epoch=2, broker="two")
+        now_ms = at.cluster.runtime.clock.wall_ms()
+        await at.cluster.queue.publish(Publication(read, 0, 2, now_ms, encode_pointer(higher)))
+        await at.answered(client, Api.OPEN, open_of(topic), stream=8)
+        client.say(write_frame(block_of(topic, 0, [b"v"], producer=7), stream=8))
+        await skip(0.2)
+        assert [frame.api for frame in client.heard()] == [Api.THROTTLE], "it is compared first"
+        client.say(write_frame(block_of(topic, RECENT_BATCHES + 2, [b"v"], producer=7), stream=9))
+        await skip(0.2)
+        assert {frame.api for frame in client.heard()} == {Api.REDIRECT}
+        assert (at.broker.services.counters.fenced, at.broker.services.counters.publish_retries) == (1, 0)
+
+    served(work)
+    assert [line.partition(":")[0] for line in log_lines(caplog)] == ["fenced"], "not refused by the queue"
