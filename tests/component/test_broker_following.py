@@ -455,5 +455,9 @@ def test_a_check_asks_store_and_queue_at_once_and_names_the_first_that_fails(del
                 await broker.check()
             assert not store.fails["check"]
             assert not queue.fails["check"], "both were asked to the end"
+        queue.takes_s["check"] = 0.5
+        store.fails["check"], queue.fails["check"] = [UnreachableError("store")], [UnreachableError("queue")]
+        with pytest.raises(UnreachableError, match="store"):
+            await broker.check()
 
     on_lines(work)

@@ -81,6 +81,21 @@ def test_a_publish_is_no_proof_when_something_came_between() -> None:
     run(work())
 
 
+def test_a_publish_is_a_proof_when_nothing_came_between() -> None:
+    """Else a busy partition would read its log again and again."""
+
+    async def work() -> None:
+        owner = Owner()
+        await owner.queue.create([READ], 30_000)
+        for number in range(3):
+            owner.clock.advance(1_000)
+            handed_over_s = owner.clock.monotonic()
+            assert await owner.publisher.publish(owner.batch, number)
+            assert owner.own.proof_s == handed_over_s
+
+    run(work())
+
+
 def test_what_a_comparison_saw_behind_the_end_is_read_before_the_publish() -> None:
     """It may be an `opened` of a higher epoch: then nothing is published."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from memq.broker.partition import known_blocks
 from memq.broker.partition.known_blocks import RECENT_BATCHES
 from memq.broker.partition.opening import LOST_RETRY_S
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
@@ -16,6 +17,7 @@ from memq.topic import CLOCK_ERROR_MS, Topic, TopicSettings, read_partitions
 from tests.brokers import block_of, log_lines, write_frame
 from tests.component.test_broker_cluster import Rig
 from tests.component.test_request_answers import Served, open_of, served
+from tests.lines import Client
 from tests.skipping_loop import skip
 
 RETENTION_MS = 600_000
@@ -165,3 +167,34 @@ def test_what_a_comparison_reads_of_a_higher_epoch_ends_this_one_before_it_publi
 
     served(work)
     assert [line.partition(":")[0] for line in log_lines(caplog)] == ["fenced"], "not refused by the queue"
+
+
+def test_so_many_repeated_blocks_are_looked_up_at_once_and_the_next_ones_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_blocks, "CLAIMS_MAX", 1)
+
+    async def work(at: Served) -> None:
+        topic, client = await at.topic(), at.call()
+        for producer in range(1, RECENT_BATCHES + 4):
+            await sent(at, client, topic, producer)
+        await skip(1)
+        client.heard()
+        found = []
+        for _ in range(3):
+            for producer in (1, 2):
+                await at.answered(client, Api.OPEN, open_of(topic, producer=f"{producer:016x}"), stream=producer)
+            for producer in (1, 2):
+                client.say(write_frame(block_of(topic, 0, [b"v"], producer=producer), stream=producer))
+            await skip(0.2)
+            found.append([(frame.stream, frame.api) for frame in client.heard()])
+        wait, done = Api.THROTTLE, Api.ACK
+        assert found == [[(1, wait), (2, wait)], [(1, done), (2, wait)], [(1, done), (2, done)]]
+
+    served(work)
+
+
+async def sent(at: Served, client: Client, topic: Topic, producer: int) -> None:
+    """Open a stream of a producer and send its first block."""
+    client.ask(Api.OPEN, open_of(topic, producer=f"{producer:016x}"), stream=producer)
+    await skip(0.1)
+    assert Api.OPEN in [frame.api for frame in client.heard()]
+    client.say(write_frame(block_of(topic, 0, [b"v"], producer=producer), stream=producer))
