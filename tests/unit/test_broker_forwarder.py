@@ -464,6 +464,30 @@ def test_others_under_the_same_identity_are_a_conflict_and_the_block_is_given_up
     assert events_of(caplog) == ["identity-conflict", "given-up"]
 
 
+def test_a_block_is_held_while_what_has_its_sequences_can_not_be_read() -> None:
+    """It may be another one: the queue shows sequences alone, and the object is not there for a while."""
+
+    async def work() -> None:
+        bench = Bench(count=1)
+        await bench.queue.create([bench.read], 30_000)
+        await bench.land(*bench.blocks)
+        objects = dict(bench.store.objects)
+        bench.store.objects.clear()
+
+        async def nothing(number: int, data: bytes) -> None:
+            """Say that it is taken: the owner takes it for a copy."""
+
+        bench.owner.take = nothing
+        await bench.start()
+        await skip(60.0)
+        assert (len(bench.forwarder), len(bench.released)) == (1, 0)
+        bench.store.objects.update(objects)
+        await bench.forwarder.drain()
+        assert (len(bench.released), bench.counters.given_up_blocks) == (1, 0)
+
+    run_skipping(work())
+
+
 @pytest.mark.parametrize("damaged", [False, True])
 def test_only_a_block_that_is_damaged_here_is_given_up(damaged: bool) -> None:
     async def work() -> None:

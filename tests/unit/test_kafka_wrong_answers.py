@@ -132,6 +132,25 @@ def test_a_time_behind_all_records_lies_at_the_end(library: Library) -> None:
     over(work)
 
 
+def test_what_comes_between_the_questions_for_a_time_is_not_passed_over(library: Library) -> None:
+    async def work(queue: KafkaQueue) -> None:
+        admin: Any = queue._admin
+        listed, asked = admin.list_offsets, list[Any]()
+
+        async def then_publish(questions: Any) -> Any:
+            found = await listed(questions)
+            asked.append(questions)
+            if len(asked) == 1:
+                assert await queue.publish(publication(b"new")) == RECORDS
+            return found
+
+        admin.list_offsets = then_publish
+        assert await queue.seek_time(PARTITION, 1_500) == RECORDS
+        assert len(asked) == 2
+
+    over(work)
+
+
 def test_an_end_before_the_beginning_is_none(library: Library) -> None:
     async def work(queue: KafkaQueue) -> None:
         library.offsets.extend([4, 3])
