@@ -31,7 +31,7 @@ from memq.errors import (
     QueueError,
     VersionConflictError,
 )
-from memq.format.pointer import ProducerEnd
+from memq.format.pointer import NamedProducer, Pointer, ProducerEnd, encode_pointer
 from memq.governor import BrokerEntry
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.limits import MIB
@@ -39,7 +39,7 @@ from memq.notification.memory import MemoryQueue
 from memq.settings import BrokerSettings
 from memq.storage_handlers import ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
-from memq.topic import CLOCK_ERROR_MS, Topic, TopicSettings, equal_slots, read_partitions
+from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, equal_slots, read_partitions
 from tests.brokers import BareClient, block_of, events_of, no_spool, run, running_broker, write_frame
 from tests.component.test_broker_epochs import connected, control, pointers, processor_of
 from tests.component.test_broker_proofs import Longest
@@ -265,6 +265,35 @@ def test_an_opening_reads_the_whole_dedup_window_though_the_clocks_of_brokers_di
         await opening.open()
         window_ms = opening.topic.settings.dedup_window_ms
         assert [time_ms for _, (_, time_ms) in calls] == [opening.clock.wall_ms() - window_ms - CLOCK_ERROR_MS]
+
+    run_skipping(work())
+
+
+@pytest.mark.parametrize("false", [1, 2])
+def test_an_opening_reads_the_dedup_window_though_the_queue_says_once_that_there_is_none(false: int) -> None:
+    """One answer "nothing is so young" is the end: what lies before would be forgotten, and taken again."""
+
+    async def work() -> None:
+        opening = Opening()
+        await opening.assign(epoch=4)
+        named = NamedProducer(producer=7, epoch=2, last_sequence=30)
+        for kind, said in (("opened", {"named": (named,)}), ("closed", {"named_ms": opening.clock.wall_ms()})):
+            pointer = Pointer(kind=kind, cluster="c", topic="clicks", topic_id=opening.topic.id, partition=0, epoch=4)
+            body = encode_pointer(msgspec.structs.replace(pointer, **said))
+            publication = replace(control(opening.topic, kind, 4), time_ms=opening.clock.wall_ms(), body=body)
+            await opening.queue.publish(publication)
+            await skip((1_000.0, 250.0)[kind == "closed"])
+        asked, seek = 0, opening.queue.seek_time
+
+        async def late(partition: ReadPartition, time_ms: int) -> int:
+            nonlocal asked
+            asked += 1
+            return (await opening.queue.span(partition)).end if asked == false else await seek(partition, time_ms)
+
+        opening.queue.seek_time = late  # type: ignore[method-assign]
+        own = await opening.open()
+        assert (own.producer(7).epoch, own.producer(7).next) == (2, 30)
+        assert asked > false
 
     run_skipping(work())
 

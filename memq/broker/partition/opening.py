@@ -19,6 +19,7 @@ from memq.errors import (
     MovedError,
     NotFoundError,
     NotReadyError,
+    QueueError,
     RetryableError,
     VersionConflictError,
 )
@@ -168,22 +169,33 @@ async def _read_tail(services: Services, topic: Topic, own: Ownership, publisher
     queue, read = services.queue, publisher.partition
     span = await valid_span(queue, read)
     since = own.opened_wall_ms - own.dedup_window_ms - CLOCK_ERROR_MS
-    start = min(await queue.seek_time(read, since), max(span.end - 1, span.begin))
-    step = 1
+    found = await queue.seek_time(read, since)
+    start, step = min(found, max(span.end - 1, span.begin)), 1
     while True:
         own.restart(start)
         await publisher.read_to_end(span.end)
+        _check_time(own, since, found)
         if start <= span.begin:
             return
         if own.highest_epoch:
             known_ms = min(own.tail.last_ms, own.tail.named_ms or own.tail.last_ms)
-            enough = await queue.seek_time(read, known_ms - contended_ms(topic.settings.stale_publish_ms))
-            if start <= enough:
+            since = known_ms - contended_ms(topic.settings.stale_publish_ms)
+            found = await queue.seek_time(read, since)
+            _check_time(own, since, found)
+            if start <= found:
                 return
-            start = enough
+            start = found
         else:
             step *= 16
             start = max(start - step, span.begin)
+
+
+def _check_time(own: Ownership, since: int, found: int) -> None:
+    """Refuse `found` as the least offset of a time when the tail has an earlier one: the window would be cut."""
+    tail = own.tail
+    if tail.last_ms >= since and found > tail.last_at >= 0:
+        text = f"offset {found} for time {since}, and offset {tail.last_at} is of {tail.last_ms}"
+        raise QueueError(f"partition {own.partition}: the queue shows {text}", hint="the opening is tried again")
 
 
 async def release_partition(services: Services, publisher: Publisher, topic: Topic) -> None:

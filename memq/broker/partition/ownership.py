@@ -42,12 +42,13 @@ class QueueTail:
 
     It knows the totals behind them, and the batches that no owner has counted.
 
-    `last_ms` is the latest queue time of them.
+    `last_ms` is the latest queue time of them, `last_at` the offset of the first one that has it.
     `named_ms` is from when on they must be read for what they say of named producers, 0: they say nothing.
     """
 
     def __init__(self) -> None:
         self.last_ms = 0
+        self.last_at = -1
         self.named_ms = 0
         self._fold = TotalsFold()
         self._newest = (0, -1)  # epoch and number of the last owner's last batch
@@ -64,7 +65,8 @@ class QueueTail:
         self._fold.reach(pointer.totals)
         before = self._fold.totals.records
         self._fold.add(pointer)
-        self.last_ms = max(self.last_ms, time_ms)
+        if time_ms > self.last_ms:
+            self.last_ms, self.last_at = time_ms, offset
         if pointer.epoch > self._newest[0]:
             self._newest = (pointer.epoch, -1)
         if pointer.epoch == self._newest[0]:
