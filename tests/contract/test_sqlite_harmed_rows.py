@@ -456,6 +456,26 @@ def test_another_valid_value_of_any_column_is_noticed_or_harmless(table: str, tm
     assert unnoticed.keys() == {key for key in HARMLESS_COLUMNS if key[0] == table}
 
 
+@pytest.mark.parametrize(
+    ("table", "column", "call"),
+    [
+        ("partitions", "topic", "span 0"),
+        ("groups", "name", "names"),
+        ("groups", "body", "describe"),
+        ("heard", "member", "heartbeat"),
+    ],
+    ids=lambda each: each,
+)
+def test_text_that_is_no_utf8_is_damage_of_its_row_and_no_failure_of_the_file(
+    table: str, column: str, call: str, tmp_path: Path
+) -> None:
+    with closing(full_file(tmp_path)) as file:
+        (key, *_), *_ = rows_of(file, table)
+        file.execute(f"UPDATE {table} SET {column} = CAST(x'ff41' AS TEXT) WHERE {COLUMNS[table][0]} = ?", (key,))
+        assert answer(CALLS[call], file) is CorruptDataError
+        assert answer(CALLS["read 1"], file) == log.read(file, part(1), 2, 1 << 20)
+
+
 def test_a_row_with_the_content_of_another_is_noticed(tmp_path: Path) -> None:
     """All columns but the key, the checksum among them: a page that was written to the wrong place."""
     keys = {"partitions": 1, "entries": 1, "epochs": 2, "groups": 1, "heard": 2, "positions": 2}

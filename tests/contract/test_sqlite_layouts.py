@@ -8,7 +8,9 @@ import sqlite3
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -182,3 +184,34 @@ def test_an_earlier_version_that_has_the_file_open_can_write_no_row_without_a_ch
         upgraded(path, lambda queue, clock: queue.check())
         with pytest.raises(sqlite3.IntegrityError, match="checksum"):
             earlier.execute("INSERT INTO entries (id, time_ms, time_max, body) VALUES (?, 9, 9, x'66')", (9,))
+
+
+@pytest.mark.parametrize(
+    ("code", "failures", "tries"),
+    [(sqlite3.SQLITE_BUSY, 2, 3), (sqlite3.SQLITE_BUSY, 3, 3), (sqlite3.SQLITE_IOERR, 1, 1)],
+    ids=["passes", "stays", "another error"],
+)
+def test_an_opener_waits_for_the_lock_of_another_one_and_not_for_ever(
+    code: int, failures: int, tries: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    class Connection(sqlite3.Connection):
+        def execute(self, sql: str, *arguments: Any) -> sqlite3.Cursor:
+            if "journal_mode" in sql:
+                tried.append(sql)
+                if len(tried) <= failures:
+                    error = sqlite3.OperationalError("failed")
+                    error.sqlite_errorcode = code
+                    raise error
+            return super().execute(sql, *arguments)
+
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Connection))
+    monkeypatch.setattr("memq.notification.sqlite.file._WAL_TRIES_MAX", 3)
+    file = SqliteFile(tmp_path / "queue.sqlite", "queue file", APPLICATION_ID, SCHEMA, QueueError)
+    if failures < tries:
+        file.connect().close()
+    else:
+        with pytest.raises(QueueError):
+            file.connect()
+    assert len(tried) == tries

@@ -203,7 +203,7 @@ def _load(connection: sqlite3.Connection, name: str) -> _Stored | None:
     _checked(row)
     try:
         group = msgspec.json.decode(row[1], type=Group)
-    except (msgspec.MsgspecError, TypeError) as error:  # a number, or text with half a surrogate
+    except msgspec.MsgspecError as error:
         raise damaged(f"the membership of group '{name}'", str(error)) from error
     for heard in connection.execute(
         "SELECT group_name, member, heard_ms, checksum FROM heard WHERE group_name = ?", (name,)
