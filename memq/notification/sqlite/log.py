@@ -148,7 +148,7 @@ def _check_end(connection: sqlite3.Connection, row: LogRow) -> None:
     """Raise CorruptDataError when entries lie behind the end: what is appended would take their offsets."""
     behind = (row.entry_id(row.next), (row.id + 1) << OFFSET_BITS)
     if connection.execute("SELECT 1 FROM entries WHERE id >= ? AND id < ? LIMIT 1", behind).fetchone():
-        raise damaged(f"the log of {row}", f"it ends at offset {row.next}, and has entries behind it")
+        raise damaged(f"the log of {row}", f"it ends at offset {row.next}, and has entries after it")
 
 
 def publish(connection: sqlite3.Connection, publication: Publication) -> int:
