@@ -146,6 +146,19 @@ def test_rows_that_were_damaged_before_the_upgrade_are_damaged_after_it(tmp_path
     upgraded(path, test)
 
 
+@pytest.mark.parametrize("harm", ["begin = 4", f"next = {1 << 40}"])
+def test_a_range_that_was_impossible_before_the_upgrade_is_damage_after_it(harm: str, tmp_path: Path) -> None:
+    """Its checksum is right: only its numbers show it."""
+    path = old_file(tmp_path, f"UPDATE partitions SET {harm} WHERE id = 2")
+
+    async def test(queue: SqliteQueue, clock: ManualClock) -> None:
+        with pytest.raises(CorruptDataError, match="is no range of offsets"):
+            await queue.span(part(1))
+        assert await queue.span(part(0)) == Span(0, 4)
+
+    upgraded(path, test)
+
+
 def test_an_upgrade_that_fails_changes_nothing(tmp_path: Path) -> None:
     path = old_file(tmp_path, "UPDATE groups SET name = CAST(x'ff' AS TEXT) WHERE name = 'empty'")
     with closing(sqlite3.connect(path)) as file:
