@@ -88,11 +88,15 @@ class ProducerRanges(msgspec.Struct, frozen=True):
 
 
 class ProducerEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """A producer's statement at its end: the next sequence, and the sequences it gave up."""
+    """A producer's statement at its end: the next sequence, and the sequences it gave up.
+
+    `acks` is the level of its acks; None where the owner did not say it.
+    """
 
     producer: int
     next_sequence: int
     burned: tuple[Range, ...] = ()
+    acks: int | None = None
 
 
 class NamedProducer(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +126,7 @@ class _WireProducerEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     producer: Hex
     next_sequence: Hex
     burned: tuple[_HexRange, ...] = ()
+    acks: Number | None = None
 
 
 class _WireNamedProducer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -279,7 +284,10 @@ def _to_wire(pointer: Pointer) -> _Wire:
         producers=tuple(_WireProducerRanges(_hex(p.producer), _hex_ranges(p.ranges)) for p in pointer.producers),
         ended=tuple(
             _WireProducerEnd(
-                producer=_hex(end.producer), next_sequence=_hex(end.next_sequence), burned=_hex_ranges(end.burned)
+                producer=_hex(end.producer),
+                next_sequence=_hex(end.next_sequence),
+                burned=_hex_ranges(end.burned),
+                acks=end.acks,
             )
             for end in pointer.ended
         ),
@@ -319,6 +327,7 @@ def _from_wire(wire: _Wire, extra: dict[str, Any]) -> Pointer:
                 producer=_producer(end.producer),
                 next_sequence=_sequence(end.next_sequence),
                 burned=_ranges(end.burned),
+                acks=end.acks,
             )
             for end in wire.ended
         ),

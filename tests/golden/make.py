@@ -100,7 +100,7 @@ def make_pointer(kind: str, **fields: Any) -> Pointer:
 
 
 def make_pointers() -> dict[str, Pointer]:
-    """One pointer of each kind."""
+    """One pointer of each kind, and one with the ack level of a producer."""
     key = object_key("golden", "clicks", TOPIC_ID, 3, 2, 7, NOW_MS)
     data = make_pointer(
         "data",
@@ -128,6 +128,7 @@ def make_pointers() -> dict[str, Pointer]:
         "pointer-opened.json": make_pointer("opened", totals=Totals(1_000, 64_000), named=named),
         "pointer-closed.json": make_pointer("closed", totals=Totals(1_009, 65_000)),
         "pointer-ended.json": make_pointer("ended", ended=ended),
+        "pointer-ended-acks.json": make_pointer("ended", ended=(replace(ended[0], acks=1),)),
     }
 
 

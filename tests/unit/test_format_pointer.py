@@ -60,7 +60,8 @@ adopted = st.builds(Adopted, offset=numbers, epoch=u32, batch_sequence=numbers, 
 named = st.builds(
     NamedProducer, producer=producer_ids, epoch=u32, last_sequence=sequences, batch_id=texts, last_seen_ms=times
 )
-ended = st.builds(ProducerEnd, producer=producer_ids, next_sequence=sequences, burned=ranges())
+acks = st.none() | st.integers(0, 2)
+ended = st.builds(ProducerEnd, producer=producer_ids, next_sequence=sequences, burned=ranges(), acks=acks)
 
 
 @st.composite

@@ -42,7 +42,7 @@ class StreamRequests:
     async def open(self, call: Call[Open]) -> Answer:
         """Open a stream of blocks of one producer."""
         ask, connection, number = call.ask, call.connection, call.stream
-        producer = _producer_id(ask.producer)
+        producer = producer_id_of(ask.producer)
         if number == 0:
             raise InvalidRequestError("stream 0 is the connection itself", hint="open streams 1 to 65535")
         if ask.acks not in tuple(AckLevel) or ask.sequence < 0:  # the message bounds it above
@@ -82,8 +82,9 @@ class StreamRequests:
         stream.home.close_stream(stream)
         end = ProducerEnd(
             producer=stream.producer_id,
-            next_sequence=_checked_sequence(ask.next_sequence),
+            next_sequence=checked_sequence(ask.next_sequence),
             burned=_burned(ask.burned),
+            acks=stream.acks,
         )
         await stream.home.end_producer(end)
         return Done()
@@ -105,7 +106,7 @@ class StreamRequests:
         """Begin an instance of a named producer."""
         ask = call.ask
         processor = await self._open_processor(ask.topic, ask.topic_id, ask.partition)
-        begun = await processor.begin_producer(_producer_id(ask.producer))
+        begun = await processor.begin_producer(producer_id_of(ask.producer))
         return AdminAnswer(instance=WireInstance(epoch=begun.epoch, next_sequence=begun.last_sequence))
 
     async def _open_processor(self, topic: str, topic_id: str, partition: int) -> TopicProcessor:
@@ -134,7 +135,8 @@ class StreamRequests:
             return self._partitions.processor(topic, partition)
 
 
-def _producer_id(text: str) -> int:
+def producer_id_of(text: str) -> int:
+    """Return a producer id from its 16 hex digits. Raises: InvalidRequestError."""
     try:
         number = int(text, 16) if len(text) == 16 else 0
     except ValueError:
@@ -144,7 +146,8 @@ def _producer_id(text: str) -> int:
     return number
 
 
-def _checked_sequence(number: int) -> int:
+def checked_sequence(number: int) -> int:
+    """Return a sequence. Raises: InvalidRequestError."""
     if not 0 <= number <= SEQUENCE_END:
         raise InvalidRequestError(f"sequence {number} is out of range")
     return number
@@ -157,7 +160,7 @@ def _burned(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """
     merged = RangeSet()
     for first, next_ in ranges:
-        if not _checked_sequence(first) < _checked_sequence(next_):
+        if not checked_sequence(first) < checked_sequence(next_):
             raise InvalidRequestError(f"burned sequences {first} to {next_} are no range")
         merged.add(first, next_)
     return tuple(merged)[-BURNED_RANGES_MAX:]
