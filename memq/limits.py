@@ -63,6 +63,9 @@ READ_BYTES_MAX = 8 * MIB
 POLL_BYTES_MAX = 1 * MIB
 STREAMS_PER_CONNECTION_MAX = 16_384
 
+SOUGHT_RANGES_MAX = 4_096  # of records that one request asks a broker for
+HELD_RANGES_MAX = 32_768  # that its answer names
+
 FORWARD_S_MAX = (
     600.0  # for so long no owner takes any block of a partition: then what was acked with 1 is given up, and named
 )

@@ -19,6 +19,7 @@ from memq.broker.partition.storing import SharedObjects
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services
 from memq.broker.spool import SpoolDisk
+from memq.broker.spool.held_records import HeldRecords
 from memq.broker.spool.replay import Replay
 from memq.broker.spool.writer import Spool
 from memq.broker.start_step import start_step
@@ -113,7 +114,8 @@ class Broker:
         self.failure: BaseException | None = None
         self.failed = asyncio.Event()
         self._tasks = TaskOwner(self._task_failed, self.services.events)
-        self._requests = Requests(self.services, self.partitions, self.hand_over)
+        held = HeldRecords(self.partitions, self.replay)
+        self._requests = Requests(self.services, self.partitions, self.hand_over, held)
         self._listener: Listener | None = None
         self._unwatch: Callable[[], None] = lambda: None
         self._refresh = asyncio.Event()

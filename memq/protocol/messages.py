@@ -404,6 +404,23 @@ class DescribeLoad(msgspec.Struct, tag_field="op", tag="describe-load", kw_only=
     broker: str
 
 
+class WireRecords(msgspec.Struct, kw_only=True):
+    """Records of one producer in one write partition: half-open ranges of sequences."""
+
+    partition: Int64
+    producer: str  # 16 hex digits
+    ranges: list[tuple[int, int]]
+
+
+class DescribeHeld(msgspec.Struct, tag_field="op", tag="describe-held", kw_only=True):
+    """Ask the broker of this id which of some records of a topic it holds."""
+
+    broker: str
+    topic: str
+    topic_id: str
+    sought: list[WireRecords]
+
+
 class WirePiece(msgspec.Struct, kw_only=True):
     """Blocks of one partition in a staged object: a batch of its index at `offset`, with more facts."""
 
@@ -458,6 +475,7 @@ class AdminRequest(msgspec.Struct, kw_only=True):
         | DrainBroker
         | DescribeClients
         | DescribeLoad
+        | DescribeHeld
         | BeginProducer
         | PublishStaged
         | TrimCold
@@ -541,6 +559,7 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     """Answer to an AdminRequest: a topic, groups, the cluster, or an instance that began.
 
     `published`: how many pieces of a batch are in the queue. `sweep_age_ms`: how old an object gets that nothing names.
+    `held`: which of the sought records the broker holds; `unread`: why it may hold more of them.
     """
 
     topic: Topic | None = None
@@ -552,6 +571,8 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     instance: WireInstance | None = None
     clients: list[WireClient] = []
     load: WireLoad | None = None
+    held: list[WireRecords] | None = None
+    unread: list[str] = []
     published: Int64 = 0
     sweep_age_ms: Int64 = 0
 

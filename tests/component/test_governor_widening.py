@@ -165,7 +165,7 @@ def test_the_plan_says_what_would_be_split_and_changes_nothing() -> None:
             await door.register(one)
             await door.report(one, [Load(topic_id=topic.id, partition=0, bytes_s=5 * MOST)])
             two = cluster.made("two")
-            cluster_requests = ClusterRequests(two.services, two.partitions, nobody_hands_over)
+            cluster_requests = ClusterRequests(two.services, two.partitions, nobody_hands_over, cast(Any, None))
             answer = await cluster_requests.describe(Call(cast(Any, None), ANONYMOUS, 0, DescribeCluster()))
             assert isinstance(answer, AdminAnswer)
             reason = "partition 0 takes 5000000 bytes/s, over partition_bytes_s_max = 1000000"

@@ -59,7 +59,7 @@ class LentQueue(RemoteQueue):
         pointers = ColdReader(lender, ColdFiles("test", MemoryHandler(clock)), clock)
         services = SimpleNamespace(queue=lender, pointers=pointers)
         given = cast(Any, services), cast(Any, self._topics)
-        cluster = ClusterRequests(*given, cast(Any, None))
+        cluster = ClusterRequests(*given, cast(Any, None), cast(Any, None))
         self._operations = operations_of(StreamRequests(*given), TopicRequests(*given), GroupRequests(*given), cluster)
 
     async def _asked(self, api: Api, message: msgspec.Struct, answer: type[Answer], *, timeout_s: float) -> Answer:

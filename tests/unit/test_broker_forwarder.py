@@ -378,6 +378,9 @@ def test_blocks_that_no_owner_takes_for_long_are_given_up_by_name(kept: bool, ca
         assert 0 < ended_s - 300.0 - FORWARD_S_MAX < 3 * BACKOFF_S_MAX, "counted from the last one that was taken"
         assert (bench.counters.given_up_blocks, bench.counters.spool_kept_blocks) == (1, int(kept))
         assert (len(bench.released), ticket.released) == (2, False)
+        held = [(*source, next_ - first) for source, (first, next_) in bench.forwarder.held_records(TOPIC.id)]
+        assert held == [(0, 5, 1)] * kept, "what the next start brings is held"
+        assert list(bench.forwarder.held_records("f" * 32)) == []
         await bench.forwarder.drain()  # it is said once
 
     run_skipping(work())

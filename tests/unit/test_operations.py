@@ -35,6 +35,7 @@ from memq.protocol.messages import (
     DescribeClients,
     DescribeCluster,
     DescribeGroup,
+    DescribeHeld,
     DescribeLoad,
     Done,
     DrainBroker,
@@ -63,6 +64,7 @@ from memq.protocol.messages import (
     Redirect,
     Throttle,
     TrimCold,
+    WireRecords,
     encode_message,
 )
 
@@ -81,7 +83,10 @@ def table() -> Operations:
     services = cast(Any, SimpleNamespace(queue=None, pointers=None))
     given = services, cast(Any, None)
     return operations_of(
-        StreamRequests(*given), TopicRequests(*given), GroupRequests(*given), ClusterRequests(*given, cast(Any, None))
+        StreamRequests(*given),
+        TopicRequests(*given),
+        GroupRequests(*given),
+        ClusterRequests(*given, cast(Any, None), cast(Any, None)),
     )
 
 
@@ -149,6 +154,7 @@ def test_each_row_is_found_by_a_frame_of_its_message(row: Operation[Any]) -> Non
 
 
 REF = PartitionRef(topic="clicks", topic_id=ID, partition=3)
+SOUGHT = WireRecords(partition=3, producer="0" * 15 + "5", ranges=[(0, 3)])
 OF_PARTITION: dict[str, Any] = {"topic": "clicks", "topic_id": ID, "partition": 3}
 STAGED: dict[str, Any] = {"writer": "w", "batch_id": 1, "store": "main", "manifest": 1, "pieces_total": 1, "first": 0}
 CLUSTER, TOPIC, PARTITION, GROUP = (
@@ -181,6 +187,7 @@ EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
     DescribeCluster: (DescribeCluster(), CLUSTER),
     DescribeClients: (DescribeClients(broker="b"), CLUSTER),
     DescribeLoad: (DescribeLoad(broker="b"), CLUSTER),
+    DescribeHeld: (DescribeHeld(broker="b", topic="clicks", topic_id=ID, sought=[SOUGHT] * 2), PARTITION),
     DrainBroker: (DrainBroker(broker="b"), CLUSTER),
 }
 

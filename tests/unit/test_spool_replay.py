@@ -17,6 +17,7 @@ from memq.broker.spool.replay import READ_TRIES, WORKS_MAX, Replay
 from memq.broker.spool.segments import Segment
 from memq.broker.spool.unpublished_blocks import UnpublishedBlocks
 from memq.errors import NotFoundError, QueueError, SpoolError
+from memq.format.blocks.header import parse_header
 from memq.format.spool import encode_entry, encode_head
 from memq.notification import Publication, Span
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, read_partitions
@@ -56,6 +57,10 @@ class Taker:
         self.taken: list[UnpublishedBlocks] = []
         self.taken_s: list[float] = []
         self.gone: set[str] = set()
+        self.kept: list[tuple[str, int, int, int, int]] = []
+
+    def keep(self, *place_and_range: int | str) -> None:
+        self.kept.append(cast(tuple[str, int, int, int, int], place_and_range))
 
     def take(self, held: UnpublishedBlocks) -> None:
         self.taken.append(held)
@@ -280,6 +285,7 @@ def test_blocks_of_a_deleted_topic_are_let_go_and_those_of_an_unknown_one_are_ke
             (0, 0) if deleted else (2, 2)
         )
         assert events_of(caplog) == ["forward-gone" if deleted else "spool-undecided"]
+        assert [kept[3:] for kept in bench.forwarder.kept] == ([] if deleted else [(0, 1), (1, 2)])
 
     run_skipping(work())
 
@@ -385,5 +391,51 @@ def test_a_spool_without_segments_is_replayed_at_once() -> None:
         await bench.run()
         await bench.replay.wait()
         assert not bench.at_work()
+
+    run_skipping(work())
+
+
+# ---- what is asked of it -------------------------------------------------------------------------
+
+
+def test_what_lies_on_disk_is_held_until_the_forwarder_has_it_and_each_segment_is_read_once_for_that() -> None:
+    async def work() -> None:
+        bench = Bench()
+        await bench.logs()
+        zero, one = blocks_of(3), blocks_of(1, partition=1)
+        bench.write("a", (0, 4, zero[0]), (1, 2, one[0]), (0, 3, zero[1]))
+        bench.write("b", (0, 6, zero[2]))
+        await bench.replay.find(bench.disk)
+        bench.services.spool.disk = bench.disk
+        assert list(bench.replay.held_records(TOPIC.id)) == [], "not read yet"
+        for _ in range(2):
+            assert await bench.replay.index_segments() == ()
+        assert bench.disk.reads == 2
+        producer = parse_header(zero[0]).producer_id
+        held = [(0, producer, 0, 2), (1, producer, 0, 1), (0, producer, 2, 3)]
+        assert [(*source, *piece) for source, piece in bench.replay.held_records(TOPIC.id)] == held
+        assert list(bench.replay.held_records("f" * 32)) == []
+        bench.forwarder.works = 1
+        running = asyncio.create_task(bench.replay.run(bench.disk))
+        await skip(STALE_S + 1)
+        assert list(bench.replay.held_records(TOPIC.id)) == [], "the forwarder has all of it"
+        bench.forwarder.settle()
+        await running
+
+    run_skipping(work())
+
+
+def test_a_segment_that_can_not_be_read_now_is_named_and_asked_again() -> None:
+    async def work() -> None:
+        bench = Bench()
+        bench.write("a", (0, 4, blocks_of(1)[0]))
+        bench.write("b", (0, 5, blocks_of(2)[1]))
+        await bench.replay.find(bench.disk)
+        bench.services.spool.disk = bench.disk
+        bench.disk.failures = 1
+        assert await bench.replay.index_segments() == ("segment a of its spool can't be read: the disk can't read",)
+        assert [piece for _, piece in bench.replay.held_records(TOPIC.id)] == [(1, 2)]
+        assert await bench.replay.index_segments() == ()
+        assert [piece for _, piece in bench.replay.held_records(TOPIC.id)] == [(0, 1), (1, 2)]
 
     run_skipping(work())

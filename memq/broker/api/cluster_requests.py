@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from memq.broker.api.call import Answer, Call
+from memq.broker.api.stream_requests import checked_sequence, producer_id_of
 from memq.broker.ingest.rate_limit import RatePerSecond
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services
-from memq.errors import MovedError, NotFoundError, TimedOutError
+from memq.broker.spool.held_records import HeldRecords, Source
+from memq.errors import InvalidRequestError, MovedError, NotFoundError, TimedOutError
+from memq.format.ranges import RangeSet
 from memq.governor.governor import view_of
 from memq.governor.planning import AssignmentChange, ClusterView
+from memq.limits import HELD_RANGES_MAX, SOUGHT_RANGES_MAX
 from memq.protocol.messages import (
     AdminAnswer,
     DescribeClients,
     DescribeCluster,
+    DescribeHeld,
     DescribeLoad,
     DrainBroker,
     WireBroker,
     WireChange,
     WireClient,
     WireLoad,
+    WireRecords,
 )
 from memq.storage_handlers import CountingStore
 
@@ -28,10 +34,17 @@ from memq.storage_handlers import CountingStore
 class ClusterRequests:
     """`hand_over` gives everything that this broker owns to others."""
 
-    def __init__(self, services: Services, partitions: Partitions, hand_over: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        services: Services,
+        partitions: Partitions,
+        hand_over: Callable[[], Awaitable[None]],
+        held: HeldRecords,
+    ) -> None:
         self._services = services
         self._partitions = partitions
         self._hand_over = hand_over
+        self._held = held
 
     async def describe_clients(self, call: Call[DescribeClients]) -> Answer:
         """Return what clients may have at this broker."""
@@ -42,6 +55,14 @@ class ClusterRequests:
         """Return how full this broker is."""
         await self._check_here(call.ask.broker)
         return AdminAnswer(load=self._load())
+
+    async def describe_held(self, call: Call[DescribeHeld]) -> Answer:
+        """Return which of some records this broker holds, and why it may hold more of them."""
+        ask = call.ask
+        await self._check_here(ask.broker)
+        topic, sought = await self._partitions.current_topic(ask.topic, ask.topic_id), _sought(ask.sought)
+        found, unread = await self._held.find(topic.id, sought)
+        return _held_answer(found, unread)
 
     async def drain(self, call: Call[DrainBroker]) -> Answer:
         """Hand over all partitions of this broker."""
@@ -118,6 +139,33 @@ def _brokers(view: ClusterView, governor: str) -> list[WireBroker]:
         )
         for broker in view.brokers
     ]
+
+
+def _sought(records: Sequence[WireRecords]) -> dict[Source, RangeSet]:
+    """Return the records that are asked for, by write partition and producer. Raises: InvalidRequestError."""
+    count = sum(len(each.ranges) for each in records)
+    if count > SOUGHT_RANGES_MAX:
+        raise InvalidRequestError(f"{count} ranges are sought, {SOUGHT_RANGES_MAX} may be")
+    sought: dict[Source, RangeSet] = {}
+    for each in records:
+        ranges = sought.setdefault((each.partition, producer_id_of(each.producer)), RangeSet())
+        for first, next_ in each.ranges:
+            if not checked_sequence(first) < checked_sequence(next_):
+                raise InvalidRequestError(f"sequences {first} to {next_} are no range")
+            ranges.add(first, next_)
+    return sought
+
+
+def _held_answer(found: Mapping[Source, RangeSet], unread: Sequence[str]) -> AdminAnswer:
+    """Return the answer, cut at HELD_RANGES_MAX ranges."""
+    records, room = list[WireRecords](), HELD_RANGES_MAX
+    for (partition, producer), ranges in found.items():
+        pieces = list(ranges)[:room]
+        room -= len(pieces)
+        records.append(WireRecords(partition=partition, producer=f"{producer:016x}", ranges=pieces))
+        if len(pieces) < len(ranges):
+            return AdminAnswer(held=records, unread=[*unread, f"it holds over {HELD_RANGES_MAX} ranges of them"])
+    return AdminAnswer(held=records, unread=list(unread))
 
 
 def _wire_client(name: str, limit: RatePerSecond, connections: int, over: int) -> WireClient:

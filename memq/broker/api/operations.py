@@ -27,6 +27,7 @@ from memq.protocol.messages import (
     DescribeClients,
     DescribeCluster,
     DescribeGroup,
+    DescribeHeld,
     DescribeLoad,
     DrainBroker,
     Forward,
@@ -140,6 +141,7 @@ def operations_of(
             Operation("describe-cluster", Api.ADMIN, DescribeCluster, _cluster, cluster.describe),
             Operation("describe-clients", Api.ADMIN, DescribeClients, _cluster, cluster.describe_clients),
             Operation("describe-load", Api.ADMIN, DescribeLoad, _cluster, cluster.describe_load),
+            Operation("describe-held", Api.ADMIN, DescribeHeld, _sought_partitions, cluster.describe_held),
             Operation("drain-broker", Api.ADMIN, DrainBroker, _cluster, cluster.drain),
         ]
     )
@@ -196,6 +198,11 @@ def _timed_partition(call: Call[PollTime]) -> list[Resource]:
 
 def _spanned_partitions(call: Call[PollSpans]) -> list[Resource]:
     return [_one_partition(each.topic, each.partition) for each in call.ask.partitions]
+
+
+def _sought_partitions(call: Call[DescribeHeld]) -> list[Resource]:
+    partitions = dict.fromkeys(each.partition for each in call.ask.sought)
+    return [_one_partition(call.ask.topic, partition) for partition in partitions]
 
 
 def _object(call: Call[ReadRequest]) -> list[Resource]:

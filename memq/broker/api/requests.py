@@ -18,6 +18,7 @@ from memq.broker.ingest.rate_limit import refusal_of
 from memq.broker.ingest.slabs import Slab
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services
+from memq.broker.spool.held_records import HeldRecords
 from memq.errors import MemqError, ThrottledError, TooLargeError
 from memq.protocol.forward import decode_forward
 from memq.protocol.frames import HELLO_MAGIC, Api, Frame, check_version, encode_frame, encode_prefix
@@ -39,13 +40,19 @@ HELD_MS_MAX = 3_000  # within what clients wait for an answer; what is still owe
 class Requests:
     """Answers for all connections of one broker."""
 
-    def __init__(self, services: Services, partitions: Partitions, hand_over: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        services: Services,
+        partitions: Partitions,
+        hand_over: Callable[[], Awaitable[None]],
+        held: HeldRecords,
+    ) -> None:
         self._services = services
         self._operations = operations_of(
             StreamRequests(services, partitions),
             TopicRequests(services, partitions),
             GroupRequests(services, partitions),
-            ClusterRequests(services, partitions, hand_over),
+            ClusterRequests(services, partitions, hand_over, held),
         )
         self._tasks = TaskOwner(self._failed, services.events)
         half = services.settings.memory_bytes_max // ANSWERS_SHARE // 2

@@ -30,6 +30,7 @@ from memq.errors import (
     UnreachableError,
 )
 from memq.format.blocks.header import check_block, parse_header, scope_of
+from memq.format.ranges import Range, RangeSet
 from memq.limits import FORWARD_S_MAX, MIB
 from memq.notification.log_reader import valid_span
 from memq.notification.stored_blocks import Copies, claim_of, conflict_of
@@ -59,6 +60,7 @@ class Forwarder:
         self._work: dict[UnpublishedBlocks, asyncio.Task[None]] = {}
         self._tasks = TaskOwner(self._failed, services.events)
         self._given_up: MemqError | None = None
+        self._kept: dict[tuple[str, int, int], RangeSet] = {}  # by topic, partition, producer: on disk alone
 
     @property
     def works(self) -> int:
@@ -81,6 +83,23 @@ class Forwarder:
     def describe(self) -> list[str]:
         """Name each block that is held."""
         return [line for held in self._work for line in held.describe()]
+
+    def held_records(self, topic_id: str) -> Iterator[tuple[tuple[int, int], Range]]:
+        """Yield partition, producer and sequences of each held block of a topic.
+
+        Also of those on disk that the next start brings.
+        """
+        for held in self._work:
+            if held.topic.id == topic_id:
+                for block in held.blocks:
+                    yield (held.partition, block.producer_id), (block.first, block.next)
+        for (topic, partition, producer), ranges in self._kept.items():
+            if topic == topic_id:
+                yield from (((partition, producer), piece) for piece in ranges)
+
+    def keep(self, topic_id: str, partition: int, producer: int, first: int, next_: int) -> None:
+        """Note records that stay on disk, and that only the next start of the broker brings."""
+        self._kept.setdefault((topic_id, partition, producer), RangeSet()).add(first, next_)
 
     async def drain(self) -> None:
         """Return when nothing is held.
@@ -261,6 +280,8 @@ class Forwarder:
             stays = "; they stay in the spool, and the next start brings them"
         self._services.events.error("given-up", f"{error}{stays}: {given_up_text(held.describe(blocks))}")
         for block in blocks:
+            if held.tickets:
+                self.keep(held.topic.id, held.partition, block.producer_id, block.first, block.next)
             held.let_go(block)
 
     def _now(self) -> float:

@@ -20,10 +20,12 @@ from memq.broker.spool.forwarding import Forwarder
 from memq.broker.spool.segments import Segment, Span, Ticket
 from memq.broker.spool.unpublished_blocks import UnpublishedBlock, UnpublishedBlocks
 from memq.errors import CorruptDataError, MemqError, NotFoundError, SpoolError, UnsupportedFormatError
+from memq.format.ranges import Range, RangeSet
 from memq.format.spool import SpoolContent, SpoolEntry, decode_segment
 from memq.topic import CLOCK_ERROR_MS, Topic
 
 T = TypeVar("T")
+SegmentIndex = dict[tuple[str, int, int], RangeSet]  # sequences by topic id, partition and producer
 
 WORKS_MAX = 64  # partitions that blocks are brought to at once
 RETRY_S = 1.0
@@ -42,6 +44,8 @@ class Replay:
         self._forwarder = forwarder
         self._topics = topics
         self._segments: dict[Segment, Ticket] = {}
+        self._indexes: dict[Segment, SegmentIndex] = {}  # of segments that are not brought yet; read on demand
+        self._indexing = asyncio.Lock()
         self._started_s = services.runtime.clock.monotonic()
 
     async def find(self, disk: SpoolDisk) -> None:
@@ -66,6 +70,35 @@ class Replay:
             kept = f"; {left} stay, as the log says" if left else ""
             self._services.events.info("spool-replayed", f"{len(self._segments)} segments of an earlier run{kept}")
         self._done.set()
+
+    async def index_segments(self) -> tuple[str, ...]:
+        """Read the segments that are not brought yet, for `held_records`.
+
+        Return why some of them can't be read.
+        """
+        unread: list[str] = []
+        async with self._indexing:
+            for segment in [each for each in self._waiting() if each not in self._indexes]:
+                disk = self._services.spool.disk
+                assert disk is not None, "segments were found without a disk"
+                try:
+                    content = decode_segment(await self._read(disk, segment))
+                except MemqError as error:
+                    if not self._segments[segment].released:  # else it was brought, and removed, meanwhile
+                        unread.append(f"segment {segment.name} of its spool can't be read: {error}")
+                else:
+                    self._indexes[segment] = _index_of(content)
+        return tuple(unread)
+
+    def held_records(self, topic_id: str) -> Iterator[tuple[tuple[int, int], Range]]:
+        """Yield partition, producer and sequences of a topic's records that are not brought yet."""
+        for segment in self._waiting():
+            for (topic, partition, producer), ranges in self._indexes.get(segment, {}).items():
+                if topic == topic_id:
+                    yield from (((partition, producer), piece) for piece in ranges)
+
+    def _waiting(self) -> list[Segment]:
+        return [segment for segment, ticket in self._segments.items() if not ticket.released]
 
     async def wait(self) -> None:
         """Return when nothing of an earlier run is left to be brought."""
@@ -158,6 +191,10 @@ class Replay:
             self._gone(segment, topic_id, blocks, None)
             return
         self._ticket(segment, tuple(entry.span for entry in blocks))
+        for entry in blocks:
+            header = entry.header
+            place = (topic_id, entry.partition, header.producer_id)
+            self._forwarder.keep(*place, header.first_sequence, header.next_sequence)
         counters = self._services.counters
         counters.spool_undecided_blocks += len(blocks)
         counters.spool_kept_blocks += len(blocks)
@@ -234,6 +271,15 @@ class Replay:
                     raise
                 self._services.events.warning("spool-retry", f"segment {name}: {error}")
                 await asyncio.sleep(RETRY_S)
+
+
+def _index_of(content: SpoolContent) -> SegmentIndex:
+    index: SegmentIndex = {}
+    for entry in content.entries:
+        header = entry.header
+        ranges = index.setdefault((entry.topic_id, entry.partition, header.producer_id), RangeSet())
+        ranges.add(header.first_sequence, header.next_sequence)
+    return index
 
 
 def _names(blocks: list[SpoolEntry]) -> str:

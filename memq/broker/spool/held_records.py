@@ -1,0 +1,46 @@
+"""The records that this broker holds: in its rings, on their way to a next owner, and on its disk.
+
+Theory: from its ack with 1 until the queue shows its pointer, a record is in one of these places. What lies in memory
+moves from one to the next within one step of the event loop. So the disk is read first, and then all of memory in one
+step: a record that is in none of them is in the queue, or nobody has it here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from memq.broker.partition.batch import sequences_of
+from memq.broker.partitions import Partitions
+from memq.broker.spool.replay import Replay
+from memq.format.ranges import Range, RangeSet
+
+Source = tuple[int, int]  # write partition, producer
+
+
+class HeldRecords:
+    """Finds records by topic, write partition, producer and sequence."""
+
+    def __init__(self, partitions: Partitions, replay: Replay) -> None:
+        self._partitions = partitions
+        self._replay = replay
+
+    async def find(
+        self, topic_id: str, sought: Mapping[Source, RangeSet]
+    ) -> tuple[dict[Source, RangeSet], tuple[str, ...]]:
+        """Return which of the sought records are held, and why more of them may be."""
+        unread = await self._replay.index_segments()
+        found: dict[Source, RangeSet] = {}
+        for source, (first, next_) in self._all_of(topic_id):
+            wanted = sought.get(source)
+            if wanted is not None and wanted.overlaps(first, next_):
+                found.setdefault(source, RangeSet()).add(first, next_)
+        return found, unread
+
+    def _all_of(self, topic_id: str) -> Iterator[tuple[Source, Range]]:
+        for processor in self._partitions.at_work():
+            if processor.topic.id == topic_id:
+                for slot in processor.ring:
+                    for producer, first, next_ in sequences_of(slot):
+                        yield (processor.partition, producer), (first, next_)
+        yield from self._partitions.forwarder.held_records(topic_id)
+        yield from self._replay.held_records(topic_id)
