@@ -2,12 +2,14 @@
 
 A sequence is lost only when two things are known: that it was used (the producer said where it ended), and that
 nothing which could hold it is left unread. All that falls short of that is unproven, and never called lost.
+A broker can hold what it acked with less than `all`: such a sequence is lost only when the brokers were asked for it,
+and the queue was read on behind their answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from memq.format.pointer import ProducerEnd
@@ -15,6 +17,7 @@ from memq.format.ranges import Range, RangeSet
 
 # A broker passes on so many burned ranges of a producer: with as many, there may have been more.
 BURNED_RANGES_CUT = 256
+ACKS_ALL = 2  # the level of acks that only the queue can give
 SLICES = 8  # what was delivered lately is forgotten in eighths of the window
 
 
@@ -38,8 +41,24 @@ class TailKnowledge(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class HeldWord:
+    """The answers of brokers about one producer.
+
+    `held` are sequences that they hold of those `asked` for; the queue was read on behind the answers. `doubt` says why
+    they may hold more, "" for no reason.
+    """
+
+    asked: RangeSet = field(default_factory=RangeSet)
+    held: RangeSet = field(default_factory=RangeSet)
+    doubt: str = ""
+
+
+NOT_ASKED = HeldWord(doubt="no broker was asked whether it holds them")
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
-    """Evidence about a write partition as a whole.
+    """Evidence about a write partition as a whole, and what brokers said of one producer.
 
     `expired`: retention took some of it. `unread`: something that could hold any sequence was not read.
     `active_since_ms`: producers that were seen at this queue time or later may still be sending.
@@ -48,6 +67,7 @@ class Evidence:
     expired: bool = False
     unread: bool = False
     active_since_ms: int = 0
+    word: HeldWord = NOT_ASKED
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +76,8 @@ class Balance:
 
     Ranges are half-open and ascend; each kind leaves out the others.
     `next_sequence` is where it ended, or else one above the last that was seen. `unproven` are holes that may be
-    burned, on their way or lost. `expired` counts what lies before the first that retention left, `copies` the
+    burned, on their way or lost; `doubt` says why those below its end are not lost. `held` has a broker, and the queue
+    not yet. `expired` counts what lies before the first that retention left, `copies` the
     records that readers drop.
     """
 
@@ -70,6 +91,8 @@ class Balance:
     corrupt: tuple[Range, ...] = ()
     unread: tuple[Range, ...] = ()
     unproven: tuple[Range, ...] = ()
+    held: tuple[Range, ...] = ()
+    doubt: str = ""
     burned: int = 0
     expired: int = 0
     copies: int = 0
@@ -77,7 +100,7 @@ class Balance:
     @property
     def clean(self) -> bool:
         """Whether nothing is wrong and nothing is open."""
-        wrong = self.lost or self.doubled or self.corrupt or self.unread or self.unproven
+        wrong = self.lost or self.doubled or self.corrupt or self.unread or self.unproven or self.held
         return not wrong and self.tail is TailKnowledge.PROVEN
 
 
@@ -133,6 +156,7 @@ class Account:
     burned_cut: bool = False
     end: int | None = None
     end_ms: int = 0  # when it was told last
+    weak: bool = False  # an end does not say that its acks were all
     seen_ms: int = 0
     copies: int = 0
 
@@ -166,6 +190,7 @@ class Account:
         self.end_ms = max(self.end_ms, time_ms)
         self.end = max(self.end or 0, end.next_sequence)
         self.burned_cut |= len(end.burned) >= BURNED_RANGES_CUT
+        self.weak |= end.acks != ACKS_ALL
         for piece in end.burned:
             self.burned.add(*piece)
 
@@ -179,21 +204,40 @@ class Account:
         corrupt, missing = common(missing, self.corrupt), apart(missing, self.corrupt)
         unread, missing = common(missing, self.unread), apart(missing, self.unread)
         proof = RangeSet() if evidence.unread or self.burned_cut else RangeSet([(0, end)])
+        lost, held, doubt = self._lost(common(missing, proof), evidence.word)
         return Balance(
             partition=partition,
             producer=producer,
             delivered=self.delivered.total,
             next_sequence=max(reach, end),
             tail=self._tail(reach, evidence),
-            lost=tuple(common(missing, proof)),
+            lost=tuple(lost),
             doubled=tuple(self.doubled),
             corrupt=tuple(corrupt),
             unread=tuple(unread),
-            unproven=tuple(apart(missing, proof)),
+            unproven=tuple(apart(missing, RangeSet(lost), RangeSet(held))),
+            held=tuple(held),
+            doubt=doubt,
             burned=self.burned.total,
             expired=sum(next_ - first for first, next_ in apart([(0, start)], self.delivered)),
             copies=self.copies,
         )
+
+    def sought(self, evidence: Evidence) -> tuple[Range, ...]:
+        """Return the sequences that would be lost if no broker held them."""
+        if not self.weak or self.end is None:
+            return ()
+        sure = HeldWord(asked=RangeSet([(0, self.end)]))
+        return self.settle(0, 0, replace(evidence, word=sure)).lost
+
+    def _lost(self, missing: list[Range], word: HeldWord) -> tuple[list[Range], list[Range], str]:
+        """Part what is missing below the end: what is lost, what brokers hold, and why more is not lost."""
+        if not self.weak:
+            return missing, [], ""
+        held, missing = common(missing, word.held), apart(missing, word.held)
+        lost = [] if word.doubt else common(missing, word.asked)
+        doubt = word.doubt or "its producer ended while the audit ran"
+        return lost, held, "" if lost == missing else doubt
 
     def _see(self, first: int, time_ms: int) -> None:
         self.seen_ms = max(self.seen_ms, time_ms)

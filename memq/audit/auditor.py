@@ -8,12 +8,14 @@ and the first places of each class of findings.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from memq.audit.account import Account, Balance, Evidence, Fate, RecentRanges, TailKnowledge
+from memq.audit.account import NOT_ASKED, Account, Balance, Evidence, Fate, HeldWord, RecentRanges, TailKnowledge
 from memq.audit.checks.batch_check import NO_NUMBER, BatchCheck, BlockCheck
 from memq.audit.checks.checked_entry import CheckedEntry
 from memq.audit.finding import IN_OBJECT, IN_QUEUE, Finding, Kind
+from memq.audit.held import HeldAnswer, Sought, Source, doubt_of
 from memq.audit.minutes import Minutes, ReadBlock, active_ms, late_ms, window_ms
 from memq.audit.pointer_facts import PointerFacts
 from memq.audit.verdict import BALANCES_MAX, THROUGH_STORE, Coverage, PartitionCoverage, Tallies, Verdict
@@ -74,6 +76,8 @@ class _WritePartition(PointerFacts):
 class Auditor:
     """Audits one topic. Call `open_partition` before the entries of a read partition; `verdict` ends it.
 
+    What `sought` returns then is unproven, unless brokers are asked for it, `take_answer` has what they said, and the
+    read partitions of `sought_in` are opened again and read on to their ends.
     `minutes`, if given, is told of every block, for who wants the verdict as a table, too.
     """
 
@@ -91,12 +95,18 @@ class Auditor:
         self._contents = Contents()
         self._accounts: dict[tuple[int, int], Account] = {}
         self._found = Tallies()
+        self._asked: dict[Source, RangeSet] = {}
+        self._answer: HeldAnswer | None = None
 
     # ---- what is read ------------------------------------------------------------------------------
 
     def open_partition(self, partition: int, span: Span) -> None:
-        """Begin with the entries of a read partition, which are all of `span`."""
-        self._reads[partition] = PartitionCoverage(partition, span.begin, span.end)
+        """Begin with the entries of a read partition, which are all of `span`.
+
+        Called again to continue up to a later end.
+        """
+        before = self._reads.get(partition, PartitionCoverage(partition, span.begin, span.end))
+        self._reads[partition] = replace(before, end=span.end)
 
     def fail_partition(self, partition: int, error: MemqError) -> None:
         """Note that a read partition can't be read, or not all of it."""
@@ -160,6 +170,25 @@ class Auditor:
             else:
                 self._deliver(met, block, check.key)
 
+    # ---- what brokers hold -------------------------------------------------------------------------
+
+    def sought(self, now_ms: int) -> list[Sought]:
+        """Return the records that are lost unless a broker holds them."""
+        found = (
+            Sought(partition, producer, account.sought(self._evidence((partition, producer), account, now_ms)))
+            for (partition, producer), account in sorted(self._accounts.items())
+        )
+        return [each for each in found if each.ranges]
+
+    def sought_in(self, sought: Sequence[Sought]) -> list[int]:
+        """Return the read partitions in which sought records may appear."""
+        return sorted({self._writes[each.partition].read_partition for each in sought})
+
+    def take_answer(self, sought: Sequence[Sought], answer: HeldAnswer) -> None:
+        """Take what the brokers said about the sought records; what the queue got meanwhile follows."""
+        self._asked = {(each.partition, each.producer): RangeSet(each.ranges) for each in sought}
+        self._answer = answer
+
     # ---- the verdict -------------------------------------------------------------------------------
 
     def verdict(self, now_ms: int) -> Verdict:
@@ -181,17 +210,27 @@ class Auditor:
     def balances(self, now_ms: int) -> list[Balance]:
         """Return the balances of all producers, by write partition and producer."""
         return [
-            account.settle(partition, producer, self._evidence(partition, now_ms))
+            account.settle(partition, producer, self._evidence((partition, producer), account, now_ms))
             for (partition, producer), account in sorted(self._accounts.items())
         ]
 
-    def _evidence(self, partition: int, now_ms: int) -> Evidence:
-        write = self._writes[partition]
+    def _evidence(self, source: Source, account: Account, now_ms: int) -> Evidence:
+        write = self._writes[source[0]]
         return Evidence(
             expired=write.expired,
             unread=write.read_partition in self._unread,
             active_since_ms=now_ms - self._active_ms,
+            word=self._word(write, source, account, now_ms),
         )
+
+    def _word(self, write: _WritePartition, source: Source, account: Account, now_ms: int) -> HeldWord:
+        if self._answer is None:
+            return NOT_ASKED
+        asked = self._asked.get(source)
+        if asked is None:
+            return HeldWord()
+        doubt = doubt_of(self._answer, write, self._topic, account.end_ms, now_ms)
+        return HeldWord(asked, self._answer.held.get(source, RangeSet()), doubt)
 
     def _covered(self, balances: list[Balance]) -> Coverage:
         return replace(
@@ -301,12 +340,19 @@ def _tell_balance(balance: Balance, found: Tallies) -> None:
 
     Damaged, unread and doubled blocks were told where they were met.
     """
-    wrong = [(Kind.LOST, piece) for piece in balance.lost] + [(Kind.HOLE, piece) for piece in balance.unproven]
+    kinds = {Kind.LOST: balance.lost, Kind.HELD: balance.held, Kind.HOLE: balance.unproven}
+    wrong = [(kind, piece) for kind, pieces in kinds.items() for piece in pieces]
     if balance.tail is not TailKnowledge.PROVEN:
         kind = Kind.IN_FLIGHT if balance.tail is TailKnowledge.IN_FLIGHT else Kind.UNKNOWN
         wrong.append((kind, (balance.next_sequence, SEQUENCE_END)))
     for kind, (first, next_) in wrong:
-        place = Finding(kind=kind, partition=balance.partition, producer=balance.producer, ranges=((first, next_),))
+        place = Finding(
+            kind=kind,
+            partition=balance.partition,
+            producer=balance.producer,
+            ranges=((first, next_),),
+            cause=balance.doubt if kind is Kind.HOLE else "",
+        )
         found.add(next_ - first if kind.unit == "record" else 1, place)
 
 

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from memq.audit.auditor import Auditor
 from memq.audit.checks.checker import Checker
 from memq.audit.checks.whole_object import ReadObject
+from memq.audit.held import AskHeld
 from memq.audit.verdict import THROUGH_STORE, Verdict
 from memq.errors import MemqError, TooLargeError
-from memq.notification import PointerReader
-from memq.topic import Topic, read_partitions
+from memq.notification import PointerReader, Span
+from memq.topic import ReadPartition, Topic, read_partitions
 
 
 async def audit(
@@ -19,25 +20,40 @@ async def audit(
     read: ReadObject,
     now_ms: int,
     *,
+    ask_held: AskHeld | None = None,
     through: str = THROUGH_STORE,
     moved: Callable[[int], None] = lambda count: None,
 ) -> Verdict:
     """Audit a topic from the beginning of its queue to its end as it is now (`now_ms`, Unix ms).
 
-    `through` says in the coverage how `read` reads. `moved` is told how many pointers were dealt with.
-    What can't be read is in the verdict; no error of queue or store is raised. Raises: TooLargeError for more
-    producers or epochs than fit.
+    `ask_held` asks brokers whether they hold what no pointer has, when there is something; without it, what was acked
+    with less than `all` is never called lost. `through` says in the coverage how `read` reads. `moved` learns how many
+    pointers were dealt with. What can't be read is in the verdict; no error of queue or store is raised.
+    Raises: TooLargeError for more producers or epochs than fit.
     """
     auditor, checker = Auditor(topic, through=through), Checker(queue, read)
-    for partition in read_partitions(topic):
+    ends: dict[int, int] = {}
+
+    async def read_on(partition: ReadPartition) -> None:
         try:
             span = await checker.span(partition)
             auditor.open_partition(partition.partition, span)
-            async for checked in checker.check(partition, span):
+            begin, ends[partition.partition] = ends.get(partition.partition, span.begin), span.end
+            async for checked in checker.check(partition, Span(begin, span.end)):
                 auditor.take(partition.partition, checked)
                 moved(1)
         except TooLargeError:
             raise  # the auditor's own bound
         except MemqError as error:
             auditor.fail_partition(partition.partition, error)
+
+    for partition in read_partitions(topic):
+        await read_on(partition)
+    sought = auditor.sought(now_ms)
+    if sought and ask_held is not None:
+        auditor.take_answer(sought, await ask_held(topic, sought))
+        behind = auditor.sought_in(sought)
+        for partition in read_partitions(topic):
+            if partition.partition in behind:  # what moved from a broker to the queue meanwhile
+                await read_on(partition)
     return auditor.verdict(now_ms)

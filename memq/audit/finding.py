@@ -45,6 +45,7 @@ class Kind(Enum):
     FAULT = ("contradiction", "batch", Outcome.DAMAGED)
     DOUBLED = ("doubled", "record", Outcome.DOUBLED)
     UNREAD = ("not read", "place", Outcome.INCOMPLETE)
+    HELD = ("held", "record", Outcome.INCOMPLETE)
     HOLE = ("unproven hole", "record", Outcome.INCOMPLETE)
     IN_FLIGHT = ("in flight", "producer", Outcome.INCOMPLETE)
     UNKNOWN = ("unknown tail", "producer", Outcome.INCOMPLETE)

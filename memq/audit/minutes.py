@@ -211,7 +211,7 @@ class Minutes:
         for balance in balances:
             open_kind = "in_flight" if balance.tail is TailKnowledge.IN_FLIGHT else "unknown"
             kinds = {"lost": balance.lost, "corrupt": balance.corrupt, "unread": balance.unread}
-            for kind, ranges in (*kinds.items(), (open_kind, balance.unproven)):
+            for kind, ranges in (*kinds.items(), ("in_flight", balance.held), (open_kind, balance.unproven)):
                 self._date((balance.partition, balance.producer), kind, ranges)
         self._missing.clear()
         return self.take_rows()

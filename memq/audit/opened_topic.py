@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from memq.audit.checks.whole_object import ReadObject, read_by_ranges, store_reader
+from memq.audit.held import AskHeld
+from memq.audit.holders import Holders
 from memq.audit.verdict import THROUGH_STORE
 from memq.client.broker_router import BrokerRouter
 from memq.client.link_pool import LinkPool, bootstrap_addresses
@@ -29,13 +31,17 @@ THROUGH_BROKER = "a broker, whose memory answers for the store"
 
 @dataclass(frozen=True, slots=True)
 class OpenedTopic:
-    """A topic with what reads its pointers and objects; `through` says how objects are read."""
+    """A topic with what reads its pointers and objects, and asks its brokers.
+
+    `through` says how objects are read.
+    """
 
     topic: Topic
     cluster: str
     queue: RemoteQueue
     read: ReadObject
     through: str
+    ask_held: AskHeld
 
 
 class OwnersQueue(RemoteQueue):
@@ -83,7 +89,7 @@ async def opened_topic(
         else:
             source, through = await _source(metadata, stores, topic, any_broker)
         queue = OwnersQueue(any_broker, OwnerRequests(runtime, pool, metadata, SPANS_S_MAX), topic)
-        yield OpenedTopic(topic, metadata.cluster, queue, source, through)
+        yield OpenedTopic(topic, metadata.cluster, queue, source, through, Holders(pool, any_broker).ask)
     finally:
         await metadata.close()
         await stores.close()

@@ -7,7 +7,7 @@ was there, also when its producer never said where it ended and its batch sequen
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from memq.format.pointer import Pointer
 
@@ -48,13 +48,14 @@ class PointerFacts:
 
     When retention took something before its first pointer (`expired`), its pointers up to the queue time `copies_ms`
     may be copies of that, landed late: the queue refuses what is older than the topic's bound. `epoch` is the highest
-    that was met.
+    that was met. `owners` has the broker of each epoch, "" once the epoch was closed in order.
     """
 
     expired: bool = False
     copies_ms: int = -1
     epoch: int = 0
     totals: RunningTotals | None = None  # None before the first pointer
+    owners: dict[int, str] = field(default_factory=dict)
 
     def begin(self, pointer: Pointer, begin: int, time_ms: int, late_ms: int) -> None:
         """Begin with the first pointer of a log that begins at the offset `begin`; `late_ms` bounds late ones."""
@@ -66,7 +67,19 @@ class PointerFacts:
         """Take a pointer; return how many records it counts that no pointer before it shows."""
         assert self.totals is not None, "the first pointer begins"
         self.epoch = max(self.epoch, pointer.epoch)
+        if pointer.kind == "closed":
+            self.owners[pointer.epoch] = ""
+        else:
+            self.owners.setdefault(pointer.epoch, pointer.broker)
         return self.totals.take(pointer, follows_copies=time_ms <= self.copies_ms)
+
+    def holders(self) -> list[str]:
+        """Return the brokers that may hold records of it: those that own it, or lost an epoch of it."""
+        return sorted({broker for broker in self.owners.values() if broker})
+
+    def may_be_late(self) -> bool:
+        """Whether an epoch was lost, not closed, so that a pointer of it may land behind its end."""
+        return any(broker and epoch < self.epoch for epoch, broker in self.owners.items())
 
     def forget_totals(self) -> None:
         """Begin the totals again: an entry that was not read may explain their difference."""

@@ -19,7 +19,7 @@ BALANCES_MAX = 1_000  # producers that a verdict lists, those with findings firs
 RANGES_MAX = 10
 THROUGH_STORE = "the store"
 # What an auditor adds when it has read all, by write partition; the others come as it reads.
-_BY_WRITE_PARTITION = (Kind.LOST, Kind.HOLE, Kind.IN_FLIGHT, Kind.UNKNOWN, Kind.BATCH_HOLE)
+_BY_WRITE_PARTITION = (Kind.LOST, Kind.HELD, Kind.HOLE, Kind.IN_FLIGHT, Kind.UNKNOWN, Kind.BATCH_HOLE)
 
 
 @dataclass(slots=True)
@@ -206,7 +206,7 @@ def _count(count: int, noun: str) -> str:
 
 
 def _balance_json(balance: Balance) -> dict[str, Any]:
-    kinds = ("lost", "doubled", "corrupt", "unread", "unproven")
+    kinds = ("lost", "doubled", "corrupt", "unread", "unproven", "held")
     ranges: dict[str, tuple[Range, ...]] = {name: getattr(balance, name) for name in kinds}
     plain = ("partition", "delivered", "next_sequence", "burned", "expired", "copies")
     return {

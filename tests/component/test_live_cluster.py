@@ -384,7 +384,7 @@ def test_a_damage_that_can_not_be_named_stops_the_reports_for_three_rounds_alone
     async def work() -> None:
         nothing = cast("Any", None)
         audit = LiveAudit(
-            nothing, nothing, cast("Any", Queue()), cast("Any", read), nothing, skipping_runtime(), KEEP_MS
+            nothing, nothing, cast("Any", Queue()), cast("Any", read), nothing, nothing, skipping_runtime(), KEEP_MS
         )
         damage = ReportedDamage(object="c/x", block=1, offset=7, records=5, cause="checksum")
         for _ in range(NAME_TRIES - 1):

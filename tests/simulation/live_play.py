@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from memq.audit.account import apart
 from memq.audit.finding import Finding, Kind
+from memq.audit.held import HeldAnswer
 from memq.audit.live.partition import PartitionAudit
 from memq.audit.live.partition_state import PartitionState
 from memq.audit.live.report_partition import Client, Key, ReportPartitionAudit
@@ -132,6 +133,10 @@ class LivePlay:
             home.settle(self._now_ms)
         for (_, partition), audit in self._audits.items():
             audit.settle(self._now_ms)
+            sought = audit.sought(again=True)
+            if sought:  # all that brokers held is in the queue by now
+                audit.take_answer(sought, HeldAnswer(answered=frozenset(audit.books.holders())), self._now_ms)
+                audit.settle(self._now_ms)
             for minute, row in audit.take_rows().items():
                 self.said.rows.setdefault((partition, minute), MinuteRow()).add(row)
             self._note_findings(partition, audit)

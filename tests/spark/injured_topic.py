@@ -153,7 +153,7 @@ def _log(partition: int, batches: Sequence[Batch], ends: Sequence[int]) -> list[
             log.append((batch.minute, batch))
         if batch.fate in ("copied", "doubled"):
             log.append((batch.minute + 1 if batch.fate == "copied" else DOUBLED_MINUTE, batch))
-    ended = tuple(ProducerEnd(producer=producer, next_sequence=BLOCKS * RECORDS) for producer in ends)
+    ended = tuple(ProducerEnd(producer=producer, next_sequence=BLOCKS * RECORDS, acks=2) for producer in ends)
     log.append((END_MINUTE, pointer(kind="ended", partition=partition, epoch=2, ended=ended)))
     return sorted(log, key=lambda entry: entry[0])
 

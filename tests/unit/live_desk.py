@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memq.audit.finding import Finding
+from memq.audit.held import HeldAnswer
 from memq.audit.live.partition import PartitionAudit
 from memq.audit.live.report_partition import Client, ReportPartitionAudit
 from memq.audit.live.storage.state import decode_state, encode_state
@@ -40,6 +41,7 @@ class Desk:
         self.findings: dict[str, Finding] = {}
         self.totals = Totals()
         self.offset = 0
+        self.answer = HeldAnswer()  # what the brokers say that are asked: nobody holds anything
         self._numbers: dict[int, int] = {}
 
     # ---- the queue -----------------------------------------------------------------------------------
@@ -52,9 +54,9 @@ class Desk:
             blocks = [run for number, run in enumerate(runs) if number not in made.skip]
         return self.publish(made, blocks)
 
-    def end(self, next_sequence: int, *burned: Range, producer: int = PRODUCER) -> int:
+    def end(self, next_sequence: int, *burned: Range, producer: int = PRODUCER, acks: int | None = None) -> int:
         """Publish what a producer said at its end."""
-        ended = ProducerEnd(producer=producer, next_sequence=next_sequence, burned=burned)
+        ended = ProducerEnd(producer=producer, next_sequence=next_sequence, burned=burned, acks=acks)
         return self.publish(pointer(kind="ended", ended=(ended,), totals=self.totals))
 
     def publish(self, made: Pointer, blocks: Sequence[Run] | None = None) -> int:
@@ -115,6 +117,10 @@ class Desk:
             self.audit.hold(self.now_ms)
         else:
             self.audit.settle(self.now_ms)
+            sought = self.audit.sought(again=True)
+            if sought:
+                self.audit.take_answer(sought, self.answer, self.now_ms)
+                self.audit.settle(self.now_ms)
         for minute, row in self.audit.take_rows().items():
             self.rows.setdefault(minute, MinuteRow()).add(row)
         for finding in self.audit.take_findings():

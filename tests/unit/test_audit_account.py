@@ -29,7 +29,7 @@ def account() -> Account:
 
 
 def ended(next_sequence: int, *burned: tuple[int, int]) -> ProducerEnd:
-    return ProducerEnd(producer=5, next_sequence=next_sequence, burned=burned)
+    return ProducerEnd(producer=5, next_sequence=next_sequence, burned=burned, acks=2)
 
 
 def settled(books: Account, evidence: Evidence | None = None) -> Balance:

@@ -98,7 +98,7 @@ class History:
             self.put(*late)
         for producer, books in self.deeds.items():
             if books.closes:
-                end = ProducerEnd(producer=producer, next_sequence=books.end, burned=ranges_of(books.burned))
+                end = ProducerEnd(producer=producer, next_sequence=books.end, burned=ranges_of(books.burned), acks=2)
                 self.auditor.take_control(0, self.offset, self.time_ms, pointer(kind="ended", ended=(end,)))
                 self.offset += 1
         return self.auditor.verdict(self.time_ms + LONG_MS)
@@ -170,7 +170,7 @@ def test_retention_explains_what_lies_before_the_first_pointer_and_nothing_else(
         pointer_ = data_pointer([(5, first, first + 10)], batch_sequence=batch, totals=Totals(first, 1))
         check = BatchCheck(KEY, (BlockCheck(0, 5, first, first + 10),))
         auditor.take_batch(0, 5 + batch, NOW_MS + batch * LATE_MS, pointer_, check)
-    end = ProducerEnd(producer=5, next_sequence=80)
+    end = ProducerEnd(producer=5, next_sequence=80, acks=2)
     auditor.take_control(0, 13, NOW_MS + 8 * LATE_MS, pointer(kind="ended", ended=(end,)))
     verdict = auditor.verdict(NOW_MS)
     assert verdict.finding(Kind.LOST).count == 10
@@ -183,7 +183,7 @@ def test_what_lies_among_late_copies_of_what_retention_took_is_not_missing() -> 
     for batch in (2, 4, 7):
         pointer_ = data_pointer([(5, batch, batch + 1)], batch_sequence=batch, totals=Totals(batch, 1))
         auditor.take_batch(0, 5 + batch, NOW_MS, pointer_, BatchCheck(KEY, (BlockCheck(0, 5, batch, batch + 1),)))
-    end = ProducerEnd(producer=5, next_sequence=8)
+    end = ProducerEnd(producer=5, next_sequence=8, acks=2)
     auditor.take_control(0, 13, NOW_MS, pointer(kind="ended", ended=(end,)))
     verdict = auditor.verdict(NOW_MS)
     assert (verdict.outcome, verdict.coverage.expired) == (Outcome.CLEAN, 5)
@@ -223,7 +223,7 @@ def test_an_epoch_that_began_behind_the_first_pointer_must_begin_at_batch_0() ->
 
 
 def test_an_unread_batch_whose_producers_are_not_all_named_leaves_nothing_lost_for_sure() -> None:
-    end = pointer(kind="ended", ended=(ProducerEnd(producer=5, next_sequence=9),))
+    end = pointer(kind="ended", ended=(ProducerEnd(producer=5, next_sequence=9, acks=2),))
     for complete, kind in ((True, Kind.LOST), (False, Kind.HOLE)):
         auditor = Auditor(TOPIC)
         auditor.open_partition(0, Span(0, 2))
@@ -245,13 +245,15 @@ def test_totals_prove_that_retention_took_nothing() -> None:
     auditor.open_partition(0, Span(1, 3))  # an old `opened` was trimmed, no batch
     named = data_pointer([(5, 10, 20)], batch_sequence=0)
     auditor.take_batch(0, 1, NOW_MS, named, BatchCheck(KEY, (BlockCheck(0, 5, 10, 20),)))
-    auditor.take_control(0, 2, NOW_MS, pointer(kind="ended", ended=(ProducerEnd(producer=5, next_sequence=20),)))
+    auditor.take_control(
+        0, 2, NOW_MS, pointer(kind="ended", ended=(ProducerEnd(producer=5, next_sequence=20, acks=2),))
+    )
     verdict = auditor.verdict(NOW_MS)
     assert (verdict.finding(Kind.LOST).count, verdict.coverage.expired) == (10, 0)
 
 
 def test_an_unreadable_pointer_is_damage_and_a_newer_one_makes_losses_unproven() -> None:
-    end = pointer(kind="ended", ended=(ProducerEnd(producer=5, next_sequence=20),))
+    end = pointer(kind="ended", ended=(ProducerEnd(producer=5, next_sequence=20, acks=2),))
     for error, kind, outcome in (
         (CorruptDataError("cut"), Kind.POINTER, Outcome.LOST),
         (UnsupportedFormatError("newer"), Kind.UNREAD, Outcome.INCOMPLETE),

@@ -30,7 +30,7 @@ def batch(minute: int, *runs: tuple[int, int, int], cause: Exception | None = No
 
 
 def ended(minute: int, producer: int, next_: int) -> Step:
-    end = ProducerEnd(producer=producer, next_sequence=next_)
+    end = ProducerEnd(producer=producer, next_sequence=next_, acks=2)
     return minute, pointer(kind="ended", ended=(end,)), None
 
 

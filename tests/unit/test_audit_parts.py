@@ -46,7 +46,7 @@ def draw_events(draw: random.Random) -> Events:
                 if draw.random() < 0.1:
                     events[partition].append((None, None))
             if draw.random() < 0.5:
-                end = ProducerEnd(producer=producer, next_sequence=40)
+                end = ProducerEnd(producer=producer, next_sequence=40, acks=2)
                 events[partition].append((pointer(partition=partition, kind="opened", ended=(end,)), None))
     return events
 

@@ -71,6 +71,11 @@ class OpenFindings:
                 ranges = tuple(RangeSet([*finding_or_none.ranges, (first, next_)]))
                 self._change(finding_or_none, ranges, now_ms)
 
+    def ranges(self, wrong: Finding) -> RangeSet:
+        """Return the sequences of the findings of `wrong`, which has what they share, that hold."""
+        found = self._by_key.get(_key_of(wrong), ())
+        return RangeSet(piece for id_ in found for piece in self._findings[id_].ranges)
+
     def damaged(self, damage: ReportedDamage, minute: int, now_ms: int) -> None:
         """Take a damaged block, which stays damaged; further reports of it change nothing."""
         id_ = finding_id(self._topic_id, self._partition, damage.object, damage.block, damage.producer, damage.first)

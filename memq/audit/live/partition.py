@@ -2,7 +2,8 @@
 
 Rules. What was acked with `all` must be in the queue: once that was read up to an end that was asked for after the
 report came, a hole is a loss. What was acked with less, or sent without acks, may be on its way until its producer must
-have given up and no late pointer can land any more. What was sent and never acked proves nothing: it is unproven then.
+have given up and no late pointer can land any more; then brokers are asked whether they hold it (`sought`). What was
+sent and never acked proves nothing: it is unproven then.
 What is below an end that its producer told is judged as by `Account`. Groups are judged in `reading.py`.
 So whoever drives it calls `settle` when it has given all pointers up to such an end, and never before.
 """
@@ -13,8 +14,10 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from memq.audit.account import Account, Balance, Evidence, Fate, RecentRanges, apart, common
+from memq.audit.account import ACKS_ALL, Account, Balance, Evidence, Fate, HeldWord, RecentRanges, apart, common
 from memq.audit.finding import IN_GROUP, IN_QUEUE, Finding, Kind
+from memq.audit.held import HELD_MS, HeldAnswer, Sought, doubt_of
+from memq.audit.held_questions import HeldQuestions
 from memq.audit.live.event_minute import EventMinutes
 from memq.audit.live.group_readers import distrust_reading, take_reading
 from memq.audit.live.open_findings import OpenFindings
@@ -25,20 +28,18 @@ from memq.errors import MemqError
 from memq.format.pointer import Pointer
 from memq.format.ranges import Range, RangeSet
 from memq.format.report import ReportedDamage, ReportPart, ReportSpan
-from memq.limits import FORWARD_S_MAX
 from memq.topic import Topic
 
-ALL = 2  # the ack level
 STREAMS_MAX = 20_000  # producers of one write partition; those that were seen longest ago are forgotten
 DAMAGED_MAX = 4_096
 TOLD_MAX = 4_096  # parts of reports that wait for the queue
 OBJECTS_MAX = 256  # newest pointers of a write partition whose objects a finding can name
 SPARK_READER, SPARK_TASK = "spark-reader", "spark-task"
-_HELD_MS = int(FORWARD_S_MAX * 1000)  # for how long a broker keeps what it took with 1 for the next owner
 _GROUP_STAGES = ("fetched", "dropped", "processed")
 _LOST_ACKED = "acked with all, in no pointer"
 _LOST_WEAK = "acked with 1 or sent without acks, in no pointer: a dead broker takes such records with it"
 _LOST_BELOW_END = "below the end that its producer told, in no pointer"
+_UNPROVEN_HELD = "acked with 1 or sent without acks, in no pointer: a broker that did not answer may hold such records"
 _UNPROVEN = "sent, neither acked nor given up, in no pointer"
 _UNPROVEN_BLIND = "acked, and the pointers of that time were not read"
 _PASSED_OVER = "committed beyond it, not processed"
@@ -56,6 +57,7 @@ class PartitionAudit:
         self._rows: dict[int, MinuteRow] = {}
         self._changed = False
         self._next_offset = self.books.next_offset
+        self._questions = HeldQuestions()
         self._findings = OpenFindings((topic.name, topic.id, partition), self.books.findings, self._row)
 
     # ---- what comes in -------------------------------------------------------------------------------
@@ -224,9 +226,33 @@ class PartitionAudit:
                 self._dirty.update(dict.fromkeys(self._stream_of(group, books).settle(now_ms)))
                 self._changed |= books.stream.covered != covered
             self._judge_group(group, books, now_ms)
-        undecided = [p for p, stream in self.books.streams.items() if self._undecided(stream, now_ms - _HELD_MS)]
+        undecided = [p for p, stream in self.books.streams.items() if self._undecided(stream, now_ms - HELD_MS)]
         self._dirty = dict.fromkeys(undecided)
         self._forget()
+
+    # ---- what brokers hold ---------------------------------------------------------------------------
+
+    def sought(self, *, again: bool) -> list[Sought]:
+        """Return the records that are lost unless a broker holds them.
+
+        With `again` also those that are held or in doubt.
+        """
+        return self._questions.sought(self.partition, again=again)
+
+    def take_answer(self, sought: Iterable[Sought], answer: HeldAnswer, now_ms: int) -> str:
+        """Take the answer of brokers; it counts at the next `settle`.
+
+        Return why they may hold more than they said.
+        """
+        doubt = ""
+        for each in sought:
+            stream = self.books.streams.get(each.producer)
+            if stream is not None:
+                doubt = doubt_of(answer, self.books, self.topic, stream.account.end_ms, now_ms)
+                held = answer.held.get((self.partition, each.producer), RangeSet())
+                self._questions.take(each.producer, HeldWord(RangeSet(each.ranges), held, doubt))
+                self._dirty[each.producer] = None
+        return doubt
 
     # ---- what comes out ------------------------------------------------------------------------------
 
@@ -285,7 +311,7 @@ class PartitionAudit:
         stream = self._stream(span.producer)
         if span.stage != "gave-up":  # a name's next instance may use the sequences again, for other records
             read = span.stage in _GROUP_STAGES
-            sure = read or (span.stage == "acked" and span.level == ALL)
+            sure = read or (span.stage == "acked" and span.level == ACKS_ALL)
             EventMinutes(stream).tell(span.minute, span.ranges, self._row, sure=sure, read=read)
         records = sum(next_ - first for first, next_ in span.ranges)
         name = QUEUE
@@ -300,7 +326,7 @@ class PartitionAudit:
             if not span.level:
                 _add(stream.weak, span.ranges)
         elif span.stage == "acked":
-            if span.level == ALL:
+            if span.level == ACKS_ALL:
                 self._count_once(stream, stream.acked, span)
                 records = 0
             else:
@@ -321,7 +347,7 @@ class PartitionAudit:
 
     def _await(self, stream: AuditedProducer, span: ReportSpan, time_ms: int) -> None:
         """Wait for sequences that brokers took with 1 or without acks: the next owner may still get them."""
-        held_ms = 0 if span.level == ALL else _HELD_MS
+        held_ms = 0 if span.level == ACKS_ALL else HELD_MS
         due_ms = time_ms + active_ms(self.topic.settings) + held_ms
         stream.waiting.extend((due_ms, *piece) for piece in span.ranges)
 
@@ -358,7 +384,9 @@ class PartitionAudit:
 
     def _balance(self, producer: int, stream: AuditedProducer, now_ms: int) -> Balance:
         active_since_ms = watermark_ms(self.topic.settings, now_ms)
-        evidence = Evidence(expired=self.books.expired, active_since_ms=active_since_ms)
+        # What is missing below its end, `_judge` asks brokers for.
+        asked = HeldWord(RangeSet([(0, stream.account.end or 0)]))
+        evidence = Evidence(expired=self.books.expired, active_since_ms=active_since_ms, word=asked)
         return stream.account.settle(self.partition, producer, evidence)
 
     def _undecided(self, stream: AuditedProducer, now_ms: int) -> bool:
@@ -375,15 +403,36 @@ class PartitionAudit:
         below = self._below_end(producer, stream, now_ms)
         weak = common(apart(stream.weak, *there, stream.acked, RangeSet(below)), stream.overdue)
         open_ = apart(stream.overdue, *there, stream.acked, stream.weak, RangeSet(below))
+        weak, below, doubtful = self._not_held(producer, weak, below, sure=not stream.account.weak)
         for kind, cause, pieces in (
             (Kind.LOST, _LOST_ACKED, acked),
             (Kind.LOST, _LOST_WEAK, weak),
             (Kind.LOST, _LOST_BELOW_END, below),
+            (Kind.HOLE, _UNPROVEN_HELD, doubtful),
             (Kind.HOLE, _UNPROVEN, open_),
             (Kind.HOLE, _UNPROVEN_BLIND, blind),
             (Kind.DOUBLED, "twice in the queue, and no reader drops it", list(stream.account.doubled)),
         ):
             self._hold(self._wrong(kind, cause, producer), pieces, stream, now_ms)
+
+    def _not_held(
+        self, producer: int, weak: list[Range], below: list[Range], *, sure: bool
+    ) -> tuple[list[Range], list[Range], list[Range]]:
+        """Return the parts of both that are lost, and the doubtful part.
+
+        `sure`: no broker can hold what is below its end.
+        """
+        self._questions.begin(producer)
+        doubted = self._findings.ranges(self._wrong(Kind.HOLE, _UNPROVEN_HELD, producer))
+        lost = self._findings.ranges(self._wrong(Kind.LOST, _LOST_WEAK, producer))
+        lost_below = self._findings.ranges(self._wrong(Kind.LOST, _LOST_BELOW_END, producer))
+        for piece in lost_below:  # a report that comes late may make one the other
+            lost.add(*piece)
+        of_weak = self._questions.decide(producer, weak, lost, doubted)
+        if sure:
+            return of_weak.lost, below, of_weak.doubtful
+        of_below = self._questions.decide(producer, below, lost, doubted)
+        return of_weak.lost, of_below.lost, of_weak.doubtful + of_below.doubtful
 
     def _below_end(self, producer: int, stream: AuditedProducer, now_ms: int) -> list[Range]:
         """Return the ranges below a producer's reported end that no pointer has.
@@ -395,7 +444,7 @@ class PartitionAudit:
             return []
         balance = self._balance(producer, stream, now_ms)
         missing = apart(balance.lost, stream.gave_up, stream.acked)
-        if self._undecided(stream, now_ms - _HELD_MS):
+        if self._undecided(stream, now_ms - HELD_MS):
             return common(apart(missing, stream.weak), stream.overdue)
         return missing
 
@@ -443,6 +492,7 @@ class PartitionAudit:
         streams = self.books.streams
         for producer in sorted(streams, key=lambda each: streams[each].account.seen_ms)[:over]:
             del streams[producer]
+            self._questions.forget(producer)
             for group in self.books.groups.values():
                 group.progress.pop(producer, None)
                 for reading in group.readings():

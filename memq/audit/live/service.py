@@ -16,7 +16,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from memq.audit.checks.batch_index import named, read_entries, read_headers
+from memq.audit.held import AskHeld
+from memq.audit.holders import Holders
 from memq.audit.live.group_reports import GroupReports, Page
+from memq.audit.live.holder_follower import HolderFollower
 from memq.audit.live.log_follower import LogFollower
 from memq.audit.live.partition import PartitionAudit
 from memq.audit.live.report_partition import Key, ReportPartitionAudit
@@ -44,7 +47,7 @@ PRUNE_EVERY_ROUNDS = 600
 SICK_HOME_ROUNDS = 30  # between two questions for the end of a home whose log does not answer
 NAME_TRIES = 3  # rounds in which pointer and index of a damage are asked for
 NAME_S = 5.0  # for both
-
+ASK_AGAIN_ROUNDS = 10  # between two questions to brokers about records that one of them holds, or may hold
 
 ListTopics = Callable[[], Awaitable[Sequence[Topic]]]  # those that are audited; raises RetryableError
 
@@ -68,6 +71,7 @@ class LiveAudit:
         topics: ListTopics,
         queue: RemoteQueue,
         read: ReadRange,
+        ask_held: AskHeld,
         store: AuditStore,
         runtime: Runtime,
         keep_ms: int,
@@ -82,6 +86,7 @@ class LiveAudit:
         self._owner = f"{runtime.random.getrandbits(64):016x}"
         self._events = EventLog(runtime.clock)
         self._logs = LogFollower(queue, read, self._events)
+        self._holders = HolderFollower(ask_held, self._events)
         self._outage = self._events.outage("audit.stopped", "audit.goes-on")
         self._homes: dict[int, _Home] = {}
         self._page: Page | None = None  # what was heard last, until it is taken: when that fails, it is taken again
@@ -112,6 +117,7 @@ class LiveAudit:
 
     async def close(self) -> None:
         """End what is under way."""
+        await self._holders.close()
         await self._logs.close()
 
     async def step(self) -> None:
@@ -121,7 +127,9 @@ class LiveAudit:
         if self._round % TOPICS_EVERY_ROUNDS == 0:
             await self._refresh_topics()
         quiet = await self._hear()
-        await self._follow(self._touched)
+        audits = {key: audit for home in self._homes.values() for key, audit in home.partitions.items()}
+        answered = self._holders.take_answers(audits, self._clock.wall_ms())
+        await self._follow(self._touched | answered)
         now_ms = self._clock.wall_ms()
         for number, home in self._homes.items():
             if quiet and await self._caught_up(number, home):
@@ -135,6 +143,7 @@ class LiveAudit:
             if step.changes or home.position != home.saved:
                 home.unsaved = step
                 await self._save(home)
+        self._holders.ask(audits, again=self._round % ASK_AGAIN_ROUNDS == 0)
         if self._touched:
             await self._reports.commit()
         self._touched = {}
@@ -352,7 +361,7 @@ async def live_audit(brokers: str, state: Database, keep_ms: int, runtime: Runti
         )
         any_broker = BrokerRouter(pool)
         queue = RemoteQueue(any_broker)
-        reports = GroupReports(consumer, queue, found[AUDIT_TOPIC])
-        audit = LiveAudit(reports, admin.topics, queue, any_broker.read, store, runtime, keep_ms)
+        reports, holders = GroupReports(consumer, queue, found[AUDIT_TOPIC]), Holders(pool, any_broker)
+        audit = LiveAudit(reports, admin.topics, queue, any_broker.read, holders.ask, store, runtime, keep_ms)
         stack.push_async_callback(audit.close)
         yield audit

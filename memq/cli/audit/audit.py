@@ -78,7 +78,13 @@ async def audit_by_brokers(brokers: str, name: str, read: list[int]) -> Verdict:
         with ProgressBar("audit", await _count_pointers(opened.queue, opened.topic)) as progress:
             moved, now_ms = _counter(read, progress), Runtime().clock.wall_ms()
             return await audit_topic(
-                opened.topic, opened.queue, opened.read, now_ms, through=opened.through, moved=moved
+                opened.topic,
+                opened.queue,
+                opened.read,
+                now_ms,
+                ask_held=opened.ask_held,
+                through=opened.through,
+                moved=moved,
             )
 
 

@@ -1,0 +1,75 @@
+"""Records that no pointer has and a broker may hold: question, answer, and doubts that stay. Pure.
+
+Theory: a record that was acked with 1 is held by a broker from its ack until the queue shows it: in memory, on the way
+to a next owner, or on disk. So brokers are asked for what is missing below a proven end, and then the queue is read on:
+a record that was neither held when a broker was asked, nor in the queue when it was read after that, is nowhere. Only
+owners take records: those that may hold one are named by the pointers of their epochs. An epoch that `closed` left
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from memq.audit.minutes import late_ms
+from memq.audit.pointer_facts import PointerFacts
+from memq.format.ranges import Range, RangeSet
+from memq.limits import FORWARD_S_MAX
+from memq.topic import Topic
+
+Source = tuple[int, int]  # write partition, producer
+HELD_MS = int(FORWARD_S_MAX * 1000)  # for how long a broker keeps in memory what it took with 1 for the next owner
+NAMED_MAX = 3  # brokers that a doubt names
+
+
+class Sought(NamedTuple):
+    """Records of one producer in one write partition that no pointer has."""
+
+    partition: int
+    producer: int
+    ranges: tuple[Range, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldAnswer:
+    """The answers of a cluster's brokers about sought records.
+
+    `answered` have said all that they hold; `failed` says of others why not all is known. A broker that is in neither
+    was not there. `error`: why nobody could be asked.
+    """
+
+    held: Mapping[Source, RangeSet] = field(default_factory=dict)
+    answered: frozenset[str] = frozenset()
+    failed: Mapping[str, str] = field(default_factory=dict)
+    error: str = ""
+
+
+AskHeld = Callable[[Topic, Sequence[Sought]], Awaitable[HeldAnswer]]  # raises nothing: what fails is in the answer
+
+
+def doubt_of(answer: HeldAnswer, facts: PointerFacts, topic: Topic, end_ms: int, now_ms: int) -> str:
+    """Return why records may be held that no broker named, "" when there is no reason.
+
+    `facts` are those of their write partition, `end_ms` the queue time at which their producer ended. A broker that is
+    gone keeps its disk; its memory, and that of one that only lost the coordinator, holds nothing after `HELD_MS`.
+    """
+    if answer.error:
+        return f"brokers were not asked whether they hold them: {answer.error}"
+    gone = topic.settings.ack1 == "disk" or now_ms - end_ms < HELD_MS
+    reasons = list(_reasons(answer, facts.holders(), gone=gone))
+    if reasons:
+        more = f"; and {len(reasons) - NAMED_MAX} more" if len(reasons) > NAMED_MAX else ""
+        return "; ".join(reasons[:NAMED_MAX]) + more
+    if facts.may_be_late() and now_ms - end_ms < late_ms(topic.settings):
+        return "a pointer of an epoch that was lost may still land"
+    return ""
+
+
+def _reasons(answer: HeldAnswer, holders: Iterable[str], *, gone: bool) -> Iterable[str]:
+    for broker in holders:
+        if broker in answer.failed:
+            yield f"broker '{broker}' may hold them: {answer.failed[broker]}"
+        elif broker not in answer.answered and gone:
+            yield f"broker '{broker}' may hold them, and is not there"
