@@ -83,6 +83,27 @@ def test_a_topic_of_a_broker_as_a_command(spark: SparkSession, broker: DevServer
     assert set(sent[0]) >= {*COUNTS, "topic", "partition", "producer_id", "minute", "verdict", "final"}
 
 
+def test_what_a_broker_holds_that_was_acked_with_1_is_not_lost(broker: DevServer) -> None:
+    """Its batch stays open: the end of the producer is in the queue, and its records are not."""
+    with memq.Admin(broker.address) as admin:
+        admin.create_topic("open", settings={"seal_when_idle": False, "batch_age_ms_max": 600_000})
+    with memq.Producer(broker.address, acks=1) as producer:
+        for number in range(100):
+            producer.send("open", b"value %d" % number)
+    arguments = ["audit", "open", "-b", broker.address, "--json"]
+    done = CliRunner().invoke(pipelines, arguments, standalone_mode=False, catch_exceptions=False)
+    assert done.return_value == 0
+    report = json.loads(done.stdout)
+    assert [(found["kind"], found["count"]) for found in report["findings"]] == [("held", 100)]
+    line = subprocess.run(
+        [sys.executable, "-m", "memq", *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert report == json.loads(line.stdout)
+
+
 def test_a_user_mistake_is_one_line(capsys: pytest.CaptureFixture[str], spark: SparkSession) -> None:
     done = CliRunner().invoke(pipelines, ["audit", "clicks", "-o", "partitionbites=1"], standalone_mode=False)
     assert "partitionBytes" in str(getattr(done.exception, "hint", ""))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,8 +23,11 @@ from memq.audit.auditor import Auditor
 from memq.audit.checks.checked_entry import decode_checked, encode_checked
 from memq.audit.checks.checker import Checker
 from memq.audit.checks.whole_object import store_reader
+from memq.audit.held import HeldAnswer, Sought
+from memq.audit.holders import Holders
 from memq.audit.minutes import COUNTS, MINUTE_MS, OK, QUEUE, WORDS, MinuteRow, Minutes, Stream, watermark_ms
 from memq.audit.verdict import Verdict, merge_verdicts
+from memq.client.broker_router import BrokerRouter
 from memq.client.io_thread import io_thread
 from memq.notification import Span
 from memq.runtime.network import Runtime
@@ -57,7 +60,8 @@ MINUTE_ROWS_MAX = 4_096  # held by a task before they continue
 class AuditPlan:
     """Spans by read partition, their pieces, and positions of `groups` by read partition.
 
-    `now_ms` (Unix ms) is the moment that the verdict is of.
+    `now_ms` (Unix ms) is the moment that the verdict is of. `answer` is what brokers said of the `sought` records,
+    before the spans ended; None when they were not asked.
     """
 
     topic: Topic
@@ -66,6 +70,8 @@ class AuditPlan:
     groups: Sequence[str]
     committed: Mapping[int, Mapping[str, Position | None]]
     now_ms: int
+    sought: Sequence[Sought] = ()
+    answer: HeldAnswer | None = None
 
 
 async def plan_audit(options: ReadOptions) -> AuditPlan:
@@ -91,6 +97,24 @@ async def plan_audit(options: ReadOptions) -> AuditPlan:
         )
 
 
+async def plan_again(options: ReadOptions, plan: AuditPlan, sought: Sequence[Sought]) -> AuditPlan:
+    """Ask brokers whether they hold what is missing, and then for the present ends of the queue.
+
+    Without brokers the plan stays as it is. Raises: as `plan_audit`.
+    """
+    async with open_access(options, Runtime()) as access:
+        if access.pool is None:
+            return plan
+        answer = await Holders(access.pool, BrokerRouter(access.pool)).ask(plan.topic, sought)
+        spans, pieces = dict(plan.spans), list(plan.pieces)
+        for partition in sorted(access.topics[options.topics[0]].partitions):
+            before = spans[partition.partition]
+            behind = Span(before.end, max(before.end, (await access.places.span(partition)).end))
+            spans[partition.partition] = Span(before.begin, behind.end)
+            pieces += await pieces_of(access, partition, behind, options.partition_bytes)
+        return replace(plan, spans=spans, pieces=pieces, sought=sought, answer=answer)
+
+
 async def _committed(access: Access, partitions: list[ReadPartition]) -> dict[str, dict[ReadPartition, Position]]:
     """Return the positions of each group that has read the topic."""
     groups = access.groups
@@ -105,14 +129,20 @@ def judge(spark: SparkSession, options: ReadOptions, plan: AuditPlan) -> DataFra
     return mapped(ordered, partial(_judge, plan), JUDGED).persist(StorageLevel.DISK_ONLY)
 
 
-def verdicts_of(judged: DataFrame, plan: AuditPlan) -> list[Verdict]:
-    """Return the verdicts of all read partitions, in their order: one for each, whatever it holds."""
+def verdicts_of(judged: DataFrame, plan: AuditPlan) -> tuple[list[Verdict], list[Sought]]:
+    """Return the verdicts of all read partitions, in their order: one for each, whatever it holds.
+
+    And the records that are lost unless a broker holds them.
+    """
     rows = judged.where("verdict IS NOT NULL").select("verdict").toArrow()
     found: dict[int, Verdict] = {}
+    sought: list[Sought] = []
     for data in rows.column(0).to_pylist():
-        verdict: Verdict = pickle.loads(data)  # noqa: S301 - our own task made it
+        verdict, missing = pickle.loads(data)  # noqa: S301 - our own task made it
         found[verdict.coverage.partitions[0].partition] = verdict
-    return [found.get(partition) or _open(plan, partition).verdict(plan.now_ms) for partition in sorted(plan.spans)]
+        sought += missing
+    verdicts = [found.get(partition) or _open(plan, partition).verdict(plan.now_ms) for partition in sorted(plan.spans)]
+    return verdicts, sought
 
 
 def table_of(judged: DataFrame, plan: AuditPlan) -> DataFrame:
@@ -167,6 +197,8 @@ async def _checked(options: ReadOptions, piece: PointerSpan) -> AsyncGenerator[R
 def _open(plan: AuditPlan, partition: int, minutes: Minutes | None = None) -> Auditor:
     auditor = Auditor(plan.topic, minutes=minutes)
     auditor.open_partition(partition, plan.spans[partition])
+    if plan.answer is not None:
+        auditor.take_answer(plan.sought, plan.answer)
     return auditor
 
 
@@ -193,7 +225,7 @@ def _judged(plan: AuditPlan, batches: Batches) -> Iterator[Row]:
 
 def _ended(plan: AuditPlan, auditor: Auditor, minutes: Minutes) -> Iterator[Row]:
     yield from _rows_of(plan, minutes.settle(auditor.balances(plan.now_ms)))
-    yield {"verdict": pickle.dumps(auditor.verdict(plan.now_ms))}
+    yield {"verdict": pickle.dumps((auditor.verdict(plan.now_ms), auditor.sought(plan.now_ms)))}
 
 
 def _rows_of(plan: AuditPlan, rows: Mapping[tuple[Stream, int], MinuteRow]) -> Iterator[Row]:
@@ -235,11 +267,17 @@ def audit(spark: SparkSession, options: ReadOptions, plan: AuditPlan) -> tuple[V
     watermark, so that nothing of it can change any more.
     Raises: what tasks raise, as Spark tells it.
     """
-    from memq.spark.pipelines.audit import judge, table_of, verdicts_of
-
     tell(f"audit: topic '{plan.topic.name}', {len(plan.pieces)} pieces of {len(plan.spans)} partitions")
     judged = judge(spark, options, plan)
-    return merge_verdicts(verdicts_of(judged, plan)), table_of(judged, plan)
+    verdicts, sought = verdicts_of(judged, plan)
+    if sought:
+        tell(f"audit: brokers are asked what they hold of {len(sought)} producers, and all is read again")
+        plan = io_thread().run(plan_again(options, plan, sought))
+        if plan.answer is not None:
+            judged.unpersist()
+            judged = judge(spark, options, plan)
+            verdicts, _ = verdicts_of(judged, plan)
+    return merge_verdicts(verdicts), table_of(judged, plan)
 
 
 def send_table(table: DataFrame, topic: str, read: ReadOptions, *, now_ms: int) -> None:
