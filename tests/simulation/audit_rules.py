@@ -85,7 +85,7 @@ class AuditRules:
         """Audit until retention took no pointers meanwhile: else what was read is more than what is there."""
         while True:
             begins = [log.begin for log in self._logs.values()]
-            verdict = await audit(self._topic, self._queue, _reader(self._objects), now_ms)
+            verdict = await audit(self._topic, self._queue, object_reader(self._objects), now_ms)
             if begins == [log.begin for log in self._logs.values()]:
                 return verdict
 
@@ -102,7 +102,7 @@ class AuditRules:
         if found.count != records:
             where = f", the first at {found.places[0]}" if found.places else ""
             self._fail(f"the audit of a sound log names {found.count} of 'doubled'{where}, {records} are there twice")
-        lying, landed = self._sequences(left=True), self._sequences(left=False)
+        lying, landed = self.sequences(left=True), self.sequences(left=False)
         for balance in verdict.balances:
             there = lying.pop((balance.partition, balance.producer), {})
             if balance.delivered != len(there):
@@ -118,7 +118,7 @@ class AuditRules:
         if lying:
             self._fail(f"the audit does not know the producers {list(lying)[:3]}")
 
-    def _sequences(self, *, left: bool) -> dict[Source, dict[int, None]]:
+    def sequences(self, *, left: bool) -> dict[Source, dict[int, None]]:
         """Return the sequences that ever landed, or those that retention has left, by producer."""
         found: dict[Source, dict[int, None]] = {}
         for log in self._logs.values():
@@ -142,7 +142,7 @@ class AuditRules:
             objects[location.key] = bytes(body)
         else:
             queue = WornQueue(queue, partition, entry.offset)
-        verdict = await audit(self._topic, queue, _reader(objects), now_ms)
+        verdict = await audit(self._topic, queue, object_reader(objects), now_ms)
         if entry.offset < self._logs[partition].begin:
             return  # retention took it meanwhile
         if verdict.passed:
@@ -151,7 +151,9 @@ class AuditRules:
             self._fail(f"the audit does not name pointer {entry.offset}, whose {how} is damaged")
 
 
-def _reader(objects: Mapping[str, bytes]) -> ReadObject:
+def object_reader(objects: Mapping[str, bytes]) -> ReadObject:
+    """Return what reads objects at once, and never fails for what is there."""
+
     async def read_range(store: str, key: str, offset: int, length: int) -> bytes:
         body = objects.get(key)
         if body is None:

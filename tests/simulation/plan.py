@@ -39,6 +39,7 @@ ASPECTS = (
     "direct",
     "part",
     "churn",
+    "audits",
 )
 SCALE = "thin"  # the aspect that the others scale with
 ASPECT_RATE = 0.3
@@ -49,6 +50,7 @@ SWEEP_CONFIRM_MS = 12_000
 NAMED_PACE_S_MAX = 0.4  # their rests take their time
 NAMED_STORM_MS = 150_000  # for how long a storm may keep a name from its topic
 SEIZED_PAUSE_S_MAX = 2.5  # of processes whose partitions go to another owner
+AUDITS_LATER_MS = 3_600_000
 STORM_SENDS_S = 80.0  # for how long a producer sends by keys in a storm, about
 
 
@@ -70,6 +72,8 @@ class Plan:
     wanders: bool = False  # consumers pause and seek
     named_rest_s_max: float = 0.0  # for how long a name is silent between its instances
     keyed: bool = False  # the product's producers send by keys
+    audits: bool = False  # a process audits the topic again and again,
+    audits_later_ms: int = 0  # as if it were so much later
     retry_ms: int = 0  # for how long after its first try a task of a direct writer may run again
     constants: Constants = field(default_factory=dict)  # of the product, on another scale
 
@@ -357,6 +361,22 @@ def _with_cold_parts(plan: Plan, level: str, draw: random.Random) -> Plan:
     return replace(plan, shape=shape, rest_s=rest_s, active_s=active_s, wanders=True)
 
 
+def _with_audits(plan: Plan, _level: str, _draw: random.Random) -> Plan:
+    """Audit at any moment, while brokers hold what they acked with 1.
+
+    Not where retention takes pointers: what is forwarded comes out of order there, and an audit can't tell it from what
+    is missing. Not where services lie. With the disk nothing but a broker holds a record, if the queue refuses a lower
+    epoch: no pointer is late then, and audits need not wait for one.
+    """
+    if plan.shape.housekeeping_s or plan.faults.lies:
+        return plan
+    producers = (*plan.producers, "one")
+    if plan.shape.settings.ack1 != "disk":
+        return replace(plan, audits=True, producers=producers)
+    shape = replace(plan.shape, refuse="epoch")
+    return replace(plan, audits=True, audits_later_ms=AUDITS_LATER_MS, producers=producers, shape=shape)
+
+
 def _with_lies(plan: Plan, _level: str, draw: random.Random) -> Plan:
     """Let one or two services give wrong answers, some kinds of them, for single calls and for up to minutes."""
     known = {"store": STORE_LIES, "queue": QUEUE_LIES, "coordinator": COORDINATOR_LIES}
@@ -429,6 +449,7 @@ _CHANGES = {
     "reports": _with_reports,
     "cold": _with_cold_parts,
     "lies": _with_lies,
+    "audits": _with_audits,
     "crowd": _with_a_crowd,
     SCALE: _with_thin_margins,
     "direct": _with_direct_writers,

@@ -18,7 +18,7 @@ from memq.compaction.reader import ColdReader
 from memq.errors import MemqError
 from memq.format import pointer as pointer_format
 from memq.runtime.network import Runtime
-from tests.simulation.audit_rules import AuditRules
+from tests.simulation.audit_rules import AuditRules, object_reader
 from tests.simulation.chaos import Chaos
 from tests.simulation.cloud import Doors
 from tests.simulation.cluster import CLUSTER, PORT, SimCluster
@@ -30,6 +30,7 @@ from tests.simulation.faults import LEVELS, Faults
 from tests.simulation.live_rules import LiveRules
 from tests.simulation.log_truth import WATCHER, LogTruth, run_watcher
 from tests.simulation.lost_log_rules import LostLogRules
+from tests.simulation.moment_audits import AUDITOR, MomentAudits
 from tests.simulation.named_producer import NamedLife
 from tests.simulation.named_rules import NamedRules
 from tests.simulation.node import Node
@@ -95,6 +96,7 @@ class Scenario:
         self._sent: dict[str, int] = {}
         self._lives: dict[str, int] = {}
         self._checkpoints: dict[str, Checkpoint] = {}
+        self.audits = MomentAudits(object_reader(self.cluster.objects), plan.audits_later_ms, world.fail)
         self.others = OthersGoOn(self.cluster.cloud.sick_part, self.checker, self.groups, lambda: world.now, world.fail)
         self.chaos = Chaos(self.cluster, plan.faults.chaos, self.restart)
 
@@ -113,6 +115,8 @@ class Scenario:
             self._start_consumer(f"consumer-{number}")
         if self.plan.shape.cold:
             self._start_compactor()
+        if self.plan.audits:
+            self._start_auditor()
         self.chaos.start()
         if _is_only_a_part_sick(self.plan.faults):
             self._look_at_others()
@@ -125,6 +129,8 @@ class Scenario:
         world.run(self.plan.end_s, done=self._all_done, look_s=LOOK_S)
         self._check_life()
         self._wait_for_reports()
+        if self.plan.audits:
+            self.world.nodes[AUDITOR].kill()
         self.checker.finish(world.random("finish").randrange)
         self.cluster.transient.finish(world.random("finish transient").randrange)
         self.names.finish()
@@ -199,6 +205,7 @@ class Scenario:
         self.world.run(AUDIT_S, done=work.done)
         assert work.done(), "the audit does not end"
         work.result()
+        self.audits.finish(rules.sequences(left=False))
         if self.plan.shape.audit_interval_ms:
             live = LiveRules(cluster.topic, self.checker.reports.history, cluster.objects, self.world.fail)
             live.check(self.world.random("live audit"))
@@ -239,7 +246,8 @@ class Scenario:
             | {
                 "forwarded": sum(each.forwarded_blocks for each in self.cluster.counters),
                 "replayed": sum(each.replayed_blocks for each in self.cluster.counters),
-            },
+            }
+            | self.audits.counts,
             met=self.cluster.cloud.met() | self.chaos.met,
             live_faults=self._live_faults,
         )
@@ -256,6 +264,8 @@ class Scenario:
             self._start_consumer(name)
         elif name == COMPACTOR:
             self._start_compactor()
+        elif name == AUDITOR:
+            self._start_auditor()
         elif not self.done[name]:
             self._start_producer(name)
 
@@ -273,6 +283,13 @@ class Scenario:
             await run_compactor(node, runtime, self.cluster, doors)
 
         self.cluster.spawn(COMPACTOR, main)
+
+    def _start_auditor(self) -> None:
+        async def main(node: Node, runtime: Runtime, _doors: Doors) -> None:
+            brokers = ",".join(f"{host}:{PORT}" for host, _port in self.cluster.addresses())
+            await self.audits.run(node, runtime, brokers, self.cluster.topic.name)
+
+        self.cluster.spawn(AUDITOR, main)
 
     def _start_watcher(self) -> None:
         cluster, sick = self.cluster, self.cluster.cloud.sick_part
