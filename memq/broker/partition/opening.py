@@ -191,7 +191,10 @@ async def _read_tail(services: Services, topic: Topic, own: Ownership, publisher
 
 
 def _check_time(own: Ownership, since: int, found: int) -> None:
-    """Refuse `found` as the least offset of a time when the tail has an earlier one: the window would be cut."""
+    """Refuse `found` as the least offset of a time when the tail has an earlier one.
+
+    The window would be cut.
+    """
     tail = own.tail
     if tail.last_ms >= since and found > tail.last_at >= 0:
         text = f"offset {found} for time {since}, and offset {tail.last_at} is of {tail.last_ms}"
