@@ -17,6 +17,7 @@ from memq.notification import Publication, Span
 from memq.notification.kafka import library as library_module
 from memq.notification.kafka import queue as queue_module
 from memq.notification.kafka import topics as topics_module
+from memq.notification.kafka.admin import KafkaAdmin
 from memq.notification.kafka.failures import LastErrors
 from memq.notification.kafka.names import Names
 from memq.notification.kafka.queue import KafkaQueue
@@ -132,19 +133,20 @@ def test_a_time_behind_all_records_lies_at_the_end(library: Library) -> None:
     over(work)
 
 
-def test_what_comes_between_the_questions_for_a_time_is_not_passed_over(library: Library) -> None:
+def test_what_comes_between_the_questions_for_a_time_is_not_passed_over(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def work(queue: KafkaQueue) -> None:
-        admin: Any = queue._admin
-        listed, asked = admin.list_offsets, list[Any]()
+        listed, asked = KafkaAdmin.list_offsets, list[Any]()
 
-        async def then_publish(questions: Any) -> Any:
-            found = await listed(questions)
+        async def then_publish(admin: KafkaAdmin, questions: Any) -> Any:
+            found = await listed(admin, questions)
             asked.append(questions)
             if len(asked) == 1:
                 assert await queue.publish(publication(b"new")) == RECORDS
             return found
 
-        admin.list_offsets = then_publish
+        monkeypatch.setattr(KafkaAdmin, "list_offsets", then_publish)
         assert await queue.seek_time(PARTITION, 1_500) == RECORDS
         assert len(asked) == 2
 
