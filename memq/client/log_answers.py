@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Self, TypeVar
 
-from memq.errors import MemqError, QueueError
+from memq.errors import MemqError, QueueError, ThrottledError
 from memq.topic import ReadPartition
 
 LOGS_AT_ONCE_MAX = 16  # logs that are asked at the same time; one that hangs takes one of these places
 LOG_S = 15.0  # for all requests about one log; a broker ends each of them after 5 s
+THROTTLED_PAUSE_S = 0.1
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
@@ -43,17 +44,28 @@ class LogAnswers(dict[Key, Value]):
 async def ask_logs(
     logs: Iterable[ReadPartition], ask: Callable[[ReadPartition], Awaitable[Value]]
 ) -> dict[ReadPartition, Value | MemqError]:
-    """Return the answer of each log, or its error: some at the same time, each within LOG_S."""
+    """Return the answer of each log, or its error: some at the same time, each within LOG_S.
+
+    A broker that has too many requests of this client at the moment is asked again: that says nothing about the log.
+    """
     turns = asyncio.Semaphore(LOGS_AT_ONCE_MAX)
 
     async def answer_of(log: ReadPartition) -> Value | MemqError:
+        throttled: ThrottledError | None = None
         async with turns:
             try:
                 async with asyncio.timeout(LOG_S):
-                    return await ask(log)
+                    while True:
+                        try:
+                            return await ask(log)
+                        except ThrottledError as error:
+                            throttled = error
+                        await asyncio.sleep(THROTTLED_PAUSE_S)
             except MemqError as error:
                 return error
             except TimeoutError:
+                if throttled is not None:
+                    return throttled
                 name = f"partition {log.partition} of topic '{log.topic}'"
                 return QueueError(f"the log of {name} did not answer within {LOG_S:g} s")
 

@@ -20,7 +20,7 @@ from memq.client.consumer.offset_resolver import Lag
 from memq.client.consumer.record import TopicPartition
 from memq.client.log_answers import LOG_S, LOGS_AT_ONCE_MAX, LogAnswers, ask_logs
 from memq.client.producer.aio_producer import AsyncProducer
-from memq.errors import MemqError, NotFoundError, QueueError
+from memq.errors import MemqError, NotFoundError, QueueError, ThrottledError
 from memq.notification import Span
 from memq.runtime.network import Runtime
 from memq.topic import ReadPartition, Totals
@@ -279,6 +279,23 @@ def test_logs_are_asked_some_at_once_and_one_that_hangs_ends_in_time() -> None:
         }
         assert "partition 3 of topic 'clicks' did not answer within 15 s" in str(found[LOGS[3]])
         assert most == LOGS_AT_ONCE_MAX
+
+    run_skipping(work())
+
+
+def test_a_broker_with_too_many_requests_is_asked_again() -> None:
+    asked = dict.fromkeys(LOGS[:3], 0)
+    refused = ThrottledError("8 requests of this connection are waiting for their answers")
+
+    async def ask(log: ReadPartition) -> int:
+        asked[log] += 1
+        if log is LOGS[2] or (log is LOGS[1] and asked[log] < 3):
+            raise refused
+        return log.partition
+
+    async def work() -> None:
+        assert await ask_logs(LOGS[:3], ask) == {LOGS[0]: 0, LOGS[1]: 1, LOGS[2]: refused}
+        assert (asked[LOGS[0]], asked[LOGS[1]]) == (1, 3)
 
     run_skipping(work())
 
