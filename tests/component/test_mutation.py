@@ -134,10 +134,11 @@ def test_every_patch_made_by_hand_applies_and_is_python() -> None:
 
 def test_every_known_equivalent_is_a_mutant_still() -> None:
     by_path: dict[str, list[Mutant]] = {}
+    made_by_hand = hand_made()
     for equivalent in load_equivalents():
         if equivalent.path not in by_path:
-            made_by_hand = [mutant for mutant in hand_made() if mutant.path == equivalent.path]
-            by_path[equivalent.path] = [*mutants_of(equivalent.path), *made_by_hand]
+            rules = [mutant for mutant in made_by_hand if mutant.path == equivalent.path]
+            by_path[equivalent.path] = [*mutants_of(equivalent.path), *rules]
         found = [mutant for mutant in by_path[equivalent.path] if equivalent.covers(mutant)]
         assert found, f"{equivalent} is no mutant any more: remove it, or match it anew"
         assert equivalent.reason
