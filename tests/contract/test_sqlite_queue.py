@@ -82,6 +82,24 @@ def test_who_waits_is_woken_by_a_publish_of_this_process_without_a_look_at_the_f
     asyncio.run(work())
 
 
+def test_who_waits_is_woken_by_a_publish_through_another_queue_on_the_file(tmp_path: Path) -> None:
+    async def work() -> None:
+        queue, other = open_queue(tmp_path), open_queue(tmp_path)
+        await queue.create([part()], STALE_MS)
+        async with asyncio.timeout(HANG_S):
+            for number in range(2):  # the second time nobody has waited for a while
+                waiting = asyncio.create_task(queue.wait({part(): number}, HANG_S * 2))
+                for _ in range(5):  # behind its own look
+                    await queue.span(part())
+                assert not waiting.done()
+                await other.publish(pointer(b"x"))
+                await waiting
+        await queue.close()
+        await other.close()
+
+    asyncio.run(work())
+
+
 # ---- long deletions ------------------------------------------------------------------------------
 
 
