@@ -12,6 +12,7 @@ from memq.broker.broker import Broker
 from memq.client.admin.aio_admin import AsyncAdmin
 from memq.client.link_pool import LinkPool
 from memq.client.metadata import ClusterMetadata
+from memq.client.producer.aio_producer import AsyncProducer
 from memq.errors import NotFoundError, NotReadyError, QueueError, UnreachableError
 from memq.protocol.frames import Api, Frame
 from memq.protocol.messages import (
@@ -26,6 +27,8 @@ from memq.protocol.messages import (
 )
 from memq.runtime.network import Runtime, parse_address
 from memq.topic import ReadPartition, Topic, TopicSettings, read_partitions
+from tests.brokers import run as run_broker
+from tests.brokers import running_broker
 from tests.component.test_broker_cluster import Rig, rig
 from tests.unit.toy_broker import ToyBroker, ToyConnection, address_of, run, toy_topic
 
@@ -135,6 +138,25 @@ def test_a_request_that_comes_late_changes_no_later_topic() -> None:
             await pool.close()
 
     asyncio.run(work())
+
+
+def test_a_producer_does_not_create_a_topic_again_that_was_deleted() -> None:
+    """It would have as many partitions as a new topic has by default, and none of its settings."""
+
+    async def work() -> None:
+        async with running_broker() as broker, AsyncProducer(broker.address) as producer:
+            await (await producer.send("clicks", b"first"))
+            await broker.partitions.delete(broker.partitions.topic("clicks"))
+            with pytest.raises(NotFoundError):
+                await (await producer.send("clicks", b"too late"))
+            for _ in range(2):
+                with pytest.raises(NotFoundError, match="topic 'clicks' does not exist"):
+                    await producer.send("clicks", b"too late")
+            assert "clicks" not in [topic.name for topic in broker.partitions.topics()]
+            await create(broker)
+            assert (await (await producer.send("clicks", b"second"))).records == 1
+
+    run_broker(work())
 
 
 def test_an_admin_names_the_topic_that_is_there_now() -> None:

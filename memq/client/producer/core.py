@@ -30,7 +30,7 @@ from memq.protocol.messages import Metadata, MetadataRequest
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Address, Runtime, format_address
 from memq.runtime.tasks import TaskOwner
-from memq.topic import Position, Topic, producer_id_of
+from memq.topic import Position, Topic, check_name, producer_id_of
 
 METADATA_AGE_S_MAX = 60.0  # so soon a topic that was widened gets records in its new partitions
 _SETTLE_S = 0.5
@@ -106,6 +106,7 @@ class ProducerCore:
         self._naming = InstanceFencing(
             OwnerRequests(runtime, self._pool, self._metadata, settings.open_timeout_s), self.producer_id
         )
+        self._routed = set[str]()  # topics that this producer has had a route to
         self._beginning = asyncio.Lock()  # an instance begins once in a partition: twice, it would fence itself
         self._parts = SenderParts(
             producer_id=self.producer_id,
@@ -126,13 +127,16 @@ class ProducerCore:
     async def route(self, topic: str) -> Route:
         """Return the route of a topic, asking the cluster when it is not known.
 
-        It is made where that is allowed.
+        It is created where that is allowed, but not again: a deleted topic would come back with other settings.
 
         Raises: NotFoundError, InvalidNameError, UnreachableError, TimedOutError, ClosedError.
         """
         if not self._pool.reached:
             await self._pool.reach(min(self._settings.connect_timeout_s, self._settings.metadata_timeout_s))
-        found = await self._metadata.topic(topic, create=True, timeout_s=self._settings.metadata_timeout_s)
+        check_name(topic, internal=True)
+        create = topic not in self._routed
+        found = await self._metadata.topic(topic, create=create, timeout_s=self._settings.metadata_timeout_s)
+        self._routed.add(topic)
         if self._settings.name:
             await self._begin(found.topic)
         known = self.buffer.route(topic)
