@@ -366,6 +366,21 @@ def test_behind_its_close_a_broker_asks_for_nothing_and_is_known_to_nobody() -> 
     on_lines(work)
 
 
+def test_a_close_gives_back_the_memory_of_what_was_published() -> None:
+    async def work(cluster: Rig, lines: Lines) -> None:
+        broker = await cluster.start("one", audit=False)
+        topic = await broker.partitions.create("clicks", 1, TopicSettings(), exist_ok=False)
+        client = lines.call(broker.address).greet()
+        await skip(0.5)
+        first = await produced(client, topic, 0, 200_000)
+        await produced(client, topic, first, 200_000)
+        assert broker.services.pool.leased_bytes > broker.intake.slab.size
+        await broker.close()
+        assert broker.services.pool.leased_bytes == broker.intake.slab.size
+
+    on_lines(work)
+
+
 def test_a_close_while_the_coordinator_is_away_says_so_and_ends(caplog: pytest.LogCaptureFixture) -> None:
     async def work(cluster: Rig, lines: Lines) -> None:
         broker = await cluster.start("one", audit=False)

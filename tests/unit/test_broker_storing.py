@@ -250,6 +250,22 @@ def test_a_batch_that_nobody_waits_for_is_not_stored_alone_and_its_slab_comes_ba
     run_skipping(work())
 
 
+def test_an_object_that_nobody_waits_for_any_more_is_not_tried_again() -> None:
+    async def work() -> None:
+        sharing = Sharing(fails=[StoreError("it is away")] * 1_000)
+        lonely = sharing.store(0)
+        await skip(sharing.age_s + 1)
+        lonely.cancel()
+        await skip(1)
+        tried = len(sharing.handler.asked_s)
+        assert tried > 1
+        await skip(60)
+        assert len(sharing.handler.asked_s) == tried
+        assert sharing.services.pool.leased_bytes == 0
+
+    run_skipping(work())
+
+
 def test_so_many_objects_are_put_at_once_and_the_next_ones_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         monkeypatch.setattr(storing, "SHARED_BATCHES_MAX", 1)
