@@ -111,7 +111,7 @@ class Coordinator(Protocol):
         ...
 
     async def assignment(self, topic_id: str, partition: int) -> Assignment:
-        """Return one assignment, as it is now."""
+        """Return one assignment by a fresh read: all earlier changes are visible."""
         ...
 
     async def set_assignment(self, assignment: Assignment, *, term: int = 0) -> Assignment:

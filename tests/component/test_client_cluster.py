@@ -7,6 +7,7 @@ from collections import Counter
 from datetime import UTC, datetime
 
 import pytest
+from msgspec.structs import replace
 
 from memq.audit.collector import audit
 from memq.audit.opened_topic import opened_topic
@@ -17,9 +18,11 @@ from memq.client.link_pool import LinkPool
 from memq.client.metadata import ClusterMetadata
 from memq.client.producer.aio_producer import AsyncProducer
 from memq.client.producer.window_events import OpenFailed, OpenStream, Sealed, Tick
-from memq.errors import NotReadyError, ThrottledError
+from memq.errors import MovedError, NotReadyError, ThrottledError
+from memq.governor.memory import MemoryCoordinator
 from memq.notification import Span
 from memq.notification.memory import MemoryQueue
+from memq.notification.remote import RemoteQueue
 from memq.protocol.frames import Api, Frame
 from memq.protocol.messages import Metadata, Owner, TopicMetadata
 from memq.runtime.clock import SystemClock
@@ -111,6 +114,55 @@ def test_the_end_of_a_consumer_is_the_one_that_the_owners_know(end: str | dateti
             assert stale.stale == 0
 
     run(scenario())
+
+
+@pytest.mark.parametrize(("end", "questions"), [("end", 2), (FAR_AHEAD, 3)])
+def test_an_owner_that_has_not_opened_yet_opens_before_it_shows_an_end(end: str | datetime, questions: int) -> None:
+    async def scenario() -> None:
+        async with rig() as cluster:
+            cluster.queue = stale = StaleNode(cluster.queue)
+            one = await cluster.start("one")
+            topic = await one.partitions.create("clicks", 1, TopicSettings(), exist_ok=False)
+            async with AsyncProducer(one.address) as producer:
+                await (await producer.send("clicks", b"v"))
+            two = await cluster.start("two")
+            await one.hand_over()
+            assert cluster.owner(topic).broker == "two"
+            stale.stale = questions + 2  # of the consumer, of the opening, and of the owner's answer
+            async with AsyncConsumer(two.address, "clicks", end=end) as consumer:
+                assert [batch.values() async for batch in consumer] == [[b"v"]]
+            assert stale.stale == 0
+
+    run(scenario())
+
+
+def test_a_replaced_owner_that_does_not_know_it_shows_no_end() -> None:
+    async def scenario() -> None:
+        async with rig() as cluster:
+            cluster.queue = stale = StaleNode(cluster.queue)
+            one = await cluster.start("one")
+            topic = await one.partitions.create("clicks", 1, TopicSettings(), exist_ok=False)
+            two = await cluster.start("two")
+            async with AsyncProducer(one.address) as producer:
+                await (await producer.send("clicks", b"v"))
+            one.partitions.refresh = nothing  # type: ignore[method-assign]  # it was paused, and its watches with it
+            coordinator = MemoryCoordinator(cluster.shared)
+            await coordinator.set_assignment(replace(cluster.owner(topic), broker="two", session=""))
+            await two.partitions.refresh()
+            async with AsyncProducer(two.address) as producer:
+                await (await producer.send("clicks", b"w"))
+            assert one.partitions.owns(topic, 0)
+            address = parse_address(one.address)
+            link = (await LinkPool(cluster.runtime, [address]).session(address)).link
+            stale.stale = 1
+            with pytest.raises(MovedError, match="partition 0 of topic 'clicks' belongs to broker 'two'"):
+                await RemoteQueue(link.request).owner_span(topic.read_partition_of(0), 0)
+
+    run(scenario())
+
+
+async def nothing() -> None:
+    """Leave a broker with what it knows."""
 
 
 async def end_of(broker: Broker, topic: Topic) -> int:

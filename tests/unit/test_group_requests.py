@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,6 +12,7 @@ import pytest
 from memq.broker.api import group_requests
 from memq.broker.api.call import Ask, Call
 from memq.broker.api.group_requests import WAIT_MS_MAX, GroupRequests
+from memq.broker.partitions import not_owner
 from memq.errors import (
     InvalidRequestError,
     MemqError,
@@ -34,7 +36,6 @@ from memq.protocol.messages import (
     JoinRequest,
     ListGroups,
     MembershipAnswer,
-    Owner,
     PartitionEntries,
     PartitionRef,
     PollAnswer,
@@ -125,19 +126,36 @@ class Pointers:
         self._queue.calls.append(("wait", {each.partition: offset for each, offset in ends.items()}, timeout_s))
 
 
+class Processor:
+    """Write partition 1, with the end that its owner proves."""
+
+    name = "clicks/1"
+
+    def __init__(self) -> None:
+        self.end = 0
+        self.proving = asyncio.Event()
+        self.proving.set()
+
+    async def proven_end(self) -> int:
+        await self.proving.wait()
+        return self.end
+
+
 class Topics:
     """One topic of `COUNT` read partitions."""
+
+    def __init__(self) -> None:
+        self.owned = Processor()
 
     async def current_topic(self, name: str, topic_id: str) -> Topic:
         if (name, topic_id) != ("clicks", TOPIC_ID):
             raise NotFoundError(f"topic '{name}' does not exist")
         return Topic(name=name, id=topic_id, created_ms=0, settings=TopicSettings(), partitions=equal_slots(COUNT))
 
-    def owns(self, topic: Topic, partition: int) -> bool:
-        return partition == 1
-
-    def owners(self, topic: Topic) -> list[Owner]:
-        return [Owner(partition=number, epoch=1, broker="b", address=("", "", "b:2")[number]) for number in range(3)]
+    def processor(self, topic: Topic, partition: int) -> Processor:
+        if partition != 1:
+            raise not_owner(topic, partition, {2: "b:2"}.get(partition, ""))
+        return self.owned
 
 
 class Handlers:
@@ -147,7 +165,8 @@ class Handlers:
         self.queue = queue or Queue()
         self.pointers = Pointers(self.queue)
         services = SimpleNamespace(queue=self.queue, pointers=self.pointers)
-        self.requests = GroupRequests(cast(Any, services), cast(Any, Topics()))
+        self.topics = Topics()
+        self.requests = GroupRequests(cast(Any, services), cast(Any, self.topics))
 
     async def wait(self, ask: PollEntries) -> list[tuple[Any, ...]]:
         """Let a POLL wait; return how it did."""
@@ -318,6 +337,19 @@ def test_spans_that_an_owner_has_to_show_are_refused_by_others_with_its_address(
             with pytest.raises(NotReadyError, match=f"partition {nobody} of topic 'clicks' has no owner now"):
                 await handlers.poll(PollSpans(partitions=[ref(0)], writer=nobody))
         assert len(handlers.queue.named("cold span")) == 1
+
+    handling(work())
+
+
+def test_an_owner_shows_no_end_before_the_one_that_it_proved_and_none_without_a_proof() -> None:
+    async def work() -> None:
+        handlers = Handlers(Queue(begin=2, end=5))
+        handlers.topics.owned.end = 9
+        spans = await handlers.poll(PollSpans(partitions=[ref(0), ref(1)], writer=1))
+        assert [part.end for part in spans.partitions] == [5, 9], "it proved the end of its own log"
+        handlers.topics.owned.proving.clear()
+        with pytest.raises(NotReadyError, match="clicks/1: its owner proved no end within 5 s"):
+            await handlers.poll(PollSpans(partitions=[ref(1)], writer=1))
 
     handling(work())
 

@@ -11,9 +11,9 @@ from typing import TypeVar
 import msgspec
 
 from memq.broker.api.call import Answer, Call
-from memq.broker.partitions import Partitions, not_owner
+from memq.broker.partitions import Partitions
 from memq.broker.services import Services
-from memq.errors import MemqError, NotFoundError, QueueError, TooLargeError
+from memq.errors import MemqError, NotFoundError, NotReadyError, QueueError, TooLargeError
 from memq.limits import POLL_BYTES_MAX
 from memq.notification import Entries, Entry, Membership, Span
 from memq.notification.remote import committed_of, partition_of, ref_of, wire_of
@@ -83,12 +83,18 @@ class GroupRequests:
     async def poll_spans(self, call: Call[PollSpans]) -> Answer:
         """Return the span of each log, or its error.
 
-        Raises: as `poll_entries`; MovedError, NotReadyError when another broker is the owner that has to answer.
+        An owner that is asked as such opens the partition, and proves its end (`TopicProcessor.proven_end`).
+
+        Raises: as `poll_entries`; MovedError, NotReadyError when another broker is the owner that has to answer, or no
+        end could be proved.
         """
         _check_count(call.ask.partitions)
+        proven: dict[ReadPartition, int] = {}
         if call.ask.writer is not None:
             for name, topic_id in dict.fromkeys((ref.topic, ref.topic_id) for ref in call.ask.partitions):
-                self._check_owner(await self._partitions.current_topic(name, topic_id), call.ask.writer)
+                topic = await self._partitions.current_topic(name, topic_id)
+                end = await self._proven_end(topic, call.ask.writer)
+                proven[topic.read_partition_of(call.ask.writer)] = end
         logs = [partition_of(ref) for ref in call.ask.partitions]
         # At once: they may share a request of the queue.
         spans = await asyncio.gather(*(self._in_time(log, partial(self._pointers.span, log)) for log in logs))
@@ -99,15 +105,18 @@ class GroupRequests:
             partitions=[
                 _failed(log, span)
                 if isinstance(span, MemqError)
-                else PartitionEntries(partition=ref_of(log), begin=span.begin, end=span.end)
+                else PartitionEntries(partition=ref_of(log), begin=span.begin, end=max(span.end, proven.get(log, 0)))
                 for log, span in zip(logs, spans, strict=True)
             ]
         )
 
-    def _check_owner(self, topic: Topic, writer: int) -> None:
-        if not self._partitions.owns(topic, writer):
-            addresses = {owner.partition: owner.address for owner in self._partitions.owners(topic)}
-            raise not_owner(topic, writer, addresses.get(writer, ""))
+    async def _proven_end(self, topic: Topic, writer: int) -> int:
+        processor = self._partitions.processor(topic, writer)
+        try:
+            async with asyncio.timeout(LOG_S_MAX):
+                return await processor.proven_end()
+        except TimeoutError as error:
+            raise NotReadyError(f"{processor.name}: its owner proved no end within {LOG_S_MAX:g} s") from error
 
     async def poll_entries(self, call: Call[PollEntries]) -> Answer:
         """Return what each log has; one that fails has its error in the answer, and the others are read.

@@ -87,7 +87,7 @@ async def _claim(services: Services, topic: Topic, partition: int, seen: int) ->
     while True:
         current = await services.coordinator.assignment(topic.id, partition)
         if current.broker != services.settings.broker_id:
-            raise _moved(topic, partition, current)
+            raise moved_error(topic, partition, current)
         if current.session not in ("", services.session):
             for broker in await services.coordinator.brokers():
                 if broker.session == current.session and broker.id != services.settings.broker_id:
@@ -97,7 +97,8 @@ async def _claim(services: Services, topic: Topic, partition: int, seen: int) ->
             return (await services.coordinator.set_assignment(claimed)).epoch
 
 
-def _moved(topic: Topic, partition: int, current: Assignment) -> MovedError:
+def moved_error(topic: Topic, partition: int, current: Assignment) -> MovedError:
+    """Return the error for a partition that `current` gives to another broker."""
     owner = f"broker '{current.broker}'" if current.broker else "nobody"
     return MovedError(f"partition {partition} of topic '{topic.name}' belongs to {owner}")
 
@@ -150,6 +151,7 @@ async def _publish_opened(services: Services, topic: Topic, own: Ownership, publ
         offset = await services.queue.publish(publication)
     if clock.monotonic() - handed_over_s > own.stale_publish_s:
         raise RetryableError(f"the answer to opening epoch {own.epoch} came after {own.stale_publish_s:g} s")
+    own.published_s = handed_over_s
     own.published(offset, pointer, own.queue_time_ms())
     if own.unread:
         await publisher.read_to_end()

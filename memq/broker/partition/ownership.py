@@ -117,6 +117,7 @@ class Ownership:
     owned_s: float = math.inf  # when the opening was over: before, its `opened` had landed
     handed_over_s: float = -math.inf  # when a batch's pointer was last handed to the queue, whatever came of it
     handed_over: int = -1  # the batch sequence of that pointer
+    published_s: float = -math.inf  # when the last pointer that is known to be in the queue was handed over
     _own: dict[int, None] = field(default_factory=dict)  # offsets of own pointers at or behind `read_to`
     _published: int = -1  # highest own batch sequence that is counted
     tail: QueueTail = field(default_factory=QueueTail)  # while opening: what earlier owners counted
@@ -251,6 +252,10 @@ class Ownership:
     def own_end(self) -> int:
         """Return the offset behind the last own pointer that was published and not met: no end lies before it."""
         return max((offset + 1 for offset in self._own), default=0)
+
+    def known_end(self) -> int:
+        """Return the offset behind all that this owner has read or published."""
+        return max(self.read_to, self.own_end())
 
     def _count_own(self, pointer: Pointer) -> None:
         """Add what the pointer holds and lists: an earlier try may state less than what was counted since."""

@@ -90,6 +90,7 @@ class Publisher:
                 own.prove(handed_over_s)
             first = own.follows(offset) or (not repeated and own.is_alone(handed_over_s))
             self.pointer_offset = offset if first else None
+            own.published_s = handed_over_s
             own.published(offset, pointer, time_ms)
             counters.published_pointers += 1
             counters.publish_seconds.observe(self._now() - started)

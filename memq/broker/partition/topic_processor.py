@@ -25,7 +25,7 @@ from memq.broker.partition.batch import (
     staged_pointer,
 )
 from memq.broker.partition.known_blocks import KnownBlocks, any_shown
-from memq.broker.partition.opening import open_partition, release_partition
+from memq.broker.partition.opening import moved_error, open_partition, release_partition
 from memq.broker.partition.ownership import Ownership, Phase
 from memq.broker.partition.producer_fencing import check_instance, next_instance
 from memq.broker.partition.publishing import Publisher
@@ -44,6 +44,7 @@ from memq.runtime.tasks import TaskOwner
 from memq.topic import CLOCK_ERROR_MS, Topic
 
 HELD_NAMED_MAX = 10_000
+CONFIRM_S = 2.0  # the time that the coordinator has to confirm the epoch; without its answer the owner publishes
 
 
 def given_up_text(held: Sequence[str]) -> str:
@@ -267,6 +268,37 @@ class TopicProcessor:
         elif sequence > producer.next:
             await self._state()
         check_instance(producer, epoch, sequence)
+
+    async def proven_end(self) -> int:
+        """Return an end that lies behind all pointers that any owner acked before this call.
+
+        A Kafka node that lags shows an earlier end and no higher epoch. So the end is what this owner has read or
+        published. It is proved by a publish that was handed over after the call: the opening, or `opened` once more.
+        An owner whose last publish no pointer of an earlier owner can follow only asks the coordinator whether it was
+        replaced: an idle partition does not grow by questions. Raises: MovedError, DrainingError.
+        """
+        asked_s = self._now()
+        await self.ready()
+        own = self.owned()
+        if own.published_s <= asked_s:
+            confirmed = await self._confirm(own)
+            if not (confirmed and own.is_alone(own.published_s)):
+                await self._state()
+        return own.known_end()
+
+    async def _confirm(self, own: Ownership) -> bool:
+        """Return whether this epoch is the last one at the coordinator; without an answer it may not be.
+
+        Raises: MovedError.
+        """
+        try:
+            async with asyncio.timeout(CONFIRM_S):
+                found = await self.services.coordinator.assignment(self.topic.id, self.partition)
+        except (MemqError, TimeoutError):
+            return False
+        if (found.epoch, found.session) != (own.epoch, self.services.session):
+            raise moved_error(self.topic, self.partition, found)
+        return True
 
     def forget_silent(self, now_ms: int) -> None:
         """Forget the producers that were silent for the dedup window; those in the ring are not."""

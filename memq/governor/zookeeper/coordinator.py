@@ -301,6 +301,7 @@ class ZookeeperCoordinator:
         """See `Coordinator.assignment`."""
         await self._open()
         path = layout.partition_path(topic_id, partition)
+        await self._session.catch_up(path)
         node = await self._session.find(path)
         if node is None:
             raise NotFoundError(f"partition {partition} of topic id {topic_id} does not exist")
