@@ -96,6 +96,25 @@ def test_a_file_of_another_process_is_not_appended_to(tmp_path: Path) -> None:
     on(tmp_path, work)
 
 
+def test_each_read_of_a_segment_comes_from_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page cache would show damage of the way there to the second read, too."""
+    dropped: list[tuple[int, int, int]] = []
+
+    def drop(handle: int, offset: int, length: int, advice: int) -> None:
+        assert os.lseek(handle, 0, os.SEEK_CUR) == 0, "before anything is read"
+        dropped.append((offset, length, advice))
+
+    monkeypatch.setattr(os, "posix_fadvise", drop, raising=False)
+    monkeypatch.setattr(os, "POSIX_FADV_DONTNEED", 4, raising=False)
+
+    async def work(disk: SpoolFiles) -> None:
+        await disk.append(NAME, [b"one"])
+        assert [await disk.read(NAME) for _ in range(2)] == [b"one"] * 2
+
+    on(tmp_path, work)
+    assert dropped == [(0, 0, 4)] * 2
+
+
 def test_calls_come_one_after_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A removal closes the handle that an append may have just found."""
     go_on = threading.Event()

@@ -33,19 +33,23 @@ SEED = 7
 
 
 class Disk(MemorySpool):
-    """Fails to read so many times; `short` reads that many bytes too few."""
+    """Fails to read so many times; `short` reads that many bytes too few; the next reads zero the bytes in `wrong`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.failures = self.reads = self.short = 0
+        self.wrong: list[slice] = []
 
     async def read(self, name: str) -> bytes:
         self.reads += 1
         if self.failures:
             self.failures -= 1
             raise SpoolError("the disk can't read")
-        data = await super().read(name)
-        return data[: len(data) - self.short]
+        data = bytearray(await super().read(name))
+        if self.wrong:
+            wrong = self.wrong.pop(0)
+            data[wrong] = bytes(len(data[wrong]))
+        return bytes(data[: len(data) - self.short])
 
 
 class Taker:
@@ -365,6 +369,44 @@ def test_a_segment_that_is_read_short_is_no_end_that_was_being_written() -> None
     run_skipping(work())
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [[slice(0, 4)], [slice(-1, None)], [slice(40, 50), slice(-20, -9)], [slice(-1, None), slice(None)], [slice(None)]],
+    ids=["head", "last block", "header, then last block", "last block, then all", "all, as after a crash"],
+)
+def test_a_segment_that_is_damaged_on_the_way_from_the_disk_is_read_again(
+    wrong: list[slice], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        bench = Bench()
+        await bench.logs()
+        first, second = blocks_of(2)
+        bench.write("a", (0, 1, first), (0, 2, second))
+        bench.disk.wrong = list(wrong)
+        await bench.run()
+        assert bench.forwarder.views() == [(0, [first, second])]
+        assert (bench.counters.spool_damages, bench.disk.reads) == (0, len(wrong) + 1)
+        bench.forwarder.settle()
+        assert [(segment.name, segment.kept) for segment in bench.unwanted()] == [("a", False)]
+        assert events_of(caplog) == ["spool-retry"] * len(wrong)
+
+    run_skipping(work())
+
+
+def test_reads_that_never_agree_on_a_segment_leave_it_to_the_next_start(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        bench = Bench()
+        await bench.logs()
+        bench.write("a", (0, 1, blocks_of(1)[0]))
+        bench.disk.wrong = [slice(number, number + 1) for number in range(READ_TRIES)]
+        await bench.run()
+        assert (bench.forwarder.taken, bench.disk.reads, bench.counters.spool_damages) == ([], READ_TRIES, 1)
+        assert not bench.unwanted()
+        assert "no two reads" in caplog.text
+
+    run_skipping(work())
+
+
 def test_a_damaged_block_costs_itself_alone_and_its_segment_is_set_aside(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         bench = Bench()
@@ -379,7 +421,7 @@ def test_a_damaged_block_costs_itself_alone_and_its_segment_is_set_aside(caplog:
         assert bench.counters.spool_damages == 2
         bench.forwarder.settle()
         assert [(segment.name, segment.kept) for segment in bench.unwanted()] == [("a", True), ("b", True)]
-        assert events_of(caplog) == ["spool-damaged"] * 2
+        assert events_of(caplog) == ["spool-retry", "spool-damaged"] * 2
 
     run_skipping(work())
 

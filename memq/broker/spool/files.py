@@ -42,7 +42,7 @@ class SpoolFiles:
 
     async def read(self, name: str) -> bytes:
         """See `SpoolDisk.read`."""
-        return await self._threads.run(self._do, f"be read: '{name}'", (self._folder / name).read_bytes)
+        return await self._threads.run(self._do, f"be read: '{name}'", lambda: self._read(name))
 
     async def append(self, name: str, buffers: Sequence[Buffer]) -> None:
         """See `SpoolDisk.append`."""
@@ -84,6 +84,13 @@ class SpoolFiles:
         sync_file(self._open[1])
         if new:
             sync_folder(self._folder)
+
+    def _read(self, name: str) -> bytes:
+        """Read from the disk, not from the page cache: a second read would see what went wrong on the way there."""
+        with (self._folder / name).open("rb", buffering=0) as file:
+            if hasattr(os, "posix_fadvise"):  # macOS has none
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            return file.readall()
 
     def _remove(self, name: str) -> None:
         """Nothing is synced: what a power loss brings back is found in the queue, and removed again."""

@@ -13,6 +13,8 @@ import math
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
+from awscrt.checksums import crc32c
+
 from memq.broker.ingest.slabs import Slab
 from memq.broker.services import Services
 from memq.broker.spool import SpoolDisk
@@ -83,6 +85,8 @@ class Replay:
                 assert disk is not None, "segments were found without a disk"
                 try:
                     content = decode_segment(await self._read(disk, segment))
+                    if content.damages:  # the replay finds out where it lies
+                        raise CorruptDataError(_unsound(content))
                 except MemqError as error:
                     if not self._segments[segment].released:  # else it was brought, and removed, meanwhile
                         unread.append(f"segment {segment.name} of its spool can't be read: {error}")
@@ -112,20 +116,37 @@ class Replay:
     async def _replay(self, disk: SpoolDisk, segment: Segment) -> bool:
         """Bring one segment; return whether it could be read at all: else it stays where it is."""
         try:
-            data = await self._try_on(segment.name, lambda: self._read(disk, segment), READ_TRIES)
+            data, content = await self._read_content(disk, segment)
         except SpoolError as error:
             self._services.counters.spool_damages += 1
             self._services.events.error("spool-damaged", f"segment {segment.name}, which the next start reads: {error}")
             return False
-        try:
-            content = decode_segment(data)
-        except (CorruptDataError, UnsupportedFormatError) as error:
-            self._damaged(segment, str(error))
+        if isinstance(content, MemqError):
+            self._damaged(segment, str(content))
         else:
             self._tell(segment, content)
             for entries in self._chunks(content.entries):
                 await self._take(segment, data, entries)
         return True
+
+    async def _read_content(self, disk: SpoolDisk, segment: Segment) -> tuple[bytes, SpoolContent | MemqError]:
+        """Return a segment's bytes and what they hold, or why they hold nothing.
+
+        Bytes may change on the way from the disk, and what is passed over leaves the spool with the segment. So damage,
+        and an end that was being written, count when two reads show the same. Raises: SpoolError.
+        """
+        seen: dict[int, None] = {}  # checksums of the reads that were not sound
+
+        async def read() -> tuple[bytes, SpoolContent | MemqError]:
+            data = await self._read(disk, segment)
+            content = _content_of(data)
+            checksum = crc32c(data)
+            if _is_sound(content) or checksum in seen:
+                return data, content
+            seen[checksum] = None
+            raise SpoolError(f"{_unsound(content)}, and no two reads of it were the same; it is read again")
+
+        return await self._try_on(segment.name, read, READ_TRIES)
 
     async def _read(self, disk: SpoolDisk, segment: Segment) -> bytes:
         data = await disk.read(segment.name)
@@ -271,6 +292,24 @@ class Replay:
                     raise
                 self._services.events.warning("spool-retry", f"segment {name}: {error}")
                 await asyncio.sleep(RETRY_S)
+
+
+def _content_of(data: bytes) -> SpoolContent | MemqError:
+    try:
+        return decode_segment(data)
+    except (CorruptDataError, UnsupportedFormatError) as error:
+        return error
+
+
+def _is_sound(content: SpoolContent | MemqError) -> bool:
+    return not isinstance(content, MemqError) and not content.damages and not content.torn_bytes
+
+
+def _unsound(content: SpoolContent | MemqError) -> str:
+    if isinstance(content, MemqError):
+        return str(content)
+    places = [f"bytes {damage.start} to {damage.end}: {damage.cause}" for damage in content.damages[:1]]
+    return "; ".join(places) or f"the last {content.torn_bytes} bytes are no entry"
 
 
 def _index_of(content: SpoolContent) -> SegmentIndex:
