@@ -86,7 +86,10 @@ class SpoolFiles:
             sync_folder(self._folder)
 
     def _read(self, name: str) -> bytes:
-        """Read from the disk, not from the page cache: a second read would see what went wrong on the way there."""
+        """Read from the disk, not from the page cache.
+
+        A second read would see in the cache what went wrong on the way there.
+        """
         with (self._folder / name).open("rb", buffering=0) as file:
             if hasattr(os, "posix_fadvise"):  # macOS has none
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
