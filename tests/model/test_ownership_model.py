@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from tests.model.directed import DIRECTED, follow
-from tests.model.ownership import BrokenPromiseError, Model
-from tests.model.parts import Rules
-from tests.model.schedules import ALL_RULES, FOUND_BY, VARIANTS, find, run
+from tests.model.ownership import Model
+from tests.model.parts import Block, Forwarder, Rules
+from tests.model.promises import BrokenPromiseError
+from tests.model.schedules import ACKED_WITH_1, ALL_RULES, FOUND_BY, NAMED, VARIANTS, find, run, start
 from tests.soak import repetitions, report
 
 SEARCH_MAX = 200_000
@@ -23,15 +26,44 @@ def test_all_rules_keep_the_promises() -> None:
 def test_the_schedules_reach_what_matters() -> None:
     """A model in which nothing happens would break no promise."""
     kinds = {action[0] for seed in range(60) for action in run(ALL_RULES, seed)}
-    assert kinds == set(Model(ALL_RULES).kinds)
-    logs = [model_after(ALL_RULES, seed) for seed in range(60)]
-    assert sum(any(entry.blocks for entry in model.log) for model in logs) > 10
-    assert sum(any(block.state == "acked" for block in model.blocks) for model in logs) > 3
+    assert kinds == set(Model(ALL_RULES, ()).kinds)
+    models = [model_after(ALL_RULES, seed) for seed in range(120)]
+    assert sum(any(entry.blocks for entry in model.log) for model in models) > 20
+    blocks = [{block for block in model.blocks() if block.state == "acked"} for model in models]
+    assert sum(any(not block.instance and not block.acked_by for block in acked) for acked in blocks) > 1
+    assert sum(any(block.acked_by for block in acked) for acked in blocks) > 20
+    assert sum(any(block.instance for block in acked) for acked in blocks) > 1
+
+
+def test_instances_of_a_name_follow_on_each_other() -> None:
+    models = [model_after(NAMED, seed) for seed in range(200)]
+    assert sum(all(producer.blocks for producer in model.producers) for model in models) > 3
+    assert sum(any(producer.fenced for producer in model.producers) for model in models) > 1
+    acked = [block for model in models for block in model.blocks() if block.state == "acked"]
+    assert {block.instance for block in acked if block.sequence} == {1, 2}
+
+
+def test_brokers_forward_to_each_other() -> None:
+    """A block that the queue did not hold when a broker read it comes to it by way of another broker."""
+    landed = 0
+    for seed in range(200):
+        model, brought = start(ACKED_WITH_1, random.Random(seed)), set[Block]()
+        for action in run(ACKED_WITH_1, seed):
+            client = model.clients[action[1]] if action[0] == "send" else None
+            if isinstance(client, Forwarder):
+                brought.update(block for block in client.held if not _in_queue(model, block))
+            model.step(action)
+        landed += any(_in_queue(model, block) for block in brought)
+    assert landed > 3
+
+
+def _in_queue(model: Model, block: Block) -> bool:
+    return any(block in entry.blocks for entry in model.log)
 
 
 def model_after(rules: Rules, seed: int) -> Model:
     """Return the model behind one schedule."""
-    model = Model(rules)
+    model = start(rules, random.Random(seed))
     for action in run(rules, seed):
         model.step(action)
     return model
