@@ -116,10 +116,17 @@ class SimCluster:
         if shape.housekeeping_s:
             for checker in (self.checker, self.transient):
                 checker.retention = RetentionRules(shape.settings, shape.clock_error_ms)
-        return Observers(TOPIC_ID, self.checker, self.transient, self._exists, world.fail)
+        self._observers = Observers(TOPIC_ID, self.checker, self.transient, self._exists, world.fail)
+        return self._observers
 
     def _exists(self, topic_id: str) -> bool:
         return any(topic.id == topic_id for topic in self.cloud.cluster.registry.topics())
+
+    def leave(self) -> None:
+        """Check nothing any more: from now on the run does faults to what is there."""
+        self._observers.leave()
+        for partition in self.cloud.queue.logs:
+            self.cloud.monitor.drops(partition)
 
     def watch(self, topic: Topic) -> None:
         """Tell the monitor of ownership, and who checks reports, of a topic that comes and goes."""
@@ -256,6 +263,10 @@ class SimCluster:
     def addresses(self) -> list[Address]:
         """Return where brokers listen."""
         return [(name, PORT) for name in self.brokers]
+
+    def address_text(self) -> str:
+        """Return where brokers listen, as clients are told."""
+        return ",".join(f"{host}:{port}" for host, port in self.addresses())
 
     # ---- sessions, and moves by hand -------------------------------------------------------------
 

@@ -36,6 +36,8 @@ class LiveRules:
         self, topic: Topic, history: History, objects: Mapping[str, bytes], fail: Callable[[str], None]
     ) -> None:
         self.injected: dict[str, int] = {}
+        self.sound = Said()  # what it says of the history as it is
+        self._there: dict[Source, RangeSet] = {}
         self._topic = topic
         self._objects = objects
         self._fail = fail
@@ -51,17 +53,9 @@ class LiveRules:
     def check(self, draw: random.Random) -> None:
         """Play the history as it is, by auditors that die and are away, and once with each of some faults."""
         faults = LiveFaults(self._topic, self._history, self._objects, draw)
-        sound = self._play(self._history, draw)
-        for (kind, stage, group, *source), ranges in sound.named.items():
-            there = faults.there.get((source[0], source[1]), RangeSet())
-            if (kind, stage) == (Kind.CORRUPT, IN_OBJECT) and not apart(
-                ranges, self._refused.get((source[0], source[1]), RangeSet())
-            ):
-                continue  # a store that lied once, as "not found": the reader got none of this, and says so
-            if kind is Kind.DOUBLED and not apart(ranges, self._twice.get((source[0], source[1]), RangeSet())):
-                continue  # other records under the same sequences: readers deliver both
-            if (kind, stage) != (Kind.LOST, IN_QUEUE) or apart(ranges, there) != list(ranges):
-                self._fail(f"the live audit of a sound run says {kind.value} in {stage} {group} of {source}: {ranges}")
+        self._there = faults.there
+        self.sound = sound = self._play(self._history, draw)
+        self.check_sound(sound.named)
         self._agree("nothing", self._history, sound, draw)
         for stage, known in FAULTS.items():
             for injure in known:
@@ -70,6 +64,19 @@ class LiveRules:
                     name = f"{stage} {injure.__name__}"
                     self.injected[name] = self.injected.get(name, 0) + 1
                     self._hold(name, injury, sound, draw)
+
+    def check_sound(self, said: Named) -> None:
+        """Check what an audit names in the run as it was."""
+        for (kind, stage, group, *source), ranges in said.items():
+            there = self._there.get((source[0], source[1]), RangeSet())
+            if (kind, stage) == (Kind.CORRUPT, IN_OBJECT) and not apart(
+                ranges, self._refused.get((source[0], source[1]), RangeSet())
+            ):
+                continue  # a store that lied once, as "not found": the reader got none of this, and says so
+            if kind is Kind.DOUBLED and not apart(ranges, self._twice.get((source[0], source[1]), RangeSet())):
+                continue  # other records under the same sequences: readers deliver both
+            if (kind, stage) != (Kind.LOST, IN_QUEUE) or apart(ranges, there) != list(ranges):
+                self._fail(f"the live audit of a sound run says {kind.value} in {stage} {group} of {source}: {ranges}")
 
     def _with_named_damages(self, report: Report) -> Report:
         """Return a report as the partition's machine hears it: the auditor names damages by pointer and index first.
@@ -99,7 +106,7 @@ class LiveRules:
         """Check what is said of a history with a fault, and that two more auditors say the same."""
         said = self._play(injury.history, draw)
         for key in sorted({**said.named, **injury.named, **sound.named}, key=repr):  # kinds have no order
-            wanted = _both(sound.named, injury.named, key)
+            wanted = both(sound.named, injury.named, key)
             found = said.named.get(key, RangeSet())
             if apart(found, wanted) or (apart(wanted, found) and not injury.silent):
                 self._fail(f"after '{name}' the live audit says {found} of {key}, not {wanted}")
@@ -130,5 +137,6 @@ class LiveRules:
         return LivePlay(self._topic, self._partitions, draw, self._fail, dies=dies).play(history, away_from)
 
 
-def _both(one: Named, other: Named, key: tuple[Kind, str, str, int, int]) -> RangeSet:
+def both(one: Named, other: Named, key: tuple[Kind, str, str, int, int]) -> RangeSet:
+    """Return what is named under a key by either."""
     return RangeSet([*one.get(key, RangeSet()), *other.get(key, RangeSet())])

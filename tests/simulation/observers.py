@@ -29,7 +29,12 @@ class Observers:
         self._transient = transient
         self._exists = exists
         self._fail = fail
+        self._left = False
         self._dropped: dict[ReadPartition, None] = {}  # a late `create` may bring such a log back, empty, for a while
+
+    def leave(self) -> None:
+        """Check nothing any more: from now on the run itself does faults to logs and objects."""
+        self._left = True
 
     def _of(self, partition: ReadPartition) -> Checker:
         lasts = partition.topic_id == self._topic_id or partition.topic == AUDIT_TOPIC
@@ -45,18 +50,20 @@ class Observers:
 
     def deleted(self, key: str) -> None:
         """See `cloud.Observer`."""
-        self._lasting.deleted(key)
-        self._transient.deleted(key)
+        if not self._left:
+            self._lasting.deleted(key)
+            self._transient.deleted(key)
 
     def published(self, publication: Publication, offset: int, node: Node, read_to: int, handed_over_s: float) -> None:
         """See `cloud.Observer`."""
-        if publication.partition in self._dropped:
+        if publication.partition in self._dropped or self._left:
             return
         self._of(publication.partition).published(publication, offset, node, read_to, handed_over_s)
 
     def trimmed(self, partition: ReadPartition, before: int) -> None:
         """See `cloud.Observer`."""
-        self._of(partition).trimmed(partition, before)
+        if not self._left:
+            self._of(partition).trimmed(partition, before)
 
     def dropped(self, partitions: Sequence[ReadPartition]) -> None:
         """See `cloud.Observer`: a log goes with its topic, and never before."""

@@ -40,6 +40,7 @@ ASPECTS = (
     "part",
     "churn",
     "audits",
+    "auditor",
 )
 SCALE = "thin"  # the aspect that the others scale with
 ASPECT_RATE = 0.3
@@ -74,6 +75,7 @@ class Plan:
     keyed: bool = False  # the product's producers send by keys
     audits: bool = False  # a process audits the topic again and again,
     audits_later_ms: int = 0  # as if it were so much later
+    audited: bool = False  # an auditor runs
     retry_ms: int = 0  # for how long after its first try a task of a direct writer may run again
     constants: Constants = field(default_factory=dict)  # of the product, on another scale
 
@@ -435,6 +437,11 @@ def _with_churn(plan: Plan, _level: str, _draw: random.Random) -> Plan:
     return replace(plan, producers=(*plan.producers, "churn"))
 
 
+def _with_an_auditor(plan: Plan, level: str, draw: random.Random) -> Plan:
+    """Let the live audit run as a process, on what clients report."""
+    return replace(plan if plan.shape.audit_interval_ms else _with_reports(plan, level, draw), audited=True)
+
+
 _CHANGES = {
     "house": _with_house,
     "levels": _with_levels,
@@ -455,4 +462,5 @@ _CHANGES = {
     "direct": _with_direct_writers,
     "part": _with_a_sick_part,
     "churn": _with_churn,
+    "auditor": _with_an_auditor,
 }

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tests.simulation.auditor_bugs import AUDITOR_BUGS
 from tests.simulation.bug import Planted
 from tests.simulation.cold_bugs import COLD_BUGS
 from tests.simulation.identity_bugs import IDENTITY_BUGS
@@ -261,6 +262,7 @@ BUGS = (
     *IDENTITY_BUGS,
     *LIVENESS_BUGS,
     *TOPIC_BUGS,
+    *AUDITOR_BUGS,
 )
 
 

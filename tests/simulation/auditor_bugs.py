@@ -1,0 +1,62 @@
+"""Planted bugs of the live audit at work: what it reads, judges, stores and takes back; see `planted`."""
+
+from __future__ import annotations
+
+from tests.simulation.bug import Planted
+
+AUDITOR_BUGS = (
+    Planted(
+        "auditor judges though a log was not read",
+        "memq.audit.live.service",
+        "LiveAudit.step",
+        "if self._logs.lacks(_log_of(audit)):",
+        "if False:",
+        level="calm",
+        seed=1_007,
+        aspects=("auditor", "part"),
+    ),
+    Planted(
+        "an index that does not answer is passed over",
+        "memq.audit.live.log_follower",
+        "LogFollower._take",
+        "except RetryableError as error:\n        return error",
+        "except RetryableError as error:\n        audit.books.next_offset = polled.entries.next",
+        aspects=("auditor",),
+    ),
+    Planted(
+        "auditor stores how far it has read without what it has judged",
+        "memq.audit.live.service",
+        "LiveAudit._step_of",
+        "rows, findings = audit.take_rows(), audit.take_findings()",
+        "rows, findings = audit.take_rows(), audit.take_findings()[:0]",
+        level="calm",
+        aspects=("auditor",),
+    ),
+    Planted(
+        "findings are never taken back",
+        "memq.audit.live.open_findings",
+        "OpenFindings.hold",
+        "kept = tuple(common(finding.ranges, RangeSet(left)))",
+        "kept = finding.ranges",
+        level="calm",
+        aspects=("auditor",),
+    ),
+    Planted(
+        "an auditor that starts again hears reports from the end",
+        "memq.audit.live.group_reports",
+        "GroupReports.seek",
+        'Position.parse(position) if position else "beginning"',
+        '"end"',
+        seed=1_004,
+        aspects=("auditor",),
+    ),
+    Planted(
+        "reports are stored as heard before they are judged",
+        "memq.audit.live.service",
+        "LiveAudit._take_page",
+        "home.position = page.next",
+        "home.position = page.next\n    for audit in home.partitions.values(): audit.books.told.clear()",
+        level="calm",
+        aspects=("auditor",),
+    ),
+)
