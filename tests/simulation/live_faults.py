@@ -21,7 +21,7 @@ from memq.format.object import BlockEntry, open_object
 from memq.format.pointer import Pointer, ProducerRanges
 from memq.format.ranges import Range, RangeSet
 from memq.format.report import Begin, Report, ReportedDamage, ReportPart, ReportSpan
-from memq.topic import Topic
+from memq.topic import Position, Topic
 from tests.simulation.live_play import History, Named, Unreadable, Wait
 from tests.simulation.reader import LogBlock, LogEntry, Source
 
@@ -398,12 +398,35 @@ class LiveFaults:
 
     def _in_group(self, kind: Kind, change: Callable[[ReportSpan], tuple[ReportSpan, ...]]) -> Injury | None:
         """Change one span of a group that processed its records once, and never went elsewhere."""
-        spans = [each for each in self._spans("processed") if each[2].committed and self._once(each)]
+        spans = [
+            each
+            for each in self._spans("processed")
+            if each[2].committed and self._once(each) and self._is_committed(each)
+        ]
         if not spans:
             return None
         at, report, part, span = self._draw.choice(spans)
         key = (kind, IN_GROUP, report.name, part.partition, span.producer)
         return Injury(self._with(at, part, span, change(span)), {key: RangeSet(span.ranges)})
+
+    def _is_committed(self, wanted: Found) -> bool:
+        """Whether the group has come to the end of all batches that hold a span: the audit judges whole batches."""
+        _, report, part, span = wanted
+        stored = [
+            Position.parse(here.committed)
+            for landed in self._history
+            if isinstance(landed, tuple) and landed[1].name == report.name
+            for here in landed[1].parts
+            if here.partition == part.partition and here.committed
+        ]
+        ends = [
+            Position(max(stored).read_partition, entry.offset, entry.pointer.records)
+            for entry in self._entries
+            for block in entry.blocks
+            if block.source == (part.partition, span.producer)
+            and RangeSet(span.ranges).overlaps(block.first, block.following)
+        ]
+        return all(end <= max(stored) for end in ends)
 
     def _once(self, wanted: Found) -> bool:
         _, report, part, span = wanted

@@ -79,9 +79,14 @@ def test_the_auditor_says_what_landed_and_names_what_is_done_to_it(seed: int, le
 
 
 @pytest.mark.thorough
-def test_a_damage_that_the_auditor_could_not_name_is_no_lie() -> None:
-    """Its store lied for as long as it asked for the index: the finding names the batch, not the records."""
+def test_the_auditor_names_the_batch_of_a_damage_whose_index_does_not_answer() -> None:
+    """The store lied for as long as the auditor asked for the index: no finding can name the records."""
     run_plan(draw_plan(881400, "calm", aspects=("wander", "shared", "cold", "lies", "part", "churn", "auditor")))
+
+
+@pytest.mark.thorough
+def test_a_group_that_ends_within_a_batch_is_not_held_to_it() -> None:
+    run_plan(draw_plan(881310, "stormy", aspects=("wander", "cold", "lies", "crowd", "thin", "churn", "auditor")))
 
 
 @pytest.mark.parametrize("seed", [7, 27])
