@@ -61,22 +61,25 @@ class AuditorFaults:
     def _is_whole(self, entry: LogEntry) -> bool:
         return all(location.key in self._objects for location in entry.pointer.locations)
 
-    def check(self, report: Callable[[Report, int], None], now_ms: int, draw: random.Random) -> None:
-        """Do one fault after the other. `report` sends a report to a home."""
+    def check_loss(self, report: Callable[[Report, int], None], now_ms: int) -> None:
+        """Lose acked records, and find them again. `report` sends a report to a home."""
         before, last = self._rules.named(), max(self.batches, key=lambda entry: (entry.pointer.partition, entry.offset))
         partition, lost = last.pointer.partition, RangeSet([(0, LOST)])
         report(self._acked(partition, now_ms), home_of(self._topic.id, partition, HOMES))
         self._hold("acked and in no pointer", {**before, (Kind.LOST, IN_QUEUE, "", partition, STRANGER): lost})
         self._publish(_pointer_of(last.pointer, lost), now_ms)
         self._hold("its pointer after all", before)
+
+    def check_doubling(self, draw: random.Random) -> None:
+        """Publish a batch once more, where there is one without copies."""
+        before = self._rules.named()
         again = LiveFaults(self._topic, self._history, self._objects, draw).batch_again_too_late()
         if again is not None:
             entry = again.history[-1]
             assert isinstance(entry, LogEntry)
             self._publish(entry.pointer, entry.time_ms)
-            self._hold(
-                "a batch again too late", {**before, **{key: both(before, again.named, key) for key in again.named}}
-            )
+            doubled = {key: both(before, again.named, key) for key in again.named}
+            self._hold("a batch again too late", {**before, **doubled})
 
     def _hold(self, name: str, wanted: Named) -> None:
         """Wait until the auditor names what it must, and nothing else."""

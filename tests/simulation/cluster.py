@@ -265,7 +265,7 @@ class SimCluster:
         return [(name, PORT) for name in self.brokers]
 
     def address_text(self) -> str:
-        """Return where brokers listen, as clients are told."""
+        """Return where brokers listen, as clients take it."""
         return ",".join(f"{host}:{port}" for host, port in self.addresses())
 
     # ---- sessions, and moves by hand -------------------------------------------------------------

@@ -398,14 +398,15 @@ class LiveFaults:
 
     def _in_group(self, kind: Kind, change: Callable[[ReportSpan], tuple[ReportSpan, ...]]) -> Injury | None:
         """Change one span of a group that processed its records once, and never went elsewhere."""
-        spans = [
-            each
-            for each in self._spans("processed")
-            if each[2].committed and self._once(each) and self._is_committed(each)
-        ]
-        if not spans:
+        spans = [each for each in self._spans("processed") if each[2].committed]
+        self._draw.shuffle(spans)
+        usable = (
+            each for each in spans if self._once(each) and self._is_committed(each) and not self._is_damaged(each)
+        )
+        found = next(usable, None)
+        if found is None:
             return None
-        at, report, part, span = self._draw.choice(spans)
+        at, report, part, span = found
         key = (kind, IN_GROUP, report.name, part.partition, span.producer)
         return Injury(self._with(at, part, span, change(span)), {key: RangeSet(span.ranges)})
 
@@ -427,6 +428,22 @@ class LiveFaults:
             and RangeSet(span.ranges).overlaps(block.first, block.following)
         ]
         return all(end <= max(stored) for end in ends)
+
+    def _is_damaged(self, wanted: Found) -> bool:
+        """Whether a reader reports records of a span as damaged, which explains why a group has not processed them."""
+        _, _, part, span = wanted
+        damages = (
+            damage
+            for landed in self._history
+            if isinstance(landed, tuple)
+            for here in landed[1].parts
+            if here.partition == part.partition
+            for damage in here.damages
+        )
+        return any(
+            damage.producer == span.producer and RangeSet(span.ranges).overlaps(damage.first, damage.next)
+            for damage in damages
+        )
 
     def _once(self, wanted: Found) -> bool:
         _, report, part, span = wanted

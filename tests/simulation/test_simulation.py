@@ -84,11 +84,6 @@ def test_the_auditor_names_the_batch_of_a_damage_whose_index_does_not_answer() -
     run_plan(draw_plan(881400, "calm", aspects=("wander", "shared", "cold", "lies", "part", "churn", "auditor")))
 
 
-@pytest.mark.thorough
-def test_a_group_that_ends_within_a_batch_is_not_held_to_it() -> None:
-    run_plan(draw_plan(881310, "stormy", aspects=("wander", "cold", "lies", "crowd", "thin", "churn", "auditor")))
-
-
 @pytest.mark.parametrize("seed", [7, 27])
 def test_lag_is_exact_where_a_repetition_adopts_what_its_first_try_had_not_met(seed: int) -> None:
     run_plan(draw_plan(seed, "sleepy", aspects=()))

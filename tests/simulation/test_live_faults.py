@@ -1,0 +1,44 @@
+"""Faults for the live audit: one that something else explains is not done."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from memq.format.report import Begin, Report, ReportedDamage, ReportPart, ReportSpan
+from tests.simulation.live_faults import LiveFaults
+from tests.simulation.live_play import History
+from tests.simulation.reader import LogBlock, LogEntry
+from tests.unit.audited import TOPIC, data_pointer
+
+PRODUCER = 7
+
+
+def passes_over(committed: str, *, damaged: bool) -> bool:
+    """Whether a span of a group that has committed so far can be passed over, after another member met damage."""
+    blocks = (LogBlock((0, PRODUCER), 0, 2, 0, (b"", b"")), LogBlock((0, PRODUCER), 2, 4, 2, (b"", b"")))
+    entry = LogEntry(0, 0, data_pointer([(PRODUCER, 0, 4)]), blocks)
+    damage = ReportedDamage(object="o", block=0, offset=0, records=2, cause="gone", producer=PRODUCER, first=0, next=2)
+    span = ReportSpan(stage="processed", producer=PRODUCER, minute=0, ranges=((0, 4),))
+    begins = (Begin(at="0:0:0", reason="start"),)
+    history: History = [
+        entry,
+        (0, report(1, damages=(damage,) * damaged)),
+        (0, report(2, spans=(span,), begins=begins, committed=committed)),
+    ]
+    return LiveFaults(TOPIC, history, {}, random.Random(1)).passed_over() is not None
+
+
+def report(client: int, **said: Any) -> Report:
+    part = ReportPart(topic="clicks", topic_id=TOPIC.id, partition=0, **said)
+    return Report(client=client, kind="consumer", name="g", number=0, since_ms=0, until_ms=1, next_ms=2, parts=(part,))
+
+
+@pytest.mark.parametrize(
+    ("committed", "damaged", "wanted"),
+    [("0:1:0", False, True), ("0:0:4", False, True), ("0:0:3", False, False), ("0:1:0", True, False)],
+)
+def test_a_span_is_passed_over_where_nothing_else_explains_it(committed: str, damaged: bool, wanted: bool) -> None:
+    assert passes_over(committed, damaged=damaged) == wanted
