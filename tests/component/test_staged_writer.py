@@ -19,6 +19,7 @@ from memq.errors import (
     CorruptDataError,
     InvalidRequestError,
     NotFoundError,
+    QueueError,
     StoreError,
     TooLargeError,
     TooOldError,
@@ -342,6 +343,38 @@ def test_what_the_sweep_may_soon_take_is_not_published() -> None:
         clock.wall_ms = lambda: wall_ms() + age_ms // 2 - 60_000  # type: ignore[method-assign]
         await rig.commits.commit(0, [], rig.store)
         assert len([each for each in await rig.pointers() if each.kind == "data"]) == 1
+
+    run(rigged(work, partitions=1))
+
+
+@pytest.mark.parametrize("landed", [False, True])
+def test_a_log_that_is_sick_until_the_sweep_may_take_a_staged_batch_gets_no_pointer_to_it(*, landed: bool) -> None:
+    async def work(rig: Rig) -> None:
+        services = rig.broker.services
+        objects = await rig.staged([b"a"])
+        clock, publish, tries = services.runtime.clock, services.queue.publish, 0
+        wall_ms, monotonic, ahead_s = clock.wall_ms, clock.monotonic, 0.0
+        clock.wall_ms = lambda: wall_ms() + int(ahead_s * 1_000)  # type: ignore[method-assign]
+        clock.monotonic = lambda: monotonic() + ahead_s  # type: ignore[method-assign]
+
+        async def sick(publication: Publication) -> int:
+            nonlocal ahead_s, tries
+            if decode_pointer(publication.body).kind != "data" or tries:
+                return await publish(publication)
+            tries += 1
+            if landed:
+                await publish(publication)
+            ahead_s = services.settings.staged_age_ms / 2_000
+            raise QueueError("no answer")
+
+        services.queue.publish = sick  # type: ignore[method-assign]
+        if landed:
+            await rig.commits.commit(0, objects, rig.store)
+        else:
+            with pytest.raises(TooOldError, match="was staged"):
+                await rig.commits.commit(0, objects, rig.store)
+        assert len([each for each in await rig.pointers() if each.kind == "data"]) == landed
+        assert await rig.records() == [b"a"] * landed
 
     run(rigged(work, partitions=1))
 

@@ -527,7 +527,7 @@ def test_a_lost_epoch_settles_what_waits_and_leaves_nothing_behind() -> None:
             store = broker.services.stores["main"] = GatedStore()
             settled: list[MemqError | None] = []
             location = Location(store="main", key="k", offset=0, length=70)
-            staged = StagedBatch(location, (), 5, 70, 0, 0, (0, 0), 0, 0, (), settled.append)
+            staged = StagedBatch(location, (), 5, 70, 0, 0, (0, 0), 0, 0, (), settled.append, 1e9)
             client.write(write_frame(block_of(topic, 0, [b"v"])))
             await store.begun.wait()
             assert processor.ring.add_staged(staged, processor._now(), 1)

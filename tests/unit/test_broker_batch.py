@@ -206,7 +206,9 @@ def test_a_pointer_of_a_staged_batch_says_what_its_writer_s_object_says() -> Non
     ring = Ring(RingLimits(4, 1 << 21, 1000, 1.0, True, 2))
     place = Location(store="main", key="staged/1", offset=7, length=500, index=900)
     writers = (NamedProducer(producer=8, epoch=2, last_sequence=40),)
-    batch = StagedBatch(place, writers, 12, 2_000, 1_000, 1_050, (5, 60), 0b1011, 77, ((8, 0, 10), (9, 3, 5)), print)
+    batch = StagedBatch(
+        place, writers, 12, 2_000, 1_000, 1_050, (5, 60), 0b1011, 77, ((8, 0, 10), (9, 3, 5)), print, 1e9
+    )
     assert ring.add_staged(batch, 1.0, 1_060)
     (slot,) = ring
     pointer = staged_pointer(slot, ORIGIN, TOTALS, ADOPTED, (1,), 1_100, 55)

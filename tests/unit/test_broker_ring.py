@@ -104,7 +104,7 @@ def test_a_staged_batch_comes_behind_the_blocks_that_came_before_it() -> None:
     ring, stream, memory = Ring(LIMITS), stream_of(), slab()
     append_to(ring, stream, 0, 1, memory, 0, 10, 0.0)
     location = Location(store="main", key="k", offset=0, length=70)
-    staged = StagedBatch(location, (), 5, 70, 0, 0, (0, 0), 0, 0, (), lambda error: None)
+    staged = StagedBatch(location, (), 5, 70, 0, 0, (0, 0), 0, 0, (), lambda error: None, 1e9)
     assert ring.add_staged(staged, 1.0, 1_000)
     assert ring.open is None
     append_to(ring, stream, 1, 1, memory, 10, 20, 1.0)

@@ -17,9 +17,9 @@ from memq.broker.staging import publisher
 from memq.broker.staging.publisher import (
     INDEX_BYTES_MAX,
     _check,
-    _check_age,
     _held,
     _Published,
+    _until_s,
     publish_staged,
 )
 from memq.broker.staging.staged_batch import StagedBatch
@@ -193,9 +193,10 @@ def test_a_partition_remembers_so_many_writers_and_takes_pieces_of_others_that_n
 def test_a_piece_is_published_while_it_is_younger_than_half_the_age_of_the_sweep() -> None:
     owner = Owner()
     now_ms = owner.clock.wall_ms()
-    _check_age(seen(owner), PIECE, now_ms - 5_000)
+    for age_ms in (5_000, 4_000, 0):
+        assert _until_s(seen(owner), PIECE, now_ms - age_ms) == owner.clock.monotonic() + (5_000 - age_ms) / 1000
     with pytest.raises(TooOldError, match="staged 5001 ms ago"):
-        _check_age(seen(owner), PIECE, now_ms - 5_001)
+        _until_s(seen(owner), PIECE, now_ms - 5_001)
 
 
 @pytest.mark.parametrize(

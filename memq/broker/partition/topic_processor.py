@@ -35,7 +35,7 @@ from memq.broker.partition.storing import SharedObjects, key_s, store_object
 from memq.broker.services import Services
 from memq.broker.spool.unpublished_blocks import UnpublishedBlocks
 from memq.broker.staging.staged_batch import StagedBatch
-from memq.errors import DrainingError, FencedError, MemqError, MovedError, ObjectExistsError
+from memq.errors import DrainingError, FencedError, MemqError, MovedError, ObjectExistsError, TooOldError
 from memq.format.blocks.header import scope_of
 from memq.format.pointer import NamedProducer, Pointer, ProducerEnd
 from memq.limits import POINTER_RANGES_MAX
@@ -456,7 +456,11 @@ class TopicProcessor:
         self.services.hot.add(batch)
 
     async def _publish_staged(self, slot: BatchSlot, staged: StagedBatch) -> None:
-        """Publish the pointer of a batch that a writer put into the store."""
+        """Publish the pointer of a batch that a writer put into the store.
+
+        Its owner can't store it again: when the time of its key is over, the epoch is given up, so that the next
+        opening finds out whether a try has landed. The writer asks again, and is refused if none has.
+        """
         own, origin, clock = self.owned(), self._origin(), self.services.runtime.clock
 
         def build() -> Pointer:
@@ -466,7 +470,10 @@ class TopicProcessor:
             named_ms = own.named_ms if staged.writers else own.named_since_ms()  # it may be the first with a name
             return staged_pointer(slot, origin, totals, adopted, skip, clock.wall_ms(), named_ms)
 
-        await self._publisher().publish(build, slot.number)
+        if not await self._publisher().publish(build, slot.number, staged.until_s):
+            key = staged.location.key
+            self.fence(TooOldError(f"batch {slot.number} was not published before the sweep may delete object '{key}'"))
+            return
         self.ring.published(self._now())
         staged.settle(None)
 

@@ -142,14 +142,20 @@ def _held(own: Ownership, ask: PublishStaged) -> int:
     return known.last_sequence
 
 
-def _check_age(processor: TopicProcessor, piece: WirePiece, created_ms: int) -> None:
-    """Refuse a piece that the sweep may delete meanwhile: it deletes nothing below the whole age."""
-    age_ms = processor.services.runtime.clock.wall_ms() - created_ms
-    if age_ms > processor.services.settings.staged_age_ms // 2:
+def _until_s(processor: TopicProcessor, piece: WirePiece, created_ms: int) -> float:
+    """Return until when (monotonic) a pointer may name a piece; refuse one whose time is over.
+
+    The sweep deletes nothing below the whole age. Raises: TooOldError.
+    """
+    clock = processor.services.runtime.clock
+    age_ms = clock.wall_ms() - created_ms
+    left_ms = processor.services.settings.staged_age_ms // 2 - age_ms
+    if left_ms < 0:
         raise TooOldError(
             f"object '{piece.key}' was staged {age_ms} ms ago",
             hint="staged_age_ms of the brokers is twice what a commit may take",
         )
+    return clock.monotonic() + left_ms / 1000
 
 
 async def _read(
@@ -172,8 +178,8 @@ async def _read(
             pieces=ask.pieces_total,
         )
         writers = (writer,) if ask.remember else ()
-        _check_age(processor, piece, index.meta.created_ms)
-        return staged_batch(index, piece, ask.store, place, writers, settle)
+        until_s = _until_s(processor, piece, index.meta.created_ms)
+        return staged_batch(index, piece, ask.store, place, writers, settle, until_s)
 
     pieces = list(enumerate(ask.pieces, ask.first))[held - ask.first :]
     return list(await asyncio.gather(*(read(number, piece) for number, piece in pieces)))

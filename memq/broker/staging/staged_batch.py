@@ -36,6 +36,7 @@ class StagedBatch:
     checksum: int
     sequences: tuple[tuple[int, int, int], ...]  # producer id, first and next of each block
     settle: Callable[[MemqError | None], None]  # gets None when its pointer is in the queue
+    until_s: float  # monotonic: no pointer is handed over later, as the sweep may delete the object
 
 
 def check_place(piece: WirePiece) -> None:
@@ -70,6 +71,7 @@ def staged_batch(
     place: tuple[str, str, int],
     writers: tuple[NamedProducer, ...],
     settle: Callable[[MemqError | None], None],
+    until_s: float,
 ) -> StagedBatch:
     """Return the batch that a piece names; `place` is its cluster, topic id and partition.
 
@@ -101,6 +103,7 @@ def staged_batch(
         checksum=batch_checksum(blocks),
         sequences=tuple((block.producer_id, block.first_sequence, block.next_sequence) for block in blocks),
         settle=settle,
+        until_s=until_s,
     )
 
 
