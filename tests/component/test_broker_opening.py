@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -29,6 +29,7 @@ from memq.errors import (
     MovedError,
     NotFoundError,
     QueueError,
+    UnreachableError,
     VersionConflictError,
 )
 from memq.format.pointer import NamedProducer, Pointer, ProducerEnd, encode_pointer
@@ -380,5 +381,30 @@ def test_a_partition_that_drains_takes_no_new_stream() -> None:
             processor.start_draining()
             with pytest.raises(DrainingError, match="partition 0 of topic 'clicks' is being drained"):
                 await processor.ready()
+
+    run(work())
+
+
+def test_an_owner_proves_its_end_by_publishing_until_the_coordinator_alone_can_confirm_it() -> None:
+    """Until then a pointer of an earlier owner may have landed, which a Kafka node that lags does not show."""
+
+    async def work() -> None:
+        async with owning() as (broker, _, topic):
+            processor = processor_of(broker, topic)
+
+            async def length() -> int:
+                assert await processor.proven_end() == len(await pointers(broker, topic))
+                return len(await pointers(broker, topic))
+
+            assert await length() == 2, "`opened` once more: earlier owners may still publish"
+            processor.owned().owned_s -= 1_000
+            assert await length() == 2
+            log = cast(MemoryQueue, broker.services.queue).log(processor.read_partition)
+            log.entries.append(replace(log.entries[-1], offset=log.end))  # it landed meanwhile
+            processor.owned().owned_s += 1_000
+            assert await length() == 4, "what came between counts"
+            processor.owned().owned_s -= 1_000
+            failing(broker.services.coordinator, "assignment", UnreachableError("away"))
+            assert await length() == 5, "a silent coordinator confirms nothing"
 
     run(work())

@@ -375,31 +375,6 @@ def test_what_is_stated_again_goes_before_a_batch_that_is_stored() -> None:
     run(work())
 
 
-def test_an_owner_proves_its_end_by_publishing_until_the_coordinator_alone_can_confirm_it() -> None:
-    """Until then a pointer of an earlier owner may have landed, which a Kafka node that lags does not show."""
-
-    async def work() -> None:
-        async with owning() as (broker, _, topic):
-            processor = processor_of(broker, topic)
-
-            async def length() -> int:
-                assert await processor.proven_end() == len(await pointers(broker, topic))
-                return len(await pointers(broker, topic))
-
-            assert await length() == 2, "`opened` once more: earlier owners may still publish"
-            processor.owned().owned_s -= 1_000
-            assert await length() == 2
-            log = cast(MemoryQueue, broker.services.queue).log(processor.read_partition)
-            log.entries.append(replace(log.entries[-1], offset=log.end))  # it landed meanwhile
-            processor.owned().owned_s += 1_000
-            assert await length() == 4, "what came between counts"
-            processor.owned().owned_s -= 1_000
-            failing(broker.services.coordinator, "assignment", UnreachableError("away"))
-            assert await length() == 5, "a silent coordinator confirms nothing"
-
-    run(work())
-
-
 def test_blocks_that_come_in_one_round_after_another_make_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         async with owning() as (broker, _, topic):

@@ -257,18 +257,20 @@ def test_an_entry_is_taken_once() -> None:
 def test_no_end_lies_before_an_own_pointer_that_was_not_met() -> None:
     own = owner(2)
     own.state()
-    assert own.own_end() == 0
+    assert own.known_end() == 0
     own.published(0, pointer("opened", 2), 1)
-    assert (own.own_end(), own.unread) == (0, False), "nothing can lie before it"
+    assert (own.known_end(), own.unread) == (1, False), "nothing can lie before it"
     own.published(3, pointer("data", 2, 0, 0, 5), 2)
     own.published(5, pointer("data", 2, 1, 5, 6), 2)
-    assert own.own_end() == 6
+    assert own.known_end() == 6
     for offset in (1, 2):
         own.meet(offset, 1, pointer("data", 1, offset, 10 * offset, 10 * offset + 1))
     own.meet(3, 2, pointer("data", 2, 0, 0, 5))
     own.meet(4, 2, pointer("opened", 1))
     own.meet(5, 2, pointer("data", 2, 1, 5, 6))
-    assert (own.own_end(), own.read_to) == (0, 6)
+    assert (own.known_end(), own.read_to) == (6, 6)
+    own.meet(6, 2, pointer("opened", 1))
+    assert own.known_end() == 7, "the own pointers were met"
 
 
 def test_a_pointer_that_went_below_what_was_read_leaves_nothing_to_read() -> None:
@@ -276,7 +278,7 @@ def test_a_pointer_that_went_below_what_was_read_leaves_nothing_to_read() -> Non
     own.state()
     own.meet(0, 1, pointer("opened", 1))
     own.published(0, pointer("data", 2, 0, 0, 5), 2)
-    assert (own.unread, own.own_end(), own.read_to) == (False, 0, 1)
+    assert (own.unread, own.known_end(), own.read_to) == (False, 1, 1)
     assert own.totals == Totals(5, 50)
 
 

@@ -128,7 +128,7 @@ class KnownBlocks:
         begin = await valid_seek(queue, read, own.queue_time_ms() - own.dedup_window_ms - CLOCK_ERROR_MS)
         search = search_of(processor.services, read, processor.partition, processor.name)
         # Own pointers behind those of others count before they are read.
-        found = await search.find(wanted, begin, max(own.read_to, own.own_end()))
+        found = await search.find(wanted, begin, own.known_end())
         if processor.own is not own:
             return
         own.unread = own.unread or search.shown_beyond  # a higher epoch, perhaps: no publish before that is read

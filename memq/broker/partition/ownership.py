@@ -249,13 +249,9 @@ class Ownership:
         """Count an earlier try of an own pointer, met by reading: what it says is what the queue holds."""
         self._count_own(self.landed.pop(batch_sequence))
 
-    def own_end(self) -> int:
-        """Return the offset behind the last own pointer that was published and not met: no end lies before it."""
-        return max((offset + 1 for offset in self._own), default=0)
-
     def known_end(self) -> int:
-        """Return the offset behind all that this owner has read or published."""
-        return max(self.read_to, self.own_end())
+        """Return the offset behind all that was read, and all own pointers: no end lies before it."""
+        return max([self.read_to, *(offset + 1 for offset in self._own)])
 
     def _count_own(self, pointer: Pointer) -> None:
         """Add what the pointer holds and lists: an earlier try may state less than what was counted since."""

@@ -127,7 +127,7 @@ class Publisher:
             handed_over_s = self._now()
             try:
                 async with asyncio.timeout(self.own.stale_publish_s):
-                    entries = await self._log.read(self.own.read_to, max(end, self.own.own_end()))
+                    entries = await self._log.read(self.own.read_to, max(end, self.own.known_end()))
                     for entry in entries:
                         await self._meet(entry)
             except self._passing as error:
