@@ -17,7 +17,7 @@ from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, Quotas
 from memq.broker.ingest.slabs import SlabPool
 from memq.broker.metrics import Counters
 from memq.broker.partition.opening import BACKOFF_S_MAX, HELD_RETRY_S, open_partition, release_partition
-from memq.broker.partition.ownership import Ownership
+from memq.broker.partition.ownership import Ownership, Phase
 from memq.broker.partition.recent_batch_cache import RecentBatchCache
 from memq.broker.services import Services
 from memq.errors import (
@@ -33,7 +33,7 @@ from memq.errors import (
     VersionConflictError,
 )
 from memq.format.pointer import NamedProducer, Pointer, ProducerEnd, encode_pointer
-from memq.governor import BrokerEntry
+from memq.governor import Assignment, BrokerEntry
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.limits import MIB
 from memq.notification.memory import MemoryQueue
@@ -406,5 +406,32 @@ def test_an_owner_proves_its_end_by_publishing_until_the_coordinator_alone_can_c
             processor.owned().owned_s -= 1_000
             failing(broker.services.coordinator, "assignment", UnreachableError("away"))
             assert await length() == 5, "a silent coordinator confirms nothing"
+            processor.draining = True
+            failing(broker.services.coordinator, "assignment", UnreachableError("away"))
+            assert await length() == 6, "also while it drains"
+
+    run(work())
+
+
+def test_an_owner_that_met_a_higher_epoch_proves_no_end_whatever_the_coordinator_says() -> None:
+    async def work() -> None:
+        async with owning() as (broker, _, topic):
+            processor = processor_of(broker, topic)
+            own = processor.owned()
+            own.owned_s -= 1_000
+            own.become(Phase.FENCED)
+            coordinator, confirmed = broker.services.coordinator, asyncio.Event()
+            assignment = coordinator.assignment
+
+            async def confirm(topic_id: str, partition: int) -> Assignment:
+                confirmed.set()
+                return await assignment(topic_id, partition)
+
+            coordinator.assignment = confirm  # type: ignore[method-assign]
+            asks = asyncio.create_task(processor.proven_end())
+            await confirmed.wait()
+            processor.fence(FencedError("the publish that met it has ended"))
+            with pytest.raises(MovedError, match="lost its epoch"):
+                await asks
 
     run(work())

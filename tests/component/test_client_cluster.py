@@ -19,6 +19,7 @@ from memq.client.metadata import ClusterMetadata
 from memq.client.producer.aio_producer import AsyncProducer
 from memq.client.producer.window_events import OpenFailed, OpenStream, Sealed, Tick
 from memq.errors import MovedError, NotReadyError, ThrottledError
+from memq.format.pointer import decode_pointer
 from memq.governor.memory import MemoryCoordinator
 from memq.notification import Span
 from memq.notification.memory import MemoryQueue
@@ -132,6 +133,9 @@ def test_an_owner_that_has_not_opened_yet_opens_before_it_shows_an_end(end: str 
             async with AsyncConsumer(two.address, "clicks", end=end) as consumer:
                 assert [batch.values() async for batch in consumer] == [[b"v"]]
             assert stale.stale == 0
+            log = await stale.read(topic.read_partition_of(0), 0, 1 << 20)
+            kinds = [decode_pointer(entry.body).kind for entry in log]
+            assert kinds == ["opened", "data", "ended", "closed", "opened"], "the opening proves the end"
 
     run(scenario())
 

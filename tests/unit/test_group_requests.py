@@ -146,13 +146,15 @@ class Topics:
 
     def __init__(self) -> None:
         self.owned = Processor()
+        self.processors = {(TOPIC_ID, 1): self.owned}
 
     async def current_topic(self, name: str, topic_id: str) -> Topic:
         if (name, topic_id) != ("clicks", TOPIC_ID):
             raise NotFoundError(f"topic '{name}' does not exist")
         return Topic(name=name, id=topic_id, created_ms=0, settings=TopicSettings(), partitions=equal_slots(COUNT))
 
-    def processor(self, topic: Topic, partition: int) -> Processor:
+    def processor(self, topic: Topic, partition: int, *, to_end: bool) -> Processor:
+        assert to_end == ((topic.id, partition) in self.processors), "what is at work answers until it is drained"
         if partition != 1:
             raise not_owner(topic, partition, {2: "b:2"}.get(partition, ""))
         return self.owned

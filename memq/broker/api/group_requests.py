@@ -111,7 +111,8 @@ class GroupRequests:
         )
 
     async def _proven_end(self, topic: Topic, writer: int) -> int:
-        processor = self._partitions.processor(topic, writer)
+        at_work = (topic.id, writer) in self._partitions.processors  # then also while the broker drains
+        processor = self._partitions.processor(topic, writer, to_end=at_work)
         try:
             async with asyncio.timeout(LOG_S_MAX):
                 return await processor.proven_end()

@@ -278,7 +278,8 @@ class TopicProcessor:
         replaced: an idle partition does not grow by questions. Raises: MovedError, DrainingError.
         """
         asked_s = self._now()
-        await self.ready()
+        if self.own is None or self.failure is not None:  # else it has an end also while it drains
+            await self.ready()
         own = self.owned()
         if own.published_s <= asked_s:
             confirmed = await self._confirm(own)
@@ -298,7 +299,7 @@ class TopicProcessor:
             return False
         if (found.epoch, found.session) != (own.epoch, self.services.session):
             raise moved_error(self.topic, self.partition, found)
-        return True
+        return own.phase is Phase.OWNING  # a coordinator that was set back does not know the higher epoch
 
     def forget_silent(self, now_ms: int) -> None:
         """Forget the producers that were silent for the dedup window; those in the ring are not."""
