@@ -135,7 +135,7 @@ def check_transports() -> None:
     left: list[str] = []
     for transport in list(_transports):
         state = vars(transport)
-        loop = state.get("_loop")  # None once it is closed
+        loop = transport._loop  # a slot; None once it is closed
         if state.get("_sock") is not None and loop is not None and loop.is_closed():
             left.append(f"{transport!r} of {state.get('_protocol')!r}, from {state['_sock']!r}")
             state["_sock"].close()

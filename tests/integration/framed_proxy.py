@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,6 +13,8 @@ from typing import Protocol
 from memq_localstack.ports import HOST
 
 HANG_S = 120.0
+BACKLOG = 100
+TURNS_TO_CLOSE = 3  # of the loop, until the sockets of transports that were ended are closed
 
 
 @dataclass(frozen=True)
@@ -81,25 +84,35 @@ class FramedProxy:
     # ---- in the thread ---------------------------------------------------------------------------
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._accept, HOST, 0)  # noqa: TID251 - not memq's own traffic
-        self.port = server.sockets[0].getsockname()[1]
-        self._ready.set()
-        await self._ended.wait()
-        server.close()
-        await asyncio.sleep(0)  # a connection accepted before the close has a task then
-        while others := [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]:
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
+        """Let connections in until the end, one after another.
+
+        `asyncio.start_server` accepts many at once, and forgets those that it has not handed over at its close.
+        """
+        with socket.create_server((HOST, 0), backlog=BACKLOG) as listener:
+            listener.setblocking(False)
+            self.port = listener.getsockname()[1]
+            self._ready.set()
+            accepting = self._loop.create_task(self._accept(listener))
+            await self._ended.wait()
+            while others := [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]:
+                for task in others:
+                    task.cancel()
+                await asyncio.gather(*others, return_exceptions=True)
+            assert accepting.done()
         for writer in self._let_in:  # a task that is cancelled before its first step ends nothing
             with suppress(asyncio.CancelledError):  # of a task that waited for the same end, and was cancelled
                 await _end(writer)
+        for _ in range(TURNS_TO_CLOSE):
+            await asyncio.sleep(0)
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._let_in.append(writer)
-        task = self._loop.create_task(self._connected(reader, writer))
-        self._tasks[task] = None
-        task.add_done_callback(self._tasks.pop)
+    async def _accept(self, listener: socket.socket) -> None:
+        while True:
+            accepted, _ = await self._loop.sock_accept(listener)
+            reader, writer = await asyncio.open_connection(sock=accepted)  # noqa: TID251 - not memq's own traffic
+            self._let_in.append(writer)
+            task = self._loop.create_task(self._connected(reader, writer))
+            self._tasks[task] = None
+            task.add_done_callback(self._tasks.pop)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

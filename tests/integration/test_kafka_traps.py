@@ -265,7 +265,7 @@ def test_a_commit_that_succeeds_in_part_says_so_and_can_be_repeated(kafka: Serve
         absent = part(0, topic_id="ff" * 16)
         await queue.create([part()], STALE_MS)
         positions = {part(): committed(5), absent: committed(6)}
-        with pytest.raises(NotFoundError, match="committing 1 positions of group 'report'"):
+        with pytest.raises(QueueError, match="committing 1 positions of group 'report'"):
             await queue.commit("report", "", -1, positions)
         await queue.create([absent], STALE_MS)
         await queue.commit("report", "", -1, positions)

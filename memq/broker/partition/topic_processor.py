@@ -270,21 +270,19 @@ class TopicProcessor:
         check_instance(producer, epoch, sequence)
 
     async def proven_end(self) -> int:
-        """Return an end that lies behind all pointers that any owner acked before this call.
+        """Return an end behind all pointers that this owner and those before it acked before this call.
 
         A Kafka node that lags shows an earlier end and no higher epoch. So the end is what this owner has read or
-        published. It is proved by a publish that was handed over after the call: the opening, or `opened` once more.
-        An owner whose last publish no pointer of an earlier owner can follow only asks the coordinator whether it was
-        replaced: an idle partition does not grow by questions. Raises: MovedError, DrainingError.
+        published. The opening proves it, or a fresh read of the assignment: a question does not make the log grow. Only
+        without the coordinator's answer `opened` is published once more. What this leaves to the queue's own answer is
+        the pointer of an earlier owner that landed after the opening. Raises: MovedError, DrainingError.
         """
         asked_s = self._now()
         if self.own is None or self.failure is not None:  # else it has an end also while it drains
             await self.ready()
         own = self.owned()
-        if own.published_s <= asked_s:
-            confirmed = await self._confirm(own)
-            if not (confirmed and own.is_alone(own.published_s)):
-                await self._state()
+        if own.published_s <= asked_s and not await self._confirm(own):
+            await self._state()
         return own.known_end()
 
     async def _confirm(self, own: Ownership) -> bool:
