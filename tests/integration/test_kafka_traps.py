@@ -26,7 +26,6 @@ from memq.errors import (
     InvalidNameError,
     InvalidRequestError,
     InvalidSettingError,
-    NotFoundError,
     QueueError,
     QueueRefusedError,
 )
