@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.spark.pipelines.profile import Guess, Sizes, ddl_of, guess_of, guess_value, joined
+from memq.spark.pipelines.topic_profile import Guess, Sizes, ddl_of, guess_of, guess_value, joined
 
 lengths = st.lists(st.integers(0, (1 << 31) - 1) | st.integers(0, 40), max_size=60)
 fields = st.sampled_from(["a", "b", "c`d"])
