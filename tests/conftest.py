@@ -118,6 +118,7 @@ def no_thread_left() -> Iterator[None]:
 
 
 _Transport: Any = vars(selector_events)["_SelectorTransport"]
+LOOP = "_loop"  # of an asyncio transport: a slot, which `vars` does not have
 _transports: weakref.WeakSet[Any] = weakref.WeakSet()
 _begin_transport = _Transport.__init__
 
@@ -135,7 +136,7 @@ def check_transports() -> None:
     left: list[str] = []
     for transport in list(_transports):
         state = vars(transport)
-        loop = transport._loop  # a slot; None once it is closed
+        loop = getattr(transport, LOOP)  # None once it is closed
         if state.get("_sock") is not None and loop is not None and loop.is_closed():
             left.append(f"{transport!r} of {state.get('_protocol')!r}, from {state['_sock']!r}")
             state["_sock"].close()
