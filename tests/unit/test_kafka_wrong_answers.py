@@ -137,7 +137,6 @@ def test_what_comes_between_the_questions_for_a_time_is_not_passed_over(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work(queue: KafkaQueue) -> None:
-        await queue.read(PARTITION, 0, ALL)
         listed, asked = KafkaAdmin.list_offsets, list[Any]()
 
         async def then_publish(admin: KafkaAdmin, questions: Any) -> Any:
@@ -217,7 +216,7 @@ def test_an_end_that_was_asked_for_before_a_publish_may_lie_before_it(library: L
     """The question was handed over first, so its answer is true."""
 
     async def work(queue: KafkaQueue) -> None:
-        await queue.read(PARTITION, 0, ALL)
+        await queue.span(PARTITION)
         held = asyncio.Event()
         admin: Any = queue._admin
         listed = admin.list_offsets
@@ -229,7 +228,7 @@ def test_an_end_that_was_asked_for_before_a_publish_may_lie_before_it(library: L
 
         admin.list_offsets = late
         reading = asyncio.create_task(queue.read(PARTITION, RECORDS, ALL))
-        await until(lambda: library.asked == 2)
+        await until(lambda: library.asked == 3)
         assert await queue.publish(publication(b"new")) == RECORDS
         held.set()
         await reading
@@ -382,43 +381,6 @@ def test_a_report_without_an_offset_is_no_offset(library: Library) -> None:
         with pytest.raises(QueueError, match="the report has no offset"):
             await queue.publish(publication(b"gone"))
         assert await queue.publish(publication(b"there")) == RECORDS
-
-    over(work)
-
-
-@pytest.mark.parametrize("other", [False, True])
-def test_an_offset_that_a_report_has_too_high_is_no_end(
-    library: Library, monkeypatch: pytest.MonkeyPatch, *, other: bool
-) -> None:
-    """All later ends were refused until a restart; an entry of another publisher there is not the one."""
-    monkeypatch.setattr(queue_module, "SHOWN_S_MAX", 0.2)
-
-    async def work(queue: KafkaQueue) -> None:
-        log, false = library.log((TOPIC, 0)), RECORDS + (1 if other else 100)
-
-        def report(deliver: Report, message: Message) -> None:
-            if other:
-                log.append(2_000, b"other")
-            deliver(None, Message((TOPIC, 0), false, None, None))
-
-        library.reports.append(report)
-        with pytest.raises(QueueError, match=f"the pointer is not at offset {false}, which Kafka answered"):
-            await queue.publish(publication(b"there"))
-        entries = await queue.read(PARTITION, RECORDS, ALL)
-        assert [entry.body for entry in entries] == [b"there", b"other"][: 1 + other]
-        assert await queue.publish(publication(b"next")) == RECORDS + 1 + other
-        assert await queue.span(PARTITION) == Span(0, RECORDS + 2 + other)
-
-    over(work)
-
-
-def test_an_offset_that_leaves_a_gap_is_that_of_a_pointer_as_soon_as_kafka_shows_it(library: Library) -> None:
-    async def work(queue: KafkaQueue) -> None:
-        library.offsets.append(RECORDS)  # of a node that lags
-        assert await queue.publish(publication(b"first")) == RECORDS
-        asked = library.asked
-        assert await queue.publish(publication(b"second")) == RECORDS + 1
-        assert library.asked == asked, "nothing came between"
 
     over(work)
 

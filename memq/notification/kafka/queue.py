@@ -32,8 +32,6 @@ from memq.topic import Committed, ReadPartition, check_group
 CHECK_S = 60.0  # a readiness probe asks Kafka whether it is there, and only now and then for the rights
 LEADERLESS_S_MAX = 3.0  # for a moment a partition that was just made has no leader that answers
 LEADERLESS_PAUSE_S = 0.1
-SHOWN_S_MAX = 3.0  # the time that Kafka has to show a pointer that it took; a node that lags needs about 0.1 s
-SHOWN_PAUSE_S = 0.05
 
 
 class KafkaQueue:
@@ -97,30 +95,9 @@ class KafkaQueue:
                 raise
             await self._sender.look_at(topic)
             raise QueueError(f"the producer knew Kafka topic '{topic}' as it was before it was widened") from error
-        if offset > self._offsets.proven(topic, number):
-            await self._check_shown(publication, offset)
         self._offsets.prove(topic, number, offset + 1)
         self._note(publication.partition, Entry(offset, publication.time_ms, bytes(publication.body)))
         return offset
-
-    async def _check_shown(self, publication: Publication, offset: int) -> None:
-        """Read the pointer at the offset that Kafka answered, which leaves a gap behind the known end.
-
-        One answer with a false offset would make each later end one that went back. The gap is the owner's to read
-        in any case, so this costs it one more read. Raises: QueueError; the pointer may be elsewhere in the log.
-        """
-        partition, until_s = publication.partition, asyncio.get_running_loop().time() + SHOWN_S_MAX
-        while True:
-            found = await self.read(partition, offset, 1)
-            if found and found[0].offset == offset and found[0].body == publication.body:
-                return
-            if asyncio.get_running_loop().time() >= until_s:
-                raise QueueError(
-                    f"partition {partition.partition} of topic '{partition.topic}': the pointer is not at offset"
-                    f" {offset}, which Kafka answered",
-                    hint="it is looked for, and published again; check Kafka's brokers",
-                )
-            await asyncio.sleep(SHOWN_PAUSE_S)
 
     async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
         """See `PointerReader.read`.
