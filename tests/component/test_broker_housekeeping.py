@@ -1,4 +1,4 @@
-"""What a broker does each second, on virtual time: overdue connections, those that read slowly, spare memory."""
+"""Work of a broker in each second, on virtual time: overdue connections, those that read slowly, spare memory."""
 
 from __future__ import annotations
 

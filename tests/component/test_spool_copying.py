@@ -205,7 +205,7 @@ def test_a_segment_that_cant_be_copied_stays_and_nothing_is_lost(tmp_path: Path,
 
 
 def test_a_bit_that_changes_on_the_way_from_the_disk_costs_no_block(tmp_path: Path) -> None:
-    """What is stored is sound, and would go after the copy."""
+    """The stored segment is sound, and would be removed after the copy."""
 
     async def work() -> None:
         async with rig() as cluster:

@@ -411,7 +411,7 @@ def only(table: str) -> str:
 
 
 def test_the_full_file_answers_what_was_put_in(tmp_path: Path) -> None:
-    """What the harmed files are compared with."""
+    """The answers that those of harmed files are compared with."""
     entries = [[Entry(each, 1_000 + 10 * each, body_of(each)) for each in range(begin, ENTRIES)] for begin in (0, 2)]
     new = Entry(ENTRIES, 2_000, b"new")
     positions = {part(0): committed(2), part(1): committed(3, partition=1, records=7)}

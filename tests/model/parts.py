@@ -99,7 +99,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """What is known of a named producer: its newest instance, and the sequence after its last."""
+    """The record of a named producer: its newest instance, and the sequence after its last."""
 
     source: int
     instance: int = 0

@@ -1,4 +1,4 @@
-"""What must hold in the ownership model, at each ack and at the end of each schedule."""
+"""Promises of the ownership model, checked at each ack and at the end of each schedule."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class AuditDatabase:
 
 
 class StoredAudit:
-    """What auditors have stored so far, read from outside of all processes."""
+    """The state that auditors have stored so far, read from outside of all processes."""
 
     def __init__(self, database: AuditDatabase) -> None:
         self._view = AuditView(_AtOnce(database))
