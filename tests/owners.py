@@ -1,8 +1,9 @@
-"""Who owns which partition, as brokers tell, and the wait until that settles."""
+"""Which broker owns which partition, and which governs, from their own answers; the waits until that settles."""
 
 from __future__ import annotations
 
 import memq
+from memq.errors import RetryableError
 from tests.load import PARTITIONS, TOPIC, Sender
 from tests.processes import BrokerProcess
 
@@ -58,3 +59,30 @@ def wait_for_takeover(sender: Sender, witness: BrokerProcess, before: Owners, lo
 
     sender.wait_until(taken_over)
     return owners_of(witness)
+
+
+def governors(brokers: list[BrokerProcess]) -> dict[str, list[str]]:
+    """Return for each broker of a whole cluster who governs, as it knows; nothing while one is missing."""
+    found = {}
+    for broker in brokers:
+        try:
+            with memq.Admin(broker.address) as admin:
+                listed = admin.brokers()
+        except RetryableError:  # it has not found its coordinator again
+            return {}
+        if len(listed) != len(brokers):
+            return {}
+        found[broker.name] = [each.broker for each in listed if each.governs]
+    return found
+
+
+def governor_of(brokers: list[BrokerProcess], sender: Sender) -> BrokerProcess:
+    """Wait until all brokers are there and agree on one governor, and return it."""
+    found: list[list[str]] = []
+
+    def agreed() -> bool:
+        found[:] = governors(brokers).values()
+        return bool(found) and len(found[0]) == 1 and found.count(found[0]) == len(found)
+
+    sender.wait_until(agreed)
+    return next(broker for broker in brokers if broker.name == found[0][0])

@@ -9,6 +9,7 @@ from kazoo.client import KazooClient
 
 from memq_localstack.servers import Server
 
+FAREWELLS_MAX = 20
 _SECRET = 0xB3415C00  # ZooKeeperServer.superSecret: with it, passwords are a function of the session's number
 
 
@@ -24,18 +25,29 @@ def outsider(server: Server) -> Iterator[KazooClient]:
         client.close()
 
 
-def expire(server: Server, number: int) -> None:
-    """End a session on purpose: ZooKeeper ends it when another client with its number and password says farewell."""
-    double = KazooClient(server.address, client_id=(number, _password(number)))
-    double.start()
-    double.stop()
-    double.close()
+def expire(server: Server, path: str) -> None:
+    """End the session that an ephemeral node goes with, and wait until ZooKeeper has removed that node.
 
-
-def owner_of(server: Server, path: str) -> int:
-    """Return the number of the session that an ephemeral node goes with."""
+    ZooKeeper ends a session when another client with its number and password says farewell. On a busy machine that
+    client may lose its connection before its farewell arrives, and it does not notice: it is tried again.
+    """
     with outsider(server) as client:
-        return int(client.exists(path).ephemeralOwner)
+        number = _session_of(client, path)
+        for _ in range(FAREWELLS_MAX):
+            double = KazooClient(server.address, client_id=(number, _password(number)))
+            double.start()
+            double.stop()
+            double.close()
+            client.sync(path)
+            if _session_of(client, path) != number:
+                return
+    raise AssertionError(f"session {number:x} of {path} lives after {FAREWELLS_MAX} farewells")
+
+
+def _session_of(client: KazooClient, path: str) -> int:
+    """Return the number of the session that an ephemeral node goes with, 0 without such a node."""
+    node = client.exists(path)
+    return int(node.ephemeralOwner) if node is not None else 0
 
 
 def count_nodes(server: Server, path: str) -> int:

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from memq_localstack.servers import S3Server, Server, start_zookeeper
-from tests.integration.test_lost_coordination import one_governs
 from tests.load import Sender, check_read, create
-from tests.owners import owned_by, owner_of, owners_of, settled, wait_for_takeover
+from tests.owners import governor_of, owned_by, owner_of, owners_of, settled, wait_for_takeover
 from tests.processes import broker_processes
 from tests.soak import SOAKING, report
 
@@ -35,7 +34,7 @@ def test_a_zookeeper_from_an_old_backup_costs_no_record(
             own_zookeeper.stop()
             shutil.copytree(data, backup)
             own_zookeeper.start()
-            sender.wait_until(lambda: one_governs(brokers))
+            governor_of(brokers, sender)
             for partition in range(2):
                 before = settled(sender, *brokers)
                 victim, witness = owner_of(partition, before, brokers)
@@ -47,7 +46,7 @@ def test_a_zookeeper_from_an_old_backup_costs_no_record(
             shutil.rmtree(data)
             shutil.copytree(backup, data)
             own_zookeeper.start()
-            sender.wait_until(lambda: one_governs(brokers))
+            governor_of(brokers, sender)
             after = settled(sender, *brokers)
             sender.wait_for_all(10)
             report(f"epochs before: {now}, after ZooKeeper went back: {after}, {owners_of(brokers[0])}")
