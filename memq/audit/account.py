@@ -184,6 +184,10 @@ class Account:
         self._see(first, time_ms)
         (self.corrupt if damaged else self.unread).add(first, next_)
 
+    def begin_again(self, copies_ms: int) -> None:
+        """Prove nothing by what came so far: entries that were not read may be between it and what comes next."""
+        self.copies_ms, self.start = copies_ms, None
+
     def close(self, end: ProducerEnd, time_ms: int) -> None:
         """Take what the producer said when it ended; when it said so twice, the higher end holds."""
         self.seen_ms = max(self.seen_ms, time_ms)

@@ -12,7 +12,7 @@ from memq.audit.live import partition
 from memq.audit.live.event_minute import PIECES_MAX
 from memq.audit.live.group_readers import MEMBERS_MAX
 from memq.audit.minutes import active_ms
-from memq.errors import CorruptDataError
+from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format.report import ReportedDamage, ReportSpan
 from memq.limits import FORWARD_S_MAX
 from tests.unit.audited import KEY, TOPIC
@@ -428,17 +428,71 @@ def test_a_client_that_breaks_its_promise_makes_its_minutes_unknown_until_it_com
     assert desk.word() == "ok"
 
 
-def test_what_retention_took_before_it_was_read_is_not_lost() -> None:
+def retention_took(desk: Desk) -> None:
+    desk.offset = 5
+    desk.audit.begin_at(5)
+
+
+def a_newer_version_wrote(desk: Desk) -> None:
+    desk.audit.pass_blindly(desk.offset, desk.now_ms, UnsupportedFormatError("version 9"))
+    desk.offset += 1
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("new", [False, True], ids=["known", "new"])
+@pytest.mark.parametrize("gap", [retention_took, a_newer_version_wrote])
+def test_what_may_be_in_pointers_that_were_not_read_is_not_lost(
+    gap: Callable[[Desk], None],
+    new: bool,
+    level: int,
+) -> None:
+    desk = Desk()
+    if not new:
+        desk.queue((PRODUCER, 0, 10))
+        desk.settle()
+    desk.totals = desk.totals.plus(10, 1)
+    gap(desk)
+    desk.sent(span("sent", (10, 30), level=level), span("acked", (10, 30), level=level))
+    desk.queue((PRODUCER, 20, 30))
+    for later_ms in (0, LATE_MS, HELD_MS):
+        desk.settle(later_ms)
+    assert desk.found() == []
+    assert desk.found(grave=False) == [("unproven hole", "queue", "", PRODUCER, ((10, 20),))]
+    assert desk.word() == "unknown"
+
+
+@pytest.mark.parametrize("producer", [PRODUCER, 6], ids=["known", "new"])
+@pytest.mark.parametrize("gap", [retention_took, a_newer_version_wrote])
+def test_below_an_end_only_what_came_behind_the_pointers_that_were_not_read_is_lost(
+    gap: Callable[[Desk], None], producer: int
+) -> None:
     desk = Desk()
     desk.queue((PRODUCER, 0, 10))
     desk.settle()
-    desk.offset = 5
-    desk.audit.begin_at(5)
-    desk.sent(span("sent", (10, 30)), span("acked", (10, 30)))
-    desk.queue((PRODUCER, 20, 30))
+    gap(desk)
+    desk.queue((producer, 20, 30))
     desk.settle(LATE_MS)
-    assert desk.found() == []
-    assert desk.found(grave=False) == [("unproven hole", "queue", "", PRODUCER, ((10, 20),))]
+    assert desk.word() == "unknown"
+    desk.queue((producer, 40, 50))
+    desk.queue((producer, 60, 70))
+    desk.end(70, producer=producer, acks=2)
+    for later_ms in (LATE_MS, HELD_MS):
+        desk.settle(later_ms)
+    assert desk.found(grave=False) == [("lost", "queue", "", producer, ((50, 60),))]
+
+
+def test_what_retention_took_before_the_first_audit_is_not_lost_and_what_is_acked_later_may_be() -> None:
+    desk = Desk()
+    desk.audit.begin_at(5)
+    desk.sent(span("sent", (0, 10)), span("acked", (0, 10)))
+    desk.settle()
+    assert (desk.found(), desk.word()) == ([], "unknown")
+    desk.offset, desk.totals = 5, desk.totals.plus(10, 1)
+    desk.queue((PRODUCER, 10, 20))
+    later = MINUTE + LATE_MS // 60_000 + 1
+    desk.sent(span("sent", (10, 30), minute=later), span("acked", (10, 30), minute=later))
+    desk.settle(LATE_MS)
+    assert desk.found() == [(*LOST, ((20, 30),))]
 
 
 def test_a_pointer_that_can_not_be_read_is_told_and_what_it_named_is_lost() -> None:

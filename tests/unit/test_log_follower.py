@@ -183,6 +183,26 @@ def test_an_object_that_can_not_be_read_sets_its_partition_apart() -> None:
     run_skipping(work())
 
 
+@pytest.mark.parametrize("complete", [True, False])
+def test_only_a_batch_whose_pointer_does_not_name_all_may_hold_what_is_missing_when_its_index_is_gone(
+    complete: bool,
+) -> None:
+    async def work() -> None:
+        world = Followed()
+        await world.start()
+        await world.follow()
+        log, world.store = world.logs[0], NotFoundError("no such object")
+        made = data_pointer([(100, 0, 20)], partition=0, totals=Totals(10, 1), producers_complete=complete)
+        await world.lent.publish(publication(world.clock, encode_pointer(made), partition=log))
+        await world.follow([log])
+        (audit,) = world.audits[log]
+        assert (list(audit.books.streams[100].account.delivered), audit.books.next_offset) == ([(0, 20)], 2)
+        assert audit.books.expired is not complete
+        await world.follower.close()
+
+    run_skipping(work())
+
+
 def test_objects_that_hang_delay_one_round_and_no_other() -> None:
     async def work() -> None:
         world = Followed()

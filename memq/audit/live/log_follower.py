@@ -145,7 +145,8 @@ class LogFollower:
         except RetryableError:
             raise
         except MemqError as error:
-            audit.pass_blindly(entry.offset, entry.time_ms, error)
+            if not pointer.producers_complete:
+                audit.pass_blindly(entry.offset, entry.time_ms, error)
             return audit.unseen(pointer)
         skip = frozenset(pointer.skip)
         return [

@@ -4,7 +4,8 @@ Rules. What was acked with `all` must be in the queue: once that was read up to 
 report came, a hole is a loss. What was acked with less, or sent without acks, may be on its way until its producer must
 have given up and no late pointer can land any more; then brokers are asked whether they hold it (`sought`). What was
 sent and never acked proves nothing: it is unproven then.
-What is below an end that its producer told is judged as by `Account`. Groups are judged in `reading.py`.
+What is below an end that its producer told is judged as by `Account`. Groups are judged in `group_readers.py`.
+What may be in pointers that were not read is never a loss: see `PartitionState.miss`.
 So whoever drives it calls `settle` when it has given all pointers up to such an end, and never before.
 """
 
@@ -32,6 +33,7 @@ from memq.topic import Topic
 
 STREAMS_MAX = 20_000  # producers of one write partition; those that were seen longest ago are forgotten
 DAMAGED_MAX = 4_096
+GAP_MINUTES_MAX = 24 * 60  # that are unknown behind a gap
 TOLD_MAX = 4_096  # parts of reports that wait for the queue
 OBJECTS_MAX = 256  # newest pointers of a write partition whose objects a finding can name
 SPARK_READER, SPARK_TASK = "spark-reader", "spark-task"
@@ -65,17 +67,11 @@ class PartitionAudit:
     def begin_at(self, offset: int) -> None:
         """Note that the queue begins at `offset`.
 
-        When that is behind the next pointer to read, some were missed.
+        When that is behind the next pointer to read, retention was faster than this audit.
         """
-        books = self.books
-        if books.next_offset >= offset:
-            return
-        if books.totals is not None:  # retention was faster: holes that are open may have been filled
-            books.totals.forget()
-            books.blind_ms = NO_END_MS
-            for stream in books.streams.values():
-                stream.account.burned_cut = True
-        books.next_offset = offset
+        if self.books.next_offset < offset:
+            self.books.miss(NO_END_MS)
+            self.books.next_offset = offset
 
     def tell(self, told: ReceivedReport) -> None:
         """Take what a client said; it counts when the queue was read."""
@@ -104,12 +100,12 @@ class PartitionAudit:
         `blocks` are producer, first and next of each block that is not skipped; None: as the pointer has them.
         """
         books = self.books
+        if books.copies_ms == NO_END_MS:
+            self._miss(time_ms)
         if books.totals is None and pointer.partition == self.partition:
             books.begin(pointer, books.next_offset, time_ms, late_ms(self.topic.settings))
         books.next_offset = offset + 1
         books.queue_ms = max(books.queue_ms, time_ms)
-        if books.blind_ms == NO_END_MS:
-            books.blind_ms = time_ms
         if pointer.partition != self.partition or books.totals is None:
             return
         minute = (pointer.least_ms or time_ms) // MINUTE_MS
@@ -146,8 +142,7 @@ class PartitionAudit:
         What was acked up to then and is nowhere else may be there.
         """
         self.books.next_offset = offset + 1
-        self.books.blind_ms = max(self.books.blind_ms, time_ms)
-        self.books.forget_totals()
+        self._miss(time_ms)
 
     def unseen(self, pointer: Pointer) -> list[tuple[int, int, int]]:
         """Return what a pointer names and no other has: all that can be said of one whose blocks nobody knows."""
@@ -353,6 +348,12 @@ class PartitionAudit:
 
     # ---- the queue -----------------------------------------------------------------------------------
 
+    def _miss(self, time_ms: int) -> None:
+        """Note that no pointer between the last one and this queue time was read: its minutes are unknown."""
+        self.books.miss(time_ms + late_ms(self.topic.settings))
+        first, last = (self.books.queue_ms or time_ms) // MINUTE_MS, time_ms // MINUTE_MS
+        self.silence(None, range(max(first, last - GAP_MINUTES_MAX), last + 1), 1)
+
     def _deliver(self, offset: int, time_ms: int, minute: int, block: tuple[int, int, int], *, late: bool) -> bool:
         """Take a block of a pointer. Returns whether it is no copy."""
         producer, first, next_ = block
@@ -398,10 +399,10 @@ class PartitionAudit:
         """Say which sequences of a producer are lost, doubled or unproven in the queue."""
         _ripen(stream, now_ms)
         there = [stream.account.delivered, stream.gave_up, stream.account.burned]
-        acked = apart(stream.acked, stream.account.delivered)
-        acked, blind = self._seen(stream, acked)
+        acked, blind = self._seen(stream, apart(stream.acked, stream.account.delivered))
         below = self._below_end(producer, stream, now_ms)
         weak = common(apart(stream.weak, *there, stream.acked, RangeSet(below)), stream.overdue)
+        weak, blind_weak = self._seen(stream, weak)
         open_ = apart(stream.overdue, *there, stream.acked, stream.weak, RangeSet(below))
         weak, below, doubtful = self._not_held(producer, weak, below, sure=not stream.account.weak)
         for kind, cause, pieces in (
@@ -410,7 +411,7 @@ class PartitionAudit:
             (Kind.LOST, _LOST_BELOW_END, below),
             (Kind.HOLE, _UNPROVEN_HELD, doubtful),
             (Kind.HOLE, _UNPROVEN, open_),
-            (Kind.HOLE, _UNPROVEN_BLIND, blind),
+            (Kind.HOLE, _UNPROVEN_BLIND, blind + blind_weak),
             (Kind.DOUBLED, "twice in the queue, and no reader drops it", list(stream.account.doubled)),
         ):
             self._hold(self._wrong(kind, cause, producer), pieces, stream, now_ms)
@@ -450,10 +451,10 @@ class PartitionAudit:
 
     def _seen(self, stream: AuditedProducer, missing: list[Range]) -> tuple[list[Range], list[Range]]:
         """Part what is missing into what is lost, and what may have been in pointers that were not read."""
-        if not missing or self.books.blind_ms < 0:
+        if not missing or not self.books.expired:
             return missing, []
         dated = EventMinutes(stream).dated(missing, 0)
-        blind = RangeSet((first, next_) for minute, first, next_ in dated if minute * MINUTE_MS <= self.books.blind_ms)
+        blind = RangeSet((first, next_) for minute, first, next_ in dated if minute * MINUTE_MS <= self.books.copies_ms)
         return apart(missing, blind), common(missing, blind)
 
     def _judge_group(self, group: str, books: AuditedGroup, now_ms: int) -> None:

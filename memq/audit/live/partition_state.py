@@ -148,16 +148,14 @@ class PartitionState(PointerFacts):
     """All that is known of one write partition.
 
     `next_offset` is the next pointer to read of its read partition.
-    `blind_ms`: up to this queue time pointers may be missing that nobody could read (retention was faster), NO_END_MS
-    until the first behind them came: what is not there can't be called lost. `damaged` are offsets of pointers with a
-    damaged block that does not say whose it is.
+    `copies_ms` is NO_END_MS from a gap (pointers that nobody could read) up to the first pointer behind it.
+    `damaged` are offsets of pointers with a damaged block that does not say whose it is.
     `findings` are those that hold, by id. `objects` are the keys of the newest pointers' objects, by offset.
     `told` are reports that count when the queue was read; while it can't be, the minutes in `unread` are unknown.
     """
 
     next_offset: int = 0
     queue_ms: int = 0
-    blind_ms: int = -1
     streams: dict[int, AuditedProducer] = field(default_factory=dict)
     groups: dict[str, AuditedGroup] = field(default_factory=dict)
     damaged: dict[int, bool] = field(default_factory=dict)
@@ -165,3 +163,14 @@ class PartitionState(PointerFacts):
     objects: dict[int, str] = field(default_factory=dict)
     told: list[ReceivedReport] = field(default_factory=list)
     unread: dict[int, bool] = field(default_factory=dict)
+
+    def miss(self, copies_ms: int) -> None:
+        """Note that pointers were not read.
+
+        What they hold, and its copies up to the queue time `copies_ms`, can't be called lost.
+        """
+        self.expired = True
+        self.copies_ms = copies_ms
+        self.forget_totals()
+        for stream in self.streams.values():
+            stream.account.begin_again(copies_ms)
