@@ -536,6 +536,59 @@ def test_a_member_whose_report_is_missing_may_have_gone_back() -> None:
     assert desk.word(GROUP) == "unknown"
 
 
+def batch_damage(producer: int, first: int, next_: int, *, block: int = 0, records: int = 0) -> ReportedDamage:
+    count = records or next_ - first
+    return ReportedDamage(
+        object=KEY, block=block, offset=0, records=count, cause="gone", producer=producer, first=first, next=next_
+    )
+
+
+WHOLE_BATCH = (batch_damage(PRODUCER, 0, 20), batch_damage(6, 0, 10))
+NAMELESS_BATCH = (batch_damage(0, 0, 0, records=30),)
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["at once", "one by one"])
+@pytest.mark.parametrize(
+    "reports",
+    [
+        (NAMELESS_BATCH, WHOLE_BATCH),
+        (WHOLE_BATCH, NAMELESS_BATCH),
+        (NAMELESS_BATCH, WHOLE_BATCH, NAMELESS_BATCH),
+        (NAMELESS_BATCH, (batch_damage(PRODUCER, 0, 10),), WHOLE_BATCH),
+        ((batch_damage(0, 0, 0, records=10),), NAMELESS_BATCH, WHOLE_BATCH),
+        ((batch_damage(PRODUCER, 0, 10),), WHOLE_BATCH),
+        (WHOLE_BATCH, (batch_damage(PRODUCER, 10, 20, block=1),)),
+        ((batch_damage(PRODUCER, 10, 20, block=1),), NAMELESS_BATCH, WHOLE_BATCH),
+    ],
+)
+def test_each_damaged_record_is_named_and_counted_once_whatever_reports_say_of_its_batch(
+    reports: tuple[tuple[ReportedDamage, ...], ...],
+    apart: bool,
+) -> None:
+    desk = Desk()
+    desk.queue((PRODUCER, 0, 10), (PRODUCER, 10, 20), (6, 0, 10))
+    for number, damages in enumerate(reports):
+        desk.read(begin="0:0:0", damages=damages, client=READER + number)
+        if apart:
+            desk.settle()
+    desk.settle()
+    found = [each for each in desk.findings.values() if not each.resolved_ms]
+    named = [(each.producer, number) for each in found for piece in each.ranges for number in range(*piece)]
+    assert sorted(named) == [*((PRODUCER, number) for number in range(20)), *((6, number) for number in range(10))]
+    assert [each.records for each in found if not each.ranges] == []
+    assert desk.rows[MINUTE].side("")["corrupt"] == 30
+
+
+def test_a_batch_that_one_reader_did_not_get_stays_damaged_though_a_block_of_it_is_named() -> None:
+    desk = Desk()
+    desk.queue((PRODUCER, 0, 20), (6, 0, 10))
+    desk.read(begin="0:0:0", damages=NAMELESS_BATCH)
+    desk.read(begin="0:0:0", damages=[batch_damage(PRODUCER, 0, 20)], client=READER + 1)
+    desk.settle()
+    found = sorted((each.records, each.producer) for each in desk.findings.values() if not each.resolved_ms)
+    assert found == [(20, PRODUCER), (30, 0)]
+
+
 def test_a_block_that_nobody_dates_is_of_its_pointers_minute_whenever_it_is_found_damaged() -> None:
     damage = ReportedDamage(object=KEY, block=0, offset=0, records=20, cause="c", producer=PRODUCER, first=0, next=20)
     minutes = []

@@ -58,8 +58,7 @@ class OpenFindings:
         none that is known.
         """
         left = list(pieces)
-        for id_ in list(self._by_key.get(_key_of(wrong), ())):
-            finding = self._findings[id_]
+        for finding in self._alike(wrong):
             kept = tuple(common(finding.ranges, RangeSet(left)))
             left = apart(left, RangeSet(kept))
             self._change(finding, kept, now_ms)
@@ -73,28 +72,35 @@ class OpenFindings:
 
     def ranges(self, wrong: Finding) -> RangeSet:
         """Return the sequences of the findings of `wrong`, which has what they share, that hold."""
-        found = self._by_key.get(_key_of(wrong), ())
-        return RangeSet(piece for id_ in found for piece in self._findings[id_].ranges)
+        return RangeSet(piece for finding in self._alike(wrong) for piece in finding.ranges)
 
     def damaged(self, damage: ReportedDamage, minute: int, now_ms: int) -> None:
-        """Take a damaged block, which stays damaged; further reports of it change nothing."""
-        id_ = finding_id(self._topic_id, self._partition, damage.object, damage.block, damage.producer, damage.first)
-        if id_ in self._findings or len(self._findings) >= FINDINGS_MAX:
-            return
+        """Take a damaged block, which stays damaged: of the records in a report those that are new count.
+
+        A damage that names no records, since its index did not answer, is over once others name as many.
+        """
         wrong = Finding(
             kind=Kind.CORRUPT,
             partition=self._partition,
             stage=IN_OBJECT,
             producer=damage.producer,
-            records=damage.records,
-            ranges=((damage.first, damage.next),) if damage.first < damage.next else (),
             cause=damage.cause,
             object=damage.object,
             block=damage.block,
             offset=damage.offset,
         )
-        self._made(id_, wrong, minute, now_ms)
-        self._rows(minute).side("").count("corrupt", damage.records)
+        id_ = finding_id(self._topic_id, self._partition, damage.object, damage.block, damage.producer, damage.first)
+        if id_ not in self._findings and len(self._findings) >= FINDINGS_MAX:
+            return
+        new, records = self._new_of(damage, wrong)
+        if records <= 0:
+            return
+        finding = self._findings.get(id_) or self._made(id_, wrong, minute, now_ms)
+        self._recount(finding, finding.records + records)
+        finding.ranges = tuple(RangeSet([*finding.ranges, *new]))
+        for other in self._alike(wrong):
+            if not other.ranges and self._named_from(other) >= other.records:
+                self._end(other, now_ms)
 
     def told(self, wrong: Finding, minute: int, now_ms: int) -> None:
         """Take what a pointer says or is, and whose records nobody can name."""
@@ -103,6 +109,23 @@ class OpenFindings:
             self._made(id_, wrong, minute, now_ms)
 
     # ---- inside --------------------------------------------------------------------------------------
+
+    def _alike(self, wrong: Finding) -> list[Finding]:
+        """Return the findings of `wrong`, which has what they share: damages share the batch."""
+        return [self._findings[id_] for id_ in self._by_key.get(_key_of(wrong), ())]
+
+    def _new_of(self, damage: ReportedDamage, wrong: Finding) -> tuple[list[Range], int]:
+        """Return the ranges, and the number of the records, of a damage that no finding has."""
+        if damage.first < damage.next:
+            known = [each.ranges for each in self._alike(wrong) if each.producer == damage.producer]
+            new = apart([(damage.first, damage.next)], *map(RangeSet, known))
+            return new, sum(next_ - first for first, next_ in new)
+        same = [each.records for each in self._alike(wrong) if not each.ranges and each.block == damage.block]
+        return [], 0 if self._named_from(wrong) >= damage.records else damage.records - sum(same)
+
+    def _named_from(self, damage: Finding) -> int:
+        """Return how many damaged records of a batch are named, from the block of a damage on."""
+        return sum(each.records for each in self._alike(damage) if each.ranges and each.block >= damage.block)
 
     def _of_minute(self, wrong: Finding, minute: int, now_ms: int) -> Finding | None:
         id_ = finding_id(self._topic_id, self._partition, *_key_of(wrong), minute)
@@ -121,19 +144,29 @@ class OpenFindings:
         records = sum(next_ - first for first, next_ in ranges)
         if ranges == finding.ranges:
             return
+        if ranges:
+            self._recount(finding, records)
+            finding.ranges = ranges
+        else:
+            self._end(finding, now_ms)
+
+    def _recount(self, finding: Finding, records: int) -> None:
         self._rows(finding.minute).side(finding.group).count(COLUMNS[finding.kind], records - finding.records)
         finding.records = records
         self._changed[finding.id] = finding
-        if ranges:
-            finding.ranges = ranges
-        else:  # what it named is kept with it
-            finding.resolved_ms = now_ms
-            del self._findings[finding.id]
-            self._by_key[_key_of(finding)].pop(finding.id)
+
+    def _end(self, finding: Finding, now_ms: int) -> None:
+        """Take a finding back; what it named is kept with it."""
+        self._recount(finding, 0)
+        finding.resolved_ms = now_ms
+        del self._findings[finding.id]
+        self._by_key[_key_of(finding)].pop(finding.id)
 
     def _file(self, finding: Finding) -> None:
         self._by_key.setdefault(_key_of(finding), {})[finding.id] = None
 
 
 def _key_of(finding: Finding) -> tuple[object, ...]:
+    if finding.stage == IN_OBJECT:
+        return (finding.kind.value, finding.object, finding.offset)
     return (finding.kind.value, finding.stage, finding.group, finding.producer, finding.cause)
