@@ -75,7 +75,7 @@ BROKER = (
     _broker_counter("stored_bytes", "bytes", "bytes written to the store"),
     _broker_counter("store_retries", "tries", "puts that were tried again"),
     _broker_counter("published_pointers", "pointers", "pointers published in the queue"),
-    _broker_counter("publish_retries", "tries", "publishes that were tried again"),
+    _broker_counter("publish_retries", "tries", "publishes, and reads of the log before them, that were tried again"),
     _broker_counter("skipped_blocks", "blocks", "blocks that a pointer tells readers to pass over"),
     _broker_counter("late_pointers", "pointers", "pointers of earlier owners met after the opening"),
     _broker_counter("damaged_pointers", "pointers", "pointers that could not be read, each time that they were met"),

@@ -55,14 +55,12 @@ async def produce(producer: Producer, until: asyncio.Event, acked: list[bytes]) 
         number += 1
 
 
-async def consume(address: str, expected: Callable[[], int], found: list[bytes]) -> None:
+async def consume(address: str, found: list[bytes]) -> None:
     options: dict[str, Any] = {"auto_commit": False, "session_timeout_ms": 1000 * HANG_S}  # it stays a member meanwhile
     async with Consumer(address, ["clicks"], group="report", **options) as consumer:
         async for batch in consumer:
             found += [value for value in batch.values() if value is not None]
             await consumer.commit(batch)
-            if 0 < expected() <= len(found):
-                return
 
 
 async def away(broker: Broker, queue: KafkaQueue, acked: list[bytes], away_s: float) -> int:
@@ -106,19 +104,20 @@ async def through(
                 await admin.create_topic(topic, partitions=PARTITIONS, settings=TOPIC)
             acked: list[bytes] = []
             found: list[bytes] = []
-            total = 0
             stop = asyncio.Event()
             async with Producer(broker.address, acks="all", delivery_timeout_ms=PATIENCE_MS) as producer:
                 sending = asyncio.create_task(produce(producer, stop, acked))
-                reading = asyncio.create_task(consume(broker.address, lambda: total, found))
+                reading = asyncio.create_task(consume(broker.address, found))
                 while len(found) < 50:
                     await queue.wait({}, 0.01)
-                trouble(kafka)
-                before = broker.services.counters.publish_retries
-                while broker.services.counters.publish_retries == before:
-                    await queue.wait({}, 0.01)
-                held = await away(broker, queue, acked, away_s)
-                await asyncio.to_thread(mend, kafka)
+                try:
+                    trouble(kafka)
+                    before = broker.services.counters.publish_retries
+                    while broker.services.counters.publish_retries == before:
+                        await queue.wait({}, 0.01)
+                    held = await away(broker, queue, acked, away_s)
+                finally:  # else a failure waits at the producer's end, for as long as its delivery may take
+                    await asyncio.to_thread(mend, kafka)
                 clock = broker.services.runtime.clock
                 back_s = clock.monotonic()
                 while len(acked) == held:
@@ -129,8 +128,11 @@ async def through(
                 report(f"Kafka is back: {first_s:.2f} s to an ack, {clock.monotonic() - back_s:.2f} s to 50, in turn")
                 stop.set()
                 await sending
-                total = len(acked)
-                await reading
+                while len(found) < len(acked) and not reading.done():
+                    await queue.wait({}, 0.01)
+                reading.cancel()
+                with suppress(asyncio.CancelledError):
+                    await reading
             assert sorted(found) == sorted(acked), "a record is lost or there twice"
     finally:
         await queue.close()

@@ -76,12 +76,7 @@ class Publisher:
                 offset = await self._hand_over(pointer, time_ms)
             except self._refused as error:
                 own.unread, tries = True, tries + 1
-                counters.publish_retries += 1
-                if isinstance(error, EpochFencedError):
-                    self._services.events.warning("epoch-refused", f"{self._name()}: {error}")
-                else:
-                    self._services.events.warning("queue-retry", f"{self._name()}, try {tries}: {error}")
-                await asyncio.sleep(self._backoff_s(tries))
+                await self._rest_after(error, tries)
                 continue
             if offset < read_to:
                 text = f"{self._name()}: the queue put a pointer at offset {offset}, below {read_to}: its log is lost"
@@ -132,8 +127,7 @@ class Publisher:
                         await self._meet(entry)
             except self._passing as error:
                 tries += 1
-                self._services.events.warning("queue-retry", f"{self._name()}, try {tries}: {error}")
-                await asyncio.sleep(self._backoff_s(tries))
+                await self._rest_after(error, tries)
                 continue
             if self.own.phase is Phase.FENCED:
                 raise EpochFencedError(f"{self._name()}: epoch {self.own.epoch} met {self.own.highest_epoch}")
@@ -141,6 +135,15 @@ class Publisher:
                 self.own.prove(handed_over_s)
                 self.own.unread = False
                 return
+
+    async def _rest_after(self, error: Exception, tries: int) -> None:
+        """Report a failed try to publish, or to read before it, and pause before the next one."""
+        self._services.counters.publish_retries += 1
+        if isinstance(error, EpochFencedError):
+            self._services.events.warning("epoch-refused", f"{self._name()}: {error}")
+        else:
+            self._services.events.warning("queue-retry", f"{self._name()}, try {tries}: {error}")
+        await asyncio.sleep(self._backoff_s(tries))
 
     async def _meet(self, entry: Entry) -> None:
         if entry.offset < self.own.read_to:
