@@ -96,6 +96,8 @@ class Library:
     kept: int = 0  # how many deletions of records or topics are called done, and are not
     denied_absence: int = 0  # how many deletions are answered "not there", and are not done
     asked: int = 0  # how many offsets were asked for
+    read: int = 0  # how many partitions were read
+    mute: bool = False  # whether nothing comes to those who read
 
     def log(self, place: Place) -> Log:
         return self.topics[place[0]][place[1]]
@@ -198,9 +200,12 @@ class FakeConsumer:
     def assign(self, parts: Collection[TopicPartition]) -> None:
         self._messages.clear()
         for part in parts:
+            self._library.read += 1
             self._messages += self._read((part.topic, part.partition), part.offset)
 
     def _read(self, place: Place, offset: int) -> list[Message]:
+        if self._library.mute:
+            return []
         log, eof = self._library.log(place), KafkaError(KafkaError._PARTITION_EOF)
         if self._library.eof_early > 0:
             self._library.eof_early -= 1

@@ -155,9 +155,13 @@ class Fetched:
 
 @dataclass(frozen=True)
 class Produced:
-    """Lie about PRODUCE: another error than the true one, which may be 0 for none, and the offset -1."""
+    """Lie about PRODUCE: another error than the true one, which may be 0 for none, and the offset -1.
 
-    error: int
+    Or an offset that is so many `more` than the true one.
+    """
+
+    error: int = 0
+    more: int = 0
 
     def __call__(self, _: bytes, answer: bytes) -> bytes:
         """See `Lie`."""
@@ -166,7 +170,8 @@ class Produced:
             found.skip(size_bytes=2)
             for _partition in found.items():
                 found.put(found.at + 4, 2, self.error)
-                found.put(found.at + 6, 8, -1)
+                true = int.from_bytes(found.body[found.at + 6 : found.at + 14], signed=True)
+                found.put(found.at + 6, 8, true + self.more if self.more else -1)
                 found.at += 30
                 for _record in found.items():
                     found.at += 4

@@ -14,12 +14,14 @@ from itertools import count, cycle, product
 
 import pytest
 
+from memq.aio import Producer
 from memq.errors import DeniedError, GenerationFencedError, RetryableError
 from memq.notification import Membership, NotificationQueue, Span
 from memq.notification.kafka import queue, topic_metadata_cache
 from memq.notification.kafka.reading import offsets
 from memq.notification.log_reader import all_entries
 from memq.runtime.clock import SystemClock
+from tests.component.test_ack_position import read_from
 from tests.contract import test_queue_log
 from tests.contract.manual_clock import ManualClock
 from tests.contract.queues import HANG_S, STALE_MS, Scenario, committed, part, publication, scenarios_of
@@ -37,6 +39,7 @@ from tests.integration.kafka_answers import (
 )
 from tests.integration.kafka_proxy import ApiKey, Fault, KafkaProxy, Phase, kafka_behind_proxy
 from tests.integration.patient_queue import PatientQueue
+from tests.integration.test_kafka_outage import broker_on
 from tests.soak import SOAKING
 
 BEHIND_MS = 10_000
@@ -307,6 +310,28 @@ def test_what_landed_and_was_refused_is_no_loss_of_the_queue(proxy: KafkaProxy, 
             assert [entry.body for entry in await queue.read(part(), offset, 1)] == [b"%d" % number]
 
     over(proxy, Fault(ApiKey.PRODUCE, Phase.FALSE, TIMES, Produced(code)), scenario)
+
+
+@pytest.mark.parametrize("more", [100, 1, -1, -2] if SOAKING else [100, -1])
+def test_a_false_offset_of_a_publish_stops_no_partition_and_is_in_no_ack(proxy: KafkaProxy, more: int) -> None:
+    """One that was too high stopped the partition until the broker was started again."""
+    fault = Fault(ApiKey.PRODUCE, Phase.FALSE, 0, Produced(more=more))
+
+    async def scenario() -> None:
+        values = [b"%d" % number for number in range(9)]
+        async with opened(proxy) as queue, broker_on(queue) as broker, Producer(broker.address) as producer:
+            acks = []
+            for number, value in enumerate(values):
+                fault.times = TIMES if number == 3 else fault.times
+                acks.append(await (await producer.send("clicks", value, partition=0)))
+            assert fault.times == 0
+            places = [ack.position for ack in acks]
+            for number, place in enumerate(places):
+                if place is not None:
+                    assert await read_from(broker, place) == values[number:]
+            assert None not in (places[0], places[-1]), "only where the answer was false the position is in doubt"
+
+    struck(proxy, fault, scenario())
 
 
 def test_what_was_refused_is_not_published_when_kafka_says_so(proxy: KafkaProxy) -> None:

@@ -15,6 +15,7 @@ from memq.aio import Admin, Consumer, Producer
 from memq.broker.broker import Broker
 from memq.errors import MemqError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
+from memq.notification import NotificationQueue
 from memq.notification.kafka.queue import KafkaQueue
 from memq.runtime.network import Runtime
 from memq.settings import BrokerSettings
@@ -31,7 +32,7 @@ TOPIC = {"stale_publish_ms": 2_000, "dedup_window_ms": PATIENCE_MS + 50_000, "de
 
 
 @asynccontextmanager
-async def broker_on(queue: KafkaQueue) -> AsyncIterator[Broker]:
+async def broker_on(queue: NotificationQueue) -> AsyncIterator[Broker]:
     runtime = Runtime()
     # No reports: the first retry of a publish is waited for, and must be one of the test's records.
     settings = dataclasses.replace(BrokerSettings(port=0), cluster="outage", audit=False)

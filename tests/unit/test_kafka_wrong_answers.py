@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
 from memq.errors import DeniedError, MemqError, NotFoundError, QueueError, QueueRefusedError, UnreachableError
-from memq.notification import Publication, Span
+from memq.notification import Entries, Entry, Publication, Span
 from memq.notification.kafka import library as library_module
 from memq.notification.kafka import queue as queue_module
 from memq.notification.kafka import topics as topics_module
@@ -22,6 +22,7 @@ from memq.notification.kafka.failures import LastErrors
 from memq.notification.kafka.names import Names
 from memq.notification.kafka.queue import KafkaQueue
 from memq.notification.kafka.reading import offsets as offsets_module
+from memq.notification.kafka.reading.fetcher import EntryFetcher
 from memq.notification.kafka.reading.source import KafkaSource, SourceTopic
 from memq.notification.kafka.settings import kafka_settings
 from memq.notification.log_reader import all_entries
@@ -47,9 +48,9 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     return found
 
 
-def over(work: Callable[[KafkaQueue], Awaitable[None]]) -> None:
+def over(work: Callable[[KafkaQueue], Awaitable[None]], request_timeout_ms: int = 500) -> None:
     async def run() -> None:
-        section: dict[str, tuple[object, str]] = {"request_timeout_ms": (500, "test")}
+        section: dict[str, tuple[object, str]] = {"request_timeout_ms": (request_timeout_ms, "test")}
         queue = KafkaQueue(kafka_settings("kafka://localhost", section), Runtime())
         try:
             async with asyncio.timeout(30):
@@ -137,6 +138,7 @@ def test_what_comes_between_the_questions_for_a_time_is_not_passed_over(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work(queue: KafkaQueue) -> None:
+        await queue.read(PARTITION, 0, ALL)
         listed, asked = KafkaAdmin.list_offsets, list[Any]()
 
         async def then_publish(admin: KafkaAdmin, questions: Any) -> Any:
@@ -216,7 +218,7 @@ def test_an_end_that_was_asked_for_before_a_publish_may_lie_before_it(library: L
     """The question was handed over first, so its answer is true."""
 
     async def work(queue: KafkaQueue) -> None:
-        await queue.span(PARTITION)
+        await queue.read(PARTITION, 0, ALL)
         held = asyncio.Event()
         admin: Any = queue._admin
         listed = admin.list_offsets
@@ -228,7 +230,7 @@ def test_an_end_that_was_asked_for_before_a_publish_may_lie_before_it(library: L
 
         admin.list_offsets = late
         reading = asyncio.create_task(queue.read(PARTITION, RECORDS, ALL))
-        await until(lambda: library.asked == 3)
+        await until(lambda: library.asked == 2)
         assert await queue.publish(publication(b"new")) == RECORDS
         held.set()
         await reading
@@ -416,6 +418,123 @@ def test_a_publish_after_one_that_was_given_up_is_refused_once(library: Library)
         with pytest.raises(QueueError, match="may have landed since"):
             await queue.publish(publication(b"next"))
         assert await queue.publish(publication(b"next")) == RECORDS + 1
+
+    over(work)
+
+
+# ---- the offset of a report ------------------------------------------------------------------------
+
+
+def report_at(offset: int) -> Callable[[Report, Message], None]:
+    """Return what reports a record that has landed, at this offset."""
+    return lambda deliver, _: deliver(None, Message((TOPIC, 0), offset, None, None))
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read a pointer back without pauses."""
+    monkeypatch.setattr(queue_module, "SHOWN_PAUSES_S", (0.0, 0.0))
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize(
+    ("false", "before"),
+    [(RECORDS + 100, 0), (RECORDS + 1, 0), (RECORDS - 1, 0), (0, 0), (RECORDS + 1, 2), (RECORDS + 2, 1)],
+    ids=["too high", "next", "too low", "first", "of another", "behind another"],
+)
+def test_a_false_offset_of_a_publish_is_neither_an_end_nor_a_position(
+    library: Library, false: int, before: int
+) -> None:
+    """All ends after one that is too high went back, until a restart; one that is too low was a position in acks.
+
+    `before` entries of other publishers come before the pointer.
+    """
+
+    async def work(queue: KafkaQueue) -> None:
+        await queue.read(PARTITION, 0, ALL)
+        log = library.log((TOPIC, 0))
+        for number in range(before):
+            log.append(2_000, b"other %d" % number)
+        library.reports.append(report_at(false))
+        with pytest.raises(QueueError, match=f"the pointer is not at offset {false}, which Kafka answered"):
+            await queue.publish(publication(b"there"))
+        entries = await queue.read(PARTITION, RECORDS, ALL)
+        assert [entry.body for entry in entries][before:] == [b"there"]
+        assert await queue.publish(publication(b"next")) == RECORDS + before + 1
+        assert await queue.span(PARTITION) == Span(0, RECORDS + before + 2)
+
+    over(work)
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("code", [None, KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_TOPIC_OR_PART])
+def test_an_offset_that_leaves_a_gap_counts_as_soon_as_kafka_shows_the_pointer(
+    library: Library, monkeypatch: pytest.MonkeyPatch, code: int | None
+) -> None:
+    """A node that lags shows nothing there, or denies it; an offset that follows on a known end costs no read."""
+    fetched = EntryFetcher.fetch
+
+    async def denied_once(fetcher: EntryFetcher, *args: Any) -> Entries:
+        monkeypatch.setattr(EntryFetcher, "fetch", fetched)
+        assert code is not None
+        raise LastErrors().failure(KafkaError(code), "reading")
+
+    async def work(queue: KafkaQueue) -> None:
+        if code is None:
+            library.eof_early = 1
+        else:
+            monkeypatch.setattr(EntryFetcher, "fetch", denied_once)
+        assert await queue.publish(publication(b"first")) == RECORDS
+        read = library.read
+        assert read == (2 if code is None else 1)
+        assert await queue.publish(publication(b"second")) == RECORDS + 1
+        assert library.read == read, "nothing came between"
+
+    over(work)
+
+
+def test_a_pointer_is_not_read_back_for_longer_than_its_time(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Kafka that stops answering leaves the outcome unknown; a read alone would take the time of a request."""
+    monkeypatch.setattr(queue_module, "SHOWN_S_MAX", 0.1)
+
+    async def work(queue: KafkaQueue) -> None:
+        library.mute = True
+        with pytest.raises(QueueError, match="the pointer is not at offset 5"):
+            await queue.publish(publication(b"there"))
+        library.mute = False
+        await queue.close()
+
+    over(work, request_timeout_ms=5_000)
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_pointer_that_the_follower_has_seen_needs_no_read(library: Library) -> None:
+    async def work(queue: KafkaQueue) -> None:
+        await queue.read(PARTITION, 0, ALL)
+
+        def followed(deliver: Report, message: Message) -> None:
+            body = library.log((TOPIC, 0)).records[-1].value
+            loop.call_soon_threadsafe(queue._arrived, (TOPIC, 0), Entry(RECORDS, 2_000, body))
+            deliver(None, message)
+
+        loop, read = asyncio.get_running_loop(), library.read
+        library.reports.append(followed)
+        assert await queue.publish(publication(b"there")) == RECORDS
+        assert library.read == read
+
+    over(work)
+
+
+@pytest.mark.usefixtures("hurried")
+def test_an_offset_that_goes_back_is_believed_of_a_log_that_was_cut(library: Library) -> None:
+    """The owner names the lost log by it."""
+
+    async def work(queue: KafkaQueue) -> None:
+        await queue.read(PARTITION, 0, ALL)
+        library.topics[TOPIC] = [Log()]
+        assert await queue.publish(publication(b"there")) == 0
+        with pytest.raises(QueueError, match=f"the end is 1, after it was {RECORDS}"):
+            await queue.span(PARTITION)
 
     over(work)
 

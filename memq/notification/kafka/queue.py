@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from memq.errors import ClosedError, NotFoundError, QueueError
+from memq.errors import ClosedError, DeniedError, NotFoundError, QueueError
 from memq.notification import Entries, Entry, GroupState, Membership, Publication, Span
 from memq.notification.kafka.admin import KafkaAdmin, Place
 from memq.notification.kafka.failures import LastErrors
@@ -32,6 +32,8 @@ from memq.topic import Committed, ReadPartition, check_group
 CHECK_S = 60.0  # a readiness probe asks Kafka whether it is there, and only now and then for the rights
 LEADERLESS_S_MAX = 3.0  # for a moment a partition that was just made has no leader that answers
 LEADERLESS_PAUSE_S = 0.1
+SHOWN_S_MAX = 3.0  # the time that Kafka has to show a pointer that it took; a node that lags needs about 0.1 s
+SHOWN_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)  # between the reads of such a pointer; each makes a consumer
 
 
 class KafkaQueue:
@@ -95,9 +97,40 @@ class KafkaQueue:
                 raise
             await self._sender.look_at(topic)
             raise QueueError(f"the producer knew Kafka topic '{topic}' as it was before it was widened") from error
+        if offset != self._offsets.proven(topic, number):
+            await self._check_shown(topic, publication, offset)
         self._offsets.prove(topic, number, offset + 1)
         self._note(publication.partition, Entry(offset, publication.time_ms, bytes(publication.body)))
         return offset
+
+    async def _check_shown(self, topic: str, publication: Publication, offset: int) -> None:
+        """Read the pointer at the offset that Kafka answered, which does not follow on the known end.
+
+        A false one that is too high would make each later end one that went back, and would be an end that the owner
+        waits for; one that is too low would be another record's position in an ack. The entries of a gap are the
+        owner's to read in any case, so this costs it one more read. Raises: QueueError; the pointer may be elsewhere.
+        """
+        partition, body = publication.partition, bytes(publication.body)
+        error: Exception | None = None
+        try:
+            async with asyncio.timeout(SHOWN_S_MAX):
+                for pause_s in (*SHOWN_PAUSES_S, 0.0):
+                    if [entry.body for entry in self._cache.read(partition, offset, 1)] == [body]:
+                        return  # the follower was faster than the report
+                    try:
+                        found = await self._fetcher.fetch(topic, partition.partition, offset, offset + 1, 1)
+                        if [(entry.offset, entry.body) for entry in found] == [(offset, body)]:
+                            return
+                    except (QueueError, NotFoundError, DeniedError) as failed:
+                        error = failed
+                    await asyncio.sleep(pause_s)
+        except TimeoutError as late:
+            error = late
+        raise QueueError(
+            f"partition {partition.partition} of topic '{partition.topic}': the pointer is not at offset {offset},"
+            " which Kafka answered",
+            hint="it is looked for, and published again if it is not found; check Kafka's brokers",
+        ) from error
 
     async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
         """See `PointerReader.read`.

@@ -48,6 +48,10 @@ class Offsets:
         if end > self._proven.get(place, 0):
             self._proven[place] = end
 
+    def proven(self, topic: str, number: int) -> int:
+        """Return the highest end that was proven, 0 for none."""
+        return self._proven.get((topic, number), 0)
+
     def forget(self, topic: str, number: int) -> None:
         """Forget a partition that was deleted."""
         for known in (self._proven, self._said, self._lower_s, self._lost):
