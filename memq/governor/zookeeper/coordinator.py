@@ -10,10 +10,10 @@ import msgspec
 
 from memq.errors import (
     AlreadyExistsError,
+    ClosedError,
     InvalidRequestError,
     MemqError,
     NotFoundError,
-    RetryableError,
     TermFencedError,
     UnreachableError,
     VersionConflictError,
@@ -67,7 +67,7 @@ class ZookeeperCoordinator:
         self._all_assignments: MirroredValue[list[Assignment]] = MirroredValue(self._mirror)
         self._tasks = TaskOwner(lambda error: events.error("zookeeper-failed", repr(error), error), events)
         self._entered: dict[str, BrokerEntry] = {}  # registered here: entered again when the session was lost
-        self._loads: dict[str, list[Load]] = {}
+        self._entering = asyncio.Lock()  # who has it may change `_entered`, and the node of an entry in it
         self._ready = False
         self._following = False
         self._readying = asyncio.Lock()
@@ -99,15 +99,23 @@ class ZookeeperCoordinator:
         """See `Coordinator.register`."""
         check_name(broker.id, "broker")
         await self._open()
-        await self._enter(broker)
-        self._entered[broker.id] = broker
+        async with self._entering:
+            before = self._entered.get(broker.id)
+            self._entered[broker.id] = broker  # first: the session may be lost while it is entered
+            try:
+                await self._enter(broker)
+            except BaseException:
+                del self._entered[broker.id]
+                if before is not None:
+                    self._entered[broker.id] = before
+                raise
 
     async def unregister(self, broker: BrokerEntry) -> None:
         """See `Coordinator.unregister`."""
-        ours = self._entered.get(broker.id)
-        if ours is not None and ours.session == broker.session:
-            del self._entered[broker.id]
-            self._loads.pop(broker.id, None)
+        async with self._entering:
+            ours = self._entered.get(broker.id)
+            if ours is not None and ours.session == broker.session:
+                del self._entered[broker.id]
         await self._open()
         found = await self._session.find(layout.broker_path(broker.id))
         live = found is not None and self._entry(broker.id, found).session == broker.session
@@ -464,28 +472,42 @@ class ZookeeperCoordinator:
         if self._ready:
             self._changed.set()
         if lost and not self._tasks.stopped:
-            for broker in list(self._entered.values()):
-                self._tasks.start(self._enter_again(broker), f"enter {broker.id}")
+            for broker_id in self._entered:
+                self._tasks.start(self._enter_again(broker_id), f"enter {broker_id}")
 
-    async def _enter_again(self, broker: BrokerEntry) -> None:
-        """Enter a broker whose session was lost, until that is done, or another session has its id."""
+    async def _enter_again(self, broker_id: str) -> None:
+        """Enter a broker whose session was lost, until that is done, or another session has its id.
+
+        Whatever ZooKeeper answers, it is asked again: one wrong answer must not keep a broker out until its restart.
+        """
         tries = 0
-        while self._entered.get(broker.id) == broker:
+        while True:
             try:
-                found = await self._session.find(layout.broker_path(broker.id))
-                other = self._entry(broker.id, found).session if found is not None else broker.session
-                if other != broker.session:
-                    text = f"broker '{broker.id}' was entered by session {other}, this one is {broker.session}"
-                    self._events.error("broker-id-taken", text)
-                    return
-                await self._enter(broker)
-            except RetryableError as error:
-                tries += 1
-                self._events.warning("zookeeper-enter-retry", f"broker '{broker.id}', try {tries}: {error}")
-                await asyncio.sleep(backoff_s(self._runtime.random, tries, base_s=0.05, most_s=BACKOFF_S_MAX))
-            else:
-                self._events.info("broker-entered-again", f"broker '{broker.id}' after a lost session")
+                async with self._entering:
+                    broker = self._entered.get(broker_id)
+                    if broker is not None and not await self._is_taken(broker):
+                        await self._enter(broker)
+                        self._events.info("broker-entered-again", f"broker '{broker_id}' after a lost session")
                 return
+            except ClosedError:
+                return
+            except MemqError as error:
+                tries += 1
+                self._events.warning("zookeeper-enter-retry", f"broker '{broker_id}', try {tries}: {error}")
+                await asyncio.sleep(backoff_s(self._runtime.random, tries, base_s=0.05, most_s=BACKOFF_S_MAX))
+
+    async def _is_taken(self, broker: BrokerEntry) -> bool:
+        """Return whether another session has this broker's id. Two answers must say so: one may be old or wrong."""
+        path, other = layout.broker_path(broker.id), ""
+        for _ in range(2):
+            await self._session.catch_up(path)
+            found = await self._session.find(path)
+            other = self._entry(broker.id, found).session if found is not None else broker.session
+            if other == broker.session:
+                return False
+        text = f"broker '{broker.id}' was entered by session {other}, this one is {broker.session}"
+        self._events.error("broker-id-taken", text)
+        return True
 
     async def _follow(self) -> None:
         """Keep a watch on everything that watchers hear of: what changed is read here, then they are called."""

@@ -215,6 +215,7 @@ class ZookeeperSession:
         self._renewal = None
         if self._closed or self._up.is_set():
             return
+        self._watch_over()  # first: a client that can't begin now, for want of a thread, is no end of it
         if self._spare is None:
             self._spare = self._begin()
         elif self._spare.connected:
@@ -223,8 +224,6 @@ class ZookeeperSession:
             self._lost = True
             self._events.warning("zookeeper-renewed", f"{self._address.hosts} refuses the old session")
             self._take_state(self._client, KazooState.CONNECTED)
-            return
-        self._watch_over()
 
     def _take_state(self, client: Any, state: str) -> None:
         if self._closed or client is not self._client:
