@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from tests.simulation.bug import Planted
+from tests.simulation.bug import Planted, swap
 
 AUDITOR_BUGS = (
     Planted(
         "auditor judges though a log was not read",
         "memq.audit.live.service",
         "LiveAudit.step",
-        "if self._logs.lacks(_log_of(audit)):",
-        "if False:",
+        swap("self._logs.lacks(_log_of(audit))", "False"),
         level="calm",
         seed=1_007,
         aspects=("auditor", "part"),
@@ -19,16 +18,17 @@ AUDITOR_BUGS = (
         "an index that does not answer is passed over",
         "memq.audit.live.log_follower",
         "LogFollower._take",
-        "except RetryableError as error:\n        return error",
-        "except RetryableError as error:\n        audit.books.next_offset = polled.entries.next",
+        swap("return error", "audit.books.next_offset = polled.entries.next"),
         aspects=("auditor",),
     ),
     Planted(
         "auditor stores how far it has read without what it has judged",
         "memq.audit.live.service",
         "LiveAudit._step_of",
-        "rows, findings = audit.take_rows(), audit.take_findings()",
-        "rows, findings = audit.take_rows(), audit.take_findings()[:0]",
+        swap(
+            "rows, findings = audit.take_rows(), audit.take_findings()",
+            "rows, findings = audit.take_rows(), audit.take_findings()[:0]",
+        ),
         level="calm",
         aspects=("auditor",),
     ),
@@ -36,8 +36,7 @@ AUDITOR_BUGS = (
         "findings are never taken back",
         "memq.audit.live.open_findings",
         "OpenFindings.hold",
-        "kept = tuple(common(finding.ranges, RangeSet(left)))",
-        "kept = finding.ranges",
+        swap("kept = tuple(common(finding.ranges, RangeSet(left)))", "kept = finding.ranges"),
         level="calm",
         aspects=("auditor",),
     ),
@@ -45,8 +44,7 @@ AUDITOR_BUGS = (
         "an auditor that starts again hears reports from the end",
         "memq.audit.live.group_reports",
         "GroupReports.seek",
-        'Position.parse(position) if position else "beginning"',
-        '"end"',
+        swap('Position.parse(position) if position else "beginning"', '"end"'),
         seed=1_004,
         aspects=("auditor",),
     ),
@@ -54,8 +52,10 @@ AUDITOR_BUGS = (
         "reports are stored as heard before they are judged",
         "memq.audit.live.service",
         "LiveAudit._take_page",
-        "home.position = page.next",
-        "home.position = page.next\n    for audit in home.partitions.values(): audit.books.told.clear()",
+        swap(
+            "home.position = page.next",
+            "home.position = page.next\nfor audit in home.partitions.values(): audit.books.told.clear()",
+        ),
         level="calm",
         aspects=("auditor",),
     ),

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from tests.simulation.bug import Planted
+from tests.simulation.bug import Planted, swap
 
 COLD_BUGS = (
     Planted(
         "a manifest ends one too far",
         "memq.compaction.compaction",
         "following",
-        "next=parts[-1].next",
-        "next=parts[-1].next + 1",
+        swap("parts[-1].next", "parts[-1].next + 1"),
         level="calm",
         seed=3,
         aspects=("cold",),
@@ -19,8 +18,7 @@ COLD_BUGS = (
         "sweep takes large objects that manifests name",
         "memq.broker.upkeep.sweep",
         "Sweep._cold_keys",
-        "for part in (*manifest.parts, *left):",
-        "for part in (*manifest.parts[1:], *left):",
+        swap("(*manifest.parts, *left)", "(*manifest.parts[1:], *left)"),
         level="calm",
         seed=4,
         aspects=("cold",),
@@ -29,8 +27,10 @@ COLD_BUGS = (
         "reader of cold parts passes over the first pointer",
         "memq.compaction.reader",
         "ColdReader._read_cold",
-        "bisect_left(entries, offset, key=lambda each: each.offset) :",
-        "bisect_left(entries, offset + (offset == part.first), key=lambda each: each.offset) :",
+        swap(
+            "bisect_left(entries, offset, key=lambda each: each.offset)",
+            "bisect_left(entries, offset + (offset == part.first), key=lambda each: each.offset)",
+        ),
         level="calm",
         seed=3,
         aspects=("cold",),

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from tests.simulation.bug import Planted
+from tests.simulation.bug import Planted, before, body, swap
 
 IDENTITY_BUGS = (
     Planted(
         "copy acked without a comparison",
         "memq.format.blocks.header",
         "StoredBlock.is_copied_by",
-        "if header.checksum == self.checksum or",
-        "return True\n    if header.checksum == self.checksum or",
+        body("return (header.producer_id, header.first_sequence, header.next_sequence) == self[:3]"),
         level="calm",
         producers=("clone",),
     ),
@@ -18,8 +17,7 @@ IDENTITY_BUGS = (
         "block that overlaps taken for a new one",
         "memq.broker.partition.known_blocks",
         "KnownBlocks.holds",
-        "if ring.overlaps(*claim):",
-        "if False:",
+        swap("ring.overlaps(*claim)", "False"),
         level="calm",
         producers=("clone",),
     ),
@@ -27,14 +25,15 @@ IDENTITY_BUGS = (
         "producer cuts blocks again after a reconnect",
         "memq.client.producer.partition_sender",
         "PartitionSender._write",
-        "link.write(",
-        "from awscrt.checksums import crc32c\n"
-        "    if block.writes > 1:\n"
-        "        data = bytearray(block.data)\n"
-        "        data[64] ^= 1\n"
-        "        data[4:8] = crc32c(bytes(data[8:])).to_bytes(4, 'little')\n"
-        "        block.data = data\n"
-        "    link.write(",
+        before(
+            "link.write",
+            "from awscrt.checksums import crc32c\n"
+            "if block.writes > 1:\n"
+            "    data = bytearray(block.data)\n"
+            "    data[64] ^= 1\n"
+            "    data[4:8] = crc32c(bytes(data[8:])).to_bytes(4, 'little')\n"
+            "    block.data = data\n",
+        ),
         seed=1_075,
         producers=("product",),
     ),
@@ -42,8 +41,7 @@ IDENTITY_BUGS = (
         "writer takes a refusal for written",
         "memq.client.bulk.copier",
         "FixedIdentityWriter.take_refused",
-        "refused.append(self._pending.popleft()[1])",
-        "self._pending.popleft()",
+        swap("refused.append(self._pending.popleft()[1])", "self._pending.popleft()"),
         level="calm",
         aspects=("direct",),
     ),
@@ -51,8 +49,7 @@ IDENTITY_BUGS = (
         "position of a batch whose copy readers take",
         "memq.broker.partition.publishing",
         "Publisher.publish",
-        "offset if first else None",
-        "offset",
+        swap("offset if first else None", "offset"),
         level="sleepy",
         quick_failover=True,
         seed=70,
@@ -62,8 +59,7 @@ IDENTITY_BUGS = (
         "position of the record behind",
         "memq.broker.partition.ring",
         "SlotRun.places",
-        "AckPlace(first, end, pointer_offset, index)",
-        "AckPlace(first, end, pointer_offset, index + 1)",
+        swap("AckPlace(first, end, pointer_offset, index)", "AckPlace(first, end, pointer_offset, index + 1)"),
         level="calm",
         producers=("product",),
     ),

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from tests.simulation.bug import Planted
+from tests.simulation.bug import Planted, swap
 
 LIVENESS_BUGS = (
     Planted(
         "one sick log fails a whole poll",
         "memq.broker.api.group_requests",
         "GroupRequests.poll_entries",
-        "if errors and len(errors) == len(found):",
-        "if errors:",
+        swap("errors and len(errors) == len(found)", "errors"),
         level="calm",
         seed=1_014,
         aspects=("part",),
@@ -19,8 +18,7 @@ LIVENESS_BUGS = (
         "one sick log makes a consumer poll all again",
         "memq.client.consumer.fetch.polling",
         "Polling._take_common",
-        "self._failing[polled.partition] = None",
-        "raise polled.error or QueueError(polled.partition.topic)",
+        swap("self._failing[polled.partition] = None", "raise polled.error or QueueError(polled.partition.topic)"),
         level="calm",
         seed=1_014,
         aspects=("part",),
@@ -29,8 +27,7 @@ LIVENESS_BUGS = (
         "one sick log hides the ends of all",
         "memq.broker.api.group_requests",
         "GroupRequests.poll_spans",
-        "if errors and len(errors) == len(spans):",
-        "if errors:",
+        swap("errors and len(errors) == len(spans)", "errors"),
         level="calm",
         seed=1_014,
         aspects=("part",),
@@ -39,8 +36,7 @@ LIVENESS_BUGS = (
         "the page keeps the total of a log that does not answer",
         "memq.audit.dashboard.rates",
         "TopicRates.total",
-        " and partition not in known.unknown else None",
-        " else None",
+        swap("partition not in known.unknown", "True"),
         level="calm",
         seed=1_014,
         aspects=("part",),
@@ -49,8 +45,10 @@ LIVENESS_BUGS = (
         "lag counts from the beginning of the log",
         "memq.client.consumer.offset_resolver",
         "OffsetResolver.lag",
-        "records = end.records - here.records - position.record_index",
-        "records = end.records - position.record_index",
+        swap(
+            "records = end.records - here.records - position.record_index",
+            "records = end.records - position.record_index",
+        ),
         level="calm",
         seed=1_014,
         aspects=("part",),

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from tests.simulation.bug import Planted
+from tests.simulation.bug import Planted, body, each, instead, swap
 
 OWNERSHIP_BUGS = (
     Planted(
         "a slow opening counts",
         "memq.broker.partition.opening",
         "_publish_opened",
-        "async with asyncio.timeout(own.stale_publish_s):\n"
-        "        offset = await services.queue.publish(publication)\n"
-        "    if clock.monotonic() - handed_over_s > own.stale_publish_s:",
-        "async with asyncio.timeout(None):\n        offset = await services.queue.publish(publication)\n    if False:",
+        each(
+            swap("asyncio.timeout(own.stale_publish_s)", "asyncio.timeout(None)"),
+            swap("clock.monotonic() - handed_over_s > own.stale_publish_s", "False"),
+        ),
     ),
     Planted(
         "any answered publish is a proof",
         "memq.broker.partition.ownership",
         "Ownership.follows",
-        "return offset == self.read_to",
-        "return offset >= self.read_to",
+        body("return offset >= self.read_to"),
         level="sleepy",
         quick_failover=True,
     ),
@@ -27,24 +26,24 @@ OWNERSHIP_BUGS = (
         "a proof never grows old",
         "memq.broker.partition.ownership",
         "Ownership.needs_proof",
-        "return now_s - self.proof_s > self.stale_publish_s / 3",
-        "return False",
+        body("return False"),
         level="breezy",
     ),
     Planted(
         "two publishes in flight",
         "memq.broker.partition.topic_processor",
         "TopicProcessor.pump",
-        "may_publish = self._publishing is None and not self._restate",
-        "self._publishing, may_publish = None, not self._restate",
+        swap(
+            "may_publish = self._publishing is None and not self._restate",
+            "self._publishing, may_publish = None, not self._restate",
+        ),
         level="calm",
     ),
     Planted(
         "age not refused by the queue",
         "memq.notification.memory",
         "MemoryQueue._check_age",
-        "if not -AHEAD_MS_MAX <= age_ms <= stale_publish_ms:",
-        "if False:",
+        body("pass"),
         level="sleepy",
         quick_failover=True,
     ),
@@ -52,20 +51,17 @@ OWNERSHIP_BUGS = (
         "closed before the ring is empty",
         "memq.broker.partition.topic_processor",
         "TopicProcessor.drain",
-        "while self.failure is None and (len(self.ring) or self._ends or self._publishing):\n"
-        "            self.changed.clear()\n"
-        "            await self.changed.wait()\n"
-        "        if self.own is not None and self.failure is None:\n"
-        "            self._released = True",
-        "if self.own is not None and self.failure is None:",
+        each(
+            swap("self.failure is None and (len(self.ring) or self._ends or self._publishing)", "False"),
+            swap("self._released = True", "pass"),
+        ),
         level="breezy",
     ),
     Planted(
         "blocks of a lost epoch forwarded at once",
         "memq.broker.spool.unpublished_blocks",
         "UnpublishedBlocks.of_epoch",
-        "own.handed_over_s + own.stale_publish_s",
-        "own.handed_over_s",
+        swap("own.handed_over_s + own.stale_publish_s", "own.handed_over_s"),
         level="breezy",
         aspects=("seize",),
     ),
@@ -73,8 +69,7 @@ OWNERSHIP_BUGS = (
         "late batches thrown away by the owner",
         "memq.broker.partition.ownership",
         "Ownership.meet",
-        'if pointer.kind == "data":\n        self.join',
-        'if pointer.kind == "data" and pointer.epoch >= self.epoch:\n        self.join',
+        instead("self.join", "if pointer.epoch >= self.epoch: self.join(pointer.producers, time_ms)"),
         level="sleepy",
         quick_failover=True,
     ),
@@ -82,8 +77,7 @@ OWNERSHIP_BUGS = (
         "a key used beyond half of the safety age",
         "memq.broker.partition.topic_processor",
         "TopicProcessor._publish_batch",
-        "slot.put_s + key_s(self.services.settings)",
-        "slot.put_s + 1e9",
+        swap("slot.put_s + key_s(self.services.settings)", "slot.put_s + 1e9"),
         level="calm",
         aspects=("house",),
     ),
@@ -91,7 +85,6 @@ OWNERSHIP_BUGS = (
         "assignments are set whatever their version",
         "memq.governor.registry",
         "Registry.set_assignment",
-        "if assignment.version != before.version:",
-        "if False:",
+        swap("assignment.version != before.version", "False"),
     ),
 )

@@ -1,11 +1,12 @@
 """Planted bugs: one small change of the product's source each, which the simulation must find.
 
-When the text of a bug is gone the product has changed: `plant` says so, and the bug must be planted again.
+When the function, call or node that a bug names is gone, `plant` says so, and the bug must be planted again.
 """
 
 from __future__ import annotations
 import __future__ as future
 
+import ast
 import importlib
 import inspect
 import textwrap
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.simulation.auditor_bugs import AUDITOR_BUGS
-from tests.simulation.bug import Planted
+from tests.simulation.bug import Planted, before, body, first, instead, omit, swap
 from tests.simulation.cold_bugs import COLD_BUGS
 from tests.simulation.identity_bugs import IDENTITY_BUGS
 from tests.simulation.keeping_bugs import KEEPING_BUGS
@@ -30,40 +31,40 @@ BUGS = (
         "ack before upload",
         "memq.broker.partition.appender",
         "Appender.appended",
-        "own = self._processor.own",
-        "own = self._processor.own\n"
-        "    if stream.acks == AckLevel.ALL: stream.sink.send_ack(stream, AckLevel.ALL, stream.expected, 1)",
+        first("if stream.acks == AckLevel.ALL: stream.sink.send_ack(stream, AckLevel.ALL, stream.expected, 1)"),
         level="calm",
     ),
     Planted(
         "ack before pointer",
         "memq.broker.partition.topic_processor",
         "TopicProcessor._publish_batch",
-        "if not await publisher.publish(",
-        "self._ack(slot, own.epoch)\n    if not await publisher.publish(",
+        before("publisher.publish", "self._ack(slot, own.epoch)"),
         level="calm",
     ),
     Planted(
         "pointer before object",
         "memq.broker.partition.topic_processor",
         "TopicProcessor._upload",
-        "put_s = await store_object(self.services, own_object(sealed)",
-        "body = own_object(sealed)\n"
-        "            self.ring.stored(slot, self._now())\n"
-        "            self.pump()\n"
-        "            await self.services.store.put(body.key, body.buffers, body.checksum)\n"
-        "            return\n"
-        "            put_s = await store_object(self.services, body",
+        instead(
+            "store_object",
+            "body = own_object(sealed)\n"
+            "self.ring.stored(slot, self._now())\n"
+            "self.pump()\n"
+            "await self.services.store.put(body.key, body.buffers, body.checksum)\n"
+            "return\n",
+        ),
         level="calm",
     ),
     Planted(
         "pointers out of order",
         "memq.broker.partition.ring",
         "Ring.plan",
-        "head = self.batches[0] if self.batches else None",
-        "done = [slot for slot in self.batches if slot.state is SlotState.STORED]\n"
-        "    head = done[0] if done else None\n"
-        "    if head: self.batches.remove(head); self.batches.appendleft(head)",
+        swap(
+            "head = self.batches[0] if self.batches else None",
+            "done = [slot for slot in self.batches if slot.state is SlotState.STORED]\n"
+            "head = done[0] if done else None\n"
+            "if head: self.batches.remove(head); self.batches.appendleft(head)",
+        ),
         level="calm",
         seed=1001,
     ),
@@ -71,16 +72,14 @@ BUGS = (
         "dedup off",
         "memq.broker.partition.ownership",
         "Ownership.join",
-        "producer.queued.add(first, next_)",
-        "pass",
+        omit("producer.queued.add"),
         seed=1018,
     ),
     Planted(
         "nothing left out at publishing",
         "memq.broker.partition.known_blocks",
         "KnownBlocks.copies_in",
-        "skip = tuple(",
-        "return ()\n    skip = tuple(",
+        body("return ()"),
         level="sleepy",
         quick_failover=True,
         seed=13,
@@ -89,16 +88,14 @@ BUGS = (
         "buffer reused early",
         "memq.broker.ingest.slabs",
         "SlabPool.release",
-        "slab.references -= 1",
-        "slab.references -= 2 if slab.references > 1 else 1",
+        swap("slab.references -= 1", "slab.references -= 2 if slab.references > 1 else 1"),
         level="calm",
     ),
     Planted(
         "proof dated when its answer was read",
         "memq.broker.partition.publishing",
         "Publisher.publish",
-        "own.prove(handed_over_s)",
-        "own.prove(self._now())",
+        swap("own.prove(handed_over_s)", "own.prove(self._now())"),
         level="sleepy",
         quick_failover=True,
         seed=1003,
@@ -107,16 +104,14 @@ BUGS = (
         "publish repeated without reading the tail",
         "memq.broker.partition.publishing",
         "Publisher.publish",
-        "own.unread, tries = True, tries + 1",
-        "tries = tries + 1",
+        swap("own.unread, tries = True, tries + 1", "tries = tries + 1"),
         seed=1002,
     ),
     Planted(
         "what moved overtakes what went before",
         "memq.client.producer.open_block",
         "PartitionBuffer.holds_back",
-        "return any(gate.first <= sequence for gate in self.gates)",
-        "return False",
+        swap("return any(gate.first <= sequence for gate in self.gates)", "return False"),
         level="breezy",
         seed=1004,
         aspects=("widen",),
@@ -125,8 +120,7 @@ BUGS = (
         "an open block continues over a change of the map",
         "memq.client.producer.send_buffer",
         "SendBuffer._hand_on",
-        "for each in (before, buffer)",
-        "for each in (buffer,)",
+        swap("(before, buffer)", "(buffer,)"),
         level="breezy",
         aspects=("widen",),
         seed=1142,
@@ -135,16 +129,14 @@ BUGS = (
         "cumulative ack over a refused block",
         "memq.broker.ingest.connection",
         "Connection._append",
-        "self._turn_away(stream, outcome)",
-        "stream.expected = run.next",
+        instead("self._turn_away", "stream.expected = run.next"),
         seed=1023,
     ),
     Planted(
         "stale epoch accepted by its owner",
         "memq.broker.partition.ownership",
         "Ownership.meet",
-        "if pointer.epoch > self.epoch",
-        "if False",
+        swap("pointer.epoch > self.epoch", "False"),
         level="sleepy",
         quick_failover=True,
     ),
@@ -152,8 +144,7 @@ BUGS = (
         "stale epoch accepted by the queue",
         "memq.notification.memory",
         "MemoryQueue.publish",
-        "check_epoch(publication,",
-        "0 and check_epoch(publication,",
+        omit("check_epoch"),
         level="sleepy",
         seed=3000,
     ),
@@ -161,16 +152,14 @@ BUGS = (
         "off-by-one seal",
         "memq.broker.partition.ring",
         "Ring.seal",
-        "self.batches.append(slot)",
-        "slot.extents[1:] = slot.extents[1:-1]\n    self.batches.append(slot)",
+        before("self.batches.append", "slot.extents[1:] = slot.extents[1:-1]"),
         level="calm",
     ),
     Planted(
         "lost wake-up after a publish",
         "memq.broker.partition.topic_processor",
         "TopicProcessor._publish",
-        "self.pump()",
-        "pass",
+        omit("self.pump"),
         level="calm",
         seed=1005,
     ),
@@ -178,81 +167,73 @@ BUGS = (
         "opened without reading the tail",
         "memq.broker.partition.opening",
         "_read_tail",
-        "own.restart(start)",
-        "own.restart(span.end)",
+        swap("own.restart(start)", "own.restart(span.end)"),
         seed=1002,
     ),
     Planted(
         "epoch used again",
         "memq.broker.partition.opening",
         "_claim",
-        "epoch=max(current.epoch, seen) + 1",
-        "epoch=max(current.epoch, seen, 1)",
+        swap("max(current.epoch, seen) + 1", "max(current.epoch, seen, 1)"),
         seed=1002,
     ),
     Planted(
         "reader without dedup",
         "memq.client.consumer.fetch.lookback",
         "Lookback.judge",
-        "verdict = self._compare(source, first, next_)",
-        "verdict = Novelty.NEW",
+        swap("self._compare(source, first, next_)", "Novelty.NEW"),
         seed=1003,
     ),
     Planted(
         "reader without look-back",
         "memq.client.consumer.offset_resolver",
         "OffsetResolver.window_before",
-        "if start > span.begin:",
-        "if False:",
+        swap("start > span.begin", "False"),
         seed=1003,
     ),
     Planted(
         "late batches never counted",
         "memq.broker.partition.ownership",
         "Ownership._count_met",
-        "self.adopted.append(adopted_of(offset, pointer))",
-        "pass",
+        omit("self.adopted.append"),
         seed=1003,
     ),
     Planted(
         "late batches counted again and again",
         "memq.broker.partition.ownership",
         "Ownership._count_own",
-        "self.adopted = [entry for entry in self.adopted if entry.offset not in listed]",
-        "pass",
+        swap("self.adopted = [entry for entry in self.adopted if entry.offset not in listed]", "pass"),
         seed=1003,
     ),
     Planted(
         "opening without the batches that nobody counted",
         "memq.broker.partition.ownership",
         "Ownership.state",
-        "self.adopted = self.tail.uncounted()",
-        "pass",
+        swap("self.adopted = self.tail.uncounted()", "pass"),
         seed=1011,
     ),
     Planted(
         "last statement believed",
         "memq.format.totals",
         "TotalsFold.reach",
-        "mine = self.totals",
-        "self.totals = mine = stated",
+        swap("mine = self.totals", "self.totals = mine = stated"),
         seed=1019,
     ),
     Planted(
         "lag from too few pointers",
         "memq.format.totals",
         "TotalsFold.add",
-        "self._run >= RUN",
-        "self._run >= 0",
+        swap("self._run >= RUN", "self._run >= 0"),
         seed=1055,
     ),
     Planted(
         "a delivery at its bound passes over the block that did not fit",
         "memq.client.consumer.fetch.partition_cursor",
         "PartitionCursor._assemble",
-        "if size >= DELIVERY_BYTES:\n            found.stop = piece.first",
-        "if size >= DELIVERY_BYTES:\n            slot.judged += 1\n"
-        "            found.stop = piece.first + piece.records",
+        swap(
+            "found.stop = piece.first\nbreak",
+            "slot.judged += 1\nfound.stop = piece.first + piece.records\nbreak",
+        ),
         level="calm",
         aspects=("thin",),
     ),
@@ -302,9 +283,14 @@ def plant(bug: Planted) -> Iterator[None]:
     for part in path:
         owner = getattr(owner, part)
     original = getattr(owner, name)
-    source = textwrap.dedent(inspect.getsource(original))
-    assert source.count(bug.old) == 1, f"'{bug.old}' stands {source.count(bug.old)} times in {bug.target}"
-    changed = compile(source.replace(bug.old, bug.new), f"<{bug.name}>", "exec", flags=future.annotations.compiler_flag)
+    tree = ast.parse(textwrap.dedent(inspect.getsource(original)))
+    (function,) = tree.body
+    assert isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef), f"{bug.target} is no function"
+    try:
+        bug.change(function)
+    except AssertionError as error:
+        raise AssertionError(f"{bug.name}: {error}: {bug.target}") from None
+    changed = compile(ast.fix_missing_locations(tree), f"<{bug.name}>", "exec", flags=future.annotations.compiler_flag)
     made: dict[str, Any] = {}
     exec(changed, module.__dict__, made)
     setattr(owner, name, made[name])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 
-from tests.simulation.bug import Planted
+from tests.simulation.bug import Change, Planted, after, before, body, each, first, instead, omit, swap
 from tests.simulation.fresh_seeds import some_of
 from tests.simulation.planted import BUGS, find
 from tests.soak import SOAKING
@@ -54,3 +56,53 @@ def test_a_planted_bug_is_found(bug: Planted) -> None:
 
 def test_what_is_left_to_the_soak_is_there() -> None:
     assert {bug.name for bug in BUGS} >= LONG
+
+
+FUNCTION = """
+def work(self):
+    if self.ready:
+        self.queue.publish(  # laid out in another way than below
+            self.head,
+            'all'
+        )
+    return len(self.queue)
+"""
+
+
+def changed(change: Change) -> list[str]:
+    """Return the lines of the function after a change."""
+    tree = ast.parse(FUNCTION)
+    (function,) = tree.body
+    assert isinstance(function, ast.FunctionDef)
+    change(function)
+    return [line.strip() for line in ast.unparse(tree).splitlines()[1:]]
+
+
+@pytest.mark.parametrize(
+    ("change", "lines"),
+    [
+        (body("return 0"), ["return 0"]),
+        (first("stop()"), ["stop()", "if self.ready:", "@", "return len(self.queue)"]),
+        (omit("self.queue.publish"), ["if self.ready:", "pass", "return len(self.queue)"]),
+        (instead("self.queue.publish", "stop()"), ["if self.ready:", "stop()", "return len(self.queue)"]),
+        (before("self.queue.publish", "stop()"), ["if self.ready:", "stop()", "@", "return len(self.queue)"]),
+        (after("self.queue.publish", "stop()"), ["if self.ready:", "@", "stop()", "return len(self.queue)"]),
+        (before("len", "stop()"), ["if self.ready:", "@", "stop()", "return len(self.queue)"]),
+        (swap("self.ready", "False"), ["if False:", "@", "return len(self.queue)"]),
+        (swap("return len( self.queue )", "return 0"), ["if self.ready:", "@", "return 0"]),
+        (swap('self.queue.publish(self.head, "all")', "n = 1"), ["if self.ready:", "n = 1", "return len(self.queue)"]),
+        (each(swap("self.ready", "0"), swap("self.head", "1")), ["if 0:", "!", "return len(self.queue)"]),
+    ],
+)
+def test_a_change_finds_its_place_whatever_the_layout(change: Change, lines: list[str]) -> None:
+    calls = {"@": "self.queue.publish(self.head, 'all')", "!": "self.queue.publish(1, 'all')"}
+    assert changed(change) == [calls.get(line, line) for line in lines]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [omit("self.publish"), swap("self.tail", "0"), swap("self.queue", "0"), swap("return len(self.head)", "return 0")],
+)
+def test_a_change_without_one_place_is_refused(change: Change) -> None:
+    with pytest.raises(AssertionError, match="times in the function"):
+        changed(change)

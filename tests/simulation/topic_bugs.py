@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from tests.simulation.bug import Planted
+from tests.simulation.bug import Planted, instead, swap
 
 TOPIC_BUGS = (
     Planted(
         "a broker that is behind answers for an older topic",
         "memq.broker.partitions",
         "Partitions.confirm",
-        "if name in self._topics and self._topics[name].id != known.get(name)",
-        "if False",
+        swap("name in self._topics and self._topics[name].id != known.get(name)", "False"),
         seed=1_005,
         aspects=("churn",),
     ),
@@ -18,8 +17,10 @@ TOPIC_BUGS = (
         "logs go though the coordinator has refused the deletion",
         "memq.broker.partitions",
         "Partitions.delete",
-        "await self._services.coordinator.delete_topic(topic)",
-        "with suppress(MemqError):\n        await self._services.coordinator.delete_topic(topic)",
+        instead(
+            "self._services.coordinator.delete_topic",
+            "with suppress(MemqError): await self._services.coordinator.delete_topic(topic)",
+        ),
         aspects=("churn",),
     ),
 )

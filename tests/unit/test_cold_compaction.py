@@ -35,7 +35,7 @@ from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import ReadPartition, Topic, TopicSettings, Totals, equal_slots, read_partitions
 from tests.cold import DAY_MS, SWEEP_AGE_MS, ColdParts, parts_on
 from tests.contract.manual_clock import ManualClock
-from tests.simulation.bug import Planted
+from tests.simulation.bug import Planted, after, omit, swap
 from tests.simulation.planted import plant
 from tests.unit.blocks import build, seal
 
@@ -328,32 +328,37 @@ BUGS = (
         "pointers leave the queue before their manifest",
         "memq.compaction.compaction",
         "compact",
-        "copied.append(await copier.copy(partition, span))",
-        "copied.append(await copier.copy(partition, span)); await queue.trim(partition, span.end)",
+        after("copier.copy", "await queue.trim(partition, span.end)"),
     ),
     Planted(
         "large object behind its manifest",
         "memq.compaction.copying",
         "BatchCopier.copy",
-        "await self._store.put(key, large.buffers, joined_crc(large.buffers))",
-        "pass",
+        omit("self._store.put"),
     ),
-    Planted("sweep takes what manifests name", "memq.broker.upkeep.sweep", "Sweep._cold_keys", "*part.objects", "*()"),
     Planted(
-        "sweep takes parts", "memq.broker.upkeep.sweep", "Sweep._cold_keys", "(part.key, *part.objects)", "part.objects"
+        "sweep takes what manifests name", "memq.broker.upkeep.sweep", "Sweep._cold_keys", swap("part.objects", "()")
+    ),
+    Planted(
+        "sweep takes parts",
+        "memq.broker.upkeep.sweep",
+        "Sweep._cold_keys",
+        swap("(part.key, *part.objects)", "part.objects"),
     ),
     Planted(
         "reader takes the queue for all there is",
         "memq.compaction.reader",
         "ColdReader._manifest",
-        "if known is None or begin > known.reach:",
-        "if known is None:",
+        swap("known is None or begin > known.reach", "known is None"),
     ),
     Planted(
-        "batches named a byte off", "memq.compaction.copying", "_LargeObject.add", "return start", "return start + 1"
+        "batches named a byte off",
+        "memq.compaction.copying",
+        "_LargeObject.add",
+        swap("return start", "return start + 1"),
     ),
     Planted(
-        "seam one too far", "memq.compaction.compaction", "following", "next=parts[-1].next", "next=parts[-1].next + 1"
+        "seam one too far", "memq.compaction.compaction", "following", swap("parts[-1].next", "parts[-1].next + 1")
     ),
 )
 
