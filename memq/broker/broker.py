@@ -115,7 +115,7 @@ class Broker:
         self.failed = asyncio.Event()
         self._tasks = TaskOwner(self._task_failed, self.services.events)
         held = HeldRecords(self.partitions, self.replay)
-        self._requests = Requests(self.services, self.partitions, self.hand_over, held)
+        self.requests = Requests(self.services, self.partitions, self.hand_over, held)
         self._listener: Listener | None = None
         self._unwatch: Callable[[], None] = lambda: None
         self._refresh = asyncio.Event()
@@ -267,7 +267,7 @@ class Broker:
         for reader in list(self.intake.readers):
             if isinstance(reader, Connection):
                 reader.close()
-        await self._requests.stop()
+        await self.requests.stop()
         await self._tasks.stop()  # before what they would still refresh
         await self.partitions.stop()
         await self._sharing.stop()
@@ -294,7 +294,7 @@ class Broker:
     # ---- inside ------------------------------------------------------------------------------------
 
     def _accept(self) -> Connection:
-        connection = Connection(self.services, self.intake, self._requests)
+        connection = Connection(self.services, self.intake, self.requests)
         if len(self.intake.readers) >= self.services.settings.connections_max:
             connection.turned_away = True
         return connection
@@ -340,7 +340,7 @@ class Broker:
 
     def _check_id(self) -> None:
         """Raise FencedError when another broker took this one's id."""
-        namesake = self.partitions.namesake()
+        namesake = self.partitions.namesake
         if namesake is not None:
             raise FencedError(
                 f"another broker at {namesake.address} runs under the id '{namesake.id}'",

@@ -79,7 +79,7 @@ class Partitions:
         self._confirming = asyncio.Semaphore(CONFIRMED_AT_ONCE)
         self._silent_until_s = 0.0  # by the clock: the coordinator has not confirmed a topic
         self._sharing = sharing
-        self.forwarder = Forwarder(services, self._place)
+        self.forwarder = Forwarder(services, self.place)
         self._topics: dict[str, Topic] = {}
         self._assignments: dict[tuple[str, int], Assignment] = {}
         self._read: Sequence[Assignment] = ()
@@ -90,7 +90,7 @@ class Partitions:
         self._addresses: dict[str, str] = {}
         self._brokers: dict[str, str] = {}
         self.heirs: list[str] = []  # the other brokers that take partitions
-        self._namesake: BrokerEntry | None = None
+        self.namesake: BrokerEntry | None = None  # the live broker that took this one's id
         self._looks = self._looks_taken = 0
         self._leaving = TaskOwner(self._leave_failed, services.events)
         self._left: dict[TopicProcessor, asyncio.Task[None]] = {}  # let go of, but still at work
@@ -115,7 +115,7 @@ class Partitions:
         self._addresses = {broker.id: broker.address for broker in brokers}
         self._brokers = {broker.address: broker.zone for broker in brokers}
         others = [each for each in brokers if each.id == self._id and each.session != self._services.session]
-        self._namesake = others[0] if others else None
+        self.namesake = others[0] if others else None
         self.heirs = [each.id for each in brokers if not each.draining and each.id != self._id]
         if assignments is not self._read:  # a coordinator may return what it read before, when nothing has changed
             self._read = assignments
@@ -137,10 +137,6 @@ class Partitions:
         """Whether a write partition is assigned to this broker."""
         entry = self._assignments.get((topic.id, partition))
         return entry is not None and entry.broker == self._id
-
-    def namesake(self) -> BrokerEntry | None:
-        """Return the live broker that took this one's id, if there is one."""
-        return self._namesake
 
     def held(self) -> list[tuple[str, int]]:
         """Return the partitions that are assigned to this broker, opened by it, or still at work here."""
@@ -332,7 +328,7 @@ class Partitions:
             processor.start()
         return processor
 
-    async def _place(self, topic: Topic, partition: int) -> TopicProcessor | str:
+    async def place(self, topic: Topic, partition: int) -> TopicProcessor | str:
         """Return the processor of a partition that is ours, else its owner's address.
 
         Who leaves as the last one takes what nobody has: there is no governor any more who would say so. While the

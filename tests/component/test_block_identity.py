@@ -286,7 +286,7 @@ def test_a_search_is_for_what_is_claimed_since_the_last_one_and_not_for_what_is_
             for header in headers[:2]:
                 with pytest.raises(ThrottledError):
                     known.holds(processor.own.producer(PRODUCER), header)
-                await until(lambda: not known._searching)
+                await until(lambda: not len(tasks))
             assert searched == [[0], [1]]
             known.remember(blocks[2][:BLOCK_HEADER_BYTES], None)
             await known.look_up(processor.own, [claim_of(header) for header in headers[1:]])

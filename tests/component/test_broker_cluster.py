@@ -8,9 +8,11 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 import pytest
 
 from memq.broker.broker import HAND_OVER_S, Broker
+from memq.broker.ingest.connection import Connection
 from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, ClientLimits
 from memq.broker.spool import SpoolDisk
 from memq.broker.traffic import Traffic
@@ -233,13 +235,24 @@ def test_a_broker_that_is_alone_says_that_nobody_takes_its_partitions() -> None:
     asyncio.run(work())
 
 
+async def entry_of(broker: Broker) -> BrokerEntry:
+    """Return a broker's entry in the membership."""
+    brokers = await broker.services.coordinator.brokers()
+    return next(entry for entry in brokers if entry.session == broker.services.session)
+
+
+async def enter_draining(broker: Broker) -> None:
+    """Say in the membership that a broker takes no partitions any more; it hands none over yet."""
+    await broker.services.coordinator.register(msgspec.structs.replace(await entry_of(broker), draining=True))
+
+
 def test_brokers_that_all_leave_hand_nothing_to_each_other() -> None:
     async def work() -> None:
         async with rig() as cluster:
             brokers = [await cluster.start(name) for name in ("one", "two")]
             topic = await brokers[0].partitions.create("clicks", 4, TopicSettings(), exist_ok=False)
             for broker in brokers:
-                await broker._enter(draining=True)
+                await enter_draining(broker)
                 await broker.partitions.refresh()
             held = [cluster.owner(topic, number).broker for number in range(4)]
             with pytest.raises(InvalidRequestError, match="no other broker has taken"):
@@ -257,7 +270,7 @@ def test_a_broker_that_drains_takes_nothing_again_though_its_heir_leaves_meanwhi
             one, two = [await cluster.start(name) for name in ("one", "two")]
             await one.partitions.create("clicks", 4, TopicSettings(), exist_ok=False)
             await one.partitions.refresh()
-            await two._enter(draining=True)
+            await enter_draining(two)
             assert one.partitions.heirs, "it has not seen it"
             await one.drain()
             assert all(entry.draining for entry in cluster.shared.registry.brokers())
@@ -302,18 +315,18 @@ def test_a_connection_that_is_made_after_its_broker_closed_is_aborted(api: Api) 
     async def work() -> None:
         async with rig() as cluster:
             one = await cluster.start("one")
-            accepted = one._accept()
+            accepted = Connection(one.services, one.intake, one.requests)
             await one.close()
-            transport = CountingTransport()
+            transport, tasks = CountingTransport(), asyncio.all_tasks()
             accepted.connection_made(transport)
             if api == Api.FORWARD:
                 slab = one.services.pool.lease(10)
                 assert slab is not None
-                one._requests.forward(accepted, 1, slab, 0, 10)
+                one.requests.forward(accepted, 1, slab, 0, 10)
             else:
-                one._requests.request(accepted, Frame(api, 0, 0, 1, memoryview(b"")))
+                one.requests.request(accepted, Frame(api, 0, 0, 1, memoryview(b"")))
             assert transport.aborts == 1
-            assert not len(one._requests._tasks)
+            assert asyncio.all_tasks() <= tasks, "nothing was begun"
 
     asyncio.run(work())
 
@@ -322,13 +335,13 @@ def test_a_peer_that_leaves_right_behind_its_block_leaves_no_coroutine() -> None
     async def work() -> None:
         async with rig() as cluster:
             one = await cluster.start("one")
-            peer = one._accept()
+            peer = Connection(one.services, one.intake, one.requests)
             peer.connection_made(CountingTransport())
             slab = one.services.pool.lease(10)
             assert slab is not None
-            one._requests.forward(peer, 1, slab, 0, 10)
-            one._requests.gone(peer)
-            await one._requests.stop()
+            one.requests.forward(peer, 1, slab, 0, 10)
+            one.requests.gone(peer)
+            await one.requests.stop()
             assert slab.references == 1, "that of the lease"
 
     asyncio.run(work())
@@ -341,7 +354,7 @@ def test_when_the_governor_dies_another_one_moves_its_partitions() -> None:
             topic = await two.partitions.create("clicks", 4, TopicSettings(), exist_ok=False)
             await until(cluster, lambda: sum(bool(cluster.owner(topic, n).broker) for n in range(4)) == 4)
             assert (one.governs, two.governs) == (True, False)
-            cluster.shared.expire(one._entry)
+            cluster.shared.expire(await entry_of(one))
             await one.close()
             await until(cluster, lambda: {cluster.owner(topic, n).broker for n in range(4)} == {"two"})
             while not two.governs:  # noqa: ASYNC110 - it learns so a moment after its first change

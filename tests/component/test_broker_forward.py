@@ -103,7 +103,7 @@ async def seized(acks: AckLevel) -> AsyncIterator[Seized]:
 async def until_sealed(broker: Broker, topic: Topic) -> TopicProcessor:
     """Let the loop turn until a batch is on its way to the store."""
     processors = broker.partitions.processors
-    while not processors or not processors[topic.id, 0]._sealed:  # noqa: ASYNC110 - there is no event for this
+    while not any(slot.sealed_ms for each in processors.values() for slot in each.ring):  # noqa: ASYNC110 - no event
         await asyncio.sleep(0)
     return processors[topic.id, 0]
 

@@ -42,7 +42,7 @@ from memq.storage_handlers import ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, equal_slots, read_partitions
 from tests.brokers import BareClient, block_of, events_of, no_spool, run, running_broker, write_frame
-from tests.component.test_broker_epochs import connected, control, pointers, processor_of
+from tests.component.test_broker_epochs import connected, control, pointers, processor_of, publisher_of
 from tests.component.test_broker_proofs import Longest
 from tests.skipping_loop import run_skipping, skip, skipping_runtime
 
@@ -341,7 +341,7 @@ def test_a_release_that_fails_is_named_and_keeps_nobody_waiting(caplog: pytest.L
         async with owning() as (broker, _, topic):
             processor = processor_of(broker, topic)
             failing(broker.services.queue, "publish", DeniedError("not you"))
-            await release_partition(broker.services, processor._publisher(patient=False), topic)
+            await release_partition(broker.services, publisher_of(processor, patient=False), topic)
             assert (await pointers(broker, topic))[-1].kind == "opened"
             session = (await broker.services.coordinator.assignment(topic.id, 0)).session
             assert session == broker.services.session, "its next owner waits until this broker has left"

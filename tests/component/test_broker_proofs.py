@@ -43,7 +43,16 @@ from tests.brokers import (
     until,
     write_frame,
 )
-from tests.component.test_broker_epochs import READ, Owner, connected, gated, pointers, processor_of, until_sealed
+from tests.component.test_broker_epochs import (
+    READ,
+    Owner,
+    connected,
+    gated,
+    pointers,
+    processor_of,
+    publisher_of,
+    until_sealed,
+)
 from tests.contract.manual_clock import ManualClock
 from tests.skipping_loop import run_skipping
 
@@ -103,7 +112,7 @@ def test_what_a_comparison_saw_behind_the_end_is_read_before_the_publish() -> No
         owner = Owner()
         queue = MemoryQueue(owner.clock)
         await queue.create([READ], 30_000)
-        services = replace(owner.publisher._services, queue=queue)
+        services = replace(owner.services, queue=queue)
         publisher = Publisher(services, owner.own, READ, patient=True)
         assert await publisher.publish(owner.batch, 0)
         compared = 0
@@ -144,7 +153,7 @@ def test_the_queue_is_read_page_by_page_and_proves_as_of_the_last_page_s_request
         for _ in range(3):
             await queue.publish(foreign(owner))
         owner.own.unread = True
-        publisher = Publisher(replace(owner.publisher._services, queue=queue), owner.own, READ, patient=True)
+        publisher = Publisher(replace(owner.services, queue=queue), owner.own, READ, patient=True)
         start_s = owner.clock.monotonic()
         await publisher.read_to_end()
         assert owner.own.read_to == 3
@@ -171,7 +180,7 @@ def test_a_batch_that_landed_though_its_publish_failed_is_not_published_again() 
         owner = Owner()
         queue = Lossy(owner.clock)
         await queue.create([READ], 30_000)
-        publisher = Publisher(replace(owner.publisher._services, queue=queue), owner.own, READ, patient=True)
+        publisher = Publisher(replace(owner.services, queue=queue), owner.own, READ, patient=True)
         assert await publisher.publish(owner.batch, 0)
         assert queue.log(READ).end == 1
         assert not owner.own.landed
@@ -204,7 +213,7 @@ class Scripted(MemoryQueue):
 async def publisher_on(owner: Owner, queue: MemoryQueue, *, patient: bool = True) -> Publisher:
     """Return a publisher of `owner` on another queue."""
     await queue.create([READ], 30_000)
-    return Publisher(replace(owner.publisher._services, queue=queue), owner.own, READ, patient=patient)
+    return Publisher(replace(owner.services, queue=queue), owner.own, READ, patient=patient)
 
 
 PASSING = [QueueError("not now"), TimeoutError(), DeniedError("not you"), NotFoundError("no such topic")]
@@ -224,7 +233,7 @@ def test_a_publish_that_fails_is_named_and_the_queue_is_read_before_the_next_try
         publisher = await publisher_on(owner, queue)
         assert await publisher.publish(owner.batch, 0)
         assert queue.asked == [0]
-        counters = publisher._services.counters
+        counters = owner.services.counters
         assert (counters.publish_retries, counters.published_pointers) == (1, 1)
         assert not owner.own.unread
 
@@ -307,7 +316,7 @@ def test_each_failure_is_numbered_and_doubles_the_pause_up_to_a_bound(
 
     async def work() -> None:
         owner = Owner()
-        queue, services = Down(owner.clock), owner.publisher._services
+        queue, services = Down(owner.clock), owner.services
         await queue.create([READ], 30_000)
         services = replace(services, queue=queue, runtime=replace(services.runtime, random=Longest()))
         publisher = Publisher(services, owner.own, READ, patient=True)
@@ -411,7 +420,7 @@ def test_late_pointers_are_counted_once_and_own_ones_and_those_of_the_tail_are_n
         owner = Owner()
         queue = Scripted(owner)
         publisher = await publisher_on(owner, queue)
-        own, counters, log = owner.own, publisher._services.counters, queue.log(READ)
+        own, counters, log = owner.own, owner.services.counters, queue.log(READ)
         own.epoch = 3
         own.stated = False
 
@@ -492,7 +501,7 @@ def test_an_opening_whose_answer_takes_longer_than_a_pointer_may_be_old_does_not
     async def opened(taken_ms: int) -> Ownership:
         owner = Owner()
         queue = Slow(owner.clock, taken_ms)
-        services = replace(owner.publisher._services, queue=queue)
+        services = replace(owner.services, queue=queue)
         await queue.create([READ], 30_000)
         owner.own.stated = False
         topic = Topic(name=READ.topic, id=READ.topic_id, created_ms=0)
@@ -525,7 +534,7 @@ def test_a_pointer_without_records_counts_the_late_tries_that_its_own_proof_meet
                 client.write(encode_frame(Api.CLOSE, 1, 3, encode_message(Close(next_sequence=1))))
                 assert (await client.frame()).api == Api.CLOSE
             else:
-                await release_partition(broker.services, processor._publisher(), topic)
+                await release_partition(broker.services, publisher_of(processor), topic)
             last = (await pointers(broker, topic))[-1]
             assert (last.kind, last.totals.records, [late.offset for late in last.adopted]) == (kind, 2, [2])
             await client.close()
@@ -582,7 +591,7 @@ def test_a_replay_reads_the_queue_from_where_the_owner_of_its_oldest_block_had_r
             header = parse_header(slab.view, at)
             entries.append(SpoolEntry(topic.id, 0, offset, owner.clock.wall_ms(), at, at + len(block), header))
             at += len(block)
-        replay = Replay(owner.publisher._services, cast(Forwarder, taker), lambda: [topic])
+        replay = Replay(owner.services, cast(Forwarder, taker), lambda: [topic])
         await replay._hold(segment, topic, entries, slab, 0)
         (held,) = taker.taken
         assert (len(held), held.read_to) == (3, 2)

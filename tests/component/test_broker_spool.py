@@ -216,7 +216,7 @@ def test_what_lies_on_disk_stays_until_its_pointer_is_in_the_queue(tmp_path: Pat
             one.services.queue.publish = slow  # type: ignore[method-assign]  # the store is quick, the queue is not
             _, client = await taken(one)
             await called.wait()
-            (segment,) = one.services.spool.segments._all.values()
+            (segment,) = one.services.spool.segments
             assert segment.tickets
             gate.set()
             await until(lambda: not segment.tickets)
@@ -268,7 +268,7 @@ def test_a_copy_that_was_acked_with_1_is_forwarded_though_its_first_one_was_to_b
             await client.open(topic, acks=AckLevel.ALL)
             client.write(block)
             again = await BareClient.connect(one)
-            await until(lambda: bool(one.partitions.processors[topic.id, 0]._sealed))
+            await until(lambda: one.services.counters.sealed_batches > 0)
             await again.open(topic, acks=AckLevel.ONE)
             again.write(block)
             assert (await again.frame()).argument == 2

@@ -154,9 +154,9 @@ def test_who_looks_for_owners_at_once_shares_a_look(monkeypatch: pytest.MonkeyPa
                 return list(await read(self))
 
             monkeypatch.setattr(MemoryCoordinator, "assignments", assignments)
-            first = asyncio.create_task(broker.partitions._place(topic, 0))
+            first = asyncio.create_task(broker.partitions.place(topic, 0))
             await until(lambda: reads == 1)
-            rest = [broker.partitions._place(topic, number) for number in range(1, 50)]
+            rest = [broker.partitions.place(topic, number) for number in range(1, 50)]
             found = await asyncio.gather(first, *rest)
             assert [each.partition for each in found if isinstance(each, TopicProcessor)] == list(range(50))
             assert reads == 2, "what was under way when the others asked may be of before"

@@ -40,7 +40,7 @@ Asked = Counter[tuple[str, str, Api]]
 
 def count_requests(broker: Broker, asked: Asked) -> None:
     """Count what a broker is asked, by its id, the client's, and the kind of request."""
-    requests = broker._requests
+    requests = broker.requests
     answer = requests.request
 
     def counted(connection: Connection, frame: Frame) -> None:

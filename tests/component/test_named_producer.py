@@ -16,6 +16,7 @@ from memq.broker.partition.topic_processor import TopicProcessor
 from memq.client.producer.aio_producer import AsyncProducer
 from memq.errors import (
     ClosedError,
+    EpochFencedError,
     InvalidSettingError,
     MemqError,
     MovedError,
@@ -242,7 +243,7 @@ def test_an_instance_does_not_begin_at_an_owner_that_lost_its_epoch_while_it_wai
                 processor.ring.batches.clear()
                 processor.fail(StoreError("gone"))
             else:
-                processor._fenced.set()
+                processor.fence(EpochFencedError("epoch 9 is there"))
             with pytest.raises(MovedError, match="lost its epoch while a producer began"):
                 await begins
             store.gate.set()
@@ -272,7 +273,7 @@ def test_an_instance_goes_on_at_once_where_nothing_is_in_doubt(
             assert slab is not None
             if streams_of:
                 stream = processor.appender.open_stream(1, Sink(), NAME, 1, 7, streams_of)
-                append_to(processor.ring, stream, 7, 1, slab, 0, 10, processor._now())
+                append_to(processor.ring, stream, 7, 1, slab, 0, 10, broker.services.runtime.clock.monotonic())
             admits = processor.admit_producer(NAME, epoch, sequence)
             if error is None:
                 await admits
@@ -298,19 +299,19 @@ def test_what_is_stated_is_read_up_to_its_own_pointer() -> None:
             queue = GatedQueue.close_gate(broker.services.queue)
 
             async def unread_when_stated() -> bool:
-                await processor._state()
+                await processor.begin_producer(NAME)
                 return own.unread
 
             first = asyncio.create_task(unread_when_stated())
             await queue.begun.wait()
-            second = asyncio.create_task(processor._state())  # the pointer that is on its way says less than it wants
+            second = asyncio.create_task(processor.begin_producer(NAME + 1))  # the pointer on its way does not say it
             own.read_to -= 1
             await turns()
             queue.gate.set()
             assert not await first
             await second
-            assert not processor._restate
-            assert len(stated(broker, topic)) == 3
+            await turns()
+            assert len(stated(broker, topic)) == 3, "one for each, and none after them"
 
     run(work())
 

@@ -163,7 +163,7 @@ def test_what_could_not_be_copied_is_kept_where_it_was(tmp_path: Path) -> None:
             spool.copy_forward = failing  # type: ignore[method-assign]
             held, passing = await Sender.of(one, "stuck"), await Sender.of(one, "passing")
             await held.send(b"held")
-            segment = next(iter(spool.segments._all.values()))
+            segment = next(iter(spool.segments))
             while not disk.failed:  # then blocks are refused, for a while
                 passing.client.write(write_frame(block_of(passing.topic, passing.sent, [WORD, WORD])))
                 passing.sent += 2

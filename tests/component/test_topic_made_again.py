@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from memq.broker.broker import Broker
+from memq.broker.partitions import CONFIRM_PAUSE_S
 from memq.client.admin.aio_admin import AsyncAdmin
 from memq.client.link_pool import LinkPool
 from memq.client.metadata import ClusterMetadata
@@ -30,6 +31,7 @@ from memq.topic import ReadPartition, Topic, TopicSettings, read_partitions
 from tests.brokers import run as run_broker
 from tests.brokers import running_broker
 from tests.component.test_broker_cluster import Rig, rig
+from tests.stepped_time import SteppedLoop, step, stepped_runtime
 from tests.unit.toy_broker import ToyBroker, ToyConnection, address_of, run, toy_topic
 
 
@@ -79,7 +81,7 @@ def test_a_broker_that_has_not_heard_of_a_deletion_contradicts_the_coordinator()
 
 def test_a_broker_says_what_its_coordinator_could_not_confirm(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
-        async with rig() as cluster:
+        async with rig(stepped_runtime()) as cluster:
             behind, _, _ = await made_again(cluster)
             current, asked = behind.services.coordinator.current_topic, list[str]()
 
@@ -96,11 +98,11 @@ def test_a_broker_says_what_its_coordinator_could_not_confirm(monkeypatch: pytes
                 assert await behind.partitions.confirm(["clicks"], {}) == ["clicks"]
             assert asked == ["clicks"] * 2, "nobody waits again at once for one that is silent"
             behind.services.coordinator.current_topic = current  # type: ignore[method-assign]
-            behind.partitions._silent_until_s = 0.0
+            step(CONFIRM_PAUSE_S)
             with pytest.raises(NotReadyError):
                 await behind.partitions.confirm(["clicks"], {})
 
-    asyncio.run(work())
+    run_broker(work(), SteppedLoop)
 
 
 def test_who_asks_a_broker_that_is_behind_first_hears_of_the_topic_as_it_is_now() -> None:

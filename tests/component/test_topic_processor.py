@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -10,9 +11,13 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from memq.broker.broker import Broker
 from memq.broker.partition.append import Stream
+from memq.broker.partition.batch import SealedBatch
 from memq.broker.partition.ownership import Phase
+from memq.broker.partition.storing import SharedObjects
 from memq.broker.partition.topic_processor import TopicProcessor
+from memq.broker.services import Services
 from memq.broker.spool.unpublished_blocks import UnpublishedBlocks
 from memq.broker.spool.writer import Spool
 from memq.broker.staging.staged_batch import StagedBatch
@@ -92,6 +97,16 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
+def sharing(services: Services) -> SharedObjects:
+    """Return what a processor of its own stores shared objects with; nothing fails there."""
+    return SharedObjects(services, lambda error: None)
+
+
+def unopened(broker: Broker, topic: Topic) -> TopicProcessor:
+    """Return one more processor of a topic's first partition, before its start."""
+    return TopicProcessor(broker.services, sharing(broker.services), lambda held: None, topic, 0)
+
+
 # ---- its start and its end -------------------------------------------------------------------------
 
 
@@ -116,7 +131,7 @@ def test_a_topic_whose_spool_is_missing_is_named_once(
             services = replace(broker.services, spool=cast(Spool, NoSpool()))
             settings = msgspec.structs.replace(topic.settings, ack1=ack1)
             changed = msgspec.structs.replace(topic, settings=settings)
-            processor = TopicProcessor(services, processor_of(broker, topic)._sharing, lambda held: None, changed, 0)
+            processor = TopicProcessor(services, sharing(services), lambda held: None, changed, 0)
             caplog.clear()
             processor.start()
             assert events_of(caplog) == ["no-spool"] * named
@@ -128,18 +143,18 @@ def test_a_topic_whose_spool_is_missing_is_named_once(
 def test_what_ended_a_partition_first_is_what_all_that_wait_get() -> None:
     async def work() -> None:
         async with owning() as (broker, _, topic):
-            processor = processor_of(broker, topic)
-            GatedQueue.close_gate(broker.services.queue)
-            processor._ready.clear()
+            processor, opening = processor_of(broker, topic), unopened(broker, topic)
+            queue = GatedQueue.close_gate(broker.services.queue)
             waiting = [
                 asyncio.create_task(processor.end_producer(ProducerEnd(producer=1, next_sequence=0))),
-                asyncio.create_task(processor.ready()),
-                asyncio.create_task(processor._state()),
+                asyncio.create_task(opening.ready()),
+                asyncio.create_task(processor.begin_producer(9)),
             ]
             await turns()
             assert not any(task.done() for task in waiting)
-            processor.fail(StoreError("gone for good"))
-            processor.fail(StoreError("another reason"))
+            for each in (processor, opening):
+                each.fail(StoreError("gone for good"))
+                each.fail(StoreError("another reason"))
             for task in waiting:
                 with pytest.raises(StoreError, match="gone for good"):
                     await task
@@ -147,12 +162,24 @@ def test_what_ended_a_partition_first_is_what_all_that_wait_get() -> None:
                 with pytest.raises(StoreError, match="gone for good"):
                     await call
             with pytest.raises(MovedError, match="is not open any more"):
-                await processor._state()
-            unopened = TopicProcessor(broker.services, processor._sharing, lambda held: None, topic, 0)
-            await unopened.restate()
-            assert not unopened._restate, "its opening says all"
-            unopened.start_draining()
-            assert len(unopened.ring) == 0
+                await processor.admit_producer(9, 1, 1)  # it would be stated first
+            queue.gate.set()
+
+    run(work())
+
+
+def test_what_is_to_be_stated_again_before_the_opening_is_stated_by_the_opening() -> None:
+    async def work() -> None:
+        async with owning() as (broker, _, topic):
+            opening = unopened(broker, topic)
+            await opening.restate()
+            opening.start_draining()
+            assert len(opening.ring) == 0
+            opening.start()
+            await until(lambda: opening.own is not None)
+            await turns()
+            assert [(each.kind, each.epoch) for each in await pointers(broker, topic)] == [("opened", 1), ("opened", 2)]
+            await opening.stop()
 
     run(work())
 
@@ -163,13 +190,15 @@ def test_a_partition_that_dies_of_what_nobody_foresaw_says_so_and_sends_its_clie
     async def died_of(error: Exception) -> MemqError | None:
         async with owning() as (broker, _, topic):
             processor = processor_of(broker, topic)
+            failing(broker.services.queue, "publish", error)
             caplog.clear()
-            processor._failed(error)
+            await processor.restate()
+            await until(lambda: processor.failure is not None)
             assert events_of(caplog) == ["processor-failed"]
             return processor.failure
 
     async def work() -> None:
-        error = DeniedError("not you")
+        error = CorruptDataError("what is this")
         assert await died_of(error) is error
         moved = await died_of(ValueError("what is that"))
         assert isinstance(moved, MovedError)
@@ -205,7 +234,14 @@ def test_a_stop_ends_uploads_before_it_gives_the_memory_back_that_they_read() ->
             await processor.stop()
 
     run(work(lambda processor: processor.stop()))
-    run(work(lambda processor: processor._give_up_epoch()))
+    run(work(lost))
+
+
+async def lost(processor: TopicProcessor) -> None:
+    """Take the epoch of a processor away, and wait until it opens the next one."""
+    own = processor.owned()
+    processor.fence(EpochFencedError("epoch 9 is there"))
+    await until(lambda: processor.own is not own)
 
 
 def test_what_is_held_is_described_by_its_sequences() -> None:
@@ -298,9 +334,9 @@ def test_a_producer_is_remembered_while_one_of_its_streams_is_open() -> None:
         async with owning() as (broker, _, topic):
             processor = processor_of(broker, topic)
             forgotten_ms = broker.services.runtime.clock.wall_ms() + 10 * topic.settings.dedup_window_ms
-            streams = [processor.appender.open_stream(number, Sink(), 9, 1, 0) for number in (1, 2)]
             other = processor.appender.open_stream(3, Sink(), 9, 1, 0)
-            processor.appender._streams.pop(other)  # as a fence does: its connection closes it later
+            processor.appender.redirect_streams()  # as a fence does: its connection closes it later
+            streams = [processor.appender.open_stream(number, Sink(), 9, 1, 0) for number in (1, 2)]
             processor.appender.close_stream(other)
             for stream, left in zip(streams, (2, 1), strict=True):
                 assert processor.owned().producer(9).streams == left + 1, "the one that was taken away counts"
@@ -323,7 +359,7 @@ def test_a_producer_with_a_block_in_the_ring_is_not_forgotten() -> None:
             processor = processor_of(broker, topic)
             await store.begun.wait()
             await client.close()
-            await until(lambda: not processor.appender._streams)
+            await until(lambda: processor.owned().producer(PRODUCER).streams == 0)
             processor.forget_silent(broker.services.runtime.clock.wall_ms() + 10 * topic.settings.dedup_window_ms)
             assert PRODUCER in processor.owned().producers
             store.gate.set()
@@ -349,9 +385,11 @@ def test_a_batch_that_is_stored_while_another_pointer_is_on_its_way_is_published
             queue.gate.set()
             assert (await client.frame()).argument == 1
             await ends
-            await until(lambda: processor._publishing is None)
-            assert [each.kind for each in await pointers(broker, topic)] == ["opened", "opened", "data", "ended"]
-            assert (processor._uploads, processor._sealed, processor._ends) == ({}, {}, [])
+            await processor.drain()  # nothing is under way any more
+            kinds = [each.kind for each in await pointers(broker, topic)]
+            assert kinds == ["opened", "opened", "data", "ended", "closed"]
+            gc.collect()
+            assert not any(isinstance(each, SealedBatch) for each in gc.get_objects()), "it is in the queue"
             assert sum(counters.ack_seconds.counts) == 1
             assert 0 <= counters.ack_seconds.sum_s < RUN_S_MAX
 
@@ -363,14 +401,18 @@ def test_what_is_stated_again_goes_before_a_batch_that_is_stored() -> None:
 
     async def work() -> None:
         async with owning() as (broker, client, topic):
-            store = broker.services.stores["main"] = GatedStore()
-            processor = processor_of(broker, topic)
+            processor, queue = processor_of(broker, topic), GatedQueue.close_gate(broker.services.queue)
+            await processor.restate()
+            await queue.begun.wait()
             client.write(write_frame(block_of(topic, 0, [b"v"])))
-            await store.begun.wait()
-            processor._restate = True
-            store.gate.set()
+            await until(lambda: broker.services.counters.stored_objects == 1)
+            begins = asyncio.create_task(processor.begin_producer(9))
+            await turns()
+            queue.gate.set()
             assert (await client.frame()).argument == 1
-            assert [each.kind for each in await pointers(broker, topic)] == ["opened", "opened", "data"]
+            kinds = [each.kind for each in await pointers(broker, topic)]
+            assert kinds == ["opened", "opened", "opened", "data"], "the last one says that the producer began"
+            await begins
 
     run(work())
 
@@ -479,7 +521,7 @@ def test_only_a_higher_epoch_is_a_fence_and_every_other_error_ends_the_partition
     async def events_of_an_opening(error: MemqError) -> list[str]:
         async with owning() as (broker, _, topic):
             failing(broker.services.queue, "publish", error)
-            opening = TopicProcessor(broker.services, processor_of(broker, topic)._sharing, lambda held: None, topic, 0)
+            opening = unopened(broker, topic)
             caplog.clear()
             opening.start()
             with pytest.raises(type(error)):
@@ -505,36 +547,41 @@ def test_a_lost_epoch_settles_what_waits_and_leaves_nothing_behind() -> None:
             staged = StagedBatch(location, (), 5, 70, 0, 0, (0, 0), 0, 0, (), settled.append, 1e9)
             client.write(write_frame(block_of(topic, 0, [b"v"])))
             await store.begun.wait()
-            assert processor.ring.add_staged(staged, processor._now(), 1)
-            states = asyncio.create_task(processor._state())
+            assert processor.ring.add_staged(staged, broker.services.runtime.clock.monotonic(), 1)
+            await processor.restate()
             await queue.begun.wait()
+            states = asyncio.create_task(processor.begin_producer(9))  # the pointer on its way does not say it
+            await turns()
+            uploads = [task for task in asyncio.all_tasks() if task.get_name().startswith("upload ")]
+            assert len(uploads) == 1
             processor.fence(ObjectExistsError("somebody was here"))
-            ready = asyncio.create_task(processor._give_up_epoch())
-            await ready
-            assert processor._uploads == {}
-            assert isinstance(settled[0], MovedError)
+            queue.gate.set()
             with pytest.raises(MovedError, match="lost its epoch"):
                 await states
-            processor.fail(StoreError("enough"))
-            queue.gate.set()
+            assert uploads[0].cancelled()
+            assert isinstance(settled[0], MovedError)
 
     run(work())
 
 
+class Slow(GatedStore):
+    """A store whose puts take their time to end also when they are cancelled, as a thread does."""
+
+    async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
+        try:
+            await super().put(key, buffers, checksum)
+        finally:
+            await turns(50)
+
+
 def test_nobody_is_ready_while_an_epoch_is_given_up_and_settings_altered_meanwhile_hold_in_the_next() -> None:
     async def work() -> None:
-        async with owning() as (broker, _, topic):
+        async with owning() as (broker, client, topic):
             processor, queue = processor_of(broker, topic), GatedQueue.close_gate(broker.services.queue)
-
-            async def upload() -> None:
-                try:
-                    await asyncio.get_running_loop().create_future()
-                finally:
-                    await turns(50)
-
-            processor._uploads[7] = asyncio.create_task(upload())
-            await turns()
-            processor._fenced.set()
+            store = broker.services.stores["main"] = Slow()
+            client.write(write_frame(block_of(topic, 0, [b"v"])))
+            await store.begun.wait()
+            processor.fence(EpochFencedError("epoch 9 is there"))
             await turns()
             assert not queue.begun.is_set(), "the upload has not ended"
             ready = asyncio.create_task(processor.ready())
@@ -561,14 +608,17 @@ def test_only_the_streams_of_one_producer_are_redirected_and_forgotten_by_none_b
     async def work() -> None:
         async with owning() as (broker, _, topic):
             processor, sink = processor_of(broker, topic), Sink()
-            processor.appender._streams.clear()
             streams = [
                 processor.appender.open_stream(number, sink, producer, 1, 0) for number, producer in ((1, 9), (2, 8))
             ]
             processor.appender.redirect_streams(of=streams[0].producer)
-            assert (sink.redirected, list(processor.appender._streams)) == ([1], streams)
+            assert sink.redirected == [1]
+            processor.appender.close_stream(streams[0])
+            assert streams[0].producer.streams == 0, "it was not forgotten"
             processor.appender.redirect_streams()
-            assert (sink.redirected, list(processor.appender._streams)) == ([1, 2], [])
+            assert sink.redirected == [1, 2]
+            processor.appender.close_stream(streams[1])
+            assert streams[1].producer.streams == 1, "it was forgotten"
             assert not any(stream.open for stream in streams)
 
     run(work())
@@ -578,9 +628,7 @@ def test_an_opening_that_another_broker_won_ends_the_partition_and_others_are_tr
     async def work() -> None:
         async with owning() as (broker, _, topic):
             left: list[UnpublishedBlocks] = []
-            processor = TopicProcessor(
-                broker.services, processor_of(broker, topic)._sharing, left.append, gone(topic), 0
-            )
+            processor = TopicProcessor(broker.services, sharing(broker.services), left.append, gone(topic), 0)
             processor.start()
             with pytest.raises(MemqError) as caught:
                 await processor.ready()

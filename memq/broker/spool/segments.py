@@ -9,7 +9,7 @@ more is copied than was written, and what lies there stays below that quarter, o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from memq.limits import MIB
 
@@ -109,6 +109,9 @@ class Segments:
     def __len__(self) -> int:
         return len(self._all)
 
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self._all.values())
+
     def begin(self, name: str, seed: int) -> Segment:
         """Note a new segment, which is appended to from now on."""
         self.open = self.find(name, seed, 0)
@@ -130,13 +133,13 @@ class Segments:
 
     def unwanted(self) -> list[Segment]:
         """Return the closed segments without tickets."""
-        return [segment for segment in self._all.values() if not segment.tickets and segment is not self.open]
+        return [segment for segment in self if not segment.tickets and segment is not self.open]
 
     def to_copy(self) -> Segment | None:
         """Return the oldest closed segment that is kept for little, when too much lies there."""
         if self.bytes <= self._copy_from_bytes:
             return None
-        return next((each for each in self._all.values() if each.sparse and each is not self.open), None)
+        return next((each for each in self if each.sparse and each is not self.open), None)
 
     def forget(self, segment: Segment) -> None:
         """A segment is gone from the folder."""
