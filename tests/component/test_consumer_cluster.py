@@ -8,11 +8,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 
 import memq
 from memq.client.consumer.fetch import fetch_scheduler
+from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
 from memq.client.consumer.record import TopicPartition
 from memq.client.consumer.settings import Point
 from memq.errors import (
@@ -409,7 +411,8 @@ def test_a_broker_that_comes_back_is_found_again(cluster: Cluster) -> None:
         assert take(consumer).values() == [b"1"]
 
 
-def test_a_topic_that_is_gone_is_told_and_the_others_go_on(cluster: Cluster) -> None:
+def test_a_topic_that_is_gone_is_told_and_the_others_go_on(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memq.client.consumer.core.REFRESH_S", 0.2)
     send(cluster, b"0")
     send(cluster, b"v", topic="views")
     with memq.Admin(cluster.address) as admin, memq.Consumer(cluster.address, ["clicks", "views"]) as consumer:
@@ -421,21 +424,31 @@ def test_a_topic_that_is_gone_is_told_and_the_others_go_on(cluster: Cluster) -> 
         assert _next_values(consumer) == [b"w"]
         admin.create_topic("clicks")
         send(cluster, b"1")
-        consumer._core._stale.set()  # else it takes half a minute to be seen
         assert _next_values(consumer) == [b"1"]
+
+
+class NotedScheduler(FetchScheduler):
+    """What reads for a consumer; the last one that was made is noted."""
+
+    last: FetchScheduler
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        NotedScheduler.last = self
 
 
 @pytest.mark.parametrize("group", [None, "g"])
 def test_what_was_fetched_of_a_topic_that_was_made_again_does_not_come_behind_the_error(
-    cluster: Cluster, group: str | None
+    cluster: Cluster, group: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("memq.client.consumer.core.FetchScheduler", NotedScheduler)
+
     async def scenario() -> list[bytes | None]:
         async with memq.aio.Consumer(cluster.address, "clicks", group=group) as consumer:
             first = await consumer.poll(20)
             assert first is not None
-            core = consumer._core
             await asyncio.to_thread(_make_again, cluster)
-            while core._reading.failure is None:  # noqa: ASYNC110 - the poll that meets it has no event
+            while NotedScheduler.last.failure is None:  # noqa: ASYNC110 - the poll that meets it has no event
                 await asyncio.sleep(0)
             with pytest.raises(NotFoundError, match="clicks"):
                 await consumer.poll(20)

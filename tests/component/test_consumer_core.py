@@ -25,6 +25,7 @@ from memq.errors import (
     UnreachableError,
 )
 from memq.limits import BLOCK_HEADER_BYTES
+from memq.notification.remote import RemoteQueue
 from memq.protocol.frames import AckLevel, Api
 from memq.topic import Position
 from tests.brokers import BareClient, block_of, run, running_broker, write_frame
@@ -130,7 +131,7 @@ def test_a_closed_consumer_says_so_and_closes_again() -> None:
     with_broker(test)
 
 
-def test_an_error_in_the_users_code_is_not_hidden_by_that_of_the_close() -> None:
+def test_an_error_in_the_users_code_is_not_hidden_by_that_of_the_close(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(broker: Broker) -> None:
         await fill(broker, 1)
         denied = DeniedError("no more commits")
@@ -142,13 +143,12 @@ def test_an_error_in_the_users_code_is_not_hidden_by_that_of_the_close() -> None
             async with reader(broker, group="billing") as consumer:
                 assert await values_of(consumer, 1) == [b"0"]
                 await consumer.poll(0.01)
-                core: Any = consumer._core
-                core._queue.commit = deny  # as if rights were taken away
+                monkeypatch.setattr(RemoteQueue, "commit", deny)  # as if rights were taken away
                 if own:
                     raise own
 
         for own in (KeyError("mine"), None):
-            with pytest.raises(KeyError if own else DeniedError) as caught:
+            with monkeypatch.context(), pytest.raises(KeyError if own else DeniedError) as caught:
                 await use(own)
             assert caught.value is (own or denied)
 
@@ -326,12 +326,12 @@ async def errors_of(consumer: AsyncConsumer, count: int, text: str = "", records
 # ---- failures ------------------------------------------------------------------------------------
 
 
-def test_an_error_that_does_not_pass_is_raised_once_and_reading_goes_on() -> None:
+def test_an_error_that_does_not_pass_is_raised_once_and_reading_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(broker: Broker) -> None:
         await fill(broker, 2)
         async with reader(broker) as consumer:
             assert await values_of(consumer, 2) == [b"0", b"1"]
-            poll = consumer._core._queue.poll
+            poll = RemoteQueue.poll
             errors: list[MemqError] = [DeniedError("not now"), QueueError("away")]
 
             async def fail(*arguments: Any) -> Any:
@@ -339,8 +339,7 @@ def test_an_error_that_does_not_pass_is_raised_once_and_reading_goes_on() -> Non
                     raise errors.pop(0)
                 return await poll(*arguments)
 
-            core: Any = consumer._core
-            core._queue.poll = fail  # a broker that answers so
+            monkeypatch.setattr(RemoteQueue, "poll", fail)  # a broker that answers so
             await fill(broker, 1)
             with pytest.raises(DeniedError):
                 await values_of(consumer, 2)

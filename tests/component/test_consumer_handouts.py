@@ -26,8 +26,19 @@ CLICKS = TopicPartition("clicks", 0)
 COUNT = 6
 
 
+class NotedBatches(ReadyBatches):
+    """The batches of a consumer; the last one that was made is noted."""
+
+    last: ReadyBatches
+
+    def __init__(self) -> None:
+        super().__init__()
+        NotedBatches.last = self
+
+
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    monkeypatch.setattr("memq.client.consumer.core.ReadyBatches", NotedBatches)
     with Cluster() as cluster:
         yield cluster
 
@@ -45,16 +56,16 @@ def take(consumer: memq.Consumer) -> memq.Batch:
     return batch
 
 
-def at_hand(consumer: memq.Consumer) -> int:
-    """Return how many batches were made ahead."""
-    return len(consumer._core._handouts._ahead)
+def at_hand() -> list[Batch]:
+    """Return the batches that the last consumer has made ahead."""
+    return [handout.batch for handout in NotedBatches.last]
 
 
 def take_until_some_are_ahead(consumer: memq.Consumer, cluster: Cluster) -> memq.Batch:
     """Poll from the beginning until a batch came with all others at hand: all depends on what was fetched by then."""
     while True:
         batch = take(consumer)
-        if batch.values() == [b"0"] and at_hand(consumer) == COUNT - 1:
+        if batch.values() == [b"0"] and len(at_hand()) == COUNT - 1:
             return batch
         consumer.seek("clicks", 0, "beginning")
 
@@ -86,7 +97,7 @@ def test_a_pause_holds_back_what_is_at_hand_and_a_seek_drops_it(cluster: Cluster
         assert take(consumer).values() == [b"1"]
         consumer.seek("clicks", 0, "end")
         assert consumer.poll(0.05) is None
-        assert at_hand(consumer) == 0
+        assert at_hand() == []
 
 
 def test_only_what_was_taken_and_left_behind_is_committed(cluster: Cluster) -> None:
@@ -145,8 +156,7 @@ def test_what_is_at_hand_is_small_beside_the_budget(cluster: Cluster) -> None:
     with memq.Consumer(cluster.address, "clicks", prefetch_bytes_max=1 * MIB) as consumer:
         for _ in range(40):
             take(consumer)
-            ahead = consumer._core._handouts._ahead
-            held = sum(len(part.piece.data) for handout in ahead for part in handout.batch._slices)
+            held = sum(len(piece.data) for batch in at_hand() for piece in batch.pieces)
             assert held <= 1 * MIB // AHEAD_SHARE + 512
 
 

@@ -9,6 +9,7 @@ steps on a deque, each atomic.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memq.client.consumer.assigned import Assigned
@@ -38,6 +39,10 @@ class ReadyBatches:
         self._handed: deque[ReadyBatch] = deque()
         self._asked: ReadyBatch | None = None  # handed out by the question under way, or the last one
         self._dropped_records = 0
+
+    def __iter__(self) -> Iterator[ReadyBatch]:
+        """Yield those that are ahead, the next one first."""
+        return iter(self._ahead)
 
     def add(self, handout: ReadyBatch) -> None:
         """Put a batch behind those that are ahead."""
@@ -98,7 +103,7 @@ class ReadyBatches:
 
         While the user waits for this, as all that follows.
         """
-        for handout in self._ahead:
+        for handout in self:
             if handout.assigned is assigned:
                 return handout.batch.first, handout.totals
         return None
@@ -111,4 +116,4 @@ class ReadyBatches:
     @property
     def records_kept(self) -> int:
         """How many records were counted as delivered, and are ahead or were dropped there."""
-        return self._dropped_records + sum(len(handout.batch) for handout in self._ahead)
+        return self._dropped_records + sum(len(handout.batch) for handout in self)
