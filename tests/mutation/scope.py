@@ -23,6 +23,16 @@ PARTS: dict[str, tuple[str, ...]] = {
         "memq/client/bulk/staged_",
         "memq/spark/write/",
     ),
+    "Spark readers": (
+        "memq/spark/access.py",
+        "memq/spark/columns.py",
+        "memq/spark/options.py",
+        "memq/spark/read/",
+        "memq/spark/source.py",
+        "memq/spark/stores.py",
+        "memq/spark/streaming/",
+        "memq/spark/worker.py",
+    ),
     "broker": ("memq/broker/",),
     "client": ("memq/client/", "memq/protocol/link.py", "memq/format/batch.py"),
     "kafka": ("memq/notification/kafka/",),
@@ -39,7 +49,7 @@ ON_SERVERS = (
     "memq/governor/zookeeper/",
     "memq/notification/kafka/",
     "memq/storage_handlers/s3/",
-    "memq/spark/",
+    "memq/spark/write/",
 )
 
 

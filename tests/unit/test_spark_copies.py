@@ -2,67 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from awscrt.checksums import crc32c
-from msgspec.structs import replace
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from memq.format.blocks.builder import BlockBuilder
-from memq.format.blocks.header import scope_of
-from memq.format.key import object_key
-from memq.format.pointer import encode_pointer
-from memq.notification import Publication
-from memq.notification.sqlite.queue import SqliteQueue
-from memq.runtime.clock import SystemClock
 from memq.spark.options import read_options
 from memq.spark.read.batch_reader import MemqReader
-from memq.storage_handlers.filesystem import FilesystemHandler
-from memq.topic import ReadPartition
-from tests.unit.audited import TOPIC, Run, packed
+from tests.unit.audited import Run
 from tests.unit.blocks import NOW_MS
-
-PLACE = ReadPartition(TOPIC.name, TOPIC.id, 0)
-
-
-def block_of(run: Run, word: str, sealed_ms: int) -> bytes:
-    builder = BlockBuilder()
-    producer, first, next_ = run
-    for sequence in range(first, next_):
-        builder.append(b"%s %d" % (word.encode(), sequence))
-    scope = scope_of(TOPIC.id_bytes, 0)
-    sealed = builder.seal(producer_id=producer, first_sequence=first, scope=scope, now_ms=sealed_ms, codec="none")
-    return bytes(sealed.data)
-
+from tests.unit.stored_topic import StoredTopic, block
 
 Batch = Sequence[tuple[Run, str]]
 
 
+def block_of(run: Run, word: str, sealed_ms: int) -> bytes:
+    producer, first, next_ = run
+    values = [b"%s %d" % (word.encode(), sequence) for sequence in range(first, next_)]
+    return block(values, producer=producer, first=first, now_ms=sealed_ms)
+
+
 def topic_of(folder: Path, batches: Sequence[Batch]) -> dict[str, str]:
     """Store these batches, and return the options that read them."""
-
-    async def fill() -> None:
-        queue, store = SqliteQueue(folder / "queue.sqlite", SystemClock()), FilesystemHandler(objects, objects)
-        await queue.create([PLACE], 30_000)
-        for number, batch in enumerate(batches):
-            runs = [run for run, _ in batch]
-            pointer, body = packed(runs, [block_of(run, word, NOW_MS + number) for run, word in batch])
-            key = object_key("memq", TOPIC.name, TOPIC.id, 0, 1, number, NOW_MS)
-            location = replace(pointer.locations[0], key=key)
-            await store.put(location.key, [body], crc32c(body))
-            named = replace(pointer, locations=(location,), batch_sequence=number)
-            await queue.publish(Publication(PLACE, 0, 1, NOW_MS + number, encode_pointer(named)))
-        await store.close()
-        await queue.close()
-
-    objects = folder / "objects"
-    objects.mkdir()
-    asyncio.run(fill())
-    return {"topics": TOPIC.name, "queue": f"sqlite:{folder / 'queue.sqlite'}", "store": objects.as_uri()}
+    topic = StoredTopic(folder)
+    for number, batch in enumerate(batches):
+        topic.write(*(block_of(run, word, NOW_MS + number) for run, word in batch), time_ms=NOW_MS + number)
+    return topic.options
 
 
 def values_of(options: dict[str, str]) -> list[bytes]:
