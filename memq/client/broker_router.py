@@ -40,13 +40,15 @@ class BrokerRouter:
         Raises: what the broker named; UnreachableError when none can be reached; TimedOutError.
         """
         failures: list[str] = []
+        refused: Address | None = None
         for _ in range(2):  # a connection that looked open may be dead: then the next one is fresh
-            link = await self._link()
+            link = await self._link(refused)
             try:
                 return await link.request(api, message, answer, timeout_s=timeout_s)
             except (UnreachableError, DrainingError) as error:
                 self._leave(link, error)
                 failures.append(str(error))
+                refused = link.address if link.open else None
             except TimedOutError as error:
                 self._leave(link, error)
                 raise
@@ -96,12 +98,13 @@ class BrokerRouter:
                 continue
         return None
 
-    async def _link(self) -> Link:
+    async def _link(self, refused: Address | None = None) -> Link:
+        """Return the link in use, or another one; `refused` is the broker to ask only if no other answers."""
         if self._session is not None and self._session.link.open:
             self._session = self._pool.nearer(self._session) or self._session
             return self._session.link
         failures: list[str] = []
-        for address in self._pool.candidates():
+        for address in sorted(self._pool.candidates(), key=lambda each: each == refused):
             try:
                 self._session = await self._pool.session(address)
             except (UnreachableError, TimedOutError) as error:

@@ -11,6 +11,7 @@ import pytest
 
 import memq.aio
 from memq.broker.broker import Broker
+from memq.client.consumer.group import session
 from memq.errors import DeniedError, GenerationFencedError, QueueError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification.memory import MemoryQueue
@@ -18,6 +19,7 @@ from memq.runtime.network import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Committed, ReadPartition
+from tests.stepped_time import SteppedLoop, step
 
 WAIT_S = 60.0
 
@@ -109,3 +111,33 @@ def test_a_close_whose_commit_is_denied_leaves_no_member_that_reads_nothing() ->
             assert not [name for name in left if name.startswith("consumer")]
 
     asyncio.run(work())
+
+
+def test_what_a_member_gives_back_is_free_before_its_next_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    heartbeat_s = 100_000.0
+    monkeypatch.setattr(session, "_HEARTBEAT_S_MAX", heartbeat_s)
+
+    async def held(queue: MemoryQueue) -> list[int]:
+        return sorted(len(partitions) for partitions in (await queue.describe("g")).members.values())
+
+    async def work() -> None:
+        async with one_record() as (queue, address):
+            async with memq.aio.Admin(address) as admin:
+                await admin.create_topic("views", partitions=2)
+            first, second = (
+                memq.aio.Consumer(address, "views", group="g", session_timeout_ms=3_600_000) for _ in range(2)
+            )
+            while len(first.position()) < 2:
+                await first.poll(0.01)
+            while len((await queue.describe("g")).members) < 2:
+                await second.poll(0.01)
+            assert await held(queue) == [0, 2]
+            step(heartbeat_s)  # by which the first one hears of the second one; the next one is as far away
+            async with asyncio.timeout(WAIT_S):
+                while await held(queue) == [0, 2]:
+                    await first.poll(0.01)
+            await first.close()
+            await second.close()
+
+    with asyncio.Runner(loop_factory=SteppedLoop) as runner:
+        runner.run(work())

@@ -136,6 +136,32 @@ def test_a_silent_broker_is_left_and_the_next_one_asked() -> None:
     run(test)
 
 
+def test_brokers_that_do_not_answer_are_each_named_with_their_reason() -> None:
+    async def test(silent: ToyBroker) -> None:
+        pool = pool_of(silent, NOBODY)
+        metadata = ClusterMetadata(stepped_runtime(), pool)
+        await pool.session(address_of(silent))
+        seen: list[Frame] = []
+
+        def see(connection: ToyConnection, frame: Frame) -> bool:
+            seen.append(frame)
+            return True
+
+        silent.script = see
+        asked = asyncio.create_task(metadata.ask(ASK))
+        await silent.until(lambda: len(seen) == 1)
+        step(ANSWER_TIMEOUT_S)
+        with pytest.raises(UnreachableError, match="no broker answers: ") as caught:
+            await asked
+        reasons = str(caught.value).removeprefix("no broker answers: ").split("; ")
+        assert len(reasons) == 2
+        assert {silent.address in reasons[0], "127.0.0.1:1" in reasons[1]} == {True}
+        await metadata.close()
+        await pool.close()
+
+    run(test)
+
+
 def owned(*addresses: str, topic_id: str = "ab" * 16) -> Metadata:
     owners = [Owner(partition=number, address=each, broker=f"b{each}") for number, each in enumerate(addresses)]
     topic = toy_topic(partitions=len(addresses), topic_id=topic_id)
@@ -266,6 +292,29 @@ def test_a_broker_that_leaves_is_replaced_by_another_and_the_question_asked_agai
                 await anyone.once(Api.METADATA, ASK, Metadata, timeout_s=5.0)
             assert sum(counted.asked.values()) == before + 1, "it is asked once"
             await pool.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("refusal", [DrainingError("leaving"), UnreachableError("its coordinator does not answer")])
+def test_a_question_that_one_broker_refuses_is_asked_of_another_one(refusal: MemqError) -> None:
+    async def test(one: ToyBroker) -> None:
+        async with ToyBroker() as other:
+            for refusing, serving in ((one, other), (other, one)):
+                counted, refusals = Counted(), Counted()
+                refusals.refusals = [refusal] * 9
+                refusing.script, serving.script = refusals, counted
+                pool = pool_of(refusing)
+                anyone = BrokerRouter(pool)
+                with pytest.raises(UnreachableError, match="no broker answers METADATA: "):
+                    await ask_any(anyone)
+                assert refusals.asked[refusing.address] == 2, "the only one is asked again"
+                pool.learn([address_of(serving)], [])
+                assert (await ask_any(anyone)).cluster == "toy"
+                assert (refusals.asked[refusing.address], counted.asked[serving.address]) == (3, 1)
+                assert (await ask_any(anyone)).cluster == "toy"
+                assert counted.asked[serving.address] == 2, "it is asked from then on"
+                await pool.close()
 
     run(test)
 

@@ -344,7 +344,9 @@ def test_a_cold_read_has_as_many_entries_as_fit_and_at_least_one(times: int, les
         shelf = Shelf()
         await shelf.fill()
         size = await shelf.move(4)
-        assert await shelf.offsets(0, times * size - less) == list(range(count))
+        found = await shelf.reader.read(LOG, 0, times * size - less)
+        assert [entry.offset for entry in found] == list(range(count))
+        assert found.next == count, "reading continues right behind them"
 
     asyncio.run(work())
 

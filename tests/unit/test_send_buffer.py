@@ -506,3 +506,14 @@ def test_partitions_take_turns_with_full_blocks_of_records_without_keys(
     blocks = {partition: len(readers) for partition, readers in hands.collect().items()}
     assert sorted(blocks) == [0, 1, 2]
     assert max(blocks.values()) - min(blocks.values()) <= 1
+
+
+def test_a_partition_in_which_a_single_block_waits_gets_no_turn() -> None:
+    route = Hands(partitions=3).route
+    first = route.next_turn()
+    waiting = route.buffers[(route.turn + 1) % 3]
+    waiting.backlog = 1
+    assert len({first, waiting, route.next_turn()}) == 3
+    assert route.next_turn() is first
+    waiting.backlog = 0
+    assert route.next_turn() is waiting
