@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -60,6 +61,29 @@ class OpenStores:
         self._opened.clear()
 
 
+def check_s3(s3: Mapping[str, object] | None) -> None:
+    """Refuse settings of `[s3]` that do not exist or do not hold, before a store is opened with them.
+
+    Without the extra `[s3]` the settings are not known here, and no bucket is opened.
+    Raises: TypeError, InvalidSettingError, UnknownSettingError.
+    """
+    if s3 is None:
+        return
+    if not isinstance(s3, Mapping):
+        raise TypeError(f"s3 must be a mapping of settings, not {type(s3).__name__}")
+    for name in s3:
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a setting in s3 must be str, not {type(name).__name__}")
+    with suppress(ModuleNotFoundError):
+        from memq.storage_handlers.s3.settings import read_bucket
+
+        read_bucket("s3://bucket", _section_of(s3))
+
+
+def _section_of(s3: Mapping[str, object]) -> Section:
+    return _with_times({name: (value, "s3=…") for name, value in s3.items()})
+
+
 def _open_folder(url: str) -> StorageHandler | None:
     """Return a store of files; None when its folder is not on this machine."""
     parts = urlsplit(url)
@@ -78,7 +102,7 @@ def _open_bucket(url: str, runtime: Runtime, s3: Mapping[str, object] | None) ->
         if s3 is None:
             section = _with_times(environment_settings({}, None, None).parts().section("s3"))
         else:
-            section = _with_times({name: (value, "s3=…") for name, value in s3.items()})
+            section = _section_of(s3)
         return open_store(url, runtime, section)
     except (InvalidSettingError, UnknownSettingError):
         if s3 is not None:

@@ -12,6 +12,7 @@ from memq.client.consumer.fetch.fetcher import ReadMode
 from memq.client.consumer.record import TopicPartition
 from memq.client.link_pool import CONNECT_TIMEOUT_MS
 from memq.client.producer.fields import check_switch
+from memq.client.stores import check_s3
 from memq.errors import InvalidRequestError, InvalidSettingError
 from memq.limits import KIB, MIB
 from memq.topic import Position, check_group, check_name
@@ -74,8 +75,7 @@ class ConsumerSettings:
             raise InvalidSettingError(f"on_expired = {self.on_expired!r} is not 'fail' or 'skip'")
         if self.read not in ("auto", "direct", "broker"):
             raise InvalidSettingError(f"read = {self.read!r} is not 'auto', 'direct' or 'broker'")
-        if self.s3 is not None and not isinstance(self.s3, Mapping):
-            raise TypeError(f"s3 must be a mapping of settings, not {type(self.s3).__name__}")
+        check_s3(self.s3)
         check_point(self.start, "start", self.topics)
         if self.end is not None:
             check_point(self.end, "end", self.topics)

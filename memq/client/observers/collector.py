@@ -41,6 +41,11 @@ class ClientCollector:
     def __init__(self, clients: Mapping[str, Counting]) -> None:
         if not isinstance(clients, Mapping):
             raise TypeError(f"clients must be a mapping of names to clients, not {type(clients).__name__}")
+        for name, client in clients.items():
+            if not isinstance(name, str):
+                raise TypeError(f"the name of a client must be str, not {type(name).__name__}")
+            if not callable(getattr(client, "stats", None)):
+                raise TypeError(f"client '{name}' must be a producer or a consumer, not {type(client).__name__}")
         self._clients = dict(clients)
 
     def collect(self) -> Iterable[Metric]:
