@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-)
+try:
+    from pyspark.sql.datasource import (
+        DataSource,
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+except ModuleNotFoundError as error:
+    text = "the data source memq needs PySpark 4.2 or later (pip install 'memq[spark]')"
+    raise ModuleNotFoundError(text, name=error.name) from error
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -298,6 +298,17 @@ def test_without_pyarrow_the_error_says_what_to_install(monkeypatch: pytest.Monk
         importlib.import_module("memq.format.blocks.arrow")
 
 
+def test_without_pyspark_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    for name in [each for each in sys.modules if each.startswith("pyspark.")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("memq.spark.source", "pyspark_memq"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'memq\[spark\]'") as caught:
+        importlib.import_module("pyspark_memq")
+    assert (caught.value.name or "").startswith("pyspark"), "callers tell by it which library is missing"
+
+
 def test_names_of_the_package_are_listed_once() -> None:
     assert memq.Producer is Producer
     assert len(dir(memq)) == len(dict.fromkeys(dir(memq)))
