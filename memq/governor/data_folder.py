@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import random
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from memq.topic import check_name
 
 LAYOUT_VERSION = 1
 _LOCK_BYTES_MAX = 64
+_LOCK = re.compile(rb"(\d{1,20}\n?)?\0*")  # a pid, or what a power loss leaves of it
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,16 +55,17 @@ class DataFolder:
 
         A new cluster is called `name` and what `draw` draws.
         `queue_gone` says that the queue's file may be missing next to objects: it is about to be restored.
-        Raises: InvalidRequestError when another process holds it, naming its pid; DeniedError when it can't be
-        written; CorruptDataError when a part is missing or damaged; UnsupportedFormatError when a newer memq made
-        it; StoreError when the disk is full or fails.
+        Raises: InvalidRequestError when another process holds it, naming its pid, or when its `lock` is a file of
+        somebody else; DeniedError when it can't be written; CorruptDataError when a part is missing or damaged;
+        UnsupportedFormatError when a newer memq made it; StoreError when the disk is full or fails.
         """
         try:
-            _make_folders(path)
+            _make_each([*reversed(path.parents), path])
             lock = lock_folder(path)
         except OSError as error:
             raise _folder_error(path, error) from error
         try:
+            _make_each([path / "objects", path / "tmp"])
             return cls(path, _identity(path, draw, name, queue_gone=queue_gone).id, lock)
         except OSError as error:
             os.close(lock)
@@ -103,12 +106,8 @@ class DataFolder:
             os.close(lock)
 
 
-def _make_folders(path: Path) -> None:
-    """Make folders and fsync the parents of new ones: else a power loss removes them."""
-    _make_each([*reversed(path.parents), path, path / "objects", path / "tmp"])
-
-
 def _make_each(folders: Iterable[Path]) -> None:
+    """Make folders and fsync the parents of new ones: else a power loss removes them."""
     for folder in folders:
         if not folder.is_dir():
             with suppress(FileExistsError):
@@ -134,9 +133,9 @@ def make_folder(path: Path, what: str = "data folder", setting: str = "--data") 
 def lock_folder(path: Path, what: str = "data folder", setting: str = "--data") -> int:
     """Lock the folder by flock, which the kernel lets go when the process ends.
 
-    The pid inside is for people.
+    The pid inside is for people. A file of other content is not memq's, and stays as it is.
 
-    Raises: InvalidRequestError when another process holds it; DeniedError, StoreError.
+    Raises: InvalidRequestError when another process holds it, or the file is not memq's; DeniedError, StoreError.
     """
     try:
         lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -144,6 +143,11 @@ def lock_folder(path: Path, what: str = "data folder", setting: str = "--data") 
         raise _folder_error(path, error, what, setting) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _LOCK.fullmatch(os.pread(lock, _LOCK_BYTES_MAX, 0)):
+            raise InvalidRequestError(
+                f"{what} '{path}' has a file 'lock' that is not memq's, whose place it is",
+                hint=f"choose another folder with {setting}, or move the file away",
+            )
         os.ftruncate(lock, 0)
         os.pwrite(lock, b"%d\n" % os.getpid(), 0)
     except BlockingIOError as error:

@@ -124,6 +124,25 @@ def test_a_file_in_the_way_or_a_folder_is_refused(tmp_path: Path, where: str) ->
         open_folder(path)
 
 
+@pytest.mark.parametrize("content", [b"notes of the user\n", b"1" * 100, b"12\nand more", b"\xff"])
+def test_a_lock_file_of_somebody_else_is_refused_and_kept(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "lock").write_bytes(content)
+    for _ in range(2):  # the first refusal lets the lock go
+        with pytest.raises(InvalidRequestError, match="has a file 'lock' that is not memq's") as caught:
+            open_folder(tmp_path)
+    assert "move the file away" in caught.value.hint
+    assert (tmp_path / "lock").read_bytes() == content
+    assert os.listdir(tmp_path) == ["lock"], "nothing was put next to the files of the user"
+
+
+@pytest.mark.parametrize("content", [b"", b"12345\n", b"12345", bytes(6), b"7\n" + bytes(4)])
+def test_a_lock_file_of_an_earlier_process_is_taken(tmp_path: Path, content: bytes) -> None:
+    """A loss of power may leave zeros of it."""
+    (tmp_path / "lock").write_bytes(content)
+    open_folder(tmp_path).close()
+    assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+
+
 def open_without_rights(path: Path, pipe: Connection) -> None:
     if os.getuid() == 0:
         os.setuid(NOBODY)
