@@ -148,6 +148,13 @@ class MovedError(RetryableError):
     address = ""
 
 
+class DamagedMessageError(RetryableError):
+    """A message between client and broker has another checksum than its sender gave it."""
+
+    code = "damaged-message"
+    default_hint = "try again; where it repeats, check memory, network and proxies between client and broker"
+
+
 class StoreError(RetryableError):
     """The object store failed in a way that may pass."""
 

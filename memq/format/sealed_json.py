@@ -1,4 +1,4 @@
-"""JSON files with a checksum: a bit that changes on the way can leave valid JSON with other content.
+"""JSON with a checksum, in files and messages: a changed bit can leave valid JSON with other content.
 
 The last field of the document is `"checksum"`: the CRC-32C of the document without that field. Files of earlier writers
 have no such field. They are read, too; only a second read that brings the same bytes confirms them.
@@ -28,8 +28,22 @@ def seal(document: bytes) -> bytes:
 
 
 def is_sealed(data: Buffer) -> bool:
-    """Whether a file ends with a checksum, right or wrong."""
+    """Whether a document ends with a checksum, right or wrong."""
     return _SEAL.search(bytes(data[-_SEAL_BYTES:])) is not None
+
+
+def check_seal(data: Buffer, name: str, hint: str = "") -> bool:
+    """Check the checksum of a document, and return whether it has one; `name` and `hint` are for errors.
+
+    Raises: CorruptDataError.
+    """
+    found = _SEAL.search(bytes(data[-_SEAL_BYTES:]))
+    if found is None:
+        return False
+    checksum, named = crc32c(b"}", crc32c(data[:-_SEAL_BYTES])), int(found[1], 16)
+    if checksum != named:
+        raise CorruptDataError(f"{name} of {len(data)} bytes has checksum {checksum:08x}, not {named:08x}", hint=hint)
+    return True
 
 
 def open_sealed(data: Buffer, decoder: msgspec.json.Decoder[T], fields: frozenset[str], name: str, hint: str = "") -> T:
@@ -39,14 +53,10 @@ def open_sealed(data: Buffer, decoder: msgspec.json.Decoder[T], fields: frozense
     Raises: CorruptDataError.
     """
     text = f"{name} of {len(data)} bytes"
-    found = _SEAL.search(bytes(data[-_SEAL_BYTES:]))
-    if found is not None:
-        checksum, named = crc32c(b"}", crc32c(data[:-_SEAL_BYTES])), int(found[1], 16)
-        if checksum != named:
-            raise CorruptDataError(f"{text} has checksum {checksum:08x}, not {named:08x}", hint=hint)
+    sealed = check_seal(data, name, hint)
     try:
         content = decoder.decode(data)
-        strange = set() if found is not None else _decode_any(data).keys() - fields
+        strange = set() if sealed else _decode_any(data).keys() - fields
     except (ValueError, RecursionError) as error:
         raise CorruptDataError(f"{text}, CRC-32C {crc32c(data):08x}, can't be read: {error}", hint=hint) from error
     if strange:

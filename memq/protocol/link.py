@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, TypeVar, cast
 import msgspec
 
 from memq import __version__
-from memq.errors import MemqError, ProtocolError, TimedOutError, UnreachableError
+from memq.errors import DamagedMessageError, MemqError, ProtocolError, TimedOutError, UnreachableError
 from memq.protocol.connection import ConnectionState, Conversation, Side
 from memq.protocol.forward import encode_forward
 from memq.protocol.frames import HELLO_MAGIC, VERSIONS, Api, Frame, FrameReader, encode_frame
@@ -23,6 +23,7 @@ from memq.protocol.messages import (
     decode_message,
     encode_message,
     error_of,
+    has_checksum,
 )
 from memq.runtime.network import Address, Runtime, format_address
 
@@ -80,6 +81,7 @@ class Link(asyncio.BufferedProtocol):
         self._request_id = 0
         self.heard_s = 0.0  # monotonic time of the last bytes from the broker
         self._ready_at = 0.0
+        self._checksums = False  # whether the broker sends one with each message
         self._failure: MemqError | None = None
 
     # ---- what owners call ----------------------------------------------------------------
@@ -113,7 +115,7 @@ class Link(asyncio.BufferedProtocol):
         """
         body = encode_message(message)
         frame = await self._exchange(api, lambda number: encode_frame(api, stream, number, body), timeout_s=timeout_s)
-        return decode_message(frame.body, answer)
+        return decode_message(frame.body, answer, checksum_wanted=self._checksums)
 
     async def read(self, request: ReadRequest, *, timeout_s: float = REQUEST_TIMEOUT_S) -> bytes | bytearray:
         """Return the bytes of an object's range, read by the broker. Raises: as `request`."""
@@ -212,6 +214,7 @@ class Link(asyncio.BufferedProtocol):
         self.write(encode_frame(Api.HELLO, 0, HELLO_MAGIC, encode_message(hello)))
         frame = await self._answer_of(0, Api.HELLO, timeout_s)
         answer = decode_message(frame.body, HelloAnswer)
+        self._checksums = has_checksum(frame.body)
         self.broker, self.cluster, self.audit_ms = answer.broker, answer.cluster, answer.audit_ms
 
     async def _exchange(self, api: Api, frame_of: Callable[[int], bytes], *more: memoryview, timeout_s: float) -> Frame:
@@ -249,7 +252,7 @@ class Link(asyncio.BufferedProtocol):
             self._ready_at = self.heard_s
             self._take_answer(0, frame)
         elif frame.api == Api.ERROR and frame.argument == 0:
-            raise error_of(decode_message(frame.body, Nack))
+            raise self._error_in(frame)
         else:
             self._take_answer(frame.argument, frame)
 
@@ -265,11 +268,14 @@ class Link(asyncio.BufferedProtocol):
         if waiting is None or waiting.answer.done():
             return  # the request has timed out
         if frame.api == Api.ERROR:
-            waiting.answer.set_exception(error_of(decode_message(frame.body, Nack)))
+            waiting.answer.set_exception(self._error_in(frame))
         elif frame.api == waiting.api:
             waiting.answer.set_result(frame)
         else:
             raise ProtocolError(f"asked {waiting.api.name}, {self._name} answered {frame.api}")
+
+    def _error_in(self, frame: Frame) -> MemqError:
+        return error_of(decode_message(frame.body, Nack, checksum_wanted=self._checksums))
 
     def _fail(self, error: MemqError) -> None:
         self._failure = self._failure or error
@@ -300,5 +306,7 @@ async def connect_link(
         link._fail(UnreachableError(f"no HELLO from {format_address(address)}"))
         if isinstance(error, ProtocolError):  # no broker is there: others may be asked, as when one is dead
             raise UnreachableError(f"{format_address(address)} does not speak memq's protocol: {error}") from error
+        if isinstance(error, DamagedMessageError):
+            raise UnreachableError(f"{format_address(address)} was not understood: {error}") from error
         raise
     return link

@@ -1,4 +1,8 @@
-"""The JSON bodies of control frames as typed structs, and how they are read and written."""
+"""The JSON bodies of control frames as typed structs, and how they are read and written.
+
+A bit that changes on the way, past TCP's checksum of 16 bits, can leave valid JSON: another offset, key or position. So
+each body ends with a checksum. Peers of earlier releases pass over it, and send none.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,19 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from memq.errors import MemqError, MovedError, ProtocolError, error_from_wire, kind_of
+from memq.errors import (
+    CorruptDataError,
+    DamagedMessageError,
+    MemqError,
+    MovedError,
+    ProtocolError,
+    error_from_wire,
+    kind_of,
+)
+from memq.format.sealed_json import check_seal, is_sealed, seal
 from memq.topic import Topic
 
+_EMPTY = b"{}"
 _encoder = msgspec.json.Encoder()
 _decoders: dict[object, msgspec.json.Decoder[object]] = {}
 Message = TypeVar("Message", bound=msgspec.Struct)
@@ -17,12 +31,29 @@ Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 def encode_message(message: msgspec.Struct) -> bytes:
-    """Return the message as JSON."""
-    return _encoder.encode(message)
+    """Return the message as JSON, with its checksum as the last field unless it is empty."""
+    body = _encoder.encode(message)
+    return seal(body) if body != _EMPTY else body
 
 
-def decode_message(body: bytes | bytearray | memoryview, kind: type[Message]) -> Message:
-    """Read a message; unknown fields are passed over. Raises: ProtocolError with what is wrong."""
+def has_checksum(body: bytes | bytearray | memoryview) -> bool:
+    """Whether a message ends with a checksum: those of earlier releases do not."""
+    return is_sealed(body)
+
+
+def decode_message(
+    body: bytes | bytearray | memoryview, kind: type[Message], *, checksum_wanted: bool = False
+) -> Message:
+    """Read a message; unknown fields are passed over.
+
+    With `checksum_wanted` it must have a checksum, since its peer sends one with each.
+    Raises: DamagedMessageError for another checksum, or none though it is wanted; ProtocolError with what is wrong.
+    """
+    try:
+        if not check_seal(body, f"{kind.__name__} message") and checksum_wanted and body != _EMPTY:
+            raise DamagedMessageError(f"damaged on its way: {kind.__name__} message without its checksum")
+    except CorruptDataError as error:
+        raise DamagedMessageError(f"damaged on its way: {error}") from error
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memq.format.blocks.header import Buffer
+from memq.format.sealed_json import seal
 from memq.protocol.frames import PREFIX, AckLevel, Api, encode_frame
-from memq.protocol.messages import Close, Nack, decode_message, encode_message
+from memq.protocol.messages import Close, Nack, Open, decode_message, encode_message
 from memq.runtime.clock import SystemClock
 from memq.storage_handlers.memory import MemoryHandler
 from tests.brokers import BareClient, block_of, log_lines, run, running_broker, until, write_frame
@@ -140,8 +141,9 @@ def test_garbage_in_a_request_is_an_error_of_the_request_alone() -> None:
             client = await BareClient.connect(broker)
             for api in (Api.OPEN, Api.METADATA, Api.READ, Api.POLL, Api.COMMIT, Api.JOIN, Api.HEARTBEAT, Api.ADMIN):
                 client.write(encode_frame(api, 1, 5, b'{"a": [1, 2'))
-                error = await client.error()
-                assert error.code == "protocol", api
+                assert (await client.error()).code == "damaged-message", api
+                client.write(encode_frame(api, 1, 5, seal(b'{"a": [1, 2}')))
+                assert (await client.error()).code == "protocol", api
             assert (await client.topic()).name == "clicks"
             await client.close()
 
@@ -265,16 +267,8 @@ def test_unknown_topics_and_partitions_and_ids_are_not_found() -> None:
             assert (await client.error()).code == "not-found"
             client.write(encode_frame(Api.CLOSE, 3, 9, encode_message(Close(next_sequence=0))))
             assert (await client.error()).code == "not-found"
-            client.write(
-                encode_frame(
-                    Api.OPEN,
-                    1,
-                    9,
-                    b'{"topic":"clicks","topic_id":"'
-                    + b"0" * 32
-                    + b'","partition":0,"producer":"0000000000000001","acks":2,"sequence":0}',
-                )
-            )
+            gone = Open(topic=topic.name, topic_id="0" * 32, partition=0, producer="0" * 15 + "1", acks=2, sequence=0)
+            client.write(encode_frame(Api.OPEN, 1, 9, encode_message(gone)))
             error = await client.error()
             assert "was deleted" in error.text
             await client.close()

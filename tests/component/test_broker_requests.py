@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memq.broker.broker import Broker
+from memq.format.sealed_json import seal
 from memq.governor.data_folder import DataFolder
 from memq.governor.standalone import StandaloneCoordinator
 from memq.notification.sqlite.queue import SqliteQueue
@@ -168,7 +169,7 @@ class Asker:
     async def _ask(self, asked: list[tuple[Api, dict[str, Any]]]) -> list[Frame]:
         for api, body in asked:
             text = json.dumps(body).replace(TOPIC_ID, self.topic.id)
-            self._client.write(encode_frame(api, 1, 5, text.encode()))
+            self._client.write(encode_frame(api, 1, 5, seal(text.encode()) if body else text.encode()))
         return [await self._client.frame() for _ in asked]
 
     def close(self) -> None:

@@ -17,12 +17,14 @@ from memq.broker.api.requests import ANSWERS_SHARE, HELD_MS_MAX
 from memq.broker.broker import Broker
 from memq.broker.ingest.quotas import ClientLimits
 from memq.broker.ingest.rate_limit import RatePerSecond
+from memq.errors import DamagedMessageError
 from memq.limits import MIB
 from memq.protocol.forward import encode_forward
 from memq.protocol.frames import HELLO_MAGIC, PREFIX, VERSIONS, AckLevel, Api, Frame, encode_frame
 from memq.protocol.messages import (
     AdminAnswer,
     AdminRequest,
+    CommitRequest,
     CreateTopic,
     Forward,
     Hello,
@@ -31,9 +33,12 @@ from memq.protocol.messages import (
     MetadataRequest,
     Nack,
     Open,
+    PartitionRef,
     ReadRequest,
+    WireCommitted,
     decode_message,
     encode_message,
+    error_of,
 )
 from memq.topic import Topic, TopicSettings
 from tests.brokers import block_of, log_lines
@@ -121,6 +126,36 @@ def test_a_client_that_says_hello_gets_the_cluster_the_broker_and_when_to_report
         assert (answer.memq, answer.audit_ms) == (__version__, audit_ms)
 
     served(work, audit=audit, audit_interval_ms=7_000)
+
+
+@pytest.mark.parametrize("position", [b"8", b'7"'])
+def test_a_request_that_changed_on_its_way_is_refused_and_may_be_sent_again(position: bytes) -> None:
+    """One is another position, which would be stored; the other is no JSON, and has lost its end."""
+
+    async def work(at: Served) -> None:
+        client = at.lines.call(at.broker.address)
+        hello = Hello(least_version=VERSIONS[0], greatest_version=VERSIONS[1])
+        client.say(encode_frame(Api.HELLO, 0, HELLO_MAGIC, encode_message(hello)))
+        topic = await at.topic()
+        ref = PartitionRef(topic=topic.name, topic_id=topic.id, partition=0)
+        sent = CommitRequest(group="g", positions=[WireCommitted(partition=ref, pointer_offset=7, record_index=0)])
+        body = encode_message(sent)
+        changed = body.replace(b'"pointer_offset":7', b'"pointer_offset":' + position)
+        if position == b'7"':
+            changed = changed[:-4]
+        client.heard()
+        client.say(encode_frame(Api.COMMIT, 0, 1, changed))
+        await skip(0.01)
+        (frame,) = client.heard()
+        error = error_of(decode_message(frame.body, Nack))
+        assert isinstance(error, DamagedMessageError)
+        assert "CommitRequest message" in str(error)
+        client.say(encode_frame(Api.COMMIT, 0, 2, body))
+        await skip(0.01)
+        (frame,) = client.heard()
+        assert (frame.api, frame.argument) == (Api.COMMIT, 2)
+
+    served(work)
 
 
 # ---- clients that read slowly --------------------------------------------------------------------------
@@ -315,7 +350,7 @@ def test_bytes_of_answers_count_and_those_of_requests_do_not() -> None:
         heartbeat = encode_frame(Api.HEARTBEAT, 0, 5, b"{")
         client.say(heartbeat)
         await skip(0.01)
-        assert client.error().code == "protocol", "what keeps a group alive is not limited"
+        assert client.error().code == "damaged-message", "what keeps a group alive is not limited"
 
     served(work, ClientLimits(named={"reader": RatePerSecond("hard", bytes_s=1_000)}))
 

@@ -14,11 +14,30 @@ import msgspec
 import pytest
 
 from memq import __version__
-from memq.errors import DeniedError, MemqError, MovedError, ProtocolError, TimedOutError, UnreachableError
+from memq.errors import (
+    DamagedMessageError,
+    DeniedError,
+    MemqError,
+    MovedError,
+    ProtocolError,
+    TimedOutError,
+    UnreachableError,
+)
 from memq.protocol.forward import decode_forward
 from memq.protocol.frames import HELLO_MAGIC, VERSIONS, Api, Frame, FrameReader, encode_frame
 from memq.protocol.link import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, Link, connect_link
-from memq.protocol.messages import Done, Draining, Forward, Hello, HelloAnswer, decode_message, encode_message, nack_of
+from memq.protocol.messages import (
+    Done,
+    Draining,
+    Forward,
+    Hello,
+    HelloAnswer,
+    Metadata,
+    MetadataRequest,
+    decode_message,
+    encode_message,
+    nack_of,
+)
 from memq.topic import Topic, equal_slots
 from tests.skipping_loop import run_skipping, skip, skipping_runtime
 
@@ -30,7 +49,8 @@ CLOSED = UnreachableError("it was closed here")
 class Wire:
     """The other end: frames that came, and answers; what is said after the end is an error of the link."""
 
-    def __init__(self, *, silent: bool = False) -> None:
+    def __init__(self, *, silent: bool = False, checksums: bool = True) -> None:
+        self.checksums = checksums
         self.frames: list[Frame] = []
         self.aborts = 0
         self.address: tuple[str, int, float] | None = None
@@ -77,7 +97,8 @@ class Wire:
 
     def say(self, api: Api, argument: int, message: msgspec.Struct) -> None:
         """Send a frame to the link."""
-        data = encode_frame(api, 0, argument, encode_message(message))
+        body = encode_message(message) if self.checksums else msgspec.json.encode(message)
+        data = encode_frame(api, 0, argument, body)
         assert self._link is not None
         self._link.get_buffer(-1)[: len(data)] = data
         self._link.buffer_updated(len(data))
@@ -111,6 +132,33 @@ def test_a_connection_begins_with_hello() -> None:
         said = decode_message(hello.body, Hello)
         assert (said.least_version, said.greatest_version) == VERSIONS
         assert said.client == f"memq-broker/{__version__}"
+
+    talking(work())
+
+
+@pytest.mark.parametrize("checksums", [True, False])
+def test_what_a_broker_says_has_checksums_from_its_hello_on_or_never(checksums: bool) -> None:
+    """One of an earlier release sends none."""
+
+    async def work() -> None:
+        wire = Wire(checksums=checksums)
+        link = await wire.link()
+        asked = asyncio.create_task(link.request(Api.METADATA, MetadataRequest(), Metadata))
+        await skip(0.1)
+        wire.checksums = False
+        wire.say(Api.METADATA, 1, Metadata(cluster="c-1"))
+        if checksums:
+            with pytest.raises(DamagedMessageError, match="Metadata message without its checksum"):
+                await asked
+        else:
+            assert (await asked).cluster == "c-1"
+        refused = asyncio.create_task(link.request(Api.METADATA, MetadataRequest(), Metadata))
+        await skip(0.1)
+        wire.refuse(2, DeniedError("no"))
+        with pytest.raises(DamagedMessageError if checksums else DeniedError):
+            await refused
+        assert wire.aborts == checksums, "an error that may be another one ends the connection"
+        link.abort(CLOSED)
 
     talking(work())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -11,9 +12,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from memq.errors import MemqError, MovedError, OutcomeUnknownError, ProtocolError, RetryableError, all_errors, kind_of
+from memq.errors import (
+    DamagedMessageError,
+    MemqError,
+    MovedError,
+    OutcomeUnknownError,
+    ProtocolError,
+    RetryableError,
+    all_errors,
+    kind_of,
+)
 from memq.protocol import messages
-from memq.protocol.messages import Nack, decode_message, encode_message, error_of, nack_of
+from memq.protocol.messages import (
+    Done,
+    Nack,
+    PartitionEntries,
+    PartitionRef,
+    PollAnswer,
+    WireEntry,
+    decode_message,
+    encode_message,
+    error_of,
+    has_checksum,
+    nack_of,
+)
 from memq.topic import TopicSettings
 
 MESSAGES: tuple[type[msgspec.Struct], ...] = tuple(
@@ -64,6 +86,54 @@ def test_every_message_is_read_as_it_was_written(kind: type[msgspec.Struct], dat
     body = json.loads(encode_message(message))
     body["field_of_a_newer_version"] = [1]
     assert decode_message(json.dumps(body, separators=(",", ":")).encode(), kind) == message
+
+
+def of_an_earlier_release(message: msgspec.Struct) -> bytes:
+    return msgspec.json.encode(message)
+
+
+ANSWER = PollAnswer(
+    partitions=[
+        PartitionEntries(
+            partition=PartitionRef(topic="clicks", topic_id="0b" * 16, partition=3),
+            begin=0,
+            end=19,
+            next=19,
+            entries=[
+                WireEntry(offset=18, time_ms=1_700_000_000_000, pointer=msgspec.Raw(b'{"kind":"data","skip":[1]}'))
+            ],
+        )
+    ]
+)
+
+
+def test_no_changed_bit_leaves_another_message() -> None:
+    body = encode_message(ANSWER)
+    plain, others = of_an_earlier_release(ANSWER), 0
+    for at in range(8 * len(body)):
+        changed = bytearray(body)
+        changed[at // 8] ^= 1 << at % 8
+        with pytest.raises(DamagedMessageError, match="damaged on its way: PollAnswer message"):
+            decode_message(bytes(changed), PollAnswer, checksum_wanted=True)
+        with suppress(MemqError):
+            assert decode_message(bytes(changed), PollAnswer) == ANSWER, "also where no checksum is wanted"
+    for at in range(8 * len(plain)):
+        changed = bytearray(plain)
+        changed[at // 8] ^= 1 << at % 8
+        with suppress(ProtocolError):
+            others += decode_message(bytes(changed), PollAnswer) != ANSWER
+    assert others > 50, "without a checksum many are believed"
+
+
+def test_peers_of_earlier_releases_send_no_checksum_and_pass_over_it() -> None:
+    plain = of_an_earlier_release(ANSWER)
+    assert decode_message(plain, PollAnswer) == ANSWER
+    assert msgspec.json.decode(encode_message(ANSWER), type=PollAnswer) == ANSWER
+    assert not has_checksum(plain)
+    assert has_checksum(encode_message(ANSWER))
+    with pytest.raises(DamagedMessageError, match="without its checksum"):
+        decode_message(plain, PollAnswer, checksum_wanted=True)
+    assert decode_message(encode_message(Done()), Done, checksum_wanted=True) == Done()
 
 
 json_values = st.recursive(

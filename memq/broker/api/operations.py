@@ -87,12 +87,12 @@ class Operations:
         self._by_message = {row.message: row for row in self.rows}
         self._messages: dict[int, type[Any]] = {row.api: row.message for row in self.rows} | _ENVELOPES
 
-    def find(self, frame: Frame) -> tuple[Operation[Any], Any]:
-        """Return the operation that a frame asks for, and its message. Raises: ProtocolError."""
+    def find(self, frame: Frame, *, checksum_wanted: bool = False) -> tuple[Operation[Any], Any]:
+        """Return the operation that a frame asks for, and its message. Raises: as `decode_message`."""
         kind = self._messages.get(frame.api)
         if kind is None:
             raise ProtocolError(f"api {frame.api} is no operation")
-        message = decode_message(frame.body, kind)
+        message = decode_message(frame.body, kind, checksum_wanted=checksum_wanted)
         ask = message.ask if frame.api in _ENVELOPES else message
         return self.of(type(ask)), ask
 

@@ -22,7 +22,7 @@ from memq.broker.spool.held_records import HeldRecords
 from memq.errors import MemqError, ThrottledError, TooLargeError
 from memq.protocol.forward import decode_forward
 from memq.protocol.frames import HELLO_MAGIC, Api, Frame, check_version, encode_frame, encode_prefix
-from memq.protocol.messages import Hello, HelloAnswer, decode_message, encode_message, nack_of
+from memq.protocol.messages import Hello, HelloAnswer, decode_message, encode_message, has_checksum, nack_of
 from memq.runtime.allocator import keep_freed_blocks
 from memq.runtime.byte_budget import ByteBudget
 from memq.runtime.tasks import TaskOwner
@@ -146,7 +146,7 @@ class Requests:
             return
         at_once = frame.api in (Api.OPEN, Api.CLOSE)
         try:
-            operation, ask = self._operations.find(frame)
+            operation, ask = self._operations.find(frame, checksum_wanted=connection.checksums)
         except MemqError as error:
             if not at_once:
                 await connection.outbox.writable()
@@ -213,6 +213,7 @@ class Requests:
 
     def _hello(self, connection: Connection, frame: Frame) -> bytes:
         hello = decode_message(frame.body, Hello)
+        connection.checksums = has_checksum(frame.body)
         version = check_version(hello.least_version, hello.greatest_version)
         host = connection.peer.rpartition(":")[0]
         connection.client = check_name(hello.client_id, "client") if hello.client_id else host

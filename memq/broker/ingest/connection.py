@@ -86,6 +86,7 @@ class Connection(asyncio.BufferedProtocol):
         self.turned_away = False  # over the broker's bound on connections
         self.client = ""  # who it is, for the limits: the client id, else the host
         self.limiters: Limiters = ()
+        self.checksums = False  # whether the client sends one with each message
         self.principal = ANONYMOUS  # HELLO has no credentials yet
         self.paused = False  # by the intake: memory is short, and a silence is not the client's
         self.outbox = Outbox(services.runtime.clock)
