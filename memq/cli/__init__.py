@@ -1,4 +1,4 @@
-"""The command line: one file per command, imported only when it is called.
+"""The command line: a table of the commands, whose files are imported only when they are called.
 
 `memq --help` is answered from the table below, before click is imported: click alone takes three times as long
 to import as a bare interpreter takes to start.
@@ -19,24 +19,24 @@ COMPLETE_VARIABLE = "_MEMQ_COMPLETE"  # set by the shell when it asks for comple
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "dev": ("memq.cli.cluster.dev", "dev", "run broker, store, queue and auditor in one process, on one folder"),
     "broker": ("memq.cli.cluster.broker", "broker", "run one broker of a cluster; list and drain brokers"),
-    "governor": ("memq.cli.cluster.governor", "governor", "show the moves that the governor plans"),
+    "governor": ("memq.cli.cluster.broker", "governor", "show the moves that the governor plans"),
     "topic": ("memq.cli.cluster.topic", "topic", "list, create, describe, alter and delete topics"),
     "produce": ("memq.cli.records.produce", "produce", "send records, one per line of stdin or files"),
     "consume": ("memq.cli.records.consume", "consume", "print records"),
     "group": ("memq.cli.cluster.group", "group", "list, describe, reset and delete consumer groups"),
-    "lag": ("memq.cli.cluster.lag", "lag", "show the lag of consumer groups, in records and bytes"),
+    "lag": ("memq.cli.cluster.group", "lag", "show the lag of consumer groups, in records and bytes"),
     "inspect": ("memq.cli.store.inspect", "inspect", "show the contents of an object"),
     "verify": ("memq.cli.store.verify", "verify", "check objects, folders or topics: index, blocks, checksums"),
-    "audit": ("memq.cli.audit.audit", "audit", "report lost, doubled and damaged records of a topic"),
-    "trace": ("memq.cli.audit.trace", "trace", "show the path of one record"),
-    "auditor": ("memq.cli.audit.auditor", "auditor", "watch all topics for lost, doubled and damaged records"),
+    "audit": ("memq.cli.store.audit", "audit", "report lost, doubled and damaged records of a topic"),
+    "trace": ("memq.cli.store.trace", "trace", "show the path of one record"),
+    "auditor": ("memq.cli.cluster.auditor", "auditor", "watch all topics for lost, doubled and damaged records"),
     "import": ("memq.cli.records.import_topics", "import_topics", "copy topics from a Kafka cluster"),
     "sweep": ("memq.cli.store.sweep", "sweep", "delete objects that no pointer names, or list them"),
     "restore": ("memq.cli.store.restore", "restore", "rebuild a lost notification queue from the objects"),
-    "accept-store": ("memq.cli.store.accept_store", "accept_store", "accept a moved store for the cluster"),
+    "accept-store": ("memq.cli.store.restore", "accept_store", "accept a moved store for the cluster"),
     "bench": ("memq.cli.records.bench", "bench", "measure produce and consume against a broker"),
     "doctor": ("memq.cli.cluster.doctor", "doctor", "check this machine, the settings and the broker"),
-    "config": ("memq.cli.cluster.config", "config", "show the settings and their origins"),
+    "config": ("memq.cli.cluster.doctor", "config", "show the settings and their origins"),
 }
 
 

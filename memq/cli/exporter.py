@@ -1,22 +1,34 @@
-"""Metrics that must be collected: the last round's results, served on /metrics."""
+"""`memq lag --serve` and `memq auditor metrics`: collected in rounds, and served to Prometheus."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
+from memq.audit.finding import EVIDENCE_MAX, Finding
+from memq.audit.live.report_partition import Client
+from memq.audit.live.view import AuditView, TopicSummary, latencies
+from memq.audit.minutes import MINUTE_MS, QUEUE, CountSide, percentile_name
 from memq.broker.api.http import HttpPort
 from memq.broker.signals import Signals
-from memq.errors import MemqError, UnreachableError
-from memq.observe.metrics import lines_of
+from memq.client.admin.aio_admin import AsyncAdmin
+from memq.client.admin.group_positions import GroupDescription
+from memq.errors import MemqError, NotFoundError, UnreachableError
+from memq.observe.metrics import LAG_SERIES_MAX, lines_of
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Address, Runtime, format_address
 
 ROUND_S = 15.0
 Ask = Callable[[], Awaitable[Sequence[Metric]]]
+MINUTES = 60  # that verdicts and latencies are about
+STAGES = ("sent", "acked", "committed")
+VERDICTS = ("lost", "doubled", "corrupt", "late", "unknown")
+Series = Iterable[tuple[Sequence[str], float]]
 
 
 class RoundCollector:
@@ -94,3 +106,133 @@ async def _rounds(ask: Ask, collector: RoundCollector, events: EventLog, ready: 
         if collector.rounds == 1:
             ready()
         await asyncio.sleep(ROUND_S)
+
+
+async def export_lag(brokers: str, names: tuple[str, ...], listen: Address, ready: Callable[[str], None]) -> int:
+    """Serve the lag of these groups, of all without a name: see `export`."""
+    runtime = Runtime()
+    async with AsyncAdmin(brokers, runtime=runtime) as admin:
+
+        async def ask() -> Sequence[Metric]:
+            return lag_metrics(await _described(admin, names))
+
+        return await export("lag", ask, listen, ready, runtime)
+
+
+async def _described(admin: AsyncAdmin, names: tuple[str, ...]) -> list[GroupDescription]:
+    """Return the groups; one that goes while it is asked for is left out."""
+    found = []
+    for name in names or await admin.groups():
+        try:
+            found.append(await admin.group(name))
+        except NotFoundError:
+            continue
+    return found
+
+
+def lag_metrics(groups: Sequence[GroupDescription]) -> list[Metric]:
+    """Return the lag of each group in each topic: sums of its partitions, and the longest wait among them.
+
+    Where the lag of a partition is unknown there is no sum, only the number of such partitions.
+    """
+    lags, unknown = _lags(groups), _unknown(groups)
+    return [
+        lines_of("memq_lag_left_out_series", [((), max(0, len(lags) - LAG_SERIES_MAX))]),
+        lines_of("memq_group_members", [((each.group,), len(each.members)) for each in groups]),
+        lines_of("memq_group_lag_records", [(labels, records) for labels, (records, _, _) in lags.items()]),
+        lines_of("memq_group_lag_bytes", [(labels, size) for labels, (_, size, _) in lags.items()]),
+        lines_of("memq_group_lag_seconds", [(labels, seconds) for labels, (_, _, seconds) in lags.items()]),
+        lines_of("memq_group_lag_unknown_partitions", list(unknown.items())),
+    ]
+
+
+def _unknown(groups: Iterable[GroupDescription]) -> dict[tuple[str, str], int]:
+    """Return how many partitions have an unknown lag, by group and topic."""
+    found: Counter[tuple[str, str]] = Counter()
+    for group in groups:
+        for one in group.partitions:
+            found[group.group, one.place.topic] += one.error is not None
+    return found
+
+
+def _lags(groups: Sequence[GroupDescription]) -> dict[tuple[str, str], tuple[int, int, float]]:
+    """Return records, bytes and seconds by group and topic, where all partitions are known."""
+    found: dict[tuple[str, str], tuple[int, int, float]] = {}
+    unknown = _unknown(groups)
+    for group in groups:
+        for one in group.partitions:
+            labels = (group.group, one.place.topic)
+            if unknown[labels]:
+                continue
+            records, size, seconds = found.get(labels, (0, 0, 0.0))
+            lag = one.lag
+            found[labels] = (records + lag.records, size + lag.bytes, max(seconds, lag.seconds))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The data of one round: topics with their last hour, open findings, reporting clients."""
+
+    topics: Sequence[TopicSummary]
+    findings: Sequence[Finding]
+    clients: Sequence[Client]
+    now_ms: int
+
+
+async def export_audit(view: AuditView, listen: Address, ready: Callable[[str], None]) -> int:
+    """Serve what the state of the auditors says: see `export`."""
+    runtime = Runtime()
+
+    async def ask() -> Sequence[Metric]:
+        now_ms = runtime.clock.wall_ms()
+        minute = now_ms // MINUTE_MS
+        topics = await view.topics(minute - MINUTES, minute + 1)
+        findings = await view.findings(limit=EVIDENCE_MAX)
+        return audit_metrics(Known(topics, findings, [each.client for each in await view.clients()], now_ms))
+
+    return await export("audit", ask, listen, ready, runtime)
+
+
+def audit_metrics(known: Known) -> list[Metric]:
+    """Return what was read as metrics.
+
+    A topic without findings has zeros, so that an alert can fire on a change.
+    """
+    holding = Counter((finding.topic, finding.kind.value) for finding in known.findings)
+    for topic in known.topics:
+        for kind in ("lost", "doubled", "corrupt"):
+            holding.setdefault((topic.topic, kind), 0)
+    sides = [(topic, name, side) for topic in known.topics for name, side in sorted(topic.row.sides.items())]
+    newest = [
+        (topic.topic, max((part.queue_ms for part in topic.partitions.values()), default=0)) for topic in known.topics
+    ]
+    return [
+        lines_of("memq_audit_findings", sorted(holding.items())),
+        lines_of(
+            "memq_audit_records",
+            [((topic.topic, stage), topic.row.side(QUEUE)[stage]) for topic in known.topics for stage in STAGES],
+        ),
+        lines_of("memq_audit_verdict_records", _verdicts(sides)),
+        lines_of(
+            "memq_audit_in_flight_records",
+            [((topic.topic, name), topic.row.in_flight(name)) for topic, name, _ in sides],
+        ),
+        lines_of("memq_audit_latency_seconds", _latencies(known.topics)),
+        lines_of("memq_audit_newest_pointer_time_seconds", [((name,), time_ms / 1000) for name, time_ms in newest]),
+        lines_of("memq_audit_clients", [((), len(known.clients))]),
+        lines_of("memq_audit_silent_clients", [((), sum(client.silent for client in known.clients))]),
+    ]
+
+
+def _verdicts(sides: Iterable[tuple[TopicSummary, str, CountSide]]) -> Series:
+    for topic, name, side in sides:
+        for word in VERDICTS:
+            yield (topic.topic, name, word), side[word]
+
+
+def _latencies(topics: Iterable[TopicSummary]) -> Series:
+    for topic in topics:
+        for (name, stage), found in latencies([topic.row]).items():
+            for part, latency_ms in found.items():
+                yield (topic.topic, name, stage, percentile_name(part)), latency_ms / 1000

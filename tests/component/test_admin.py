@@ -12,7 +12,7 @@ import pytest
 
 import memq
 from memq.cli import main
-from memq.cli.cluster.lag_export import lag_metrics
+from memq.cli.exporter import lag_metrics
 from memq.errors import (
     AlreadyExistsError,
     InvalidNameError,

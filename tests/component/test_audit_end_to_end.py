@@ -18,7 +18,7 @@ from memq.audit.finding import Kind, Outcome
 from memq.audit.opened_topic import THROUGH_BROKER
 from memq.audit.verdict import THROUGH_STORE, Verdict
 from memq.broker.broker import Broker
-from memq.cli.audit.audit import audit_by_brokers, print_verdict
+from memq.cli.store.audit import audit_by_brokers, print_verdict
 from memq.errors import MemqError, StoreError
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import Buffer, scope_of

@@ -21,9 +21,7 @@ from memq.audit.minutes import MinuteRow
 from memq.broker.ingest.quotas import ClientLimits
 from memq.broker.ingest.rate_limit import RatePerSecond
 from memq.broker.process import metrics_of
-from memq.cli.audit.audit_export import Known, audit_metrics
-from memq.cli.cluster.lag_export import lag_metrics
-from memq.cli.exporter import RoundCollector
+from memq.cli.exporter import Known, RoundCollector, audit_metrics, lag_metrics
 from memq.client.admin.group_positions import GroupDescription, PartitionProgress
 from memq.client.consumer.core import ConsumerStats
 from memq.client.consumer.fetch.partition_cursor import Counts

@@ -19,8 +19,7 @@ from memq.audit.live.storage.database import Database, SqliteDatabase
 from memq.audit.live.view import AuditView, TopicSummary
 from memq.audit.minutes import MinuteRow
 from memq.cli import main
-from memq.cli.audit.audit_state import database_at
-from memq.cli.cluster.embedded_services import auditor_beside
+from memq.cli.cluster.embedded_services import auditor_beside, database_at
 from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.aio_consumer import AsyncConsumer
 from memq.client.link_pool import LinkPool, bootstrap_addresses

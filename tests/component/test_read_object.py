@@ -16,7 +16,7 @@ from awscrt.checksums import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.cli.records.record_json import encode_record
+from memq.cli.records.record_text import encode_record
 from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format.blocks.columns import open_block
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index, open_object

@@ -8,7 +8,7 @@ from pathlib import Path
 from memq.audit.live.storage.database import SqliteDatabase
 from memq.audit.live.storage.store import AuditStore
 from memq.audit.live.view import AuditView
-from memq.cli.audit.audit_export import Known, audit_metrics
+from memq.cli.exporter import Known, audit_metrics
 from tests.component.test_live_state import a_step
 from tests.integration.test_lag_export import exporter, scraped
 from tests.unit.audited import TOPIC

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import memq
-from memq.cli.cluster.lag_export import lag_metrics
-from memq.cli.exporter import RoundCollector
+from memq.cli.exporter import RoundCollector, lag_metrics
 from memq.testing import Cluster
 
 TIMEOUT_S = 60.0

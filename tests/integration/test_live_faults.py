@@ -17,7 +17,7 @@ import pytest
 
 import memq
 from memq.audit.live.view import AuditView
-from memq.cli.audit.audit_state import database_at
+from memq.cli.cluster.embedded_services import database_at
 from memq.client.consumer.assigned import Assigned
 from memq.client.consumer.fetch.partition_cursor import ReadyRange
 from memq.format.ranges import RangeSet

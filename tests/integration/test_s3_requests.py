@@ -9,7 +9,7 @@ import pytest
 
 import memq
 from memq.broker.broker import Broker
-from memq.cli.audit.audit import audit_by_brokers
+from memq.cli.store.audit import audit_by_brokers
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification.memory import MemoryQueue
 from memq.runtime.network import Runtime

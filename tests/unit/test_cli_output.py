@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.cli.log_lines import JsonLines, TextLines
-from memq.cli.records.consume_start import last_offset
-from memq.cli.records.record_printer import record_printer
+from memq.cli.output import JsonLines, TextLines
+from memq.cli.records.consume import last_offset, record_printer
 from memq.client.consumer.batch import Batch, Slice
 from memq.client.consumer.record import TopicPartition
 from memq.format.batch import BlockPiece

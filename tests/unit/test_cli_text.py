@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.cli.records.input_records import split_keys, split_records
-from memq.cli.records.record_format import parse_delimiter, parse_format
-from memq.cli.records.record_json import decode_record, encode_record
-from memq.cli.records.start_position import LastRecords, parse_place, parse_start
+from memq.cli.options import LastRecords, parse_place, parse_start
+from memq.cli.records.produce import split_keys, split_records
+from memq.cli.records.record_text import decode_record, encode_record, parse_delimiter, parse_format
 from memq.errors import InvalidRequestError, InvalidSettingError, TooLargeError
 from memq.topic import Position
 

@@ -12,7 +12,7 @@ from awscrt.checksums import crc32c
 
 from memq.audit.checks.batch_index import read_entries
 from memq.audit.checks.named_objects import NamedFinding, NamedObjects
-from memq.cli.audit.trace import _batch_of
+from memq.cli.store.trace import _batch_of
 from memq.errors import CorruptDataError, NotFoundError
 from memq.format.blocks.header import parse_header
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index, parse_trailer

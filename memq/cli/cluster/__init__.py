@@ -1,1 +1,1 @@
-"""Commands that run and show brokers, topics and groups."""
+"""Commands that run and show brokers, auditors, topics and groups."""

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import click
 
-from memq.cli.log_lines import log_to_stderr
 from memq.cli.options import setting_options, settings_of
-from memq.cli.ready import say_ready
+from memq.cli.output import log_to_stderr, say_ready
 from memq.errors import InvalidRequestError
 from memq.settings import AuditorSettings, BrokerSettings, DashboardSettings, Value, rules_of
 
@@ -34,8 +33,7 @@ def dev(config: str | None, profile: str | None, **flags: Value | None) -> int:
     from memq.broker.dev import serve
     from memq.broker.ingest.quota_settings import client_limits
     from memq.broker.process import calm_collector
-    from memq.cli.audit.audit_state import state_beside
-    from memq.cli.cluster.embedded_services import Beside, auditor_beside, dashboard_beside
+    from memq.cli.cluster.embedded_services import Beside, auditor_beside, dashboard_beside, state_beside
 
     limits = client_limits(loaded.parts().section("clients"))
     beside: list[Beside] = []

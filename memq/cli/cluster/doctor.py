@@ -1,4 +1,4 @@
-"""`memq doctor`: checks this machine, the settings and the broker for faults."""
+"""`memq doctor` and `memq config`: checks this machine and the broker, and shows the settings."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import os
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -15,16 +16,17 @@ from pathlib import Path
 import click
 
 from memq import __version__
-from memq.cli.options import broker_options, json_option, settings_of
-from memq.cli.output import colored, count_text, one_line, print_json, size_text
+from memq.cli.options import broker_options, json_option, settings_of, settings_options, shown_value
+from memq.cli.output import colored, count_text, one_line, print_json, print_table, size_text
 from memq.errors import LogLostError, MemqError
 from memq.runtime.clock import SystemClock
-from memq.settings import BrokerSettings, PartSettings, Settings, Value, rules_of
+from memq.settings import RULES, BrokerSettings, PartSettings, Settings, Value, rules_of
 
 PACKAGES = ("awscrt", "click", "h11", "lz4", "msgspec", "prometheus_client", "zstandard")
 EXTRAS = {"pyarrow": "batch.arrow() and memq.read_arrow need it: pip install 'memq[arrow]'"}
 DISK_BYTES_LEAST = 1 << 30
 _MARKS = {"ok": "green", "warning": "yellow", "failed": "red"}
+_SECRET = re.compile("secret|password|token|credential|sasl.jaas|auth", re.IGNORECASE)  # values that nobody prints
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,3 +173,34 @@ def _print(finding: CheckResult) -> None:
     state = f"{finding.state:<8}"
     shown = click.style(state, fg=_MARKS[finding.state]) if colored() else state
     click.echo(f"{shown} {finding.what}: {one_line(finding.text)}{hint}")
+
+
+@click.command()
+@click.option("--show-origin", is_flag=True, help="Show the origin of each value.")
+@json_option
+@settings_options
+def config(show_origin: bool, as_json: bool, config: str | None, profile: str | None) -> None:
+    """Show the settings.
+
+    Flags override the environment (MEMQ_PORT), which overrides the settings file, which overrides the defaults.
+    """
+    settings = settings_of(config, profile)
+    sections = {
+        f"{section}.{name}": ("***" if _SECRET.search(name) else value, origin)
+        for section, named in settings.sections.items()
+        for name, (value, origin) in named.items()
+    }
+    if as_json:
+        plain: dict[str, object] = {**settings.values, **{name: value for name, (value, _) in sections.items()}}
+        origins = {**settings.origins, **{name: origin for name, (_, origin) in sections.items()}}
+        full = {name: {"value": value, "origin": origins[name]} for name, value in plain.items()}
+        print_json(full if show_origin else plain)
+        return
+    if show_origin:
+        rows = [(name, shown_value(name, value), settings.origins[name]) for name, value in settings.values.items()]
+        rows += [(name, str(value), origin) for name, (value, origin) in sections.items()]
+        print_table(("setting", "value", "origin"), rows)
+    else:
+        rows = [(name, shown_value(name, value), RULES[name].doc) for name, value in settings.values.items()]
+        rows += [(name, str(value), "of this section") for name, (value, _) in sections.items()]
+        print_table(("setting", "value", "meaning"), rows)

@@ -1,16 +1,29 @@
-"""`memq group`: list, describe, reset and delete consumer groups."""
+"""`memq group` and `memq lag`: consumer groups, their positions and their lag."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
+
 import click
 
-from memq.cli.cluster.group_rows import HEADS, group_json, group_rows, tell_unknown
-from memq.cli.options import broker_options, brokers_of, json_option
-from memq.cli.output import confirm, print_json, print_pairs, print_table, talk
-from memq.cli.records.start_position import parse_place
+from memq.cli.options import broker_options, brokers_of, json_option, listen_address, parse_place
+from memq.cli.output import (
+    confirm,
+    log_to_stderr,
+    print_json,
+    print_pairs,
+    print_table,
+    say_ready,
+    talk,
+)
 from memq.client.admin.admin import Admin
+from memq.client.admin.group_positions import GroupDescription
 from memq.runtime.clock import SystemClock
 from memq.settings import Value
+
+LAG_PORT = 9878
+HEADS = ("group", "topic", "partition", "position", "member", "lag records", "lag bytes", "lag seconds")
 
 
 @click.group()
@@ -97,3 +110,85 @@ def delete(name: str, yes: bool, config: str | None, profile: str | None, **flag
 
 def _text(position: object) -> str | None:
     return None if position is None else str(position)
+
+
+@click.command()
+@click.argument("groups", metavar="[GROUP]...", nargs=-1)
+@broker_options
+@json_option
+@click.option(
+    "--serve",
+    metavar="HOST:PORT",
+    help="Serve the lag as metrics for Prometheus, until a signal; port 0 takes any free port.",
+)
+def lag(
+    groups: tuple[str, ...],
+    as_json: bool,
+    serve: str | None,
+    config: str | None,
+    profile: str | None,
+    **flags: Value | None,
+) -> int:
+    """Show the lag of one or all groups: records and stored bytes before dedup, age of the oldest.
+
+    Exits with 1 when the log of a partition does not answer: its lag is unknown, that of all others exact.
+    """
+    if serve is not None:
+        return _serve(brokers_of(config, profile, flags), groups, serve)
+    with Admin(brokers_of(config, profile, flags)) as admin:
+        found = [admin.group(name) for name in groups or admin.groups()]
+    if as_json:
+        print_json([group_json(one) for one in found])
+    else:
+        print_table(HEADS, [row for one in found for row in group_rows(one)])
+    return tell_unknown(found)
+
+
+def _serve(brokers: str, groups: tuple[str, ...], listen: str) -> int:
+    """Serve it until a signal; `memq ready: HOST:PORT` on stdout says that the first round is over."""
+    from memq.cli.exporter import export_lag
+
+    log_to_stderr("info", "text")
+    return asyncio.run(export_lag(brokers, groups, listen_address(listen, LAG_PORT), say_ready))
+
+
+def group_rows(found: GroupDescription) -> list[tuple[object, ...]]:
+    """Return a row for each partition, under `HEADS`."""
+    return [
+        (
+            *(found.group, one.place.topic, one.place.partition, one.position, one.member or None),
+            *(("unknown",) * 3 if one.error else (one.lag.records, one.lag.bytes, round(one.lag.seconds))),
+        )
+        for one in found.partitions
+    ]
+
+
+def tell_unknown(groups: Iterable[GroupDescription]) -> int:
+    """Print to stderr why the lag of partitions is unknown; return the exit code, 0 when all are known."""
+    unknown = [(found.group, one) for found in groups for one in found.partitions if one.error]
+    for group, one in unknown:
+        place = f"partition {one.place.partition} of topic '{one.place.topic}'"
+        click.echo(f"memq: lag of group '{group}' in {place} is unknown: {one.error}", err=True)
+    return 1 if unknown else 0
+
+
+def group_json(found: GroupDescription) -> dict[str, object]:
+    """Return a group as JSON; times in seconds. A lag that is not known is null, with the error."""
+    return {
+        "group": found.group,
+        "generation": found.generation,
+        "members": list(found.members),
+        "partitions": [
+            {
+                "topic": one.place.topic,
+                "partition": one.place.partition,
+                "position": None if one.position is None else str(one.position),
+                "member": one.member or None,
+                "lag_records": None if one.error else one.lag.records,
+                "lag_bytes": None if one.error else one.lag.bytes,
+                "lag_seconds": None if one.error else round(one.lag.seconds, 3),
+                **({"error": str(one.error)} if one.error else {}),
+            }
+            for one in found.partitions
+        ],
+    }

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 
 import click
 
-from memq.cli.log_lines import talk_of_waits
-from memq.cli.options import json_option, section_values, setting_options, settings_of
-from memq.cli.output import count_text, talk
-from memq.cli.records.consume_start import look_up
-from memq.cli.records.record_printer import Printer, record_printer
-from memq.cli.records.start_position import LastRecords, Start, parse_start
+from memq.cli.options import LastRecords, Start, json_option, parse_start, section_values, setting_options, settings_of
+from memq.cli.output import count_text, talk, talk_of_waits
+from memq.cli.records.record_text import encode_record, parse_delimiter, parse_format
+from memq.client.consumer.batch import Batch
 from memq.client.consumer.consumer import Consumer
+from memq.client.consumer.record import Record, TopicPartition
 from memq.client.consumer.settings import OnDamaged, OnExpired, Point
+from memq.errors import NotFoundError
 from memq.runtime.clock import SystemClock
 from memq.settings import ClientSettings, Value
 from memq.topic import Position
+
+Positions = Mapping[tuple[str, int], Position]
+# Batch and how many of its records to print (None: all) -> the bytes to write and the records in them.
+Printer = Callable[[Batch, int | None], tuple[bytes, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,3 +176,112 @@ def _open_consumer(settings: ClientSettings, request: ConsumeRequest) -> Consume
         on_expired=request.on_expired,
         s3=request.s3,
     )
+
+
+def look_up(brokers: str, topic: str, start: Start, partition: int | None) -> tuple[Positions, Positions]:
+    """Return where to start and where the end is now, for every partition.
+
+    All but `partition` start at their end.
+
+    Raises: NotFoundError for a partition that is not there; as the consumer.
+    """
+    with Consumer(brokers, [topic], start="end", end="end") as consumer:
+        consumer.poll()  # returns at the end, where every partition is
+        ends: dict[tuple[str, int], Position] = {(topic, at.read_partition): at for at in consumer.position().values()}
+        if partition is not None and (topic, partition) not in ends:
+            raise NotFoundError(f"topic '{topic}' has no partition {partition}", hint=f"it has {len(ends)}, from 0 on")
+        starts = dict(ends)
+        for place, end in sorted(ends.items()):
+            if partition is None or place == (topic, partition):
+                starts[place] = _start_of(consumer, TopicPartition(*place), start, end)
+        return starts, ends
+
+
+def _start_of(consumer: Consumer, place: TopicPartition, start: Start, end: Position) -> Position:
+    if isinstance(start, LastRecords):
+        consumer.seek(place.topic, place.partition, "beginning")
+        ends = consumer.position()[place].pointer_offset, end.pointer_offset
+        offset, before = last_offset(*ends, start.records, partial(_lag_at, consumer, place))
+        return Position(place.partition, offset, before)
+    consumer.seek(place.topic, place.partition, start)
+    return consumer.position()[place]
+
+
+def _lag_at(consumer: Consumer, place: TopicPartition, offset: int) -> int:
+    consumer.seek(place.topic, place.partition, Position(place.partition, offset))
+    return consumer.lag()[place].records
+
+
+def last_offset(begin: int, end: int, records: int, lag_at: Callable[[int], int]) -> tuple[int, int]:
+    """Return the greatest offset behind which at least `records` records lie, and how many more there are.
+
+    `lag_at(offset)` counts the records from `offset` on; it never grows with the offset, and is 0 at `end`. Where
+    there are fewer than `records` in all, the answer is the start: (`begin`, 0).
+    """
+    low, high = begin, end
+    if records == 0:
+        return end, 0
+    at_low = lag_at(low)
+    if at_low <= records:
+        return begin, 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        lag = lag_at(middle)
+        if lag >= records:
+            low, at_low = middle, lag
+        else:
+            high = middle
+    return low, at_low - records
+
+
+def record_printer(
+    form: str | None, *, separator: str | None = None, delimiter: str = r"\n", null: bool = False, as_json: bool = False
+) -> Printer:
+    """Return what turns a batch into bytes.
+
+    `form` is a format, as in `parse_format`; without it a record is its value and `delimiter`, with the key and
+    `separator` in front when there is one. `null` prints null as NULL, else as nothing.
+    Raises: InvalidRequestError for a bad format or delimiter.
+    """
+    shown_null = b"NULL" if null else b""
+    if as_json:
+        return _each(_json_line)
+    if form is not None:
+        return _each(parse_format(form, shown_null))
+    end = parse_delimiter(delimiter)
+    if separator is None:
+        return _values(end, shown_null)
+    between = parse_delimiter(separator)
+    return _each(
+        lambda record, topic, partition: b"".join(
+            (
+                shown_null if record.key is None else record.key,
+                between,
+                shown_null if record.value is None else record.value,
+                end,
+            )
+        )
+    )
+
+
+def _each(show: Callable[[Record, str, int], bytes]) -> Printer:
+    def print_batch(batch: Batch, count: int | None) -> tuple[bytes, int]:
+        parts = [show(record, batch.topic, batch.partition) for record in islice(batch, count)]
+        return b"".join(parts), len(parts)
+
+    return print_batch
+
+
+def _values(end: bytes, null: bytes) -> Printer:
+    def print_batch(batch: Batch, count: int | None) -> tuple[bytes, int]:
+        values: Sequence[bytes | None] = batch.values()[:count]
+        shown = [null if value is None else value for value in values] if None in values else values
+        return (end.join(shown) + end if shown else b""), len(shown)  # type: ignore[arg-type]  # no None is left
+
+    return print_batch
+
+
+def _json_line(record: Record, topic: str, partition: int) -> bytes:
+    place = {"topic": topic, "partition": partition, "offset": record.offset, "position": str(record.position)}
+    line = encode_record(place, record.value, record.key, record.headers, record.timestamp_ms, record.tag)
+    return line.encode() + b"\n"

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import click
 
-from memq.cli.log_lines import talk_of_waits
 from memq.cli.options import json_option, setting_options, settings_of
-from memq.cli.output import ProgressBar, count_text, print_json, size_text, talk
-from memq.cli.records.input_records import split_records
-from memq.cli.records.record_format import parse_delimiter
-from memq.cli.records.record_senders import SentCount, Shape, json_sender, line_sender
+from memq.cli.output import ProgressBar, count_text, print_json, size_text, talk, talk_of_waits
+from memq.cli.records.record_text import decode_record, parse_delimiter
+from memq.client.producer.delivery import Ack
 from memq.client.producer.producer import Producer
-from memq.errors import MemqError
+from memq.errors import InvalidRequestError, MemqError, TooLargeError
+from memq.limits import BLOCK_RAW_BYTES_MAX
+from memq.protocol.frames import AckLevel
 from memq.runtime.clock import SystemClock
 from memq.settings import Value
 from memq.topic import check_name
@@ -175,3 +176,134 @@ def _summarize(tally: SentCount, seconds: float, *, as_json: bool, acks: str) ->
         return
     acked = "not acked, as asked" if acks == "0" else f"{tally.acked:,} acked with {acks}"
     talk(f"{count_text(tally.records, 'record')}, {size_text(tally.bytes)}: {acked}, {rate:,.0f} records/s")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a line of input becomes a record."""
+
+    topic: str
+    partition: int | None
+    key: bytes | None
+    headers: tuple[tuple[str, bytes], ...]
+    separator: bytes | None
+    null_when_empty: bool
+
+
+@dataclass(slots=True)
+class SentCount:
+    """Counts of sent records and their outcomes; acks arrive on the I/O thread."""
+
+    records: int = 0
+    bytes: int = 0
+    acked: int = 0
+    error: MemqError | None = None
+
+    def note(self, outcome: Ack | MemqError) -> None:
+        """Count an ack, or keep the first error. Without acks there is nothing to count."""
+        if isinstance(outcome, MemqError):
+            self.error = self.error or outcome
+        elif outcome.level is not AckLevel.NONE:
+            self.acked += outcome.records
+
+
+def line_sender(producer: Producer, shape: Shape, tally: SentCount) -> Callable[[list[bytes]], None]:
+    """Return what sends a list of lines: by columns when no record needs more than value and key."""
+
+    def send(records: list[bytes]) -> None:
+        tally.records += len(records)
+        tally.bytes += sum(map(len, records))
+        keys, values = _columns(records, shape)
+        if shape.partition is None and not shape.headers:
+            producer.send_many(shape.topic, values, keys=keys)
+            return
+        for value, key in zip(values, keys or [None] * len(values), strict=True):
+            producer.send(shape.topic, value, key=key, headers=shape.headers, partition=shape.partition)
+
+    return send
+
+
+def _columns(records: list[bytes], shape: Shape) -> tuple[list[bytes | None] | None, list[bytes | None]]:
+    keys: list[bytes | None] | None = None
+    if shape.separator is not None:
+        keys, records = split_keys(records, shape.separator)
+    values: list[bytes | None] = list(records)
+    if shape.null_when_empty:
+        values = [value or None for value in values]
+        keys = [key or None for key in keys] if keys is not None else None
+    if shape.key is not None:
+        keys = [shape.key if key is None else key for key in keys or [None] * len(values)]
+    return keys, values
+
+
+def json_sender(producer: Producer, shape: Shape, tally: SentCount) -> Callable[[list[bytes]], None]:
+    """Return what sends a list of lines of JSON; a bad one raises InvalidRequestError with its number."""
+
+    def send(lines: list[bytes]) -> None:
+        for line in lines:
+            if not line.strip():
+                continue
+            try:
+                record = decode_record(line)
+            except InvalidRequestError as error:
+                raise InvalidRequestError(
+                    f"record {tally.records + 1} of the input: {error}", hint=error.hint
+                ) from error
+            producer.send(
+                shape.topic,
+                record.value,
+                key=shape.key if record.key is None else record.key,
+                headers=record.headers + shape.headers,
+                timestamp_ms=record.timestamp_ms,
+                tag=record.tag,
+                partition=shape.partition,
+            )
+            tally.records += 1
+            tally.bytes += len(record.value or b"")
+
+    return send
+
+
+def split_records(chunks: Iterable[bytes], delimiter: bytes) -> Iterator[list[bytes]]:
+    """Yield the records that each chunk completes; the last one needs no delimiter behind it.
+
+    What waits for its delimiter is bounded by the largest block. Raises: TooLargeError.
+    """
+    carry = bytearray()
+    done = 0
+    for chunk in chunks:
+        # Only the new bytes, and the start of a delimiter before them, are searched: a record that comes
+        # in many chunks must not be searched again with each.
+        if chunk.find(delimiter) < 0 and (bytes(carry[-len(delimiter) :]) + chunk).find(delimiter) < 0:
+            carry += chunk
+            _check_bound(len(carry), done)
+            continue
+        *records, rest = (bytes(carry) + chunk).split(delimiter)
+        carry = bytearray(rest)
+        done += len(records)
+        _check_bound(len(carry), done)
+        yield records
+    if carry:
+        yield [bytes(carry)]
+
+
+def _check_bound(waiting: int, done: int) -> None:
+    if waiting > BLOCK_RAW_BYTES_MAX:
+        raise TooLargeError(
+            f"record {done + 1} has more than {BLOCK_RAW_BYTES_MAX} bytes without a delimiter",
+            hint="give its delimiter with -D",
+        )
+
+
+def split_keys(records: list[bytes], separator: bytes) -> tuple[list[bytes | None], list[bytes]]:
+    """Return keys and values: the text before the first separator is the key.
+
+    Without one there is none.
+    """
+    keys: list[bytes | None] = []
+    values: list[bytes] = []
+    for record in records:
+        key, found, value = record.partition(separator)
+        keys.append(key if found else None)
+        values.append(value if found else record)
+    return keys, values

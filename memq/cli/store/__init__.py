@@ -1,1 +1,1 @@
-"""Commands about objects in the store: inspect, verify, sweep, restore."""
+"""Commands about stored records and objects: audit, trace, inspect, verify, sweep, restore."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import asdict
+
 import click
 
 from memq.audit.checks.object_check import readable_blocks
 from memq.cli.options import json_option, settings_of, settings_options
 from memq.cli.output import count_text, print_json, print_pairs, print_table, size_text, talk, time_text
-from memq.cli.records.record_json import encode_record
-from memq.cli.store.inspect_segment import is_segment, print_segment, segment_blocks
+from memq.cli.records.record_text import encode_record
 from memq.cli.store.object_files import ObjectTarget, find_objects
 from memq.errors import CorruptDataError, MemqError, NotFoundError
-from memq.format.blocks.columns import BlockReader
+from memq.format.blocks.columns import BlockReader, open_block
 from memq.format.blocks.header import CODECS
 from memq.format.object import BatchEntry, BlockEntry, ObjectIndex, open_object
+from memq.format.spool import MAGIC, SpoolEntry, decode_segment
 
 _CODEC_NAMES = {number: name for name, number in CODECS.items()}
 
@@ -168,3 +171,71 @@ def _print_block(reader: BlockReader) -> None:
             "sequence": header.first_sequence + number,
         }
         click.echo(encode_record(place, value, key, headers, timestamp_ms, tag))
+
+
+def is_segment(data: memoryview) -> bool:
+    """Whether these are the bytes of a segment, whatever else is wrong with them."""
+    return data[: len(MAGIC)] == MAGIC
+
+
+def print_segment(name: str, data: memoryview, *, as_json: bool) -> None:
+    """Print what a segment holds.
+
+    Raises: CorruptDataError, UnsupportedFormatError when its head can't be read.
+    """
+    content = decode_segment(bytes(data))
+    if as_json:
+        blocks, damages = [_entry_json(entry) for entry in content.entries], [asdict(part) for part in content.damages]
+        rest = {"damages": damages, "torn_bytes": content.torn_bytes}
+        print_json({"segment": name, "bytes": len(data), "blocks": blocks, **rest})
+        return
+    records = sum(entry.header.count for entry in content.entries)
+    print_pairs(
+        (
+            ("segment", name),
+            ("size", f"{size_text(len(data))} ({len(data):,} bytes)"),
+            ("holds", f"{count_text(len(content.entries), 'block')}, {count_text(records, 'record')}"),
+            ("torn", f"{content.torn_bytes:,} bytes at its end, which were being written: never acked"),
+            *(("damaged", f"bytes {part.start} to {part.end}: {part.cause}") for part in content.damages),
+        )
+    )
+    click.echo()
+    heads = ("offset", "bytes", "records", "producer", "first", "topic id", "partition", "queue offset", "taken")
+    print_table(heads, [_entry_row(entry) for entry in content.entries])
+
+
+def segment_blocks(data: memoryview) -> Iterator[tuple[int, BlockReader | MemqError]]:
+    """Yield place and reader of each block, or its error, in the order of the segment."""
+    content = decode_segment(bytes(data))
+    found: dict[int, BlockReader | MemqError] = {}
+    for damage in content.damages:
+        found[damage.start] = CorruptDataError(damage.cause)
+    for entry in content.entries:
+        try:
+            found[entry.start] = open_block(data[entry.start : entry.end])
+        except MemqError as error:
+            found[entry.start] = error
+    yield from sorted(found.items())
+
+
+def _entry_row(entry: SpoolEntry) -> tuple[object, ...]:
+    header = entry.header
+    return (
+        *(entry.start, entry.end - entry.start, header.count, f"{header.producer_id:016x}", header.first_sequence),
+        *(entry.topic_id, entry.partition, entry.queue_offset, time_text(entry.appended_ms)),
+    )
+
+
+def _entry_json(entry: SpoolEntry) -> dict[str, object]:
+    header = entry.header
+    return {
+        "offset": entry.start,
+        "length": entry.end - entry.start,
+        "topic_id": entry.topic_id,
+        "partition": entry.partition,
+        "queue_offset": entry.queue_offset,
+        "appended_ms": entry.appended_ms,
+        "producer_id": f"{header.producer_id:016x}",
+        "first_sequence": header.first_sequence,
+        "count": header.count,
+    }

@@ -1,4 +1,4 @@
-"""`memq restore`: makes the queue of a data folder or a cluster again from the objects."""
+"""`memq restore` rebuilds the queue from the objects; `memq accept-store` accepts a moved store."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import click
 
 from memq.cli.options import json_option, setting_options, settings_of
 from memq.cli.output import GrowingCount, ProgressBar, count_text, print_json, print_table, size_text, talk
+from memq.cli.run import OK
 from memq.errors import CorruptDataError, InvalidRequestError
 from memq.settings import PartSettings, Settings, Value, rules_of
 
@@ -80,3 +81,34 @@ def _restore(settings: Settings, *, dry_run: bool) -> list[Restored]:
     objects = sum(1 for file in (data / "objects").rglob("*") if file.is_file())
     with ProgressBar("restore", objects) as progress:
         return asyncio.run(restore_folder(data, dry_run=dry_run, moved=progress.move))
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Compare the marks, and change nothing.")
+@setting_options("cluster", *rules_of(PartSettings))
+def accept_store(*, dry_run: bool, config: str | None, profile: str | None, **flags: Value | None) -> int:
+    """Accept the store of the settings for the cluster: brokers then start only with this store.
+
+    Copy all objects to it first, and stop all brokers before the last copy. An object that a pointer names and the new
+    store lacks counts as lost. A complete copy of a bucket contains the mark, and needs no accept-store.
+    """
+    settings = settings_of(config, profile, **flags)
+    missing = [name for name in ("store", "coordinator") if settings.origins[name] == "default"]
+    if missing:
+        raise InvalidRequestError(f"the settings name no {' and no '.join(missing)}", hint="give --config FILE")
+    click.echo(asyncio.run(_accept(settings, dry_run=dry_run)))
+    return OK
+
+
+async def _accept(settings: Settings, *, dry_run: bool) -> str:
+    from memq.broker.assembly import opened_mark
+    from memq.runtime.network import Runtime
+
+    runtime = Runtime()
+    async with opened_mark(settings.parts(), settings.broker(), runtime=runtime) as mark:
+        marks = await mark.look() if dry_run else await mark.accept(runtime.random)
+    store = f"store '{settings.parts().store}'"
+    if not marks.differ:
+        return f"{store} is that of the cluster already" if marks.known else f"{store}: the cluster has no mark yet"
+    found = f"with the mark {marks.found}" if marks.found else "with a new mark"
+    return f"{store} {'would replace' if dry_run else 'replaces'} the one with the mark {marks.known}, {found}"

@@ -21,12 +21,9 @@ from memq.audit.live.storage.store import AuditStore
 from memq.audit.live.verification import verify_finding
 from memq.audit.live.view import AuditView, TopicSummary, latencies
 from memq.audit.minutes import MINUTE_MS, QUANTILES, QUEUE, percentile_name
-from memq.cli.audit.audit_state import OpenState, state_of, written_state
-from memq.cli.cluster.embedded_services import Beside, dashboard_beside
-from memq.cli.log_lines import log_to_stderr
-from memq.cli.options import json_option, setting_options, settings_of
-from memq.cli.output import print_json, print_table, talk, time_text
-from memq.cli.ready import listen_address, say_ready
+from memq.cli.cluster.embedded_services import Beside, OpenState, dashboard_beside, state_of, written_state
+from memq.cli.options import json_option, listen_address, setting_options, settings_of
+from memq.cli.output import log_to_stderr, print_json, print_table, say_ready, talk, time_text
 from memq.cli.run import FAILED, OK
 from memq.runtime.network import Runtime
 from memq.settings import AuditorSettings, DashboardSettings, Settings, Value, rules_of
@@ -134,7 +131,7 @@ def acknowledge(finding: str, who: str, config: str | None, profile: str | None,
 )
 def metrics(serve: str, config: str | None, profile: str | None, **flags: Value | None) -> int:
     """Serve what the auditors found as metrics for Prometheus, until a signal."""
-    from memq.cli.audit.audit_export import export_audit
+    from memq.cli.exporter import export_audit
 
     settings = settings_of(config, profile, **flags)
     log_to_stderr(settings.broker().log_level, settings.broker().log_format)

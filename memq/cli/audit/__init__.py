@@ -1,1 +1,0 @@
-"""Commands of the audit: verdicts, the auditor, traces of records."""
