@@ -20,8 +20,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import memq
 from memq.spark.pipelines.__main__ import pipelines
-from memq.spark.pipelines.files.file_store import place_of_text
-from memq.spark.pipelines.files.from_files import read_files
+from memq.spark.pipelines.topic_files import place_of_text, read_files
 from memq_localstack.spark import spark_environment
 
 ended = ExitStack()

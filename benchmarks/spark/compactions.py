@@ -38,8 +38,8 @@ def compaction_figures(scene: Scene, options: Options) -> list[Figure]:
 
 def _compact(scene: Scene, place: str) -> None:
     from memq.spark.options import read_options
-    from memq.spark.pipelines.files.file_store import place_of_text
-    from memq.spark.pipelines.files.to_files import write_files
+    from memq.spark.pipelines.to_files import write_files
+    from memq.spark.pipelines.topic_files import place_of_text
 
     options = read_options({"brokers": scene.address, "topics": COMPACTED})
     manifest = write_files(scene.spark, options, place_of_text(place), settled=False)
@@ -69,7 +69,7 @@ def _small_topics(scene: Scene, count: int) -> list[str]:
 def _enlarge(scene: Scene, topics: Iterator[str]) -> None:
     from memq.compaction.plan import ColdRule
     from memq.spark.options import read_options
-    from memq.spark.pipelines.large_objects import compact_objects
+    from memq.spark.pipelines.compact import compact_objects
 
     topic = next(topics)
     stored = sum(path.stat().st_size for path in scene.objects(topic).rglob("*") if path.is_file())

@@ -11,7 +11,7 @@ import traceback
 import click
 from click.shell_completion import CompletionItem, shell_complete
 
-from memq.cli import COMMANDS, COMPLETE_VARIABLE, INTERRUPTED, PIPE_CLOSED, help_text
+from memq.cli.commands import COMMANDS, COMPLETE_VARIABLE, INTERRUPTED, PIPE_CLOSED, help_text
 from memq.cli.output import one_line, talk
 from memq.errors import (
     DeniedError,

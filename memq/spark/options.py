@@ -7,7 +7,7 @@ plans and logs. Those come from where clients find them, on every machine: the e
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Literal
@@ -15,9 +15,27 @@ from typing import Literal
 from memq.errors import InvalidSettingError, UnknownSettingError
 from memq.limits import KIB, MIB
 from memq.settings import did_you_mean, parse_size
-from memq.spark.columns import COLUMNS, DEFAULT_COLUMNS
 from memq.topic import Position, check_name
 
+COLUMNS = {
+    "key": "BINARY",
+    "value": "BINARY",
+    "headers": "ARRAY<STRUCT<name: STRING, value: BINARY>>",
+    "tag": "STRING",
+    "timestamp": "TIMESTAMP",
+    "topic": "STRING",
+    "partition": "INT",
+    "offset": "BIGINT",
+    "record_index": "INT",
+    "producer_id": "BIGINT",
+    "sequence": "BIGINT",
+    "object": "STRING",
+    "damage": "STRING",
+    "orphan": "BOOLEAN",
+}
+# `damage` makes a row of each damaged block that was skipped, in place of its records; `orphan` tells of objects that
+# no pointer would have named, which only who reads by `path` can meet. Both come only when they are asked for.
+DEFAULT_COLUMNS = tuple(name for name in COLUMNS if name not in ("damage", "orphan"))
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MISSING_S = 30  # as long as a consumer that passes over damage asks
 _PLACED = re.compile(r"(?:(?P<topic>[^=,]+)=)?(?P<position>\d+:\d+:\d+)\Z")
@@ -49,6 +67,42 @@ DESCRIPTIONS = {
 }
 _SPELLED: tuple[str, ...] = ("valueFormat", "avroSchema", "onMalformed", "onDamaged", "partitionBytes", "prefetchBytes")
 _SECRET = re.compile(r"secret|password|token|access.?key|sasl", re.IGNORECASE)
+
+
+def table_ddl(columns: tuple[str, ...], fields: str) -> str:
+    """Return the DDL of a read: `columns`, with decoded `fields` in place of the value, if any.
+
+    Raises: InvalidSettingError when there would be no value to decode.
+    """
+    if fields and "value" not in columns:
+        raise InvalidSettingError("option 'schema' decodes the column value, which 'columns' lacks", hint="add value")
+    return ", ".join(fields if fields and name == "value" else f"{name} {COLUMNS[name]}" for name in columns)
+
+
+def fields_at(names: Sequence[str], columns: tuple[str, ...], fields: str) -> range:
+    """Return where the decoded fields are among the `names` of a table that `table_ddl` describes.
+
+    A field may have the name of a column that is not there, or `value`, in whose place it is. Raises:
+    InvalidSettingError for one that has the name of a column next to it, in any case of letters, as Spark tells names
+    apart; and for a table that is another one.
+    """
+    first = columns.index("value") if fields else 0
+    found = range(first, first + len(names) - len(columns) + 1) if fields else range(0)
+    others = [name for name in columns if name != "value"]
+    twice = [names[number] for number in found if names[number].lower() in others]
+    if twice:
+        left = [name for name in columns if name not in {each.lower() for each in twice}]
+        raise InvalidSettingError(
+            f"option 'schema' has fields with names of columns: {', '.join(twice)}", hint=f"columns = {','.join(left)}"
+        )
+    own = [name for number, name in enumerate(names) if number not in found]
+    strange = [name for name in own if name not in columns]
+    if strange or (fields and own != others):
+        raise InvalidSettingError(
+            f"Spark was given a schema of its own, with {', '.join(strange or names)[:120]}",
+            hint="leave .schema(…) out; the option 'schema' has the fields of values, the option 'columns' the rest",
+        )
+    return found
 
 
 def read_given(given: Mapping[str, str], spelling: Mapping[str, str], foreign: tuple[str, ...] = ()) -> dict[str, str]:

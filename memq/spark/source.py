@@ -34,16 +34,14 @@ class MemqSource(DataSource):
 
     def schema(self) -> str:
         """Return the DDL of what the options ask for. Raises: as `read_options`, whose table has all options."""
-        from memq.spark.columns import table_ddl
-        from memq.spark.options import read_options
+        from memq.spark.options import read_options, table_ddl
 
         options = read_options(self.options)
         return table_ddl(options.columns, options.schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of what there is. Raises: as `read_options` and `fields_at`."""
-        from memq.spark.columns import fields_at
-        from memq.spark.options import read_options
+        from memq.spark.options import fields_at, read_options
         from memq.spark.read.batch_reader import MemqReader
 
         options = read_options(self.options, "batch")
@@ -52,9 +50,8 @@ class MemqSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - PySpark's name
         """Return a reader that continues. Raises: as `read_options` and `fields_at`."""
-        from memq.spark.columns import fields_at
-        from memq.spark.options import read_options
-        from memq.spark.streaming.stream_reader import MemqStreamReader
+        from memq.spark.options import fields_at, read_options
+        from memq.spark.stream_reader import MemqStreamReader
 
         options = read_options(self.options, "streaming")
         fields_at(schema.names, options.columns, options.schema)
@@ -62,14 +59,12 @@ class MemqSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return what appends a data frame. Raises: as `write_options` and `check_columns`."""
-        from memq.spark.write.options import write_options
-        from memq.spark.write.writers import MemqWriter
+        from memq.spark.write import MemqWriter, write_options
 
         return MemqWriter(write_options(self.options, streams=False), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - as above
         """Return what appends micro-batches. Raises: as `write_options` and `check_columns`."""
-        from memq.spark.write.options import write_options
-        from memq.spark.write.writers import MemqStreamWriter
+        from memq.spark.write import MemqStreamWriter, write_options
 
         return MemqStreamWriter(write_options(self.options, streams=True), schema, overwrite=overwrite)

@@ -11,7 +11,8 @@ from pathlib import Path
 import click
 import pytest
 
-from memq.cli import COMMANDS, PIPE_CLOSED, help_text, main
+from memq.cli import main
+from memq.cli.commands import COMMANDS, PIPE_CLOSED, help_text
 from memq.cli.output import count_text, one_line, print_pairs, print_table, size_text, time_text
 from memq.cli.run import EXIT_CODES, exit_code_of, program, run
 from memq.errors import (

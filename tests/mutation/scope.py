@@ -21,7 +21,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "direct writes": (
         "memq/client/bulk/direct_writer.py",
         "memq/client/bulk/staged_",
-        "memq/spark/write/",
+        "memq/spark/write.py",
     ),
     "Spark readers": (
         "memq/spark/access.py",

@@ -9,8 +9,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 import memq
-from memq.spark.pipelines.files.file_store import place_of_text
-from memq.spark.pipelines.files.from_files import read_files
+from memq.spark.pipelines.topic_files import place_of_text, read_files
 from tests.servers import DevServer
 
 START_MS = 1_767_225_600_000

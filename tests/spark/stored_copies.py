@@ -10,8 +10,7 @@ from click.testing import CliRunner
 from pyspark.sql import DataFrame, SparkSession
 
 from memq.spark.pipelines.__main__ import pipelines
-from memq.spark.pipelines.files.file_store import place_of_text
-from memq.spark.pipelines.files.from_files import read_files
+from memq.spark.pipelines.topic_files import place_of_text, read_files
 from tests.spark.streams import run_to_end
 from tests.spark.topics import make_topic, read
 

@@ -12,9 +12,9 @@ import memq
 from memq.errors import InvalidRequestError
 from memq.spark.pipelines.__main__ import pipelines
 from memq.spark.pipelines.backfill import backfill, backfill_files
-from memq.spark.pipelines.files.file_store import place_of_text
 from memq.spark.pipelines.inputs import options_of
 from memq.spark.pipelines.spread import Batches
+from memq.spark.pipelines.topic_files import place_of_text
 from tests.servers import DevServer
 from tests.spark.produced import numbers_in, produce
 

@@ -10,8 +10,7 @@ from pyspark.sql import SparkSession
 
 from memq.errors import InvalidSettingError
 from memq.spark.pipelines.__main__ import pipelines
-from memq.spark.pipelines.files.file_store import place_of_text
-from memq.spark.pipelines.files.from_files import manifest_of, read_files
+from memq.spark.pipelines.topic_files import manifest_of, place_of_text, read_files
 from tests.servers import DevServer
 from tests.spark.produced import HOUR_MS, START_MS, numbers_in, produce
 

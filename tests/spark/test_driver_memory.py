@@ -8,8 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import memq
-from memq.spark.pipelines.files.file_store import place_of_text
-from memq.spark.pipelines.files.from_files import manifest_of
+from memq.spark.pipelines.topic_files import manifest_of, place_of_text
 from tests.servers import DevServer
 from tests.soak import SOAKING
 from tests.spark.jobs import PIPELINES, Job

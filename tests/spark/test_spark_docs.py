@@ -13,8 +13,7 @@ from fastavro import parse_schema, schemaless_writer
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from memq.spark.columns import COLUMNS
-from memq.spark.options import DESCRIPTIONS, SPELLING
+from memq.spark.options import COLUMNS, DESCRIPTIONS, SPELLING
 from tests.servers import DevServer
 from tests.spark.streams import NOT_STARTED, STARTS
 from tests.spark.topics import make_topic, numbers, send

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.network import Runtime
-from memq.spark.streaming.progress import StreamLag, lag
+from memq.spark.stream_offsets import StreamLag, lag
 from tests.servers import DevServer
 from tests.spark.streams import run_to_end
 from tests.spark.topics import make_topic, numbers, read, send, values_of

@@ -16,9 +16,8 @@ from memq.client.io_thread import io_thread
 from memq.format.ranges import RangeSet
 from memq.spark.options import read_options
 from memq.spark.read.planner import Split
-from memq.spark.streaming.stream_reader import MemqStreamReader
-from memq.spark.write.options import write_options
-from memq.spark.write.tasks import commit, stage
+from memq.spark.stream_reader import MemqStreamReader
+from memq.spark.write import commit, stage, write_options
 from tests.processes import BrokerProcess
 from tests.spark.audited import audit_until, auditing_broker, take_pointers_away
 from tests.spark.topics import make_topic

@@ -13,8 +13,15 @@ from pyspark.sql import DataFrame, SparkSession
 import memq
 from memq.client.io_thread import io_thread
 from memq.errors import InvalidRequestError, InvalidSettingError, UnknownSettingError
-from memq.spark.write.options import WRITE_COLUMNS, WRITE_SPELLING, WriteOptions, check_columns, write_options
-from memq.spark.write.tasks import StagedTask, columns_of
+from memq.spark.write import (
+    WRITE_COLUMNS,
+    WRITE_SPELLING,
+    StagedTask,
+    WriteOptions,
+    check_columns,
+    columns_of,
+    write_options,
+)
 from tests.servers import DevServer
 from tests.spark.conftest import ROOT
 from tests.spark.topics import make_topic

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from memq.cli import COMMANDS, INTERRUPTED, PIPE_CLOSED
+from memq.cli.commands import COMMANDS, INTERRUPTED, PIPE_CLOSED
 from memq.cli.options import shown_default
 from memq.cli.run import EXIT_CODES, program
 from memq.settings import OWNERS, RULES, rules_of

@@ -15,9 +15,9 @@ from memq.format.key import manifest_key
 from memq.format.manifest import Manifest, StagedObject, StagedPiece, decode_manifest, encode_manifest, manifest_under
 from memq.format.sealed_json import is_sealed
 from memq.runtime.clock import SystemClock
-from memq.spark.pipelines.files.manifest import FilesManifest
-from memq.spark.pipelines.files.manifest import decode_manifest as decode_files
-from memq.spark.pipelines.files.manifest import encode_manifest as encode_files
+from memq.spark.pipelines.topic_files import FilesManifest
+from memq.spark.pipelines.topic_files import decode_manifest as decode_files
+from memq.spark.pipelines.topic_files import encode_manifest as encode_files
 from memq.storage_handlers.confirmed_reads import read_sealed
 from memq.storage_handlers.memory import MemoryHandler
 

@@ -10,8 +10,8 @@ from memq.errors import CorruptDataError
 from memq.format.batch import BlockPiece
 from memq.format.blocks.header import parse_header
 from memq.format.pointer import Pointer
-from memq.spark.read import resend_index
-from memq.spark.read.resend_index import EarlierBatches, sound_copies
+from memq.spark.read import planner
+from memq.spark.read.planner import EarlierBatches, sound_copies
 from tests.unit.audited import block, data_pointer
 
 WINDOW_MS = 1_000
@@ -60,7 +60,7 @@ def test_batches_are_forgotten_after_the_window_and_of_too_many_the_pointers_dec
     passed.note(0, batch)
     passed.note(3 * WINDOW_MS, batch)
     assert passed.holders(3 * WINDOW_MS, batch, [(1, (0, 10))]) == (batch,)
-    for _ in range(resend_index.BATCHES_MAX):
+    for _ in range(planner.BATCHES_MAX):
         passed.note(3 * WINDOW_MS, batch)
     assert passed.holders(3 * WINDOW_MS, batch, [(1, (0, 10))]) == ()
 

@@ -12,9 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memq.errors import CorruptDataError, DeniedError, InvalidRequestError, InvalidSettingError
-from memq.spark.pipelines.files.file_store import FilePlace, first_of, latest, open_place, place_of_text, publish
-from memq.spark.pipelines.files.hour_files import HOURS_MAX, HourFiles, WrittenFile
-from memq.spark.pipelines.files.manifest import KEPT, File, FilesManifest, decode_manifest, encode_manifest
+from memq.spark.pipelines.to_files import HOURS_MAX, HourFiles, WrittenFile
+from memq.spark.pipelines.topic_files import (
+    KEPT,
+    File,
+    FilePlace,
+    FilesManifest,
+    decode_manifest,
+    encode_manifest,
+    first_of,
+    latest,
+    open_place,
+    place_of_text,
+    publish,
+)
 from memq.topic import Position
 
 SCHEMA = pyarrow.schema({"value": pyarrow.int64(), "timestamp": pyarrow.timestamp("us", "UTC")})

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memq.errors import InvalidSettingError
-from memq.spark.read.decoded_values import json_decoder
+from memq.spark.read.arrow_rows import json_decoder
 
 FIELDS = [
     pyarrow.field("a", pyarrow.int32()),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memq.errors import InvalidSettingError, UnknownSettingError
-from memq.spark.columns import COLUMNS, DEFAULT_COLUMNS, fields_at, table_ddl
-from memq.spark.options import DESCRIPTIONS, SPELLING, read_options
+from memq.spark.options import COLUMNS, DEFAULT_COLUMNS, DESCRIPTIONS, SPELLING, fields_at, read_options, table_ddl
 from memq.topic import Position
 
 

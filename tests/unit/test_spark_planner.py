@@ -25,8 +25,7 @@ from memq.spark.read.planner import (
 from memq.spark.read.pruning import ReadFilter
 from memq.spark.read.task import settings_of
 from memq.spark.stores import StoreUrls
-from memq.spark.streaming.offsets import Admission, StreamPlace, decode_offsets, encode_offsets
-from memq.spark.streaming.progress import StreamLag, lag
+from memq.spark.stream_offsets import Admission, StreamLag, StreamPlace, decode_offsets, encode_offsets, lag
 from memq.topic import Position, ReadPartition
 
 PARTITION = ReadPartition("clicks", "0" * 32, 0)

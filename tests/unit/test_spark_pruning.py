@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
 
 from memq.format.blocks.header import tag_bit
 from memq.format.pointer import Location, Pointer
-from memq.spark.columns import DEFAULT_COLUMNS
+from memq.spark.options import DEFAULT_COLUMNS
 from memq.spark.read.pruning import ReadFilter, take_filters
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

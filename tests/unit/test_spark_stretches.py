@@ -16,11 +16,10 @@ from memq.runtime.clock import SystemClock
 from memq.runtime.network import Runtime
 from memq.spark.access import Access, TopicPlace
 from memq.spark.options import read_options
-from memq.spark.read import planning
-from memq.spark.read.planner import BatchPart, Split, TaskSettings, split_parts
+from memq.spark.read import batch_reader
+from memq.spark.read.planner import BatchPart, Split, TaskRange, TaskSettings, split_parts, stretches_of
 from memq.spark.read.pruning import ReadFilter
 from memq.spark.stores import StoreUrls
-from memq.spark.streaming.task_ranges import TaskRange, stretches_of
 from memq.topic import Position, ReadPartition, TopicSettings
 
 SETTINGS = TaskSettings(StoreUrls({}), ReadFilter(), 0, skip_damaged=False, dedup=True, missing_s=0.0)
@@ -91,7 +90,7 @@ def test_a_batch_read_covers_all_though_a_replica_lags() -> None:
         access = Access(queue, {"t": topic}, StoreUrls({}), cast(BatchFetcher, None), queue, Runtime())
         options = read_options({"brokers": "localhost", "topics": "t"})
         for _ in range(3):
-            (stretch,) = await planning.stretches(access, options, ReadFilter())
+            (stretch,) = await batch_reader.stretches(access, options, ReadFilter())
             assert (stretch.start, stretch.end) == (Position(0, 0), Position(0, 10))
 
     asyncio.run(work())

@@ -16,11 +16,22 @@ from memq.client.bulk.staged_writer import StagedCommits
 from memq.errors import InvalidNameError, InvalidRequestError, InvalidSettingError, MemqError, UnknownSettingError
 from memq.format.manifest import StagedObject
 from memq.limits import BATCH_ID_END
+from memq.spark import write
 from memq.spark.stores import TaskStores
-from memq.spark.write import tasks
-from memq.spark.write.options import MODES, WRITE_COLUMNS, WriteOptions, check_columns, write_options
-from memq.spark.write.tasks import StagedTask, add_rows, columns_of, open_stores
-from memq.spark.write.writers import MemqStreamWriter, MemqWriter, TaskOutcome
+from memq.spark.write import (
+    MODES,
+    WRITE_COLUMNS,
+    MemqStreamWriter,
+    MemqWriter,
+    StagedTask,
+    TaskOutcome,
+    WriteOptions,
+    add_rows,
+    check_columns,
+    columns_of,
+    open_stores,
+    write_options,
+)
 
 VALUE = {"value": "binary"}
 
@@ -328,7 +339,7 @@ def committed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     def noted(options: WriteOptions, *said: Any, remember: bool) -> None:
         found.append((*said, remember))
 
-    monkeypatch.setattr(tasks, "commit", noted)
+    monkeypatch.setattr(write, "commit", noted)
     return found
 
 

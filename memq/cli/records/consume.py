@@ -1,4 +1,7 @@
-"""`memq consume`: prints records as they come."""
+"""`memq consume`: prints records as they come.
+
+A consumer of its own looks up the last N records and the bounds of one partition; it reads pointers, never an object.
+"""
 
 from __future__ import annotations
 

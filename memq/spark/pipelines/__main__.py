@@ -13,7 +13,7 @@ from memq.errors import MemqError
 PIPELINES = {  # name: file, and what it does; spark-submit puts this folder before the standard library: no name of it
     "audit": ("audit", "say what was lost, doubled or damaged, as `memq audit` does"),
     "backfill": ("backfill", "catch a group up in parallel, to Parquet files, and commit it"),
-    "compact": ("files.compact", "write a topic as Parquet files by date and hour"),
+    "compact": ("compact", "write a topic as Parquet files by date and hour"),
     "replay": ("replay", "send a range of a topic to another topic, or write it to files, once"),
     "profile": (
         "topic_profile",

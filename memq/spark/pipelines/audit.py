@@ -33,10 +33,8 @@ from memq.notification import Span
 from memq.runtime.network import Runtime
 from memq.spark.access import Access, open_access
 from memq.spark.options import ReadOptions
-from memq.spark.pipelines.group_positions import stored_positions
-from memq.spark.pipelines.inputs import options_of, spark_session, tell, topic_options
-from memq.spark.pipelines.pieces import PointerSpan, pieces_of
-from memq.spark.pipelines.spread import Batches, Row, batches_of, iterate, mapped, spread
+from memq.spark.pipelines.inputs import options_of, spark_session, stored_positions, tell, topic_options
+from memq.spark.pipelines.spread import Batches, PointerSpan, Row, batches_of, iterate, mapped, pieces_of, spread
 from memq.spark.stores import TaskStores
 from memq.topic import Position, ReadPartition, Topic, equal_slots
 

@@ -15,15 +15,20 @@ import pyarrow
 from pyspark.sql.types import StructType
 
 from memq.client.io_thread import io_thread
-from memq.spark.columns import table_ddl
-from memq.spark.options import ReadOptions
-from memq.spark.pipelines.files.file_store import FilePlace, place_of_text
-from memq.spark.pipelines.files.manifest import FilesManifest
-from memq.spark.pipelines.files.to_files import write_files
-from memq.spark.pipelines.group_positions import commit_positions, positions_of
-from memq.spark.pipelines.inputs import options_of, spark_session, tasks_option, tell, topic_options
+from memq.spark.options import ReadOptions, table_ddl
+from memq.spark.pipelines.inputs import (
+    commit_positions,
+    options_of,
+    positions_of,
+    spark_session,
+    tasks_option,
+    tell,
+    topic_options,
+)
 from memq.spark.pipelines.rounds import ROUND_TASKS, plan_round
 from memq.spark.pipelines.spread import Batches, spread
+from memq.spark.pipelines.to_files import write_files
+from memq.spark.pipelines.topic_files import FilePlace, FilesManifest, place_of_text
 from memq.spark.read.planner import Split
 from memq.spark.read.task import read_task
 

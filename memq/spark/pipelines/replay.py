@@ -23,14 +23,13 @@ from memq.client.producer.producer import Producer
 from memq.errors import InvalidRequestError
 from memq.runtime.network import Runtime
 from memq.spark.access import open_access
-from memq.spark.columns import table_ddl
-from memq.spark.options import ReadOptions
-from memq.spark.pipelines.files.file_store import place_of_text
-from memq.spark.pipelines.files.to_files import write_files
+from memq.spark.options import ReadOptions, table_ddl
 from memq.spark.pipelines.inputs import options_of, spark_session, tasks_option, tell, topic_options
 from memq.spark.pipelines.spread import Batches, iterate, spread
+from memq.spark.pipelines.to_files import write_files
+from memq.spark.pipelines.topic_files import place_of_text
+from memq.spark.read.batch_reader import Stretch, parts_of, plan_of, stretches
 from memq.spark.read.planner import BatchPart, Split, split_parts
-from memq.spark.read.planning import Stretch, parts_of, plan_of, stretches
 from memq.spark.read.pruning import ReadFilter
 from memq.spark.read.task import read_task, settings_of
 

@@ -14,8 +14,8 @@ from memq.audit.minutes import watermark_ms
 from memq.runtime.network import Runtime
 from memq.spark.access import Access, TopicPlace, open_access
 from memq.spark.options import ReadOptions
+from memq.spark.read.batch_reader import Stretch, check_positions, parts_of, place_of, plan_of
 from memq.spark.read.planner import BatchPart, Split, split_parts
-from memq.spark.read.planning import Stretch, check_positions, parts_of, place_of, plan_of
 from memq.spark.read.pruning import ReadFilter
 from memq.spark.read.task import settings_of
 from memq.topic import Position, ReadPartition

@@ -1,25 +1,60 @@
-"""Distributes work over executors: one task per item, async work as plain iterators."""
+"""Distributes work over executors: cuts a topic's queue into pieces, and runs one task per item."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from memq.client.io_thread import io_thread
-from memq.spark.worker import begin_tasks
+from memq.format.pointer import Pointer, read_pointer
+from memq.notification import Span
+from memq.spark.access import Access
+from memq.spark.stores import begin_tasks
+from memq.topic import ReadPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+POINTERS_MAX = 16_384  # of one piece
 Item = TypeVar("Item")
 Row = dict[str, object]
 _END = object()
 
 
 Batches = Iterator[pyarrow.RecordBatch]
+
+
+@dataclass(frozen=True, slots=True)
+class PointerSpan:
+    """The pointers of a span of a read partition."""
+
+    partition: ReadPartition
+    span: Span
+
+
+async def pieces_of(access: Access, partition: ReadPartition, span: Span, bytes_max: int) -> list[PointerSpan]:
+    """Return the pieces of a span, all of it in order. Raises: as `PointerReader.read`."""
+    cuts = [span.begin]
+    size = count = 0
+    async for entries in access.places.pages(partition, span.begin, span.end):
+        for entry in entries:
+            size, count = size + _stored_bytes(entry.body), count + 1
+            if size >= bytes_max or count == POINTERS_MAX:
+                cuts.append(entry.offset + 1)
+                size = count = 0
+    if cuts[-1] < span.end:
+        cuts.append(span.end)
+    return [PointerSpan(partition, Span(begin, end)) for begin, end in pairwise(cuts)]
+
+
+def _stored_bytes(body: bytes) -> int:
+    pointer = read_pointer(body, newer="return")
+    return sum(location.length for location in pointer.locations) if isinstance(pointer, Pointer) else 0
 
 
 def spread(

@@ -1,32 +1,44 @@
 """A block as one Arrow batch with exactly Spark's schema: types, names and order.
 
 Values and keys are not copied. A column that all records share, such as the topic, is repeated in Arrow, not in Python.
+
+Arrow's parser takes the JSON values of a block in one call; fastavro makes one object for each Avro value. Each JSON
+value is put between `{"v":` and `}` and a newline. What is not exactly one JSON value breaks its line then, so as many
+rows as values means that row and value belong together. A block that does not parse is halved until the values that
+are at fault are alone.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy
 import pyarrow
 import pyarrow.compute
+import pyarrow.json
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from memq.errors import InvalidRequestError, MemqError
+from memq.errors import InvalidRequestError, InvalidSettingError, MemqError
 from memq.format.blocks.arrow import Rows, block_rows
 from memq.format.blocks.columns import BlockReader
 from memq.format.blocks.header import BlockHeader
-from memq.spark.columns import COLUMNS
+from memq.spark.options import COLUMNS
 from memq.topic import Position
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from memq.spark.read.decoded_values import Decoder
 
 _MILLISECONDS = pyarrow.timestamp("ms", tz="UTC")
+_PREFIX, _SUFFIX = (pyarrow.scalar(text, pyarrow.binary()) for text in (b'{"v":', b"}\n"))
+_NULL = pyarrow.scalar(b"null", pyarrow.binary())
+_NOTHING = pyarrow.scalar(b"", pyarrow.binary())
+_ZONE = r"(Z|[+-]\d\d:?\d\d)$"
+_MICROSECONDS = pyarrow.timestamp("us", tz="UTC")
 
 
 class BlockPlace(NamedTuple):
@@ -185,3 +197,171 @@ assert _MAKERS.keys() == COLUMNS.keys()
 def _offset(source: _Source) -> int:
     place = source.place
     return Position(place.partition, place.pointer_offset, place.first + source.low).offset
+
+
+try:
+    from fastavro import parse_schema, schemaless_reader
+except ModuleNotFoundError as error:
+    raise ImportError("valueFormat = avro needs fastavro (pip install 'memq[avro]')", name="fastavro") from error
+
+
+def avro_decoder(schema: str) -> Callable[[Sequence[pyarrow.Field]], Decoder]:
+    """Return what makes a decoder of values written with `schema`, which is JSON.
+
+    A value is one datum without a header. A null value has null fields.
+
+    Raises: InvalidSettingError for a schema that is none, or is not of records.
+    """
+    try:
+        written = parse_schema(msgspec.json.decode(schema))
+    except Exception as error:
+        raise InvalidSettingError(f"option 'avroSchema' is no schema of Avro: {error}") from error
+    if not isinstance(written, dict) or written.get("type") != "record":
+        raise InvalidSettingError("option 'avroSchema' is not of a record", hint='its type is "record"')
+
+    def decoder(fields: Sequence[pyarrow.Field]) -> Decoder:
+        def decode(values: pyarrow.Array) -> DecodedColumns:
+            rows: list[dict[str, Any]] = []
+            malformed: list[int] = []
+            for number, value in enumerate(values.to_pylist()):
+                row = {} if value is None else _read(value, written)
+                if row is None:
+                    malformed.append(number)
+                rows.append(row or {})
+            columns = tuple(_column([row.get(field.name) for row in rows], field) for field in fields)
+            return DecodedColumns(columns, tuple(malformed))
+
+        return decode
+
+    return decoder
+
+
+def _column(cells: list[Any], field: pyarrow.Field) -> pyarrow.Array:
+    """Return the cells of a field. Raises: InvalidSettingError when the schema has another type for it."""
+    try:
+        return pyarrow.array(cells, field.type)
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError) as error:
+        raise InvalidSettingError(
+            f"option 'schema' has field '{field.name}' as {field.type}, Avro's is another: {error}",
+            hint="use the type that 'avroSchema' has",
+        ) from error
+
+
+def _read(value: bytes, written: Any) -> dict[str, Any] | None:
+    """Return one record; None for a value that is none, or has more bytes than one."""
+    stream = io.BytesIO(value)
+    try:
+        found = schemaless_reader(stream, written, None)
+    except Exception:  # noqa: BLE001 - the library raises what its parts raise: of unpacking, of indexes, of UTF-8
+        return None
+    return found if isinstance(found, dict) and stream.tell() == len(value) else None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedColumns:
+    """The columns of the fields in order, and which values do not match the schema (all null there)."""
+
+    columns: tuple[pyarrow.Array, ...]
+    malformed: tuple[int, ...] = ()
+
+
+Decoder = Callable[[pyarrow.Array], DecodedColumns]
+
+
+def json_decoder(fields: Sequence[pyarrow.Field]) -> Decoder:
+    """Return what decodes values, objects of JSON, to `fields`.
+
+    A null value has null fields, as what it lacks.
+    Times are strings as ISO 8601 has them, in UTC where they name no zone; what is not a field is passed over.
+    Raises: InvalidSettingError for a type that JSON does not hold.
+    """
+    for field in fields:
+        _check_type(field.name, field.type, nested=False)
+    read = pyarrow.struct([pyarrow.field(field.name, _read_type(field.type)) for field in fields])
+    options = pyarrow.json.ParseOptions(
+        explicit_schema=pyarrow.schema([pyarrow.field("v", read)]),
+        newlines_in_values=True,
+        unexpected_field_behavior="ignore",
+    )
+
+    def decode(values: pyarrow.Array) -> DecodedColumns:
+        filled = pyarrow.compute.fill_null(values, _NULL)
+        lines = pyarrow.compute.binary_join_element_wise(_PREFIX, filled, _SUFFIX, _NOTHING)
+        malformed: list[int] = []
+        parts = _parse(lines, 0, options, fields, malformed)
+        columns = (pyarrow.concat_arrays([part[number] for part in parts]) for number in range(len(fields)))
+        return DecodedColumns(tuple(columns), tuple(malformed))
+
+    return decode
+
+
+def _check_type(name: str, kind: pyarrow.DataType, *, nested: bool) -> None:
+    """Raise InvalidSettingError for a type that is not decoded."""
+    plain = pyarrow.types
+    if plain.is_list(kind):
+        _check_type(name, kind.value_type, nested=True)
+    elif plain.is_struct(kind):
+        for field in kind:
+            _check_type(f"{name}.{field.name}", field.type, nested=True)
+    elif not (
+        any(is_kind(kind) for is_kind in (plain.is_integer, plain.is_floating, plain.is_boolean, plain.is_string))
+        or (not nested and (plain.is_date32(kind) or kind == _MICROSECONDS))
+    ):
+        raise InvalidSettingError(
+            f"option 'schema' has field '{name}' of type {kind}, which is not decoded from JSON",
+            hint="use STRING and cast it; DATE and TIMESTAMP are decoded where they are not nested",
+        )
+
+
+def _read_type(kind: pyarrow.DataType) -> pyarrow.DataType:
+    """Return as what a type is read: times as strings, since Arrow's parser takes fewer forms of them."""
+    is_time = pyarrow.types.is_date32(kind) or kind == _MICROSECONDS
+    return pyarrow.string() if is_time else kind
+
+
+def _parse(
+    lines: pyarrow.Array,
+    first: int,
+    options: pyarrow.json.ParseOptions,
+    fields: Sequence[pyarrow.Field],
+    malformed: list[int],
+) -> list[list[pyarrow.Array]]:
+    """Return the columns of `lines` in parts, one after another; the first line is that of value `first`."""
+    count = len(lines)
+    try:
+        return [_parse_at_once(lines, options, fields)]
+    except pyarrow.ArrowInvalid:
+        if count <= 1:
+            malformed += [first] * count
+            return [[pyarrow.nulls(count, field.type) for field in fields]]
+    half = count // 2
+    return _parse(lines[:half], first, options, fields, malformed) + _parse(
+        lines[half:], first + half, options, fields, malformed
+    )
+
+
+def _parse_at_once(
+    lines: pyarrow.Array, options: pyarrow.json.ParseOptions, fields: Sequence[pyarrow.Field]
+) -> list[pyarrow.Array]:
+    """Return the columns of `lines`. Raises: ArrowInvalid when one of them is not what it should be."""
+    start, end = lines.offset, lines.offset + len(lines)
+    offsets = pyarrow.Array.from_buffers(pyarrow.int32(), end + 1, [None, lines.buffers()[1]])
+    low, high = offsets[start].as_py(), offsets[end].as_py()
+    buffer = lines.buffers()[2].slice(low, high - low)
+    reading = pyarrow.json.ReadOptions(use_threads=False, block_size=high - low + 1)
+    table = pyarrow.json.read_json(pyarrow.BufferReader(buffer), read_options=reading, parse_options=options)
+    if table.num_rows != len(lines):
+        raise pyarrow.ArrowInvalid(f"{table.num_rows} rows of {len(lines)} values")
+    found = table.column(0).combine_chunks()
+    if isinstance(found, pyarrow.ChunkedArray):
+        found = pyarrow.concat_arrays(found.chunks)
+    return [_cast(column, field.type) for column, field in zip(found.flatten(), fields, strict=True)]
+
+
+def _cast(column: pyarrow.Array, kind: pyarrow.DataType) -> pyarrow.Array:
+    """Return a column as `kind`. Raises: ArrowInvalid for a string that is no time."""
+    if kind == _MICROSECONDS:
+        has_zone = pyarrow.compute.match_substring_regex(column, _ZONE)
+        in_utc = pyarrow.compute.binary_join_element_wise(column, "Z", "")
+        column = pyarrow.compute.if_else(has_zone, column, in_utc)
+    return column if column.type == kind else column.cast(kind)

@@ -1,28 +1,165 @@
-"""A batch read as PySpark plans it: filters in, partitions out, all by pointers.
-
-Then tasks read from the store.
-"""
+"""A read on the driver: its pointers, cut into parts for tasks, and the batch read as PySpark runs it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
+from memq.client.consumer.offset_resolver import window_ms
 from memq.client.io_thread import io_thread
+from memq.errors import MemqError, NotFoundError, RetryableError
+from memq.format.pointer import Pointer, read_pointer
+from memq.notification import Entry
+from memq.notification.stored_blocks import BlockSearch
+from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime
-from memq.spark.access import open_access
-from memq.spark.options import ReadOptions
-from memq.spark.read.planner import BatchPart, Split
-from memq.spark.read.planning import parts_of, plan_of, stretches
+from memq.spark.access import Access, TopicPlace, open_access
+from memq.spark.options import Point, ReadOptions
+from memq.spark.read.planner import BatchPart, PartitionPlan, Split, is_seen, with_blocks
 from memq.spark.read.pruning import ReadFilter, take_filters
 from memq.spark.read.raw import plan_raw
 from memq.spark.read.task import read_task, settings_of, splits_of
+from memq.topic import Position, ReadPartition
 
 if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql.types import StructType
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """One read partition from `start` up to, not with, `end`."""
+
+    partition: ReadPartition
+    start: Position
+    end: Position
+
+
+async def stretches(access: Access, options: ReadOptions, wanted: ReadFilter) -> list[Stretch]:
+    """Return what a batch read covers, as far as the queue goes now. Raises: as the queue.
+
+    InvalidRequestError.
+    """
+    found: list[Stretch] = []
+    check_positions(access, options)
+    for topic in access.topics.values():
+        for partition in topic.partitions:
+            if wanted.has(partition.topic, partition.partition):
+                start = await place_of(access, topic, partition, options.start, "beginning")
+                end = await place_of(access, topic, partition, options.end, "end")
+                span = await access.places.span(partition)
+                found.append(Stretch(partition, start, min(end, Position(partition.partition, span.end))))
+    return [stretch for stretch in found if stretch.start < stretch.end]
+
+
+def check_positions(access: Access, options: ReadOptions) -> None:
+    """Check that positions name existing partitions: others would silently be read completely.
+
+    Raises: NotFoundError.
+    """
+    for name, point in (("start", options.start), ("end", options.end)):
+        for topic, number in point if isinstance(point, Mapping) else ():
+            numbers = sorted(partition.partition for partition in access.topics[topic].partitions)
+            if number not in numbers and not options.queue:  # a queue knows those only that have had a pointer
+                raise NotFoundError(
+                    f"option '{name}' has a position in partition {number}, which topic '{topic}' does not have",
+                    hint=f"its partitions are {numbers[0]} to {numbers[-1]}",
+                )
+
+
+async def place_of(
+    access: Access, topic: TopicPlace, partition: ReadPartition, point: Point, otherwise: str
+) -> Position:
+    """Return where a point lies in a read partition; `otherwise` is for those that positions don't name."""
+    if isinstance(point, Mapping):
+        named = point.get((partition.topic, partition.partition))
+        if named is not None:
+            return named
+        point = otherwise
+    return await access.places.position_of(point, partition, topic.settings)
+
+
+async def parts_of(
+    access: Access, stretch: Stretch, plan: PartitionPlan, *, seen: bool = False
+) -> AsyncIterator[BatchPart]:
+    """Yield what is to be read of a stretch; when `seen`, the plan has the window before it already.
+
+    Raises: as the queue, and the store for those few batches whose index is needed.
+    """
+    partition = stretch.partition
+    settings = access.topics[partition.topic].settings
+    if not seen:
+        span = await access.places.span(partition)
+        async for entries in access.places.window_before(partition, stretch.start.pointer_offset, span, settings):
+            for entry in entries:
+                await _look_back(access, plan, entry)
+    last = stretch.end.pointer_offset + (1 if stretch.end.record_index else 0)
+    async for entries in access.places.pages(partition, stretch.start.pointer_offset, last):
+        for entry in entries:
+            pointer = read_pointer(entry.body, newer="raise")
+            if isinstance(pointer, Pointer) and plan.needs_index(pointer):
+                pointer = await _complete(access, pointer)
+            part = plan.take(entry, pointer)
+            if part is not None:
+                yield await _with_copies(access, partition, part) if part.seen else part
+
+
+async def _with_copies(access: Access, partition: ReadPartition, part: BatchPart) -> BatchPart:
+    """Return a part with the stored blocks that share its sequences but differ in checksum or bounds.
+
+    Sequences alone decide where an index can't be read. Raises: RetryableError.
+    """
+    pointer = part.pointer
+    assert pointer is not None, "a part without a pointer was compared"
+    events = EventLog(access.runtime.clock)
+    name = f"topic '{partition.topic}' partition {partition.partition}"
+    search = BlockSearch(access.queue, partition, pointer.partition, access.fetcher.index_of, events, name)
+    try:
+        entries = await access.fetcher.index_of(pointer)
+    except RetryableError:
+        raise
+    except MemqError as error:
+        events.error("index-unread", f"{name} object {pointer.locations[0].key}: {error}")
+        return part
+    blocks = [
+        (each.producer_id, each.first_sequence, each.next_sequence, each.checksum)
+        for number, each in enumerate(entries)
+        if number not in pointer.skip and is_seen(part.seen, each.producer_id, each.first_sequence, each.next_sequence)
+    ]
+    span = await access.places.span(partition)
+    found = await search.find([block[:3] for block in blocks], span.begin, part.offset)
+    copies = tuple(
+        copy
+        for block in blocks
+        if block[:3] in found
+        for copy in found[block[:3]].blocks
+        if (*copy[:3], copy.checksum) != block
+    )
+    return replace(part, copies=copies)
+
+
+def plan_of(access: Access, stretch: Stretch, wanted: ReadFilter, options: ReadOptions) -> PartitionPlan:
+    """Return the plan of a stretch."""
+    window = window_ms(access.topics[stretch.partition.topic].settings)
+    dedup, skip_damaged = options.dedup, options.skip_damaged
+    return PartitionPlan(stretch.start, stretch.end, window, wanted, dedup=dedup, keep_earlier=skip_damaged)
+
+
+async def _look_back(access: Access, plan: PartitionPlan, entry: Entry) -> None:
+    pointer = read_pointer(entry.body, newer="return")
+    if not isinstance(pointer, Pointer):
+        return  # whoever read there dealt with it
+    if plan.needs_index(pointer):
+        pointer = await _complete(access, pointer)
+    plan.look_back(entry.time_ms, pointer)
+
+
+async def _complete(access: Access, pointer: Pointer) -> Pointer:
+    blocks = await access.fetcher.index_of(pointer)
+    return with_blocks(pointer, ((block.producer_id, block.first_sequence, block.next_sequence) for block in blocks))
 
 
 class _PushFilters:

@@ -2,35 +2,175 @@
 
 What was sent again lies in the queue twice for as long as the dedup window W, and is read once (DESIGN, rule 9). Tasks
 see a few batches each, so the sequences that earlier batches had are compared here, where all pointers pass in order,
-and a task knows which sequences of its batch were seen: nearly always none. Pure.
+and a task knows which sequences of its batch were seen: nearly always none.
+
+Pointers show that a batch holds copies, not that what they are copies of can be read. Where damage ends the read that
+is enough. Where it is passed over, the driver names the batches that had the first copies, and the task reads them. So
+it does where there is no queue: then only those batches show whether a copy has the same content.
+
+Tasks read batches, and lie between their places without a gap: what one has read up to its end, and the next one from
+there on, leaves nothing out, pointers that name no records neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from msgspec.structs import replace
+from msgspec import structs
 from pyspark.sql.datasource import InputPartition
 
 from memq.client.consumer.fetch.lookback import Lookback
 from memq.errors import MemqError
+from memq.format.batch import BlockPiece
 from memq.format.blocks.header import StoredBlock
 from memq.format.pointer import Pointer, ProducerRanges
+from memq.format.ranges import Range, RangeSet
 from memq.limits import MIB
 from memq.notification import Entry
+from memq.notification.stored_blocks import stored_block
 from memq.spark.read.pruning import ReadFilter
-from memq.spark.read.resend_index import EarlierBatches, Seen
 from memq.spark.stores import StoreUrls
-from memq.spark.streaming.task_ranges import TaskAudit
-from memq.topic import Position
+from memq.topic import Position, ReadPartition
 
+Seen = tuple[int, Range]  # producer, sequences
+BATCHES_MAX = 1 << 16
 PARTS_MAX = 4_096  # batches of one task
 # So many tasks share a small read, if each is worth its own cost. These are numbers, and not the cores of a machine: a
 # read must be cut the same way wherever it runs again, since who writes it on with low latency names what it sends by
 # batch and task.
 SPREAD_TASKS = 8
 SPREAD_BYTES_MIN = 8 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRange:
+    """A range of a read partition in a micro-batch, or what a task reads of it, by write partitions.
+
+    The end is not read.
+    """
+
+    partition: ReadPartition
+    writers: tuple[int, ...]
+    begin: Position
+    end: Position
+
+    @property
+    def name(self) -> str:
+        """The topic's name."""
+        return self.partition.topic
+
+    @property
+    def id(self) -> str:
+        """The topic's id."""
+        return self.partition.topic_id
+
+
+@dataclass(frozen=True, slots=True)
+class TaskAudit:
+    """A task's reporting data: the stream's name, brokers, interval (ms), and its ranges."""
+
+    name: str
+    brokers: tuple[str, ...]
+    interval_ms: int
+    stretches: tuple[TaskRange, ...]
+
+
+def stretches_of(
+    splits: Sequence[Split], homes: Iterable[ReadPartition], places: Mapping[ReadPartition, TaskRange]
+) -> list[tuple[TaskRange, ...]]:
+    """Return the stretches of each split. `homes` has the read partition of each of their parts, in order.
+
+    A place that has no part at all goes with the first split.
+    """
+    if not splits:
+        return []
+    begins: dict[ReadPartition, list[tuple[int, Position]]] = {partition: [] for partition in places}
+    each = iter(homes)
+    for number, split in enumerate(splits):
+        for part in split.parts:
+            found = begins[next(each)]
+            if not found:
+                found.append((number, Position(0, 0)))
+            elif found[-1][0] != number:
+                found.append((number, Position(part.partition, part.offset, part.low)))
+    tasks: list[list[TaskRange]] = [[] for _ in splits]
+    for partition, found in begins.items():
+        place = places[partition]
+        numbers = [number for number, _ in found] or [0]
+        cuts = [place.begin, *(begin for _, begin in found[1:]), place.end]
+        for number, begin, end in zip(numbers, cuts[:-1], cuts[1:], strict=True):
+            tasks[number].append(replace(place, begin=begin, end=end))
+    return [tuple(stretches) for stretches in tasks]
+
+
+class EarlierBatches:
+    """The batches of one read partition that passed in the last `window_ms` of queue time, at least."""
+
+    def __init__(self, window_ms: int) -> None:
+        self._window_ms = window_ms
+        self._batches: deque[tuple[int, Pointer]] = deque()
+        self._forgotten_ms: int | None = None  # batches up to this time may be missing
+
+    def note(self, time_ms: int, pointer: Pointer) -> None:
+        """Remember a batch, all of whose producers are in its pointer."""
+        self._batches.append((time_ms, pointer))
+        while self._batches[0][0] < time_ms - 2 * self._window_ms:  # a lookback forgets in slices, later than this one
+            self._batches.popleft()
+        if len(self._batches) > BATCHES_MAX:
+            self._forgotten_ms, _ = self._batches.popleft()
+
+    def holders(self, time_ms: int, pointer: Pointer, seen: Sequence[Seen]) -> tuple[Pointer, ...]:
+        """Return the batches that hold some of these sequences.
+
+        The result is None when one may be missing: then they are seen.
+        """
+        if self._forgotten_ms is not None and self._forgotten_ms >= time_ms - 2 * self._window_ms:
+            return ()
+        return tuple(
+            earlier for _, earlier in self._batches if earlier.partition == pointer.partition and _holds(earlier, seen)
+        )
+
+
+def is_seen(seen: Iterable[Seen], producer: int, first: int, next_: int) -> bool:
+    """Whether all of these sequences were seen."""
+    found = RangeSet()
+    for each, (low, high) in seen:
+        if each == producer:
+            found.add(low, high)
+    return not found.holes(first, next_)
+
+
+def _holds(pointer: Pointer, seen: Sequence[Seen]) -> bool:
+    return any(
+        low < next_ and first < high
+        for producer, (first, next_) in seen
+        for each in pointer.producers
+        if each.producer == producer
+        for low, high in each.ranges
+    )
+
+
+def sound_copies(seen: Iterable[Seen], batches: Iterable[tuple[Pointer, Sequence[BlockPiece]]]) -> tuple[Seen, ...]:
+    """Return the part of `seen` in sound blocks of these batches that their pointers do not skip."""
+    sound: dict[int, RangeSet] = {}
+    for block in sound_blocks(batches):
+        sound.setdefault(block.producer_id, RangeSet()).add(block.first_sequence, block.next_sequence)
+    return tuple(
+        (producer, whole)
+        for producer, (first, next_) in seen
+        if producer in sound
+        for whole in RangeSet(sound[producer].holes(first, next_)).holes(first, next_)
+    )
+
+
+def sound_blocks(batches: Iterable[tuple[Pointer, Sequence[BlockPiece]]]) -> Iterator[StoredBlock]:
+    """Yield the sound blocks of these batches, but for those that their pointers say to pass over."""
+    for pointer, pieces in batches:
+        for piece in pieces:
+            if piece.header is not None and piece.number not in pointer.skip:
+                yield stored_block(piece.header)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +300,7 @@ class PartitionPlan:
 
     def _slim(self, pointer: Pointer) -> Pointer:
         """Leave out what a task does not need. A reader of all stored data leaves nothing out."""
-        return replace(
+        return structs.replace(
             pointer,
             producers=(),
             producers_complete=False,
@@ -174,7 +314,9 @@ class PartitionPlan:
 
 def with_blocks(pointer: Pointer, blocks: Iterable[tuple[int, int, int]]) -> Pointer:
     """Return the pointer with all producers of its batch: (producer, first, next) of each block."""
-    return replace(pointer, producers=tuple(ProducerRanges(each, ((first, next_),)) for each, first, next_ in blocks))
+    return structs.replace(
+        pointer, producers=tuple(ProducerRanges(each, ((first, next_),)) for each, first, next_ in blocks)
+    )
 
 
 def spread_bytes(parts: Sequence[BatchPart], bytes_max: int) -> int:

@@ -1,15 +1,25 @@
-"""The driver's side of a stream: asks the queue for ends, and plans between two offsets."""
+"""A streaming read on the driver: asks the queue for ends, plans between two offsets, and answers PySpark."""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 
 from memq.client.consumer.fetch.expiry import expired_error
+from memq.client.io_thread import io_thread
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.client.observers.report_carrier import ReportCarrier
 from memq.client.observers.reporter import CLOSE_S_MAX, STEP_S_MAX, JobReporter
@@ -21,13 +31,16 @@ from memq.runtime.backoff import backoff_s
 from memq.runtime.network import Runtime, format_address
 from memq.spark.access import Access, TopicPlace, open_access
 from memq.spark.options import ReadOptions
-from memq.spark.read.planner import BatchPart, PartitionPlan, Split
-from memq.spark.read.planning import Stretch, check_positions, parts_of, place_of, plan_of
+from memq.spark.read.batch_reader import Stretch, check_positions, parts_of, place_of, plan_of
+from memq.spark.read.planner import BatchPart, PartitionPlan, Split, TaskAudit, TaskRange, stretches_of
 from memq.spark.read.pruning import ReadFilter
-from memq.spark.read.task import settings_of, splits_of
-from memq.spark.streaming.offsets import Admission, Places, StreamPlace, decode_offsets, encode_offsets
-from memq.spark.streaming.task_ranges import TaskAudit, TaskRange, stretches_of
+from memq.spark.read.task import read_task, settings_of, splits_of
+from memq.spark.stream_offsets import Admission, Places, StreamPlace, decode_offsets, encode_offsets
 from memq.topic import Position, ReadPartition
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql.types import StructType
 
 Result = TypeVar("Result")
 Offsets = Mapping[str, Any]
@@ -301,3 +314,73 @@ async def _push_next(
     entry = await anext(stream, None)
     if entry is not None:
         heapq.heappush(heads, (entry.time_ms, partition, entry))
+
+
+class MemqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows topics. PySpark sends it to tasks before it asks anything: nothing is open until then."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._stream: TopicStream | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - PySpark's name, as all below
+        """Return where `start` lies. Raises: as the queue."""
+        return io_thread().run(self._opened().initial())
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Return how far the next micro-batch goes. Raises: as `TopicStream.latest`."""
+        return io_thread().run(self._opened().latest(start, self._limit(limit)))
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Return the limit that the options set.
+
+        PySpark knows one kind at a time, `latestOffset` keeps to both.
+        """
+        if self._options.trigger_records_max:
+            return ReadMaxRows(self._options.trigger_records_max)
+        if self._options.trigger_bytes_max:
+            return ReadMaxBytes(self._options.trigger_bytes_max)
+        return ReadAllAvailable()
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Return the end of the topics: what lies between it and the end of a micro-batch is the lag."""
+        return io_thread().run(self._opened().ends())
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Take the end of now as the end of the query."""
+        io_thread().run(self._opened().fix_ends())
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return what tasks read between two offsets. Raises: as `TopicStream.plan`."""
+        return io_thread().run(self._opened().plan(start, end))
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        """Yield the records of a partition. Raises: as `read_split`."""
+        assert isinstance(partition, Split)
+        return read_task(partition, self._options, self._schema)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Spark's checkpoint keeps the place; the audit has heard of it when Spark asked what lies behind it."""
+
+    def stop(self) -> None:
+        """Let go of the connections."""
+        if self._stream is not None:
+            io_thread().run(self._stream.close())
+            self._stream = None
+
+    def _opened(self) -> TopicStream:
+        if self._stream is None:
+            self._stream = TopicStream(self._options, Runtime())
+        return self._stream
+
+    def _limit(self, limit: ReadLimit) -> MicroBatchLimit:
+        """Return the end that the engine wants: everything, or the lower of its limit and the options."""
+        if isinstance(limit, ReadAllAvailable):
+            return MicroBatchLimit()
+        records, size = self._options.trigger_records_max or None, self._options.trigger_bytes_max or None
+        if isinstance(limit, ReadMaxRows):
+            records = min(limit.max_rows, records or limit.max_rows)
+        if isinstance(limit, ReadMaxBytes):
+            size = min(limit.max_bytes, size or limit.max_bytes)
+        return MicroBatchLimit(records, size)

@@ -1,0 +1,49 @@
+"""The table of commands, and what `memq --help` prints; nothing is imported for it."""
+
+from __future__ import annotations
+
+INTERRUPTED = 130  # what a shell reports for a program that SIGINT ended
+PIPE_CLOSED = 141  # what a shell reports for a program that SIGPIPE ended
+COMPLETE_VARIABLE = "_MEMQ_COMPLETE"  # set by the shell when it asks for completions
+
+# name: (module, attribute, what it does); in the order of help
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "dev": ("memq.cli.cluster.dev", "dev", "run broker, store, queue and auditor in one process, on one folder"),
+    "broker": ("memq.cli.cluster.broker", "broker", "run one broker of a cluster; list and drain brokers"),
+    "governor": ("memq.cli.cluster.broker", "governor", "show the moves that the governor plans"),
+    "topic": ("memq.cli.cluster.topic", "topic", "list, create, describe, alter and delete topics"),
+    "produce": ("memq.cli.records.produce", "produce", "send records, one per line of stdin or files"),
+    "consume": ("memq.cli.records.consume", "consume", "print records"),
+    "group": ("memq.cli.cluster.group", "group", "list, describe, reset and delete consumer groups"),
+    "lag": ("memq.cli.cluster.group", "lag", "show the lag of consumer groups, in records and bytes"),
+    "inspect": ("memq.cli.store.inspect", "inspect", "show the contents of an object"),
+    "verify": ("memq.cli.store.verify", "verify", "check objects, folders or topics: index, blocks, checksums"),
+    "audit": ("memq.cli.store.audit", "audit", "report lost, doubled and damaged records of a topic"),
+    "trace": ("memq.cli.store.trace", "trace", "show the path of one record"),
+    "auditor": ("memq.cli.cluster.auditor", "auditor", "watch all topics for lost, doubled and damaged records"),
+    "import": ("memq.cli.records.import_topics", "import_topics", "copy topics from a Kafka cluster"),
+    "sweep": ("memq.cli.store.sweep", "sweep", "delete objects that no pointer names, or list them"),
+    "restore": ("memq.cli.store.restore", "restore", "rebuild a lost notification queue from the objects"),
+    "accept-store": ("memq.cli.store.restore", "accept_store", "accept a moved store for the cluster"),
+    "bench": ("memq.cli.records.bench", "bench", "measure produce and consume against a broker"),
+    "doctor": ("memq.cli.cluster.doctor", "doctor", "check this machine, the settings and the broker"),
+    "config": ("memq.cli.cluster.doctor", "config", "show the settings and their origins"),
+}
+
+
+def help_text() -> str:
+    """Return what `memq --help` prints."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, (_, _, text) in COMMANDS.items()]
+    return "\n".join(
+        (
+            "Usage: memq COMMAND [OPTIONS] [ARGUMENTS]",
+            "",
+            "memq: a pub/sub log whose storage is an object store.",
+            "",
+            "Commands:",
+            *lines,
+            "",
+            "'memq COMMAND --help' shows the options of a command, 'memq --version' the version.",
+        )
+    )

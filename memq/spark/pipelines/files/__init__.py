@@ -1,1 +1,0 @@
-"""A topic as Parquet files under a manifest."""

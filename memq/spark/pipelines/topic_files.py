@@ -1,0 +1,279 @@
+"""A topic as Parquet files in a folder or bucket: their place, their manifest, and reading them back.
+
+A store holds manifests 1, 2, 3 …, each put if absent: so of two that continue from one, one wins. The highest is what
+holds; a file that it does not name is not there. It says for each read partition up to where the topic is covered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import msgspec
+import pyarrow
+import pyarrow.parquet
+from awscrt.checksums import crc32c
+from msgspec.structs import replace
+
+from memq.client.io_thread import io_thread
+from memq.errors import (
+    CorruptDataError,
+    DeniedError,
+    InvalidRequestError,
+    InvalidSettingError,
+    NotFoundError,
+    ObjectExistsError,
+)
+from memq.format.sealed_json import open_sealed, seal
+from memq.limits import MIB
+from memq.runtime.network import Runtime
+from memq.spark.pipelines.spread import Batches, spread
+from memq.spark.stores import ANY, StoreUrls, TaskStores
+from memq.storage_handlers import Buffer, StorageHandler
+from memq.storage_handlers.confirmed_reads import read_sealed
+from memq.storage_handlers.filesystem import FilesystemHandler
+from memq.topic import Position
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FILE_BYTES_MAX = 128 * MIB
+PREFIX = "manifests/"
+KEPT = 10  # readers of one that was the highest may still be at it
+Answer = TypeVar("Answer")
+_TMP = ".tmp"  # no key starts so: files that are being written are never listed as others
+
+
+class File(msgspec.Struct, frozen=True, kw_only=True):
+    """One Parquet file: records of one hour (UTC), with least and greatest time in ms."""
+
+    key: str
+    date: str
+    hour: int
+    records: int
+    bytes: int
+    least_ms: int
+    greatest_ms: int
+
+
+class FilesManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """All files of a topic.
+
+    `covered` has by read partition, as text, the position up to which they hold it.
+    """
+
+    number: int
+    topic: str
+    topic_id: str
+    started: dict[str, str] = {}
+    covered: dict[str, str] = {}
+    files: tuple[File, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Where it lies."""
+        return key_of(self.number)
+
+    @property
+    def records(self) -> int:
+        """How many records its files hold."""
+        return sum(file.records for file in self.files)
+
+    @property
+    def positions(self) -> dict[int, Position]:
+        """By read partition, up to where it is covered."""
+        return {int(partition): Position.parse(text) for partition, text in self.covered.items()}
+
+    def next(
+        self, starts: Mapping[int, Position], ends: Mapping[int, Position], files: tuple[File, ...]
+    ) -> FilesManifest:
+        """Return the successor, with more files, which cover from `starts` up to `ends`."""
+        began = {str(partition): str(position) for partition, position in starts.items()}
+        reached = {str(partition): str(position) for partition, position in ends.items()}
+        return replace(
+            self,
+            number=self.number + 1,
+            started={**began, **self.started},
+            covered={**self.covered, **reached},
+            files=self.files + files,
+        )
+
+
+DAMAGE_HINT = "restore it, or write to another place"
+_DECODER = msgspec.json.Decoder(FilesManifest)
+_FIELDS = frozenset(FilesManifest.__struct_fields__)
+
+
+def key_of(number: int) -> str:
+    """Return the key of a manifest: keys ascend with numbers."""
+    return f"{PREFIX}{number:020}.json"
+
+
+def encode_manifest(manifest: FilesManifest) -> bytes:
+    """Return the manifest as sealed JSON."""
+    return seal(msgspec.json.encode(manifest))
+
+
+def decode_manifest(data: bytes, key: str) -> FilesManifest:
+    """Return the manifest under a key. Raises: CorruptDataError."""
+    manifest = open_sealed(data, _DECODER, _FIELDS, f"manifest '{key}'", DAMAGE_HINT)
+    if manifest.key != key:
+        raise CorruptDataError(f"'{key}' holds manifest {manifest.number}", hint=DAMAGE_HINT)
+    return manifest
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlace:
+    """Where the files are: `file:FOLDER` or `s3://BUCKET/PREFIX`; keys come from where clients find them."""
+
+    url: str
+    config: str | None = None
+    profile: str | None = None
+
+
+def place_of_text(text: str, config: str | None = None, profile: str | None = None) -> FilePlace:
+    """Return the place that a path or an address means.
+
+    Raises: InvalidSettingError for an address of another kind.
+    """
+    known = urlsplit(text).scheme in ("file", "s3")
+    if "://" in text and not known:  # hdfs://, gs://: it is no folder of that name here
+        raise InvalidSettingError(
+            f"no files can be written to '{text[:200]}'", hint="use a folder or s3://BUCKET/PREFIX"
+        )
+    url = text if known else Path(text).absolute().as_uri()
+    return FilePlace(url, config, profile)
+
+
+@asynccontextmanager
+async def open_place(place: FilePlace) -> AsyncIterator[StorageHandler]:
+    """Open the place. Raises: DeniedError, InvalidSettingError."""
+    parts = urlsplit(place.url)
+    if parts.scheme == "file":
+        root = Path(url2pathname(parts.path))
+        try:
+            (root / _TMP).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DeniedError(f"no folder can be made at '{root}': {error.strerror}", hint="choose another") from error
+        folder = FilesystemHandler(root, root / _TMP)
+        try:
+            yield folder
+        finally:
+            await folder.close()
+        return
+    async with TaskStores(StoreUrls({ANY: place.url}, place.config, place.profile), Runtime()) as stores:
+        yield stores.open(ANY)
+
+
+def at_place(place: FilePlace, work: Callable[[StorageHandler], Awaitable[Answer]]) -> Answer:
+    """Do one piece of work at an open place, on the I/O thread. Raises: as `open_place`, and as `work`."""
+
+    async def run() -> Answer:
+        async with open_place(place) as store:
+            return await work(store)
+
+    return io_thread().run(run())
+
+
+async def put_file(store: StorageHandler, key: str, data: Buffer) -> None:
+    """Store a file under the key of its content; repeating it is safe. Raises: as `ObjectWriter.put`."""
+    await store.put(key, [data], crc32c(bytes(data)))
+
+
+async def latest(store: StorageHandler) -> FilesManifest | None:
+    """Return the highest manifest; None when there is none yet. Raises: CorruptDataError.
+
+    As `ObjectReader`.
+    """
+    while True:
+        keys = [entry.key async for entry in store.list(PREFIX)]
+        if not keys:
+            return None
+        try:
+            return (await read_sealed(store, max(keys), decode_manifest))[0]
+        except NotFoundError:
+            continue  # it was taken after many others came: look again
+
+
+async def first_of(store: StorageHandler, topic: str, topic_id: str) -> FilesManifest:
+    """Return the highest manifest of a topic, or what comes before the first one.
+
+    Raises: InvalidRequestError when the place holds another topic; as `latest`.
+    """
+    found = await latest(store) or FilesManifest(number=0, topic=topic, topic_id=topic_id)
+    if found.topic_id != topic_id:
+        raise InvalidRequestError(
+            f"the place holds topic '{found.topic}' with id {found.topic_id}, not '{topic}' with id {topic_id}",
+            hint="use a separate folder for each topic, also for one that was created again under an old name",
+        )
+    return found
+
+
+async def publish(store: StorageHandler, manifest: FilesManifest) -> bool:
+    """Make a manifest the highest; say whether it is, or another one took its number.
+
+    Raises: as `ObjectWriter`.
+    """
+    data = encode_manifest(manifest)
+    try:
+        await store.put(manifest.key, [data], crc32c(data))
+    except ObjectExistsError:
+        return False
+    if manifest.number > KEPT:
+        await store.delete(key_of(manifest.number - KEPT))
+    return True
+
+
+def read_files(
+    spark: SparkSession, place: FilePlace, *, least_ms: int | None = None, greatest_ms: int | None = None
+) -> DataFrame:
+    """Return the records of the highest manifest in files between `least_ms` and `greatest_ms`.
+
+    Raises: NotFoundError when there is no manifest, or no file in it.
+    """
+    manifest = manifest_of(place)
+    files = [file for file in manifest.files if _has(file, least_ms, greatest_ms)]
+    if not manifest.files:
+        raise NotFoundError(f"manifest {manifest.number} of topic '{manifest.topic}' has no files yet")
+    schema = pyarrow.parquet.read_schema(_get(place, manifest.files[0].key)).remove_metadata()
+    return spread(spark, _tasks(files), partial(_read, place), schema)
+
+
+def manifest_of(place: FilePlace) -> FilesManifest:
+    """Return the highest manifest of a place. Raises: NotFoundError."""
+    manifest = at_place(place, latest)
+    if manifest is None:
+        raise NotFoundError(f"no manifest at '{place.url}'", hint="run the pipeline that writes it")
+    return manifest
+
+
+def _has(file: File, least_ms: int | None, greatest_ms: int | None) -> bool:
+    return (least_ms is None or file.greatest_ms >= least_ms) and (greatest_ms is None or file.least_ms <= greatest_ms)
+
+
+def _tasks(files: Sequence[File]) -> list[list[str]]:
+    """Put files together, in order, to what one task reads."""
+    tasks: list[list[str]] = []
+    left = 0
+    for file in files:
+        if left < file.bytes:
+            tasks.append([])
+            left = FILE_BYTES_MAX
+        tasks[-1].append(file.key)
+        left -= file.bytes
+    return tasks
+
+
+def _read(place: FilePlace, keys: Sequence[str]) -> Batches:
+    for key in keys:
+        yield from pyarrow.parquet.ParquetFile(_get(place, key)).iter_batches()
+
+
+def _get(place: FilePlace, key: str) -> pyarrow.BufferReader:
+    return pyarrow.BufferReader(at_place(place, lambda store: store.get(key)))

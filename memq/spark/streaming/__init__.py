@@ -1,1 +1,0 @@
-"""Streaming reads: offsets, micro-batches, and their reports to the audit."""

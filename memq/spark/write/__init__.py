@@ -1,1 +1,0 @@
-"""Batch and streaming writes: Arrow batches become staged objects or acked blocks."""
