@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
-from memq.runtime.process_end import DESTROYER
+from memq.runtime.process import DESTROYER
 from memq_localstack import guard, ports
 from memq_localstack.servers import Server, start_zookeeper
 from tests.soak import SOAKING

@@ -32,8 +32,7 @@ from memq.notification import NotificationQueue
 from memq.protocol.frames import Api, encode_frame
 from memq.protocol.messages import Draining, encode_message
 from memq.runtime.network import Address, Listener, Runtime, format_address, parse_address
-from memq.runtime.tasks import TaskOwner
-from memq.runtime.timed_semaphore import bunches
+from memq.runtime.tasks import TaskOwner, bunches
 from memq.settings import BrokerSettings
 from memq.storage_handlers import StorageHandler
 from memq.topic import ReadPartition, read_partitions

@@ -24,8 +24,7 @@ from memq.errors import (
 )
 from memq.governor import Assignment, BrokerEntry
 from memq.protocol.messages import Owner
-from memq.runtime.backoff import backoff_s
-from memq.runtime.clock import Clock
+from memq.runtime.clock import Clock, backoff_s
 from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
 from memq.topic import ReadPartition, Topic, TopicSettings, check_name, equal_slots, read_partitions

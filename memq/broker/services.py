@@ -20,7 +20,7 @@ from memq.governor.planner import Planner
 from memq.notification import NotificationQueue
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime
-from memq.runtime.timed_semaphore import TimedSemaphore
+from memq.runtime.tasks import TimedSemaphore
 from memq.settings import BrokerSettings
 from memq.storage_handlers import StorageHandler
 

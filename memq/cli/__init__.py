@@ -51,7 +51,7 @@ def _main_of_process(arguments: list[str]) -> int:
 
     Librdkafka's destructors may wait for ever: the process ends without them.
     """
-    from memq.runtime.process_end import end_process, own_process
+    from memq.runtime.process import end_process, own_process
 
     own_process()
     code = main(arguments)

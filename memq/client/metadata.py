@@ -11,7 +11,7 @@ from memq.errors import MemqError, NotFoundError, RetryableError, TimedOutError,
 from memq.format.pointer import Pointer
 from memq.protocol.frames import Api
 from memq.protocol.messages import Metadata, MetadataRequest, Owner, StoreMetadata, TopicMetadata
-from memq.runtime.backoff import backoff_s
+from memq.runtime.clock import backoff_s
 from memq.runtime.network import Address, Runtime, format_address, parse_address
 from memq.topic import Topic, check_name
 

@@ -1,9 +1,12 @@
-"""The one door to time. Ages are monotonic; the wall clock only stamps what people read."""
+"""The one door to time, and back-off before a retry. Ages are monotonic; the wall clock stamps what people read."""
 
 from __future__ import annotations
 
+import random
 import time
 from typing import Protocol
+
+_DOUBLINGS_MAX = 16  # what is tried for ever must not end in an overflow after a thousand tries
 
 
 class Clock(Protocol):
@@ -32,3 +35,11 @@ class SystemClock:
     def wall_ms(self) -> int:
         """See `Clock.wall_ms`."""
         return time.time_ns() // 1_000_000
+
+
+def backoff_s(chance: random.Random, tries: int, *, base_s: float, most_s: float) -> float:
+    """Return the seconds to wait after `tries` failures: up to twice `base_s`, later at most `most_s`.
+
+    Theory: those that failed together must not come again together, so the whole time is drawn ("full jitter").
+    """
+    return chance.uniform(0.0, min(most_s, base_s * 2.0 ** min(tries, _DOUBLINGS_MAX)))

@@ -1,12 +1,17 @@
-"""The one owner of background tasks: starts them, learns of their end, and stops them in order."""
+"""Background tasks: the one owner that starts and stops them; bounds on concurrent operations and bytes under way."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from memq.runtime.logs import EventLog
+from memq.topic import Topic
+
+PARTITIONS_AT_ONCE_MAX = 1_000  # that a queue is asked for: it joins what is asked at once
 
 
 class TaskOwner:
@@ -61,3 +66,93 @@ class TaskOwner:
             await asyncio.wait(tasks)  # a cancellation of this wait is the caller's, not one more of the tasks
         for task in tasks:
             self._done(task)
+
+
+class TimedSemaphore:
+    """At most `at_once` works have a turn.
+
+    One that takes longer than `longest_s` continues next to the following one.
+    """
+
+    def __init__(self, at_once: int, longest_s: float) -> None:
+        self._free = asyncio.Semaphore(at_once)
+        self._longest_s = longest_s
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait for a turn, in the order of asking, and have it."""
+        await self._free.acquire()
+        held = True
+
+        def end() -> None:
+            nonlocal held
+            if held:
+                held = False
+                self._free.release()
+
+        timer = asyncio.get_running_loop().call_later(self._longest_s, end)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            end()
+
+
+def bunches(topics: Iterable[Topic]) -> Iterator[list[Topic]]:
+    """Yield topics in their order, as many together as have PARTITIONS_AT_ONCE_MAX read partitions.
+
+    One at least.
+    """
+    bunch: list[Topic] = []
+    partitions = 0
+    for topic in topics:
+        partitions += topic.read_partitions
+        if bunch and partitions > PARTITIONS_AT_ONCE_MAX:
+            yield bunch
+            bunch, partitions = [], topic.read_partitions
+        bunch.append(topic)
+    if bunch:
+        yield bunch
+
+
+class ByteBudget:
+    """Lends up to `bytes_max` bytes at once; a single wish above that gets all of it."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.lent_bytes = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @asynccontextmanager
+    async def lend(self, count: int) -> AsyncIterator[None]:
+        """Hold `count` bytes of the budget for the time of the block; who wants none waits for none."""
+        count = min(count, self.bytes_max)
+        if count == 0:
+            yield
+            return
+        if self._waiting or self.lent_bytes + count > self.bytes_max:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((count, future))
+            try:
+                await future  # the bytes are counted by whoever wakes this one
+            except asyncio.CancelledError:
+                self._give_back(count if future.done() and not future.cancelled() else 0)
+                raise
+        else:
+            self.lent_bytes += count
+        try:
+            yield
+        finally:
+            self._give_back(count)
+
+    def _give_back(self, count: int) -> None:
+        """Take bytes back and wake the next waiter, also when a waiter in front of it gave up."""
+        self.lent_bytes -= count
+        while self._waiting:
+            wanted, future = self._waiting[0]
+            if not future.done():
+                if self.lent_bytes + wanted > self.bytes_max:
+                    return
+                self.lent_bytes += wanted
+                future.set_result(None)
+            self._waiting.popleft()

@@ -14,9 +14,9 @@ from urllib.request import url2pathname
 from memq.client.consumer.fetch.fetcher import BatchFetcher
 from memq.errors import DeniedError, InvalidSettingError, MemqError
 from memq.format.blocks.header import Buffer
-from memq.runtime.allocator import keep_freed_blocks
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime
+from memq.runtime.process import keep_freed_blocks
 from memq.settings import environment_settings
 from memq.spark.options import ReadOptions
 from memq.storage_handlers import StorageHandler

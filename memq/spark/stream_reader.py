@@ -27,7 +27,7 @@ from memq.errors import RetryableError
 from memq.format.pointer import read_pointer
 from memq.format.report import BeginReason
 from memq.notification import Entry
-from memq.runtime.backoff import backoff_s
+from memq.runtime.clock import backoff_s
 from memq.runtime.network import Runtime, format_address
 from memq.spark.access import Access, TopicPlace, open_access
 from memq.spark.options import ReadOptions

@@ -14,7 +14,7 @@ from memq.limits import MIB
 from memq.notification import Publication
 from memq.notification.memory import MemoryQueue
 from memq.runtime.logs import EventLog
-from memq.runtime.timed_semaphore import TimedSemaphore
+from memq.runtime.tasks import TimedSemaphore
 from memq.topic import Topic, TopicSettings, read_partitions
 from tests.brokers import log_lines, run, running_broker
 from tests.contract.manual_clock import ManualClock

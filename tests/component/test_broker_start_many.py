@@ -15,7 +15,7 @@ from memq.governor import Assignment
 from memq.governor.memory import MemoryCoordinator
 from memq.notification import Span
 from memq.notification.memory import MemoryQueue
-from memq.runtime.timed_semaphore import PARTITIONS_AT_ONCE_MAX, bunches
+from memq.runtime.tasks import PARTITIONS_AT_ONCE_MAX, bunches
 from memq.topic import ReadPartition, Topic, TopicSettings, equal_slots, read_partitions
 from tests.brokers import log_lines, run, running_broker, until
 

@@ -12,7 +12,7 @@ SCRIPT = """
 import atexit, sys, threading
 import confluent_kafka
 from memq.cli import main
-from memq.runtime.process_end import keep_to_end
+from memq.runtime.process import keep_to_end
 
 class Waits:
     def __del__(self):
@@ -53,7 +53,7 @@ def test_a_command_that_failed_says_so() -> None:
 LATE_ANSWER = """
 import ctypes, sys
 from confluent_kafka.admin import AdminClient
-from memq.runtime.process_end import keep_for_ever
+from memq.runtime.process import keep_for_ever
 
 client = AdminClient({"bootstrap.servers": sys.argv[1]})
 client.delete_consumer_groups(["group"], request_timeout=2.0)

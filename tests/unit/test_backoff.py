@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.runtime.backoff import backoff_s
+from memq.runtime.clock import backoff_s
 
 
 class Most(random.Random):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.runtime.byte_budget import ByteBudget
+from memq.runtime.tasks import ByteBudget
 
 
 async def settle() -> None:

@@ -87,11 +87,9 @@ def test_there_is_one_way_to_log() -> None:
     }
     # Three libraries want a logger of their own; the end of a process flushes what was logged.
     theirs = {
-        "runtime/process_end.py",
+        "runtime/process.py",
         "audit/dashboard/server.py",
         "governor/zookeeper/client.py",
         "notification/kafka/library.py",
     }
-    assert doors - theirs == {"runtime/logs.py", "cli/log_lines.py"}, (
-        "log by EventLog: it bounds the rate of each event"
-    )
+    assert doors - theirs == {"runtime/logs.py", "cli/output.py"}, "log by EventLog: it bounds the rate of each event"

@@ -23,9 +23,8 @@ from memq.errors import MemqError, ThrottledError, TooLargeError
 from memq.protocol.forward import decode_forward
 from memq.protocol.frames import HELLO_MAGIC, Api, Frame, check_version, encode_frame, encode_prefix
 from memq.protocol.messages import Hello, HelloAnswer, decode_message, encode_message, has_checksum, nack_of
-from memq.runtime.allocator import keep_freed_blocks
-from memq.runtime.byte_budget import ByteBudget
-from memq.runtime.tasks import TaskOwner
+from memq.runtime.process import keep_freed_blocks
+from memq.runtime.tasks import ByteBudget, TaskOwner
 from memq.topic import check_name
 
 REQUESTS_PER_CONNECTION_MAX = 64

@@ -28,7 +28,7 @@ from memq.format.totals import contended_ms
 from memq.governor import Assignment
 from memq.notification import Publication
 from memq.notification.log_reader import valid_span
-from memq.runtime.backoff import backoff_s
+from memq.runtime.clock import backoff_s
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic
 
 BACKOFF_S_MAX = 2.0

@@ -12,7 +12,7 @@ from memq.broker.services import Services
 from memq.errors import DeniedError, EpochFencedError, NotFoundError, RetryableError
 from memq.format.pointer import Pointer, encode_pointer
 from memq.notification import Entry, Publication
-from memq.runtime.backoff import backoff_s
+from memq.runtime.clock import backoff_s
 from memq.topic import ReadPartition
 
 BACKOFF_S_MAX = 2.0

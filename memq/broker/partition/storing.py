@@ -21,7 +21,7 @@ from memq.broker.services import Services
 from memq.errors import ObjectExistsError
 from memq.format.key import shared_object_key
 from memq.limits import MIB, OBJECT_BLOCKS_MAX
-from memq.runtime.backoff import backoff_s
+from memq.runtime.clock import backoff_s
 from memq.runtime.tasks import TaskOwner
 from memq.settings import BrokerSettings
 

@@ -36,7 +36,7 @@ from memq.notification.log_reader import valid_span
 from memq.notification.stored_blocks import Copies, claim_of, conflict_of
 from memq.protocol.link import Link, connect_link
 from memq.protocol.messages import Forward
-from memq.runtime.backoff import backoff_s
+from memq.runtime.clock import backoff_s
 from memq.runtime.network import parse_address
 from memq.runtime.tasks import TaskOwner
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic

@@ -22,7 +22,7 @@ from memq.errors import CorruptDataError, InvalidSettingError, MemqError, SpoolE
 from memq.format.spool import copied_entries, encode_entry, encode_head
 from memq.limits import MIB
 from memq.protocol.frames import AckLevel
-from memq.runtime.backoff import backoff_s
+from memq.runtime.clock import backoff_s
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime
 from memq.runtime.tasks import TaskOwner

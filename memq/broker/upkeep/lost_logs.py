@@ -26,7 +26,7 @@ from memq.errors import (
 from memq.format.key import cold_manifest_prefix, is_cold_object, shared_prefix, staged_prefix, topic_prefix
 from memq.governor import Coordinator
 from memq.notification import PointerReader, Span
-from memq.runtime.timed_semaphore import PARTITIONS_AT_ONCE_MAX, bunches
+from memq.runtime.tasks import PARTITIONS_AT_ONCE_MAX, bunches
 from memq.storage_handlers import ObjectEntry, StorageHandler
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, read_partitions
 

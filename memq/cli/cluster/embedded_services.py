@@ -18,8 +18,7 @@ from typing import Any
 from memq.audit.dashboard.access.exposure import check_settings
 from memq.audit.live.storage.database import Database, SqliteDatabase
 from memq.errors import InvalidSettingError, MemqError, NotFoundError
-from memq.runtime.backoff import backoff_s
-from memq.runtime.clock import SystemClock
+from memq.runtime.clock import SystemClock, backoff_s
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime
 from memq.settings import AuditorSettings, Settings

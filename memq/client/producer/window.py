@@ -58,7 +58,7 @@ from memq.errors import (
     UnsupportedVersionError,
 )
 from memq.protocol.frames import AckPlace
-from memq.runtime.backoff import backoff_s
+from memq.runtime.clock import backoff_s
 
 RETRY_S_BASE = 0.05
 RETRY_S_MAX = 0.5  # what a client may add to a takeover, which itself takes about a session timeout

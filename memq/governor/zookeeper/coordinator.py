@@ -35,7 +35,7 @@ from memq.governor.zookeeper.session import (
     ZookeeperSession,
 )
 from memq.governor.zookeeper.settings import ZookeeperAddress, ZookeeperSettings
-from memq.runtime.backoff import backoff_s
+from memq.runtime.clock import backoff_s
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime
 from memq.runtime.tasks import TaskOwner

@@ -13,7 +13,7 @@ from memq.errors import MemqError, QueueError
 from memq.notification.kafka.failures import LastErrors, code_of
 from memq.notification.kafka.library import admin_of, answered, end_threads
 from memq.notification.kafka.settings import KafkaSettings
-from memq.runtime.process_end import keep_to_end
+from memq.runtime.process import keep_to_end
 from memq.runtime.threads import ThreadPool
 
 NOBODY = "nobody"  # behind the prefix, the name of a topic that is asked for to hear anything at all

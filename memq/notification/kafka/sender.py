@@ -15,7 +15,7 @@ from memq.notification import Publication
 from memq.notification.kafka.admin import KafkaAdmin
 from memq.notification.kafka.library import end_threads, producer_of
 from memq.notification.kafka.settings import KafkaSettings
-from memq.runtime.process_end import keep_to_end
+from memq.runtime.process import keep_to_end
 from memq.runtime.tasks import TaskOwner
 from memq.runtime.threads import ThreadPool
 

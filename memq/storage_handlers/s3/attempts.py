@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from memq.errors import StoreError
 from memq.limits import MIB
-from memq.runtime.backoff import backoff_s
+from memq.runtime.clock import backoff_s
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime
 from memq.storage_handlers.s3.answers import MAY_PASS, Meaning, StoreAnswer, error_for

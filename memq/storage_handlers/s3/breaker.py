@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from enum import Enum
 
-from memq.runtime.backoff import backoff_s
+from memq.runtime.clock import backoff_s
 
 
 class BreakerState(Enum):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from memq.errors import MemqError, RetryableError
-from memq.runtime.backoff import backoff_s
+from memq.runtime.clock import backoff_s
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime
 

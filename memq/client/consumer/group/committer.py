@@ -12,7 +12,7 @@ from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
 from memq.client.consumer.fetch.ready_batches import ReadyBatches
 from memq.client.consumer.group.session import GroupSession
 from memq.errors import FencedError, RetryableError
-from memq.runtime.backoff import backoff_s
+from memq.runtime.clock import backoff_s
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime
 from memq.topic import Committed, ReadPartition

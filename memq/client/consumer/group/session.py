@@ -9,7 +9,7 @@ from contextlib import suppress
 from memq.client.consumer.group.membership import MemberState
 from memq.errors import GenerationFencedError, MemqError, RetryableError
 from memq.notification import Groups
-from memq.runtime.backoff import backoff_s
+from memq.runtime.clock import backoff_s
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime
 from memq.topic import Committed, ReadPartition

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 
 from memq.notification.kafka.admin import KafkaAdmin
 from memq.notification.kafka.library import answered
-from memq.runtime.process_end import keep_for_ever, keep_to_end
+from memq.runtime.process import keep_for_ever, keep_to_end
 
 LIBRARY_TIMEOUT_S = 3_600.0  # the longest that librdkafka takes
 RENEW_S = 1.0  # between two new clients, twice as long after each one until a request is answered
