@@ -93,6 +93,7 @@ class Checker:
         self.positions = 0  # how many acks said where their record lies
         self.given_up = 0
         self.retention: RetentionRules | None = None  # without: nothing may be taken
+        self.trims: Callable[[ReadPartition, int], None] = lambda partition, before: None  # learns what retention takes
         self.groups = GroupRules(self.logs, fail, now, self._first_place)
         self.commits = CommitRules(fail)
         self.reports = ReportRules(fail)
@@ -229,6 +230,7 @@ class Checker:
 
     def trimmed(self, partition: ReadPartition, before: int) -> None:
         """See `cloud.Observer`: from now on the objects of what was taken may go."""
+        self.trims(partition, before)
         self._free(self.logs[partition], before)
         self._check_taken(partition, self._begins.get(partition, 0))
 

@@ -86,6 +86,11 @@ class Faults:
     chaos: ChaosFaults = field(default_factory=ChaosFaults)
     lies: Mapping[str, Lies] = field(default_factory=dict)  # by service: store, queue, coordinator
 
+    def is_only_a_part_sick(self) -> bool:
+        """Return whether all is calm but single logs and partitions' objects, which fail or hang."""
+        chaos = replace(self.chaos, part_every_s=0.0, part_s_max=0.0)
+        return bool(self.chaos.part_every_s) and replace(self, chaos=chaos) == calm()
+
 
 def calm() -> Faults:
     """Latency and cut-up bytes only: whatever fails here, fails for everybody."""

@@ -313,7 +313,7 @@ KEEPING_BUGS = (
         "HeldRecords.find",
         swap("unread = await self._replay.index_segments()", "unread = ()"),
         level="calm",
-        aspects=("disk", "audits"),
+        aspects=("disk", "audit-command"),
     ),
     Planted(
         "what is forwarded is not held",
@@ -321,7 +321,7 @@ KEEPING_BUGS = (
         "HeldRecords._all_of",
         omit("self._partitions.forwarder.held_records"),
         level="calm",
-        aspects=("disk", "audits"),
+        aspects=("disk", "audit-command"),
     ),
     Planted(
         "an older instance goes on",

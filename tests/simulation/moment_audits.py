@@ -17,7 +17,7 @@ from memq.runtime.network import Runtime
 from tests.simulation.node import Node
 from tests.simulation.reader import Source
 
-AUDITOR = "auditor"
+AUDIT_COMMAND = "audit-command"
 EVERY_S_MAX = 2.0
 AUDIT_S_MAX = 60.0
 

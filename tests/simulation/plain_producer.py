@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -254,3 +254,18 @@ class PlainProducer:
         for value in block.values:
             self._outcomes.give_up(value)
         self._changed.set()
+
+
+class Running:
+    """Runs coroutines in the background of a block, and cancels them at its end."""
+
+    def __init__(self, mains: list[Callable[[], Coroutine[Any, Any, None]]]) -> None:
+        self._mains = mains
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> None:
+        self._tasks = [asyncio.create_task(main()) for main in self._mains]
+
+    async def __aexit__(self, *_error: object) -> None:
+        for task in self._tasks:
+            task.cancel()

@@ -39,7 +39,7 @@ ASPECTS = (
     "direct",
     "part",
     "churn",
-    "audits",
+    "audit-command",
     "auditor",
 )
 NAMED_ONLY = ("auditor",)  # seeds do not draw it while a finding of it is open (docs/roadmap.md)
@@ -74,7 +74,7 @@ class Plan:
     wanders: bool = False  # consumers pause and seek
     named_rest_s_max: float = 0.0  # for how long a name is silent between its instances
     keyed: bool = False  # the product's producers send by keys
-    audits: bool = False  # a process audits the topic again and again,
+    audits: bool = False  # a process audits the topic again and again, as the command `memq audit` does,
     audits_later_ms: int = 0  # as if it were so much later
     audited: bool = False  # an auditor runs
     retry_ms: int = 0  # for how long after its first try a task of a direct writer may run again
@@ -364,7 +364,7 @@ def _with_cold_parts(plan: Plan, level: str, draw: random.Random) -> Plan:
     return replace(plan, shape=shape, rest_s=rest_s, active_s=active_s, wanders=True)
 
 
-def _with_audits(plan: Plan, _level: str, _draw: random.Random) -> Plan:
+def _with_audit_commands(plan: Plan, _level: str, _draw: random.Random) -> Plan:
     """Audit at any moment, while brokers hold what they acked with 1.
 
     Not where retention takes pointers: what is forwarded comes out of order there, and an audit can't tell it from what
@@ -457,7 +457,7 @@ _CHANGES = {
     "reports": _with_reports,
     "cold": _with_cold_parts,
     "lies": _with_lies,
-    "audits": _with_audits,
+    "audit-command": _with_audit_commands,
     "crowd": _with_a_crowd,
     SCALE: _with_thin_margins,
     "direct": _with_direct_writers,

@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from memq.client.producer.aio_producer import AsyncProducer
 from memq.client.producer.delivery import Ack, AsyncDelivery
@@ -17,12 +16,10 @@ from memq.compaction.files import ColdFiles
 from memq.compaction.reader import ColdReader
 from memq.errors import MemqError
 from memq.format import pointer as pointer_format
-from memq.format.report import Report as AuditReport
 from memq.runtime.network import Runtime
 from tests.simulation.audit_rules import AuditRules, object_reader
-from tests.simulation.auditor import LIVE_AUDITOR, AuditDatabase, StoredAudit, run_auditor
-from tests.simulation.auditor_faults import STATION, AuditorFaults, send_report
-from tests.simulation.auditor_rules import AuditorRules
+from tests.simulation.auditor import LIVE_AUDITOR
+from tests.simulation.auditor_life import AuditorLife
 from tests.simulation.chaos import Chaos
 from tests.simulation.cloud import Doors
 from tests.simulation.cluster import CLUSTER, PORT, SimCluster
@@ -30,16 +27,15 @@ from tests.simulation.compactor import COMPACTOR, run_compactor
 from tests.simulation.consumers import run_consumer
 from tests.simulation.coverage import Met
 from tests.simulation.direct_life import Checkpoint, DirectLife
-from tests.simulation.faults import LEVELS, Faults
-from tests.simulation.live_play import LATER_MS
+from tests.simulation.faults import LEVELS
 from tests.simulation.live_rules import LiveRules
 from tests.simulation.log_truth import WATCHER, LogTruth, run_watcher
 from tests.simulation.lost_log_rules import LostLogRules
-from tests.simulation.moment_audits import AUDITOR, MomentAudits
+from tests.simulation.moment_audits import AUDIT_COMMAND, MomentAudits
 from tests.simulation.named_producer import NamedLife
 from tests.simulation.named_rules import NamedRules
-from tests.simulation.node import EPOCH_MS, Node
-from tests.simulation.plain_producer import PlainProducer
+from tests.simulation.node import Node
+from tests.simulation.plain_producer import PlainProducer, Running
 from tests.simulation.plan import Plan
 from tests.simulation.restore_rules import RestoreRules
 from tests.simulation.sick_part import LOOK_S as LOOK_AT_OTHERS_S
@@ -54,10 +50,6 @@ SIZES = (0, 0, 10, 10, 300, 300, 3_000)  # bytes of a value next to its name
 CALM_ACK_S = 4.5  # opening the partition, and a back-off of up to 2 s after that; what hangs waits 5 s and more
 LEVEL_OF: dict[str, AcksLike] = {"product": "all", "one": 1, "none": 0}
 AUDIT_S = 10.0
-AUDITOR_S_MAX = 120.0
-AUDITOR_LOOK_S = 1.0
-AUDITOR_JUDGES_S = 12.0  # a log that nobody reports about is read each fifth round
-DATABASE_FAULT_RATE = 0.05  # of the auditor's transactions, in bad weather
 REPORT_S = 3.0  # what a report takes at most to land, in a healed world
 SWEEP_ROUNDS = 6  # under way, finds, two while what was found waits for its confirmation, deletes; one to spare
 SWEEP_ROUND_S_MAX = 300.0  # thin margins make a pass read all logs and lists for every few objects
@@ -108,6 +100,7 @@ class Scenario:
         self.audits = MomentAudits(object_reader(self.cluster.objects), plan.audits_later_ms, world.fail)
         self.others = OthersGoOn(self.cluster.cloud.sick_part, self.checker, self.groups, lambda: world.now, world.fail)
         self.chaos = Chaos(self.cluster, plan.faults.chaos, self.restart)
+        self.auditor = AuditorLife(world, plan, self.cluster, lambda: self.chaos.running) if plan.audited else None
 
     def run(self) -> Report:
         """Run to the end and return what came out.
@@ -116,11 +109,11 @@ class Scenario:
         """
         world = self.world
         self.cluster.start()
-        if _is_only_a_part_sick(self.plan.faults):
+        if self.plan.faults.is_only_a_part_sick():
             self._start_watcher()
         self._start_processes()
         self.chaos.start()
-        if _is_only_a_part_sick(self.plan.faults):
+        if self.plan.faults.is_only_a_part_sick():
             self._look_at_others()
         world.run(self.plan.active_s, done=self._all_done, look_s=LOOK_S)
         self.chaos.end()
@@ -132,7 +125,7 @@ class Scenario:
         self._check_life()
         self._wait_for_reports()
         if self.plan.audits:
-            self.world.nodes[AUDITOR].kill()
+            self.world.nodes[AUDIT_COMMAND].kill()
         self.checker.finish(world.random("finish").randrange)
         self.cluster.transient.finish(world.random("finish transient").randrange)
         self.names.finish()
@@ -143,19 +136,11 @@ class Scenario:
             self._check_restore()
         self._check_lost_log()
         self.checker.check_lag(self.plan.shape.settings, world.random("lag").randrange)
-        if self.plan.audited:
-            self._check_auditor_finds()
+        if self.auditor is not None:
+            self._live_faults |= self.auditor.check_faults()
         world.collect()
         world.check()
         return self._report()
-
-    @functools.cached_property
-    def _audit_database(self) -> AuditDatabase:
-        return AuditDatabase(self.world.random("audit database"), self._database_fails)
-
-    def _database_fails(self) -> bool:
-        rate = 0.0 if self.plan.faults == LEVELS["calm"]() else DATABASE_FAULT_RATE
-        return self.chaos.running and self.world.random("audit database").random() < rate
 
     def _look_at_others(self) -> None:
         """Look now and then until the world is healed."""
@@ -218,24 +203,14 @@ class Scenario:
         assert work.done(), "the audit does not end"
         work.result()
         self.audits.finish(rules.sequences(left=False))
-        if self.plan.audited:
-            self._wait_for_auditor()
+        if self.auditor is not None:
+            self.auditor.wait()
         if self.plan.shape.audit_interval_ms:
             live = LiveRules(cluster.topic, self.checker.reports.history, cluster.objects, self.world.fail)
             live.check(self.world.random("live audit"))
             self._live_faults = live.injected
-            if self.plan.audited:
-                self._auditor_rules().check(live)
-
-    def _wait_for_auditor(self) -> None:
-        """Let the auditor read all, and wait for nothing any more."""
-        self.restart(LIVE_AUDITOR)
-        rules = self._auditor_rules()
-        self.world.run(AUDITOR_S_MAX, done=rules.has_read_all, look_s=AUDITOR_LOOK_S)
-        if not rules.has_read_all():
-            self.world.fail(f"the auditor does not come to the end within {AUDITOR_S_MAX:g} s in a healed world")
-        self.world.nodes[LIVE_AUDITOR].clock.offset_ms += LATER_MS
-        self.world.run(AUDITOR_JUDGES_S)
+            if self.auditor is not None:
+                self.auditor.check(live)
 
     def _start_processes(self) -> None:
         """Start all processes of the plan but the brokers."""
@@ -246,40 +221,9 @@ class Scenario:
         if self.plan.shape.cold:
             self._start_compactor()
         if self.plan.audits:
-            self._start_auditor()
-        if self.plan.audited:
-            self._start_live_auditor()
-
-    def _check_auditor_finds(self) -> None:
-        """Do faults to what is left, which the auditor must name; only brokers run next to it, and no rule holds."""
-        cluster, world = self.cluster, self.world
-        for name, node in world.nodes.items():
-            if name not in (*cluster.brokers, LIVE_AUDITOR, cluster.cloud.node.name):
-                node.kill()
-        cluster.leave()
-
-        def until(done: Callable[[], bool]) -> bool:
-            world.run(AUDITOR_S_MAX, done=done, look_s=AUDITOR_LOOK_S)
-            return done()
-
-        def report(said: AuditReport, home: int) -> None:
-            async def main(_node: Node, runtime: Runtime, _doors: Doors) -> None:
-                await send_report(runtime, cluster.address_text(), said, home)
-
-            cluster.spawn(STATION, main)
-
-        queue, history = cluster.cloud.queue, self.checker.reports.history
-        faults = AuditorFaults(cluster.topic, queue, history, cluster.objects, self._auditor_rules(), until, world.fail)
-        if faults.batches:
-            faults.check_loss(report, EPOCH_MS + int(world.now * 1000))
-            if not self.plan.shape.housekeeping_s:  # retention would take the batch, whose copy makes the log too old
-                faults.check_doubling(world.random("auditor faults"))
-            self._live_faults |= faults.done
-
-    def _auditor_rules(self) -> AuditorRules:
-        stored = StoredAudit(self._audit_database)
-        lies = "store" in self.plan.faults.lies
-        return AuditorRules(self.cluster.topic, stored, self.checker.logs, self.world.fail, store_lies=lies)
+            self._start_audit_command()
+        if self.auditor is not None:
+            self.auditor.start()
 
     def _check_restore(self) -> None:
         """Let all pointers be lost, and restore them: what lies in cold parts, too, and each record once."""
@@ -334,10 +278,10 @@ class Scenario:
             self._start_consumer(name)
         elif name == COMPACTOR:
             self._start_compactor()
-        elif name == AUDITOR:
-            self._start_auditor()
-        elif name == LIVE_AUDITOR:
-            self._start_live_auditor()
+        elif name == AUDIT_COMMAND:
+            self._start_audit_command()
+        elif name == LIVE_AUDITOR and self.auditor is not None:
+            self.auditor.start()
         elif not self.done[name]:
             self._start_producer(name)
 
@@ -356,18 +300,12 @@ class Scenario:
 
         self.cluster.spawn(COMPACTOR, main)
 
-    def _start_auditor(self) -> None:
+    def _start_audit_command(self) -> None:
         async def main(node: Node, runtime: Runtime, _doors: Doors) -> None:
             brokers = ",".join(f"{host}:{PORT}" for host, _port in self.cluster.addresses())
             await self.audits.run(node, runtime, brokers, self.cluster.topic.name)
 
-        self.cluster.spawn(AUDITOR, main)
-
-    def _start_live_auditor(self) -> None:
-        async def main(node: Node, runtime: Runtime, _doors: Doors) -> None:
-            await run_auditor(node, runtime, self.cluster.address_text(), self._audit_database)
-
-        self.cluster.spawn(LIVE_AUDITOR, main)
+        self.cluster.spawn(AUDIT_COMMAND, main)
 
     def _start_watcher(self) -> None:
         cluster, sick = self.cluster, self.cluster.cloud.sick_part
@@ -522,27 +460,6 @@ class Scenario:
         else:
             for value in pending.pop(delivery):
                 self._acked(kind, value, ack)
-
-
-def _is_only_a_part_sick(faults: Faults) -> bool:
-    """Return whether the world is calm but for single logs and partitions' objects that fail or hang."""
-    chaos = replace(faults.chaos, part_every_s=0.0, part_s_max=0.0)
-    return bool(faults.chaos.part_every_s) and replace(faults, chaos=chaos) == LEVELS["calm"]()
-
-
-class Running:
-    """Runs coroutines in the background of a block, and cancels them at its end."""
-
-    def __init__(self, mains: list[Callable[[], Coroutine[Any, Any, None]]]) -> None:
-        self._mains = mains
-        self._tasks: list[asyncio.Task[None]] = []
-
-    async def __aenter__(self) -> None:
-        self._tasks = [asyncio.create_task(main()) for main in self._mains]
-
-    async def __aexit__(self, *_error: object) -> None:
-        for task in self._tasks:
-            task.cancel()
 
 
 class LogWatch(logging.Handler):
