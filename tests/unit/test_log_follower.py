@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from memq.audit.live.log_follower import INDEXES_S_MAX, LogFollower
 from memq.audit.live.partition import PartitionAudit
@@ -13,6 +14,10 @@ from memq.broker.api.group_requests import LOG_S_MAX, LOGS_S_MAX
 from memq.errors import DeniedError, MemqError, NotFoundError, QueueError, StoreError
 from memq.format.blocks.header import Buffer
 from memq.format.pointer import encode_pointer
+from memq.format.ranges import RangeSet
+from memq.limits import POLL_BYTES_MAX
+from memq.notification import Entries
+from memq.notification.remote import Polled
 from memq.runtime.logs import EventLog
 from memq.topic import ReadPartition, Topic, TopicSettings, Totals, equal_slots
 from tests.contract.lent_queue import LentQueue
@@ -143,6 +148,49 @@ def test_a_log_that_had_no_room_in_an_answer_is_not_taken_for_read() -> None:
         assert await world.follow() < 2 * LOGS_S_MAX + 2 * LOG_S_MAX
         assert (world.nexts(), world.lacking()) == ([0, 0, 0, 1, 1, 1], [0, 1, 2])
         assert [world.audits[log][0].books.totals is None for log in world.logs] == [True] * 3 + [False] * 3
+        await world.follower.close()
+
+    run_skipping(work())
+
+
+class ForgetfulQueue(LentQueue):
+    """Leaves the pointers at `missing` offsets out of the next `answers`, and says that there is more behind them."""
+
+    missing: frozenset[int] = frozenset()
+    answers = 0
+
+    async def poll(
+        self, offsets: dict[ReadPartition, int], wait_ms: int = 0, bytes_max: int = POLL_BYTES_MAX
+    ) -> list[Polled]:
+        found = await super().poll(offsets, wait_ms, bytes_max)
+        if not self.answers:
+            return found
+        self.answers -= 1
+        left = [Entries((e for e in each.entries if e.offset not in self.missing), each.entries.next) for each in found]
+        return [replace(each, entries=entries) for each, entries in zip(found, left, strict=True)]
+
+
+@pytest.mark.parametrize("missing", [{0}, {1}, {3}, {0, 1}, {1, 2}, {0, 1, 2, 3}, {0, 2}])
+@pytest.mark.parametrize("stays", [False, True], ids=["once", "stays"])
+def test_pointers_that_one_answer_leaves_out_are_read_and_two_answers_are_believed(
+    missing: set[int],
+    stays: bool,
+) -> None:
+    async def work() -> None:
+        world = Followed()
+        queue = world.lent = ForgetfulQueue(world.sick, world.clock)
+        world.follower = LogFollower(queue, world.read, EventLog(world.clock))
+        for _ in range(4):
+            await (world.publish() if world.published else world.start())
+        queue.missing, queue.answers = frozenset(missing), 100 if stays else 1
+        await world.follow()
+        left = missing if stays else set()
+        read = [(10 * offset, 10 * offset + 10) for offset in range(4) if offset not in left]
+        for log in world.logs:
+            (audit,) = world.audits[log]
+            stream = audit.books.streams.get(100 + log.partition)
+            assert list(stream.account.delivered if stream else []) == list(RangeSet(read))
+        assert (world.nexts(), world.lacking()) == ([4] * LOGS, [])
         await world.follower.close()
 
     run_skipping(work())

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
 from memq.audit.checks.batch_index import read_entries
 from memq.audit.live.partition import PartitionAudit
 from memq.client.consumer.fetch.fetcher import ReadRange
@@ -25,6 +27,7 @@ from memq.errors import (
 from memq.format.pointer import Location, Pointer, read_pointer
 from memq.limits import KIB, POLL_BYTES_MAX
 from memq.notification import Entry
+from memq.notification.log_reader import first_of, first_run
 from memq.notification.remote import Polled, RemoteQueue
 from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
@@ -92,6 +95,19 @@ class LogFollower:
     # ---- inside --------------------------------------------------------------------------------------
 
     async def _poll(self, offsets: dict[ReadPartition, int]) -> list[Polled]:
+        """Ask for several logs, and take each answer up to its first hole.
+
+        One that begins with a hole is asked for again, as in `memq.notification.log_reader`: entries that one answer
+        leaves out may be there.
+        """
+        answer = await self._ask(offsets)
+        doubtful = {each.partition: offsets[each.partition] for each in answer if _begins_with_hole(each, offsets)}
+        if doubtful:
+            second = {each.partition: each for each in await self._ask(doubtful)}
+            answer = [_fuller(each, second.get(each.partition)) for each in answer]
+        return [msgspec.structs.replace(each, entries=first_run(each.entries)) for each in answer]
+
+    async def _ask(self, offsets: dict[ReadPartition, int]) -> list[Polled]:
         """Ask for several logs; when all of them fail, each has the error."""
         try:
             return await self._queue.poll(offsets, 0, POLL_BYTES_MAX)
@@ -207,6 +223,17 @@ class LogFollower:
 
     def _probe_died(self, error: BaseException) -> None:
         self._died = error
+
+
+def _begins_with_hole(polled: Polled, offsets: Mapping[ReadPartition, int]) -> bool:
+    return polled.error is None and first_of(polled.entries) > max(offsets[polled.partition], polled.span.begin)
+
+
+def _fuller(one: Polled, other: Polled | None) -> Polled:
+    """Return the second answer, unless the first one begins earlier."""
+    if other is None or (other.error is None and first_of(one.entries) < first_of(other.entries)):
+        return one
+    return other
 
 
 def _next_of(audits: Sequence[PartitionAudit]) -> int:
