@@ -42,7 +42,6 @@ ASPECTS = (
     "audit-command",
     "auditor",
 )
-NAMED_ONLY = ("auditor",)  # seeds do not draw it while a finding of it is open (docs/roadmap.md)
 SCALE = "thin"  # the aspect that the others scale with
 ASPECT_RATE = 0.3
 SWEEP_AGE_MS = 100_000  # calls take up to 20 s each way: late by 8 s, behind a cut link of 8 s, by a paused process
@@ -91,7 +90,6 @@ def draw_plan(
 ) -> Plan:
     """Draw the cluster of a seed; the aspects too, each for some seeds, unless they are given."""
     draw = random.Random(f"{seed}/aspects")
-    drawn = tuple(name for name in ASPECTS if draw.random() < ASPECT_RATE and name not in NAMED_ONLY)
     names = drawn if aspects is None else aspects
     retry_ms = _draw_retry_ms(seed, level) if "direct" in names else 0
     plan = _draw_bare_plan(seed, level, producers, retry_ms)
