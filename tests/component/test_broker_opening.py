@@ -409,6 +409,34 @@ def test_an_owner_proves_its_end_by_the_coordinator_or_by_publishing() -> None:
     run(work())
 
 
+def test_where_a_queue_refuses_by_age_the_end_covers_late_pointers_of_earlier_owners(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A Kafka node that lags does not show them; behind an `opened` that no earlier owner can follow there are none."""
+    monkeypatch.setattr(MemoryQueue, "refuses_by_age", property(lambda _: True))
+
+    async def work() -> None:
+        async with owning() as (broker, _, topic):
+            processor = processor_of(broker, topic)
+            own = processor.owned()
+            log = cast(MemoryQueue, broker.services.queue).log(processor.read_partition)
+
+            async def length() -> int:
+                assert await processor.proven_end() == log.end
+                return log.end
+
+            log.entries.append(replace(log.entries[-1], offset=log.end))  # it landed late
+            assert await length() == 3
+            assert await length() == 4, "another one may have landed"
+            own.owned_s = own.published_s - own.stale_publish_s - CLOCK_ERROR_MS / 1000
+            assert await length() == 5, "at the last moment at which one can land"
+            own.owned_s -= 0.001
+            assert await length() == 5
+            assert await length() == 5
+
+    run(work())
+
+
 def test_an_owner_that_met_a_higher_epoch_proves_no_end_whatever_the_coordinator_says() -> None:
     async def work() -> None:
         async with owning() as (broker, _, topic):

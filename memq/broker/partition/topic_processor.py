@@ -273,15 +273,15 @@ class TopicProcessor:
         """Return an end behind all pointers that this owner and those before it acked before this call.
 
         A Kafka node that lags shows an earlier end and no higher epoch. So the end is what this owner has read or
-        published. The opening proves it, or a fresh read of the assignment: a question does not make the log grow. Only
-        without the coordinator's answer `opened` is published once more. What this leaves to the queue's own answer is
-        the pointer of an earlier owner that landed after the opening. Raises: MovedError, DrainingError.
+        published. An own pointer that was handed over after the call proves it: the opening, or `opened` once more.
+        When no pointer of an earlier owner can lie behind the own ones, a fresh read of the assignment proves it, too:
+        then a question does not make the log grow. Raises: MovedError, DrainingError.
         """
         asked_s = self._now()
         if self.own is None or self.failure is not None:  # else it has an end also while it drains
             await self.ready()
-        own = self.owned()
-        if own.published_s <= asked_s and not await self._confirm(own):
+        own, by_age = self.owned(), self.services.queue.refuses_by_age
+        if own.published_s <= asked_s and not (own.is_settled(by_age=by_age) and await self._confirm(own)):
             await self._state()
         return own.known_end()
 
