@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from typing import TypeVar
 
 from memq.client.link_pool import LinkPool
 from memq.client.metadata import ClusterMetadata
-from memq.errors import MovedError, NotReadyError, RetryableError
+from memq.errors import MovedError, NotReadyError, RetryableError, TimedOutError
 from memq.notification import Span
 from memq.notification.remote import RemoteQueue
 from memq.protocol.frames import Api
@@ -20,12 +20,15 @@ from memq.runtime.network import Runtime
 from memq.topic import ReadPartition, Topic
 
 Found = TypeVar("Found")
-SPANS_S_MAX = 10.0  # a dead owner is replaced sooner
+SPANS_S_MAX = 10.0  # for those who ask again: a dead owner is replaced after its session, 10 s by default
 RETRY_S_BASE, RETRY_S_MAX = 0.05, 1.0
 
 
 class OwnerRequests:
-    """`answer_s` is how long one owner may take. The requests must be ones that may be made twice."""
+    """`answer_s` is how long one owner may take, with all tries for a span.
+
+    The requests must be ones that may be made twice.
+    """
 
     def __init__(self, runtime: Runtime, pool: LinkPool, metadata: ClusterMetadata, answer_s: float) -> None:
         self._runtime = runtime
@@ -46,21 +49,37 @@ class OwnerRequests:
     async def spans(self, log: ReadPartition, writers: Sequence[int]) -> list[Span]:
         """Return the span of a log as the owners of the write partitions `writers` have it.
 
-        An owner that has not answered within `SPANS_S_MAX` is left out. Raises: what an owner says against it.
+        Raises: TimedOutError when one of them has not answered: the end that the others know may leave its records out;
+        what an owner says against it.
         """
-        asks = (self._span(log, writer) for writer in dict.fromkeys(writers))
-        return [span for span in await asyncio.gather(*asks) if span is not None]
+        return await asyncio.gather(*(self._span(log, writer) for writer in dict.fromkeys(writers)))
 
-    async def _span(self, log: ReadPartition, writer: int) -> Span | None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(SPANS_S_MAX):
+    async def _span(self, log: ReadPartition, writer: int) -> Span:
+        errors: deque[RetryableError] = deque(maxlen=1)
+        try:
+            async with asyncio.timeout(self._answer_s):
                 return await self._until_answered(
-                    log.topic, log.topic_id, writer, lambda link: RemoteQueue(link.request).owner_span(log, writer)
+                    log.topic,
+                    log.topic_id,
+                    writer,
+                    lambda link: RemoteQueue(link.request).owner_span(log, writer),
+                    errors.append,
                 )
-        return None
+        except TimeoutError as error:
+            said = "".join(f": {each}" for each in errors)
+            raise TimedOutError(
+                f"the owner of partition {writer} of topic '{log.topic}' did not say within {self._answer_s:g} s where"
+                f" its log ends{said}",
+                hint=f"check the broker that 'memq topic describe {log.topic}' names as the owner",
+            ) from error
 
     async def _until_answered(
-        self, name: str, topic_id: str, partition: int, request: Callable[[Link], Awaitable[Found]]
+        self,
+        name: str,
+        topic_id: str,
+        partition: int,
+        request: Callable[[Link], Awaitable[Found]],
+        failed: Callable[[RetryableError], None] = lambda _: None,
     ) -> Found:
         tries = 0
         while True:
@@ -68,6 +87,7 @@ class OwnerRequests:
                 return await self._ask(name, topic_id, partition, request)
             except RetryableError as error:
                 tries += 1
+                failed(error)
                 if isinstance(error, MovedError) and error.address:
                     self._metadata.moved(name, topic_id, partition, error.address)
                 delay_s = backoff_s(self._runtime.random, tries, base_s=RETRY_S_BASE, most_s=RETRY_S_MAX)

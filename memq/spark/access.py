@@ -13,7 +13,7 @@ from memq.client.consumer.fetch.fetcher import BatchFetcher
 from memq.client.consumer.offset_resolver import OffsetResolver
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
 from memq.client.metadata import ClusterMetadata
-from memq.client.owner_requests import SPANS_S_MAX, OwnerRequests
+from memq.client.owner_requests import OwnerRequests
 from memq.compaction.files import ColdFiles
 from memq.compaction.reader import ColdReader
 from memq.errors import InvalidSettingError, NotFoundError
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 
 TOPIC_S_MAX = 10.0
+OWNERS_S_MAX = 30.0  # a dead owner is replaced sooner, and a batch read does not ask again
 
 
 def open_queue(options: ReadOptions, runtime: Runtime) -> SqliteQueue | KafkaQueue:
@@ -150,7 +151,7 @@ async def _through_broker(options: ReadOptions, runtime: Runtime) -> AsyncIterat
             runtime,
             place,
             pool,
-            OwnerRequests(runtime, pool, metadata, SPANS_S_MAX),
+            OwnerRequests(runtime, pool, metadata, OWNERS_S_MAX),
         )
     finally:
         if stores is not None:

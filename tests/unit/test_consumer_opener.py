@@ -31,6 +31,7 @@ from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
 from memq.storage_handlers.confirmed_reads import ConfirmedReads
 from memq.topic import Committed, Position, ReadPartition, Topic, TopicSettings, Totals, equal_slots
+from tests.brokers import log_lines
 from tests.skipping_loop import run_skipping, skip, skipping_runtime
 from tests.unit.queue_model import Block, Log
 from tests.unit.test_consumer_flow import read
@@ -230,7 +231,7 @@ def test_a_partition_that_can_not_be_opened_delays_no_other(run: Run) -> None:
     run(work, waiting=[SLOW], start="end")
 
 
-def test_a_log_that_refuses_is_asked_again_while_others_are_opened(run: Run) -> None:
+def test_a_log_that_refuses_is_asked_again_while_others_are_opened(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     async def work(member: Member) -> None:
         refusals: list[MemqError] = [DeniedError("not you"), QueueError("away")]
         span = member.answers.span
@@ -249,6 +250,10 @@ def test_a_log_that_refuses_is_asked_again_while_others_are_opened(run: Run) -> 
         assert list(member.reading.assigned) == [MOVED, SLOW]
 
     run(work, granted=None, start="end")
+    assert log_lines(caplog) == [
+        "consumer.retry: DeniedError: not you; trying again",
+        "consumer.retry: QueueError: away; trying again",
+    ]
 
 
 @pytest.mark.parametrize("outcome", [True, False])

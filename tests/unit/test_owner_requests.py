@@ -220,15 +220,23 @@ def test_each_owner_that_writes_to_a_log_shows_its_span_also_after_a_move_and_a_
     run(test)
 
 
-def test_an_owner_that_does_not_answer_in_time_shows_no_span(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner_requests, "SPANS_S_MAX", 0.05)
+@pytest.mark.parametrize(
+    "error", [None, NotReadyError("its log is lost", retry_after_ms=9)], ids=["silent", "not ready"]
+)
+def test_an_owner_that_does_not_answer_in_time_is_named_and_no_span_goes_without_it(error: MemqError | None) -> None:
+    """The others' spans were taken for all: a bounded read left its records out without a word."""
 
     async def test(broker: ToyBroker) -> None:
         owner = Owner()
-        owner.silent = 1
-        owners, _ = await asked(broker, owner)
-        assert await owners.spans(LOG, [0]) == []
-        assert owner.spans == [0]
+        owner.silent = 1 if error is None else 0
+        owner.errors = [] if error is None else [error] * 1_000
+        owners, _ = await asked(broker, owner, answer_s=0.05)
+        said = "" if error is None else ": its log is lost"
+        text = f"the owner of partition 0 of topic 'clicks' did not say within 0.05 s where its log ends{said}"
+        with pytest.raises(TimedOutError) as caught:
+            await owners.spans(LOG, [0])
+        assert str(caught.value) == text
+        assert owner.spans[0] == 0
 
     run(test)
 

@@ -78,7 +78,8 @@ class Opener:
             await self._kicked.wait()
 
     async def _back_off(self, error: MemqError) -> None:
-        """Wait before the next try; the user sees what does not pass by itself."""
+        """Log a failure, and wait before the next try; the user sees what does not pass by itself."""
+        self._events.warning("consumer.retry", f"{type(error).__name__}: {error}; trying again")
         if not isinstance(error, RetryableError):
             self.failure = error
         self._changed()
