@@ -18,10 +18,11 @@ from memq.client.link_pool import LinkPool
 from memq.client.metadata import ClusterMetadata
 from memq.client.producer.aio_producer import AsyncProducer
 from memq.client.producer.window_events import OpenFailed, OpenStream, Sealed, Tick
-from memq.errors import MovedError, NotReadyError, ThrottledError
+from memq.errors import MovedError, NotReadyError, ThrottledError, UnreachableError
 from memq.format.pointer import decode_pointer
+from memq.governor import Assignment
 from memq.governor.memory import MemoryCoordinator
-from memq.notification import Span
+from memq.notification import Publication, Span
 from memq.notification.memory import MemoryQueue
 from memq.notification.remote import RemoteQueue
 from memq.protocol.frames import Api, Frame
@@ -29,7 +30,7 @@ from memq.protocol.messages import Metadata, Owner, TopicMetadata
 from memq.runtime.clock import SystemClock
 from memq.runtime.network import Runtime, parse_address
 from memq.topic import ReadPartition, Topic, TopicSettings, equal_slots
-from tests.brokers import run
+from tests.brokers import run, until
 from tests.component.test_broker_cluster import Rig, rig
 from tests.unit.test_producer_window import block, moved, new_window
 
@@ -140,6 +141,33 @@ def test_an_owner_that_has_not_opened_yet_opens_before_it_shows_an_end(end: str 
     run(scenario())
 
 
+@pytest.mark.parametrize("known", ["new", "set back", "away"])
+def test_a_question_for_the_end_opens_no_partition_that_was_never_opened(known: str) -> None:
+    """An audit of a new topic with many partitions opened them all. A coordinator that was set back proves nothing."""
+
+    async def scenario() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one")
+            topic = await one.partitions.create("clicks", 1, TopicSettings(), exist_ok=False)
+            log = topic.read_partition_of(0)
+            if known == "set back":
+                await cluster.queue.publish(
+                    Publication(log, 0, 7, cluster.runtime.clock.wall_ms(), b"of a later epoch")
+                )
+            if known == "away":
+                one.services.coordinator.assignment = away  # type: ignore[method-assign]
+            address = parse_address(one.address)
+            link = (await LinkPool(cluster.runtime, [address]).session(address)).link
+            asking = asyncio.create_task(RemoteQueue(link.request).owner_span(log, 0))
+            if known == "new":
+                assert await asking == Span(0, 0)
+            await until(lambda: asking.done() or bool(one.partitions.processors))
+            assert bool(one.partitions.processors) == (known != "new")
+            asking.cancel()
+
+    run(scenario())
+
+
 def test_a_replaced_owner_that_does_not_know_it_shows_no_end() -> None:
     async def scenario() -> None:
         async with rig() as cluster:
@@ -163,6 +191,11 @@ def test_a_replaced_owner_that_does_not_know_it_shows_no_end() -> None:
                 await RemoteQueue(link.request).owner_span(topic.read_partition_of(0), 0)
 
     run(scenario())
+
+
+async def away(topic_id: str, partition: int) -> Assignment:
+    """Be a coordinator that does not answer."""
+    raise UnreachableError("away")
 
 
 async def nothing() -> None:

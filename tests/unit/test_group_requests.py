@@ -153,6 +153,9 @@ class Topics:
             raise NotFoundError(f"topic '{name}' does not exist")
         return Topic(name=name, id=topic_id, created_ms=0, settings=TopicSettings(), partitions=equal_slots(COUNT))
 
+    def owns(self, topic: Topic, partition: int) -> bool:
+        return partition == 1
+
     def processor(self, topic: Topic, partition: int, *, to_end: bool) -> Processor:
         assert to_end == ((topic.id, partition) in self.processors), "what is at work answers until it is drained"
         if partition != 1:

@@ -44,6 +44,7 @@ WAIT_MS_MAX = 30_000
 POLL_PARTITIONS_MAX = 10_000
 LOG_S_MAX = 5.0  # for the log of one partition of a POLL; a log that takes longer fails alone
 LOGS_S_MAX = 10.0  # for all logs of a POLL; the next POLL reads those that are left
+CONFIRM_S = 2.0  # the time that the coordinator has to say that a partition is new; without its answer it is opened
 Found = TypeVar("Found")
 _JSON = msgspec.json.Decoder(msgspec.Raw)
 
@@ -83,7 +84,8 @@ class GroupRequests:
     async def poll_spans(self, call: Call[PollSpans]) -> Answer:
         """Return the span of each log, or its error.
 
-        An owner that is asked as such opens the partition, and proves its end (`TopicProcessor.proven_end`).
+        An owner that is asked as such opens the partition, and proves its end (`TopicProcessor.proven_end`). One that
+        no broker has ever opened stays closed.
 
         Raises: as `poll_entries`; MovedError, NotReadyError when another broker is the owner that has to answer, or no
         end could be proved.
@@ -112,12 +114,29 @@ class GroupRequests:
 
     async def _proven_end(self, topic: Topic, writer: int) -> int:
         at_work = (topic.id, writer) in self._partitions.processors  # then also while the broker drains
+        if not at_work and await self._is_new(topic, writer):
+            return 0
         processor = self._partitions.processor(topic, writer, to_end=at_work)
         try:
             async with asyncio.timeout(LOG_S_MAX):
                 return await processor.proven_end()
         except TimeoutError as error:
             raise NotReadyError(f"{processor.name}: its owner proved no end within {LOG_S_MAX:g} s") from error
+
+    async def _is_new(self, topic: Topic, writer: int) -> bool:
+        """Whether no broker has ever opened a partition of this one, so that nothing was acked there.
+
+        The coordinator says so by a fresh read, and the log is empty: a coordinator that was set back proves nothing.
+        """
+        if not self._partitions.owns(topic, writer):
+            return False
+        try:
+            async with asyncio.timeout(CONFIRM_S):
+                if (await self._services.coordinator.assignment(topic.id, writer)).epoch:
+                    return False
+                return (await self._pointers.span(topic.read_partition_of(writer))).end == 0
+        except (MemqError, TimeoutError):
+            return False
 
     async def poll_entries(self, call: Call[PollEntries]) -> Answer:
         """Return what each log has; one that fails has its error in the answer, and the others are read.
