@@ -34,7 +34,12 @@ cluster-demo: $(CLUSTER)        ## the same on three brokers, S3, Kafka and ZooK
 spark-demo: $(SPARK)            ## the same records in Spark: delays in batch and as a stream, equal to pandas'
 	@$(PYTHON) examples/spark_demo.py
 
-check: tools lint types imports ## everything that CI runs
+# Types take a minute of one core; the other one meanwhile has the lint, and compiles all tests for the workers.
+check: tools $(DEV)             ## everything that CI runs
+	@$(MAKE) --no-print-directory types & types=$$!; \
+	  $(MAKE) --no-print-directory lint imports; others=$$?; \
+	  $(PYTHON) -m pytest -qq --collect-only tests >/dev/null; \
+	  wait $$types && exit $$others
 	$(PYTEST) --durations=25 tests
 	@$(MUTATE) --gate --sample 18 --hand-sample 9 --seed $(COMMIT) --seconds 100 --jobs 2
 
