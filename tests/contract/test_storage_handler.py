@@ -10,6 +10,7 @@ from awscrt.checksums import crc32c
 from memq.errors import CorruptDataError, InvalidRequestError, NotFoundError, ObjectExistsError
 from memq.storage_handlers import Buffer, StorageHandler
 from tests.contract.stores import over_stores
+from tests.soak import repetitions
 
 KEY = "c/topics/clicks/0a0b0c0d/7f/2026-01-02/03/0-1-5"
 
@@ -80,7 +81,7 @@ async def test_one_of_many_racing_puts_wins_and_the_others_know(store: StorageHa
         assert all(result is None or isinstance(result, ObjectExistsError) for result in results)
         assert await store.get(key) == winners[0]
 
-    await asyncio.gather(*(race(f"race/{turn}") for turn in range(20)))
+    await asyncio.gather(*(race(f"race/{turn}") for turn in range(repetitions(few=8, many=20))))
 
 
 @over_stores
@@ -146,7 +147,7 @@ async def test_a_listing_is_by_key_and_by_any_prefix(store: StorageHandler) -> N
 
 @over_stores
 async def test_a_listing_has_pages_without_a_seam(store: StorageHandler) -> None:
-    expected = [f"many/{number:05d}" for number in range(2_100)]
+    expected = [f"many/{number:05d}" for number in range(repetitions(few=1_050, many=2_100))]  # pages hold 1,000
     for start in range(0, len(expected), 100):  # more at once would wait for each other too long on a slow machine
         await asyncio.gather(*(put(store, key, b"") for key in expected[start : start + 100]))
     assert await keys(store) == expected
