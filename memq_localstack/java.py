@@ -11,6 +11,15 @@ from pathlib import Path
 from memq_localstack.errors import LocalstackError
 
 RELEASE_MIN = 17  # what Kafka 4 asks for
+# Options of a virtual machine that lives for seconds or minutes: it starts fast and stays small. The verification of
+# classes takes a quarter of a start; the jars are those of Maven and PyPI, whose checksums were compared.
+SMALL = (
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:-UsePerfData",
+    "-XX:+UnlockDiagnosticVMOptions",  # else the next one is refused
+    "-XX:-BytecodeVerificationRemote",
+)
 
 
 def find_java() -> str:

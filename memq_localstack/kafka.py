@@ -9,13 +9,12 @@ from pathlib import Path
 
 from memq_localstack.errors import LocalstackError
 from memq_localstack.jars import class_path, one_at_a_time
-from memq_localstack.java import find_java
+from memq_localstack.java import SMALL, find_java
 from memq_localstack.launch import Launch
 from memq_localstack.ports import HOST
 
 PORTS = 2  # the clients', the controller's
 CLUSTER_ID = "bWVtcS1sb2NhbHN0YWNrMQ"  # base64 of 16 bytes
-SMALL = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")  # starts fast, stays small
 HEAP = "-Xmx512m"
 FORMAT_TIMEOUT_S = 240
 FORMATTED_BY = ("node.id", "process.roles", "log.dirs", "log.dir", "metadata.log.dir")  # what the new folder depends on

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from memq_localstack.jars import class_path
-from memq_localstack.java import find_java
-from memq_localstack.kafka import SMALL
+from memq_localstack.java import SMALL, find_java
 from memq_localstack.launch import Launch
 from memq_localstack.ports import HOST
 

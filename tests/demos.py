@@ -7,11 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from memq_localstack.java import SMALL
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
-
-
-# What Java reads in any process: a demo lives for seconds, and its best compiler would be at work for all of them.
-SHORT_LIVED = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
 
 def run_demo(name: str, folder: Path, records: int, timeout_s: float) -> str:
@@ -19,7 +17,7 @@ def run_demo(name: str, folder: Path, records: int, timeout_s: float) -> str:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py"), "--records", str(records)],
         cwd=folder,
-        env={**os.environ, "JAVA_TOOL_OPTIONS": SHORT_LIVED},
+        env={**os.environ, "JAVA_TOOL_OPTIONS": " ".join(SMALL)},
         capture_output=True,
         text=True,
         timeout=timeout_s,

@@ -16,6 +16,8 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
+from memq_localstack.java import SMALL
+
 
 def killed_once(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
     """Pass rows on; the first try of the first task ends with SIGKILL when some of them have gone."""
@@ -32,10 +34,10 @@ def main(master: str, brokers: str, topic: str) -> None:
     settings = {
         "spark.cores.max": "2",
         "spark.executor.cores": "1",
-        "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        "spark.executor.extraJavaOptions": " ".join(SMALL),
         "spark.executor.memory": "512m",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        "spark.driver.extraJavaOptions": " ".join(SMALL),
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "512m",
         "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from memq_localstack.java import SMALL
 from memq_localstack.spark import spark_environment
 from tests.servers import DevServer, dev_server
 
 ROOT = Path(__file__).parents[2]
 CONFIG = {
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    "spark.driver.extraJavaOptions": " ".join(SMALL),
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "768m",
     "spark.sql.python.filterPushdown.enabled": "true",

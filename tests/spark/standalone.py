@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyspark
 
+from memq_localstack.java import SMALL
 from memq_localstack.launch import Launch, Server
 from memq_localstack.ports import HOST, free_ports
 from memq_localstack.spark import spark_environment
@@ -16,7 +17,7 @@ from tests.spark.conftest import ROOT
 SPARK_HOME = Path(pyspark.__file__).parent
 MASTER, WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
 MEMORY = "512m"  # of each worker, all of it for one executor
-JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"  # they live for seconds
+JAVA_OPTIONS = " ".join(SMALL)
 
 
 @contextmanager
