@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
@@ -13,13 +14,17 @@ import pytest
 
 import memq
 from memq.audit.finding import Finding
+from memq.audit.live import service
+from memq.audit.live.damage_names import NAME_TRIES, DamageNames
 from memq.audit.live.group_reports import GroupReports, Page
-from memq.audit.live.service import NAME_TRIES, LiveAudit, live_audit
+from memq.audit.live.service import LiveAudit, live_audit
 from memq.audit.live.storage.database import Database, SqliteDatabase
+from memq.audit.live.storage.store import AuditStore
 from memq.audit.live.view import AuditView, TopicSummary
 from memq.audit.minutes import MinuteRow
 from memq.cli import main
 from memq.cli.cluster.embedded_services import auditor_beside, database_at
+from memq.client.admin.aio_admin import AsyncAdmin
 from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.aio_consumer import AsyncConsumer
 from memq.client.link_pool import LinkPool, bootstrap_addresses
@@ -33,7 +38,7 @@ from memq.runtime.network import Runtime
 from memq.testing import Cluster
 from memq.topic import AUDIT_GROUP, Position, ReadPartition
 from tests.postgres import postgres_url
-from tests.skipping_loop import run_skipping, skipping_runtime
+from tests.skipping_loop import run_skipping
 from tests.unit.audited import TOPIC, data_pointer
 
 KEEP_MS = 86_400_000
@@ -197,18 +202,16 @@ def test_an_auditor_that_comes_later_says_the_same(cluster: Cluster, tmp_path: P
         with_database(first, compare)
 
 
-class Halting:
-    """Something that is asked again and again, and fails every second time."""
+def halting(ask: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Return a method that is asked again and again, and fails every second time."""
+    asked = itertools.count()
 
-    def __init__(self, ask: Callable[..., Awaitable[Any]]) -> None:
-        self._ask = ask
-        self._asked = 0
-
-    async def __call__(self, *arguments: Any) -> Any:
-        self._asked += 1
-        if self._asked % 2:
+    async def call(*arguments: Any, **options: Any) -> Any:
+        if next(asked) % 2:
             raise UnreachableError("not this time")
-        return await self._ask(*arguments)
+        return await ask(*arguments, **options)
+
+    return call
 
 
 class OneByOne(GroupReports):
@@ -228,20 +231,18 @@ class OneByOne(GroupReports):
 
 
 @pytest.mark.parametrize("trouble", ["one home after the other", "topics are not named", "homes are not had"])
-def test_no_report_is_passed_over_in_trouble(trouble: str, tmp_path: Path) -> None:
+def test_no_report_is_passed_over_in_trouble(trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A report that was read and not taken would be missing for ever: its minutes would be unknown."""
+    if trouble == "one home after the other":
+        monkeypatch.setattr(service, "GroupReports", OneByOne)
+    elif trouble == "topics are not named":
+        monkeypatch.setattr(AsyncAdmin, "topics", halting(AsyncAdmin.topics))
+    else:
+        monkeypatch.setattr(AuditStore, "take_home", halting(AuditStore.take_home))
     cluster = Cluster(audit=True, audit_interval_ms=100, audit_partitions=2)
 
     async def work(database: Database) -> None:
         async with live_audit(cluster.address, database, KEEP_MS, Runtime()) as audit:
-            if trouble == "one home after the other":
-                reports = audit._reports
-                assert isinstance(reports, GroupReports)
-                audit._reports = OneByOne(reports._consumer, reports._queue, reports._topic)
-            elif trouble == "topics are not named":
-                audit._ask_topics = Halting(audit._ask_topics)
-            else:
-                audit._store.take_home = Halting(audit._store.take_home)  # type: ignore[assignment, method-assign]
             summary = await until([audit], database, all_of(RECORDS))
         assert (summary.row.word(), summary.row.word("g")) == ("ok", "ok")
 
@@ -381,18 +382,17 @@ def test_a_damage_that_can_not_be_named_stops_the_reports_for_three_rounds_alone
         await fail()
 
     async def work() -> None:
-        nothing = cast("Any", None)
-        audit = LiveAudit(
-            nothing, nothing, cast("Any", Queue()), cast("Any", read), nothing, nothing, skipping_runtime(), KEEP_MS
-        )
+        names, log = DamageNames(cast("Any", Queue()), cast("Any", read)), TOPIC.read_partition_of(0)
         damage = ReportedDamage(object="c/x", block=1, offset=7, records=5, cause="checksum")
         for _ in range(NAME_TRIES - 1):
             with pytest.raises(RetryableError, match="within 5 s" if hangs else "no leader"):
-                await audit._named_damage(TOPIC, 0, damage)
+                await names.find(log, damage)
         for _ in range(5):
-            assert await audit._named_damage(TOPIC, 0, damage) == [damage]
+            assert await names.find(log, damage) == [damage]
         assert asked == NAME_TRIES, "the other damages of this log are not asked for"
-        await audit.close()
+        names.forget()
+        with pytest.raises(RetryableError):
+            await names.find(log, damage)
 
     run_skipping(work())
 

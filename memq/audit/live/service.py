@@ -8,16 +8,15 @@ read. So a death at any moment costs only time: whoever comes next reads on from
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 import msgspec
 
-from memq.audit.checks.batch_index import named, read_entries, read_headers
 from memq.audit.held import AskHeld
 from memq.audit.holders import Holders
+from memq.audit.live.damage_names import DamageNames
 from memq.audit.live.group_reports import GroupReports, Page
 from memq.audit.live.holder_follower import HolderFollower
 from memq.audit.live.log_follower import LogFollower
@@ -30,9 +29,7 @@ from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.aio_consumer import AsyncConsumer
 from memq.client.consumer.fetch.fetcher import ReadRange
 from memq.client.link_pool import LinkPool, bootstrap_addresses
-from memq.errors import FencedError, MemqError, NotFoundError, RetryableError, StoreError
-from memq.format.object import BlockEntry
-from memq.format.pointer import Pointer, read_pointer
+from memq.errors import FencedError, MemqError, NotFoundError, RetryableError
 from memq.format.report import AUDIT_TOPIC, Report, ReportedDamage, ReportPart, decode_report, home_of
 from memq.notification.remote import RemoteQueue
 from memq.runtime.logs import EventLog
@@ -45,8 +42,6 @@ IDLE_ROUNDS = 5  # a write partition that nobody reports about is looked at once
 TOPICS_EVERY_ROUNDS = 10
 PRUNE_EVERY_ROUNDS = 600
 SICK_HOME_ROUNDS = 30  # between two questions for the end of a home whose log does not answer
-NAME_TRIES = 3  # rounds in which pointer and index of a damage are asked for
-NAME_S = 5.0  # for both
 ASK_AGAIN_ROUNDS = 10  # between two questions to brokers about records that one of them holds, or may hold
 
 ListTopics = Callable[[], Awaitable[Sequence[Topic]]]  # those that are audited; raises RetryableError
@@ -78,9 +73,8 @@ class LiveAudit:
     ) -> None:
         self._reports = reports
         self._ask_topics = topics
-        self._queue = queue
-        self._read = read
         self._store = store
+        self._names = DamageNames(queue, read)
         self._clock = runtime.clock
         self._keep_ms = keep_ms
         self._owner = f"{runtime.random.getrandbits(64):016x}"
@@ -90,7 +84,6 @@ class LiveAudit:
         self._outage = self._events.outage("audit.stopped", "audit.goes-on")
         self._homes: dict[int, _Home] = {}
         self._page: Page | None = None  # what was heard last, until it is taken: when that fails, it is taken again
-        self._unnamed: Counter[ReadPartition] = Counter()  # how often damages of this page could not be named, by log
         self._touched: dict[Key, None] = {}  # that reports were heard about, and not yet judged behind them
         self._topics: dict[str, Topic] = {}
         self._round = 0
@@ -164,7 +157,7 @@ class LiveAudit:
             if home is not None and self._page is not None:
                 await self._take_page(home, page)
             self._page = None
-            self._unnamed.clear()
+            self._names.forget()
         return False
 
     async def _caught_up(self, number: int, home: _Home) -> bool:
@@ -223,57 +216,9 @@ class LiveAudit:
             found += (
                 [damage]
                 if damage.producer or topic is None
-                else await self._named_damage(topic, part.partition, damage)
+                else await self._names.find(topic.read_partition_of(part.partition), damage)
             )
         return msgspec.structs.replace(part, damages=tuple(found))
-
-    async def _named_damage(self, topic: Topic, partition: int, damage: ReportedDamage) -> list[ReportedDamage]:
-        """Name a damage. After NAME_TRIES it keeps no name: all other reports wait for this one.
-
-        Raises: RetryableError, to hear the page again in the next round.
-        """
-        log = topic.read_partition_of(partition)
-        if self._unnamed[log] >= NAME_TRIES:
-            return [damage]
-        try:
-            async with asyncio.timeout(NAME_S):
-                return await self._looked_up(log, damage)
-        except TimeoutError as error:
-            failed: RetryableError = StoreError(f"a damage in {log} could not be named within {NAME_S:g} s")
-            failed.__cause__ = error
-        except RetryableError as error:
-            failed = error
-        self._unnamed[log] += 1
-        if self._unnamed[log] >= NAME_TRIES:
-            return [damage]
-        raise failed
-
-    async def _looked_up(self, log: ReadPartition, damage: ReportedDamage) -> list[ReportedDamage]:
-        pointer = await self._pointer_at(log, damage.offset)
-        if pointer is None:
-            return [damage]
-        try:
-            entries = await read_entries(self._read, pointer.locations[0])
-        except RetryableError:
-            raise
-        except MemqError:
-            entries = await self._headers(pointer, damage.block)
-        return named(damage, pointer, entries)
-
-    async def _headers(self, pointer: Pointer, count: int) -> Sequence[BlockEntry]:
-        try:
-            return await read_headers(self._read, pointer.locations[0], count)
-        except RetryableError:
-            raise
-        except MemqError:
-            return ()
-
-    async def _pointer_at(self, log: ReadPartition, offset: int) -> Pointer | None:
-        entries = await self._queue.read(log, offset, 1)
-        if not entries or entries[0].offset != offset:
-            return None
-        pointer = read_pointer(entries[0].body, newer="return")
-        return pointer if isinstance(pointer, Pointer) and pointer.locations else None
 
     # ---- topics --------------------------------------------------------------------------------------
 
