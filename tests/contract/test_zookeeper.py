@@ -97,8 +97,7 @@ async def until(coordinator: Coordinator, holds: Callable[[], Awaitable[bool]]) 
 
 def expire(coordinator: ZookeeperCoordinator, server: Server) -> None:
     """End a coordinator's session on purpose: ZooKeeper ends it when another client with its number says farewell."""
-    number, password = coordinator._session._client.client_id
-    double = KazooClient(server.address, client_id=(number, password))
+    double = KazooClient(server.address, client_id=coordinator.session.identity)
     double.start()
     double.stop()
     double.close()
@@ -227,13 +226,13 @@ async def test_who_leaves_releases_many_partitions_with_few_transactions(door: D
 def _transactions(coordinator: ZookeeperCoordinator) -> list[tuple[Operation, ...]]:
     """Note from now on what is handed to ZooKeeper at once."""
     noted: list[tuple[Operation, ...]] = []
-    change = coordinator._session.change
+    change = coordinator.session.change
 
     async def noting(*operations: Operation) -> None:
         noted.append(operations)
         await change(*operations)
 
-    coordinator._session.change = noting  # type: ignore[method-assign]
+    coordinator.session.change = noting  # type: ignore[method-assign]
     return noted
 
 
@@ -245,13 +244,13 @@ async def test_what_is_known_is_not_read_again_before_it_is_set_and_never_hides_
     await one.create_topic(topic(partitions=1))
     (first,) = await one.assignments()
     reads: list[str] = []
-    read = one._session.read
+    read = one.session.read
 
     async def noting(path: str, watch: Callable[[], None] | None = None) -> Node:
         reads.append(path)
         return await read(path, watch)
 
-    one._session.read = noting  # type: ignore[method-assign]
+    one.session.read = noting  # type: ignore[method-assign]
     second = await one.set_assignment(replace(first, broker="b1", epoch=1))
     assert reads == []
     with pytest.raises(VersionConflictError):
@@ -308,7 +307,7 @@ async def test_a_change_between_the_first_watch_and_its_first_read_is_reported(d
     async def notice() -> None:
         called.set()
 
-    asyncio.get_running_loop().call_soon(one._connected, False)  # comes before the task that `watch` begins
+    asyncio.get_running_loop().call_soon(one.session.connected, False)  # comes before the task that `watch` begins
     one.watch(notice)
     await called.wait()
 
@@ -392,7 +391,7 @@ async def test_the_event_loop_goes_on_while_kazoo_waits(door: Doors, server: Ser
 async def test_the_first_call_waits_for_a_server_that_stops_after_the_connection(door: Doors, server: Server) -> None:
     """It stops for longer than the session: that ends, and the next one is waited for."""
     one = door(session_timeout_ms="1500ms")
-    await one._session.start()
+    await one.session.start()
     server.pause()
     _tick(200, server, asyncio.Event())
     assert list(await one.brokers()) == []
@@ -466,7 +465,7 @@ def test_it_finds_back_to_a_server_that_was_set_back_to_an_old_backup(tmp_path: 
 async def test_a_path_belongs_to_one_cluster(door: Doors, server: Server) -> None:
     one = door()
     await one.topics()
-    other = open_zookeeper(server.address, one._address.path, cluster="other")
+    other = open_zookeeper(server.address, one.address.path, cluster="other")
     with pytest.raises(InvalidRequestError, match="belongs to cluster 'test', not 'other'"):
         await other.topics()
     await other.close()
@@ -486,7 +485,7 @@ async def test_nodes_of_their_creator_are_closed_to_others(door: Doors, server: 
 async def test_what_others_wrote_there_is_named(door: Doors, server: Server) -> None:
     one = door()
     await one.create_topic(topic(partitions=1))
-    path = f"{one._address.path}/topics/clicks"
+    path = f"{one.address.path}/topics/clicks"
 
     def spoil() -> None:
         client = KazooClient(server.address)

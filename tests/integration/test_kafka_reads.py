@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 
-from memq.errors import ClosedError, MemqError, QueueError
+from memq.errors import ClosedError, QueueError
 from memq.limits import MIB
 from memq.notification import Entry, Publication
-from memq.notification.kafka.admin import Asked, Place
+from memq.notification.kafka.admin import Asked, KafkaAdmin, Place
+from memq.notification.kafka.failures import LastErrors
+from memq.notification.kafka.library import consumer_of
 from memq.notification.kafka.names import Names
 from memq.notification.kafka.queue import KafkaQueue
+from memq.notification.kafka.reading import fetcher as fetcher_module
+from memq.notification.kafka.reading.fetcher import EntryFetcher
+from memq.notification.kafka.reading.offsets import Offsets
+from memq.notification.kafka.settings import KafkaSettings, kafka_settings
+from memq.notification.kafka.topic_metadata_cache import TopicMetadataCache
 from memq.runtime.clock import SystemClock
+from memq.runtime.logs import EventLog
+from memq.runtime.tasks import TaskOwner
 from memq_localstack.servers import Server
 from tests.contract.queues import HANG_S, STALE_MS, part
 from tests.integration.kafka import kafka_queue
@@ -36,31 +47,52 @@ async def _publish(queue: KafkaQueue, number: int, body: bytes) -> None:
     await queue.publish(Publication(part(number), number, 1, SystemClock().wall_ms(), body))
 
 
-def _note_fetches(queue: KafkaQueue) -> list[int]:
-    """Note from now on how many reads each consumer does together."""
-    noted: list[int] = []
-    fetch = queue._fetcher._fetch
+class _NotedConsumer:
+    """A consumer of the library, which notes how many partitions it is assigned together."""
 
-    def noting(loop: asyncio.AbstractEventLoop, reads: dict) -> None:  # type: ignore[type-arg]
-        noted.append(len(reads))
-        fetch(loop, reads)
+    def __init__(self, consumer: Consumer, noted: list[int]) -> None:
+        self.consumer, self.noted = consumer, noted
 
-    queue._fetcher._fetch = noting  # type: ignore[method-assign]
-    return noted
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        """See `Consumer.assign`."""
+        self.noted.append(len(partitions))
+        self.consumer.assign(partitions)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.consumer, name)
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many reads each consumer did together."""
+    found: list[int] = []
+    monkeypatch.setattr(fetcher_module, "consumer_of", lambda *given: _NotedConsumer(consumer_of(*given), found))
+    return found
+
+
+def _settings(address: str, prefix: str, **section: int) -> KafkaSettings:
+    given = {"prefix": prefix, **section}
+    return kafka_settings(f"kafka://{address}", {name: (value, "test") for name, value in given.items()})
+
+
+def _tasks() -> TaskOwner:
+    def failed(error: BaseException) -> None:
+        raise error
+
+    return TaskOwner(failed, EventLog(SystemClock()))
 
 
 def _bodies(entries: Sequence[Entry]) -> list[bytes]:
     return [entry.body for entry in entries]
 
 
-def test_reads_that_wait_are_done_together_and_each_gets_its_own(kafka: Server) -> None:
+def test_reads_that_wait_are_done_together_and_each_gets_its_own(kafka: Server, noted: list[int]) -> None:
     async def run() -> None:
         async with asyncio.timeout(HANG_S):
             writer = kafka_queue(kafka.address, prefix=PREFIX)
             await _fill(writer)
             await writer.close()
             queue = kafka_queue(kafka.address, prefix=PREFIX, fetchers_max=2)  # it has nothing in its cache
-            noted = _note_fetches(queue)
             small = [queue.read(part(number), number % 2, ALL) for number in range(PARTITIONS - 1)]
             long = [queue.read(part(PARTITIONS - 1), 0, 3_000), queue.read(part(PARTITIONS - 1), 2, 1)]
             *found, first, second = await asyncio.gather(*small, *long)
@@ -78,14 +110,15 @@ def test_reads_that_wait_are_done_together_and_each_gets_its_own(kafka: Server) 
     asyncio.run(run())
 
 
-def test_a_read_that_fails_or_is_given_up_leaves_the_others_alone(kafka: Server) -> None:
+def test_a_read_that_fails_or_is_given_up_leaves_the_others_alone(kafka: Server, noted: list[int]) -> None:
     async def run() -> None:
         async with asyncio.timeout(HANG_S):
             writer = kafka_queue(kafka.address, prefix=PREFIX + "alone.")
             await _fill(writer)
             await writer.close()
-            queue = kafka_queue(kafka.address, prefix=PREFIX + "alone.", fetchers_max=1, request_timeout_ms=5_000)
-            noted, fetcher = _note_fetches(queue), queue._fetcher
+            settings = _settings(kafka.address, PREFIX + "alone.", fetchers_max=1, request_timeout_ms=5_000)
+            tasks = _tasks()
+            fetcher = EntryFetcher(settings, SystemClock(), LastErrors(), tasks)
             topic = Names(PREFIX + "alone.").kafka_topic(part())
             reads = [asyncio.create_task(fetcher.fetch(topic, number, 0, 2, MIB)) for number in range(8)]
             reads.append(asyncio.create_task(fetcher.fetch(topic + "-gone", 0, 0, 2, MIB)))
@@ -102,27 +135,33 @@ def test_a_read_that_fails_or_is_given_up_leaves_the_others_alone(kafka: Server)
             ]
             assert sum(noted) == 8, "who was given up was not read"
             assert len(await fetcher.fetch(topic, 5, 0, 2, MIB)) == 2
-            await queue.close()
+            await fetcher.close()
             with pytest.raises(ClosedError):
                 await fetcher.fetch(topic, 5, 0, 2, MIB)
+            await tasks.stop()
 
     asyncio.run(run())
 
 
-def test_what_is_asked_of_many_partitions_at_once_is_one_request_whatever_it_is(kafka: Server) -> None:
+def test_what_is_asked_of_many_partitions_at_once_is_one_request_whatever_it_is(
+    kafka: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def run() -> None:
         async with asyncio.timeout(HANG_S):
-            queue = kafka_queue(kafka.address, prefix=PREFIX + "asked.")
-            await _fill(queue)
-            offsets, topic = queue._offsets, Names(PREFIX + "asked.").kafka_topic(part())
+            writer = kafka_queue(kafka.address, prefix=PREFIX + "asked.")
+            await _fill(writer)
+            await writer.close()
+            admin, tasks = KafkaAdmin(_settings(kafka.address, PREFIX + "asked."), LastErrors()), _tasks()
+            offsets = Offsets(admin, TopicMetadataCache(admin, SystemClock(), tasks), tasks)
+            topic = Names(PREFIX + "asked.").kafka_topic(part())
             noted: list[int] = []
-            list_ = queue._admin.list_offsets
+            list_ = KafkaAdmin.list_offsets
 
-            async def noting(asked: Mapping[Place, Asked], *, committed: bool = False) -> dict[Place, int | MemqError]:
+            async def noting(admin: KafkaAdmin, asked: Mapping[Place, Asked], **options: bool) -> Any:
                 noted.append(len(asked))
-                return await list_(asked, committed=committed)
+                return await list_(admin, asked, **options)
 
-            queue._admin.list_offsets = noting  # type: ignore[method-assign]
+            monkeypatch.setattr(KafkaAdmin, "list_offsets", noting)
             now_ms = SystemClock().wall_ms()
             asks = [
                 *(offsets.begin(topic, number) for number in range(0, PARTITIONS - 1, 2)),
@@ -132,6 +171,7 @@ def test_what_is_asked_of_many_partitions_at_once_is_one_request_whatever_it_is(
             found = await asyncio.gather(*asks)
             assert found == [*[0] * 20, *[2] * 19, 0, 0, None]
             assert noted == [PARTITIONS, 1], "a partition is asked one thing at a time"
-            await queue.close()
+            await tasks.stop()
+            await admin.close()
 
     asyncio.run(run())

@@ -18,6 +18,7 @@ from memq.notification.kafka.failures import LastErrors
 from memq.notification.kafka.groups.holdings import Holdings
 from memq.notification.kafka.groups.hosted_groups import decode_commit, encode_metadata
 from memq.notification.kafka.names import Names
+from memq.notification.kafka.reading import fetcher as fetcher_module
 from memq.notification.kafka.reading.fetcher import LOOKS_MAX, AssignedConsumer, EntryFetcher
 from memq.notification.kafka.reading.tail_cache import ENTRY_BYTES, TailCache
 from memq.notification.kafka.settings import OWN, KafkaSettings, kafka_settings
@@ -310,14 +311,16 @@ class BusyZero:
         """Nothing."""
 
 
-def test_a_read_that_hears_nothing_fails_in_time_beside_a_busy_partition_whose_read_is_done() -> None:
+def test_a_read_that_hears_nothing_fails_in_time_beside_a_busy_partition_whose_read_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def run() -> None:
         clock = ManualClock()
         settings = settings_of(request_timeout_ms=5_000, fetchers_max=1)
         async with asyncio.timeout(30):
             tasks = TaskOwner(lambda error: None, EventLog(clock))
             fetcher = EntryFetcher(settings, clock, LastErrors(), tasks)
-            fetcher._idle.append(AssignedConsumer(cast(Consumer, BusyZero(clock))))
+            monkeypatch.setattr(fetcher_module, "consumer_of", lambda *given: BusyZero(clock))
             busy = asyncio.create_task(fetcher.fetch("t", 0, 0, 3, ALL))
             silent = asyncio.create_task(fetcher.fetch("t", 1, 0, 3, ALL))
             assert [entry.offset for entry in await busy] == [0, 1, 2]

@@ -19,6 +19,7 @@ from memq.notification.kafka import queue as queue_module
 from memq.notification.kafka import topics as topics_module
 from memq.notification.kafka.admin import KafkaAdmin
 from memq.notification.kafka.failures import LastErrors
+from memq.notification.kafka.groups import positions
 from memq.notification.kafka.names import Names
 from memq.notification.kafka.queue import KafkaQueue
 from memq.notification.kafka.reading import offsets as offsets_module
@@ -214,21 +215,22 @@ def test_one_end_that_is_too_high_is_not_held_against_all_later_ones(
     over(work)
 
 
-def test_an_end_that_was_asked_for_before_a_publish_may_lie_before_it(library: Library) -> None:
+def test_an_end_that_was_asked_for_before_a_publish_may_lie_before_it(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The question was handed over first, so its answer is true."""
 
     async def work(queue: KafkaQueue) -> None:
         await queue.read(PARTITION, 0, ALL)
         held = asyncio.Event()
-        admin: Any = queue._admin
-        listed = admin.list_offsets
+        listed = KafkaAdmin.list_offsets
 
-        async def late(asked: Any) -> Any:
-            found = await listed(asked)
+        async def late(admin: KafkaAdmin, asked: Any) -> Any:
+            found = await listed(admin, asked)
             await held.wait()
             return found
 
-        admin.list_offsets = late
+        monkeypatch.setattr(KafkaAdmin, "list_offsets", late)
         reading = asyncio.create_task(queue.read(PARTITION, RECORDS, ALL))
         await until(lambda: library.asked == 2)
         assert await queue.publish(publication(b"new")) == RECORDS
@@ -595,14 +597,15 @@ def test_a_copy_learns_the_id_of_its_kafka_without_describe_cluster(library: Lib
 
 
 @pytest.mark.parametrize("code", [KafkaError.UNSTABLE_OFFSET_COMMIT, KafkaError.UNKNOWN_TOPIC_OR_PART])
-def test_a_position_that_kafka_does_not_tell_is_not_taken_for_none(library: Library, code: int) -> None:
+def test_a_position_that_kafka_does_not_tell_is_not_taken_for_none(
+    library: Library, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A group would begin where nothing is stored."""
 
     async def work(queue: KafkaQueue) -> None:
         part = TopicPartition(TOPIC, 0, INVALID)
-        positions: Any = queue._groups._stored
         part_with_error: Any = _Refused(part, KafkaError(code))
-        positions._make = lambda group: _Committed([part_with_error])
+        monkeypatch.setattr(positions, "consumer_of", lambda *given: _Committed([part_with_error]))
         with pytest.raises(QueueError, match="reading the positions of group"):
             await queue.committed("report", [PARTITION])
 

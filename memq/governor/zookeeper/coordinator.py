@@ -54,13 +54,13 @@ class ZookeeperCoordinator:
     def __init__(self, address: ZookeeperAddress, settings: ZookeeperSettings, runtime: Runtime, cluster: str) -> None:
         self._cluster = check_name(cluster, "cluster")
         self._runtime = runtime
-        self._address = address
+        self.address = address
         self._connect_s = settings.connect_timeout_ms / 1000
         events = self._events = EventLog(runtime.clock)
-        self._session = ZookeeperSession(address, settings, events, self._connected)
+        self.session = ZookeeperSession(address, settings, events, self._connected)
         self._watchers = Watchers(events)
         self._changed = asyncio.Event()
-        self._mirror = Mirror(self._session, self._changed.set)
+        self._mirror = Mirror(self.session, self._changed.set)
         self._topics = DecodedNodes(_topic)
         self._assignments = DecodedNodes(_assignment)
         self._all_topics: MirroredValue[list[TopicPaths]] = MirroredValue(self._mirror)
@@ -81,7 +81,7 @@ class ZookeeperCoordinator:
         """See `Coordinator.close`; closing twice is fine. All registrations of this session end at once."""
         await self._tasks.stop()
         await self._watchers.close()
-        await self._session.close()
+        await self.session.close()
 
     def watch(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
         """See `Coordinator.watch`."""
@@ -117,7 +117,7 @@ class ZookeeperCoordinator:
             if ours is not None and ours.session == broker.session:
                 del self._entered[broker.id]
         await self._open()
-        found = await self._session.find(layout.broker_path(broker.id))
+        found = await self.session.find(layout.broker_path(broker.id))
         live = found is not None and self._entry(broker.id, found).session == broker.session
         held = [entry for entry in await self.assignments() if released_by(entry, broker, live=live) != entry]
         for start in range(0, len(held), RELEASES_AT_ONCE_MAX):
@@ -136,14 +136,14 @@ class ZookeeperCoordinator:
         """Make the broker's node, in place of one of an older session."""
         path, data = layout.broker_path(broker.id), layout.encode(broker)
         while True:
-            found = await self._session.find(path)
+            found = await self.session.find(path)
             try:
                 if found is None:
-                    await self._session.change(Make(path, data, ephemeral=True))
-                elif found.session == self._session.number:
-                    await self._session.change(Put(path, data, found.version))
+                    await self.session.change(Make(path, data, ephemeral=True))
+                elif found.session == self.session.number:
+                    await self.session.change(Put(path, data, found.version))
                 else:
-                    await self._session.change(Remove(path, found.version), Make(path, data, ephemeral=True))
+                    await self.session.change(Remove(path, found.version), Make(path, data, ephemeral=True))
             except (AlreadyExistsError, NotFoundError, VersionConflictError):
                 continue  # it came, went or was changed in between
             finally:
@@ -153,20 +153,20 @@ class ZookeeperCoordinator:
     async def _leave(self, broker: BrokerEntry, found: Node) -> None:
         path = layout.broker_path(broker.id)
         try:
-            await self._session.change(Remove(path, found.version))
+            await self.session.change(Remove(path, found.version))
         except (NotFoundError, VersionConflictError):
             pass  # another session of the same id took its place
         finally:
             self._mirror.forget(path)
-        governor = await self._session.find(layout.GOVERNOR)
+        governor = await self.session.find(layout.GOVERNOR)
         if governor is not None and self._government(governor).session == broker.session:
             await self._give_up(Remove(layout.GOVERNOR, governor.version))
-        if await self._session.find(layout.loads_path(broker.id)) is not None:
+        if await self.session.find(layout.loads_path(broker.id)) is not None:
             await self._give_up(Remove(layout.loads_path(broker.id)))
 
     async def _give_up(self, operation: Remove) -> None:
         try:
-            await self._session.change(operation)
+            await self.session.change(operation)
         except (NotFoundError, VersionConflictError):
             pass  # it went with the session
         finally:
@@ -218,14 +218,14 @@ class ZookeeperCoordinator:
         """See `Coordinator.create_topic`."""
         check_topic(topic)
         await self._open()
-        if await self._session.find(layout.topic_path(topic.name)) is not None:
+        if await self.session.find(layout.topic_path(topic.name)) is not None:
             raise AlreadyExistsError(f"topic '{topic.name}' exists already")
         owned = [Make(layout.partition_path(topic.id, part.partition), b"{}") for part in topic.partitions]
         first = Make(layout.topic_path(topic.name), encode_topic(topic))
         try:
             await self._change(first, Make(layout.id_path(topic.id), topic.name.encode()), *owned)
         except AlreadyExistsError as error:
-            if await self._session.find(first.path) is not None:
+            if await self.session.find(first.path) is not None:
                 raise AlreadyExistsError(f"topic '{topic.name}' exists already") from error
             raise AlreadyExistsError(
                 f"topic id {topic.id} was used before", hint="draw a new id; ids are never reused"
@@ -260,8 +260,8 @@ class ZookeeperCoordinator:
         """See `Coordinator.current_topic`. Without `sync` a server of ZooKeeper may lag behind its leader."""
         await self._open()
         path = layout.topic_path(name)
-        await self._session.catch_up(path)
-        node = await self._session.find(path)
+        await self.session.catch_up(path)
+        node = await self.session.find(path)
         return None if node is None else layout.decode_topic(path, node.data, node.version)
 
     async def deleted(self, topic_id: str) -> bool:
@@ -273,19 +273,19 @@ class ZookeeperCoordinator:
         """
         await self._open()
         above = layout.id_path(topic_id)
-        known = await self._session.find(above)
-        if known is None or await self._session.find(layout.partition_path(topic_id, 0)) is not None:
+        known = await self.session.find(above)
+        if known is None or await self.session.find(layout.partition_path(topic_id, 0)) is not None:
             return False
-        if await self._session.children(above):
+        if await self.session.children(above):
             return False
         path = layout.topic_path(known.data.decode(errors="replace"))
-        node = await self._session.find(path)
+        node = await self.session.find(path)
         return node is None or layout.decode_topic(path, node.data, node.version).id != topic_id
 
     async def _current_topic(self, topic: Topic) -> tuple[Topic, bytes]:
         """Return the stored topic, and its bytes. Raises: NotFoundError, VersionConflictError."""
         path = layout.topic_path(topic.name)
-        node = await self._session.find(path)
+        node = await self.session.find(path)
         found = layout.decode_topic(path, node.data, node.version) if node is not None else None
         if node is None or found is None or found.id != topic.id:
             raise NotFoundError(f"topic '{topic.name}' with id {topic.id} does not exist")
@@ -309,8 +309,8 @@ class ZookeeperCoordinator:
         """See `Coordinator.assignment`."""
         await self._open()
         path = layout.partition_path(topic_id, partition)
-        await self._session.catch_up(path)
-        node = await self._session.find(path)
+        await self.session.catch_up(path)
+        node = await self.session.find(path)
         if node is None:
             raise NotFoundError(f"partition {partition} of topic id {topic_id} does not exist")
         return _assignment(path, node)
@@ -336,7 +336,7 @@ class ZookeeperCoordinator:
 
     async def _check_term(self, term: int) -> None:
         """Raises: TermFencedError when it is not the last one."""
-        last = await self._session.read(layout.TERM)
+        last = await self.session.read(layout.TERM)
         if term and last.version != term:
             raise TermFencedError(f"term {term} of the governor has ended, the last one is {last.version}")
 
@@ -348,14 +348,14 @@ class ZookeeperCoordinator:
         node = await self._mirror.node(layout.GOVERNOR)
         if node is not None:
             held = self._government(node)
-            return held.term if held.session == broker.session and node.session == self._session.number else 0
-        entry = await self._session.find(layout.broker_path(broker.id))
+            return held.term if held.session == broker.session and node.session == self.session.number else 0
+        entry = await self.session.find(layout.broker_path(broker.id))
         if entry is None or self._entry(broker.id, entry).session != broker.session:
             return 0
-        term = await self._session.read(layout.TERM)
+        term = await self.session.read(layout.TERM)
         begun = Government(id=broker.id, session=broker.session, term=term.version + 1)
         try:
-            await self._session.change(
+            await self.session.change(
                 Make(layout.GOVERNOR, layout.encode(begun), ephemeral=True), Put(layout.TERM, b"", term.version)
             )
         except (AlreadyExistsError, VersionConflictError):
@@ -378,34 +378,34 @@ class ZookeeperCoordinator:
             return
         await self._open()
         path, data = layout.loads_path(broker.id), layout.encode(list(loads))
-        found = await self._session.find(path)
-        if found is not None and found.session == self._session.number:
-            await self._session.change(Put(path, data))
+        found = await self.session.find(path)
+        if found is not None and found.session == self.session.number:
+            await self.session.change(Put(path, data))
         else:
             older = [Remove(path)] if found is not None else []
-            await self._session.change(*older, Make(path, data, ephemeral=True))
+            await self.session.change(*older, Make(path, data, ephemeral=True))
 
     async def loads(self) -> Sequence[Load]:
         """See `Coordinator.loads`."""
         await self._open()
-        paths = [layout.loads_path(name) for name in await self._session.children(layout.LOADS)]
+        paths = [layout.loads_path(name) for name in await self.session.children(layout.LOADS)]
         found: list[Load] = []
-        for path, node in zip(paths, await gathered(map(self._session.find, paths)), strict=True):
+        for path, node in zip(paths, await gathered(map(self.session.find, paths)), strict=True):
             found += layout.decode(path, node.data, list[Load]) if node is not None else []
         return sorted(found, key=lambda load: (load.topic_id, load.partition))
 
     async def store_mark(self, mark: str = "", *, before: str = "") -> str:
         """See `MarkKeeper.store_mark`."""
         await self._open()
-        await self._session.catch_up(layout.STORE)
-        node = await self._session.find(layout.STORE)
+        await self.session.catch_up(layout.STORE)
+        node = await self.session.find(layout.STORE)
         found = node.data.decode(errors="replace") if node is not None else ""
         if not mark or found != before:
             return found
         put = Make(layout.STORE, mark.encode()) if node is None else Put(layout.STORE, mark.encode(), node.version)
         with suppress(AlreadyExistsError, NotFoundError, VersionConflictError):  # another broker was faster
-            await self._session.change(put)
-        return (await self._session.read(layout.STORE)).data.decode(errors="replace")
+            await self.session.change(put)
+        return (await self.session.read(layout.STORE)).data.decode(errors="replace")
 
     # ---- inside ------------------------------------------------------------------------------------
 
@@ -415,13 +415,13 @@ class ZookeeperCoordinator:
         Raises: InvalidRequestError when another cluster lies there; UnreachableError.
         """
         if self._ready:
-            await self._session.start()
+            await self.session.start()
             return
         clock = self._runtime.clock
         until_s, tries = clock.monotonic() + self._connect_s, 0
         while True:
             try:
-                await self._session.start()
+                await self.session.start()
                 async with self._readying:
                     await self._open_once()
             except UnreachableError:
@@ -435,17 +435,17 @@ class ZookeeperCoordinator:
     async def _open_once(self) -> None:
         if self._ready:
             return
-        await self._session.make_folders(layout.FOLDERS)
-        node = await self._session.find(layout.CLUSTER)
+        await self.session.make_folders(layout.FOLDERS)
+        node = await self.session.find(layout.CLUSTER)
         if node is None:
             try:
-                await self._session.change(Make(layout.CLUSTER, self._cluster.encode()))
+                await self.session.change(Make(layout.CLUSTER, self._cluster.encode()))
             except AlreadyExistsError:
-                node = await self._session.read(layout.CLUSTER)
+                node = await self.session.read(layout.CLUSTER)
         found = node.data.decode(errors="replace") if node is not None else self._cluster
         if found != self._cluster:
             raise InvalidRequestError(
-                f"ZooKeeper path {self._address.path} belongs to cluster {found[:60]!a}, not '{self._cluster}'",
+                f"ZooKeeper path {self.address.path} belongs to cluster {found[:60]!a}, not '{self._cluster}'",
                 hint="set cluster to that name, or name another path in the coordinator's URL",
             )
         self._ready = True
@@ -460,7 +460,7 @@ class ZookeeperCoordinator:
     async def _change(self, *operations: Operation) -> None:
         """Change nodes and read them again: a failed change may have happened."""
         try:
-            await self._session.change(*operations)
+            await self.session.change(*operations)
         finally:
             for operation in operations:
                 self._mirror.forget(operation.path)
@@ -500,8 +500,8 @@ class ZookeeperCoordinator:
         """Return whether another session has this broker's id. Two answers must say so: one may be old or wrong."""
         path, other = layout.broker_path(broker.id), ""
         for _ in range(2):
-            await self._session.catch_up(path)
-            found = await self._session.find(path)
+            await self.session.catch_up(path)
+            found = await self.session.find(path)
             other = self._entry(broker.id, found).session if found is not None else broker.session
             if other == broker.session:
                 return False

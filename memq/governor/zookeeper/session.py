@@ -121,7 +121,7 @@ class ZookeeperSession:
         self._address = address
         self._settings = settings
         self._events = events
-        self._connected = connected
+        self.connected = connected
         self._client: Any = None
         self._spare: Any = None  # a client that knows nothing of the past, while the other one can't connect
         self._renewal: asyncio.TimerHandle | None = None
@@ -141,10 +141,15 @@ class ZookeeperSession:
         return self._up.is_set() and self._client is not None and bool(self._client.connected)
 
     @property
+    def identity(self) -> tuple[int, bytes]:
+        """The number of the session, 0 without one, and its password; who has both can continue it."""
+        identity = self._client.client_id if self._client is not None else None
+        return (int(identity[0] or 0), bytes(identity[1])) if identity else (0, b"")
+
+    @property
     def number(self) -> int:
         """The number of the session, 0 without one."""
-        identity = self._client.client_id if self._client is not None else None
-        return int(identity[0] or 0) if identity else 0
+        return self.identity[0]
 
     # ---- life ------------------------------------------------------------------------------------
 
@@ -237,7 +242,7 @@ class ZookeeperSession:
             self._up.set()
             self._was_up = True
             self._kazoo_log.last = ""
-            self._connected(lost)
+            self.connected(lost)
         else:
             self._up.clear()
             self._lost = self._lost or state == KazooState.LOST
