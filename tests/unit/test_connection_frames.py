@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from memq.broker.ingest.connection import UNSENT_BYTES_MAX, Connection
+from memq.broker.ingest.intake import Region
 from memq.broker.ingest.rate_limit import Limiter, RatePerSecond
 from memq.broker.ingest.slabs import Slab
 from memq.broker.partition.append import BlockRun, ProducerState, Refused, Stream, Throttled
@@ -108,18 +109,25 @@ def test_a_frame_whose_beginning_comes_alone_is_whole_later_whatever_lay_in_its_
     with_bench(work)
 
 
-def test_a_frame_that_comes_in_pieces_keeps_its_place() -> None:
+def test_a_frame_that_comes_in_pieces_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else each piece would be copied with all before it."""
 
     def work(bench: Bench) -> None:
+        reserve, reserved = bench.house.intake.reserve, list[int]()
+
+        def noted(slab: Slab, start: int, filled: int, need: int) -> Region | None:
+            reserved.append(need)
+            return reserve(slab, start, filled, need)
+
+        monkeypatch.setattr(bench.house.intake, "reserve", noted)
         bench.receive(encode_frame(Api.METADATA, 0, 1, b"x" * 30))  # the place is not at the start of the slab
         frame = write_frame(block_of(TOPIC, 0, [b"v" * 30_000], producer=1))
         bench.receive(frame[:5_000])
-        region = bench.connection._region
         for at in range(5_000, len(frame), 5_000):
-            assert bench.connection._region is region
+            assert reserved == [len(frame)]
             bench.receive(frame[at : at + 5_000])
-        assert bench.connection._region is None
+        assert reserved == [len(frame)]
+        assert bench.connection.half_since_s is None, "it is whole"
         assert bench.partition.ring.open is not None
         assert [bytes(view) for view in bench.partition.ring.open.views()] == [frame[16:]]
         assert bench.counters.received_bytes == len(HELLO) + 46 + len(frame)
@@ -176,9 +184,12 @@ def test_sound_blocks_go_the_short_way_and_are_counted(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("limits", [{"requests_s": 2}, {"bytes_s": 200}])
-def test_of_blocks_that_come_at_once_those_within_the_limit_are_taken(limits: dict[str, int]) -> None:
+def test_of_blocks_that_come_at_once_those_within_the_limit_are_taken(
+    limits: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def work(bench: Bench) -> None:
-        bench.partition.appender._limiters = (limiter(**limits),)
+        monkeypatch.setattr(bench.partition.services.limits, "of_topic", lambda topic_id: (limiter(**limits),))
+        bench.partition.appender.follow(TOPIC)
         bench.receive(bench.blocks(0, 1, 2, 3))
         slot = bench.partition.ring.open
         assert slot is not None
@@ -315,10 +326,16 @@ def test_what_follows_a_refused_block_is_ignored_and_a_full_ring_throttles() -> 
     with_bench(work)
 
 
-def test_errors_of_blocks_are_said_once_by_their_kind(caplog: pytest.LogCaptureFixture) -> None:
+def test_errors_of_blocks_are_said_once_by_their_kind(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def work(bench: Bench) -> None:
-        bench.connection._turn_away(bench.stream, Throttled(ThrottledError("compared")))
-        bench.connection._turn_away(bench.stream, Refused(ProtocolError("what")))
+        outcomes = [Throttled(ThrottledError("compared")), Refused(ProtocolError("what"))]
+        monkeypatch.setattr(bench.partition.appender, "append", lambda *given: outcomes.pop(0))
+        for _ in range(2):
+            bench.stream.open = True
+            bench.receive(bench.blocks(0))
+            assert not bench.stream.open
         assert [api for api, _ in bench.written()] == [Api.THROTTLE, Api.NACK]
         assert (bench.counters.throttled_blocks, bench.counters.refused_blocks) == (1, 1)
         assert events_of(caplog) == ["block-refused"]
@@ -377,11 +394,17 @@ def test_a_forwarded_block_stays_where_it_lies_and_is_refused_where_that_is_asid
     with_bench(work)
 
 
-def test_a_connection_that_was_closed_takes_no_forwarded_block() -> None:
+def test_a_connection_that_was_closed_takes_no_forwarded_block(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(bench: Bench) -> None:
-        bench.connection.conversation.close()
-        with pytest.raises(ProtocolError):
-            bench.connection._take_forward(1, bench.house.intake.slab, 0, 5)
+        taken: list[int] = []
+
+        def forward(connection: Connection, request: int, slab: Slab, start: int, stop: int) -> None:
+            taken.append(request)
+            connection.conversation.close()
+
+        monkeypatch.setattr(bench.house.requests, "forward", forward)
+        bench.receive(b"".join(encode_frame(Api.FORWARD, 0, request, b"block") for request in (1, 2)))
+        assert taken == [1], "the second one was read with the first"
 
     with_bench(work)
 
@@ -419,7 +442,7 @@ def test_a_connection_that_is_lost_leaves_nothing_behind(monkeypatch: pytest.Mon
         bench.connection.connection_lost(None)
         connection = bench.connection
         assert (connection.closed, connection.outbox.congested, gone) == (True, False, [connection])
-        assert (connection.streams, bench.stream.open, connection._region) == ({}, False, None)
+        assert (connection.streams, bench.stream.open) == ({}, False)
         assert bench.house.intake.readers == {}
         assert bench.house.intake.slab.references == 1
         assert bench.house.pool.leased_bytes <= leased
