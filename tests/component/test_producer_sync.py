@@ -16,7 +16,9 @@ import pytest
 
 import memq
 from memq.client import io_thread as io_thread_module
+from memq.client.background import Background
 from memq.client.io_thread import io_thread, new_event_loop
+from memq.client.producer.core import ProducerCore
 from memq.client.producer.delivery import Ack, Delivery
 from memq.client.producer.producer import Producer
 from memq.errors import (
@@ -34,6 +36,14 @@ from memq.protocol.frames import Api, Frame
 from tests.unit.toy_broker import ToyBroker, ToyConnection
 
 Result = TypeVar("Result")
+
+
+def last_background() -> Background[ProducerCore]:
+    """Return what the I/O thread has of the producer that was made last."""
+    client = io_thread().clients()[-1]
+    assert isinstance(client, Background)
+    assert isinstance(client.core, ProducerCore)
+    return client
 
 
 class Server:
@@ -159,7 +169,8 @@ def test_a_full_buffer_blocks_until_there_is_room_or_raises(server: Server) -> N
         server.call(server.ack_all)
         filler.join(20)
         assert not filler.is_alive()
-        assert patient._buffer.waiting == 0, "else each block that is acked wakes threads that do not wait"
+        waiting = last_background().core.buffer.waiting
+        assert waiting == 0, "else each block that is acked wakes threads that do not wait"
         assert all(delivery.result(20) for delivery in deliveries)
     assert server.broker.values().count(b"y" * 1_000) == 300
 
@@ -358,7 +369,9 @@ class Open:
 def test_at_exit_only_clients_that_are_open_are_warned_of(
     clients: list[Open], said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    before = threading.enumerate()
     thread = io_thread_module.IoThread()
+    (worker,) = [each for each in threading.enumerate() if each not in before]
     monkeypatch.setattr(io_thread_module, "_thread", thread)
     monkeypatch.setattr(io_thread_module, "EXIT_FLUSH_S_MAX", 0.01)
     gone = thread.enter(Open())
@@ -371,22 +384,24 @@ def test_at_exit_only_clients_that_are_open_are_warned_of(
     assert [str(each.message) for each in warned] == said
     assert [client.finished for client in clients] == [client.may_end for client in clients]
     thread.call(thread.loop.stop)
-    thread._thread.join(20)
+    worker.join(20)
+    assert not worker.is_alive()
     thread.loop.close()
 
 
 def test_a_child_does_not_wait_for_a_lock_that_its_parent_held(server: Server) -> None:
     producer = Producer(server.broker.address)
-    buffer = producer._core.buffer
+    background = last_background()
+    buffer = background.core.buffer
     for held in (True, False):
         if held:
             buffer.lock.acquire()  # by a thread that the child would not have
         buffer.waiting = 3
-        producer._background.forked()
+        background.forked()
         assert (buffer.waiting, buffer.lock.locked()) == (0, False)
         with pytest.raises(ForkedError):
             producer.send("clicks", b"v")
-    producer._background.was_forked = False
+    background.was_forked = False
     producer.close()
 
 

@@ -21,6 +21,7 @@ from memq.runtime.network import Runtime
 from memq.storage_handlers import Buffer
 from memq.topic import Topic, TopicSettings, equal_slots, is_internal, slot_of_key
 from tests.component.test_broker_cluster import Rig, rig
+from tests.producer_cores import NotedCore, note_cores
 
 Change = Callable[[Topic, int], Topic]
 KEYS = [b"key-%d" % number for number in range(16)]
@@ -151,7 +152,7 @@ def test_a_row_that_came_without_the_lock_by_the_map_before_is_put_again() -> No
 # ---- over sockets --------------------------------------------------------------------------------
 
 
-async def reshape(cluster: Rig, producer: AsyncProducer, change: Change) -> None:
+async def reshape(cluster: Rig, change: Change) -> None:
     """Change the topic's map as the governor does, and let brokers and producer learn of it."""
     door = MemoryCoordinator(cluster.shared)
     topic = next(topic for topic in await door.topics() if not is_internal(topic.name))
@@ -159,8 +160,8 @@ async def reshape(cluster: Rig, producer: AsyncProducer, change: Change) -> None
     for broker in cluster.brokers:
         await broker.govern()
         await broker.partitions.refresh()
-    await producer._core._refresh("clicks")
-    route = producer._buffer.route("clicks")
+    await NotedCore.last.refresh("clicks")
+    route = NotedCore.last.buffer.route("clicks")
     assert route is not None
     assert route.topic.map_version == after.map_version
 
@@ -183,7 +184,10 @@ def narrower(topic: Topic, now_ms: int) -> Topic:
 
 
 @pytest.mark.parametrize("partitions", [1, 2])
-def test_a_key_keeps_its_order_while_its_topic_widens_and_narrows(partitions: int) -> None:
+def test_a_key_keeps_its_order_while_its_topic_widens_and_narrows(
+    partitions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note_cores(monkeypatch)
     changes: dict[int, Change] = {
         5: lambda topic, now_ms: split(topic, 0, now_ms),
         10: lambda topic, now_ms: split(topic, 0, now_ms),
@@ -203,7 +207,7 @@ def test_a_key_keeps_its_order_while_its_topic_widens_and_narrows(partitions: in
                 deliveries: dict[AsyncDelivery, None] = {}
                 for number in range(ROUNDS):
                     if number in changes:
-                        await reshape(cluster, producer, changes[number])
+                        await reshape(cluster, changes[number])
                     for key in KEYS:
                         value = b"%s %d" % (key, number) + bytes(200)
                         deliveries[await producer.send("clicks", value, key=key)] = None

@@ -17,6 +17,7 @@ from memq.errors import IdentityConflictError
 from memq.format.pointer import NamedProducer
 from memq.topic import TopicSettings
 from tests.brokers import run, running_broker, until
+from tests.producer_cores import NotedCore, note_cores
 
 
 async def values_of(broker: Broker) -> list[bytes]:
@@ -67,8 +68,9 @@ def test_an_import_from_a_log_that_was_cut_and_grew_again_fails_and_loses_nothin
 
 
 @pytest.mark.parametrize("owner", ["same", "next"])
-def test_a_name_that_is_set_back_is_refused(owner: str) -> None:
+def test_a_name_that_is_set_back_is_refused(owner: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An instance that believes in a position of its own, as after a restore of its machine, sends below the log's."""
+    note_cores(monkeypatch)
 
     async def work() -> None:
         async with running_broker() as broker:
@@ -83,7 +85,7 @@ def test_a_name_that_is_set_back_is_refused(owner: str) -> None:
                 await processor.ready()
             async with AsyncProducer(broker.address, name="job") as second:
                 assert await second.resume_points("clicks") == {0: 3}
-                route = second._core.buffer.route("clicks")
+                route = NotedCore.last.buffer.route("clicks")
                 assert route is not None
                 route.buffers[0].first_sequence = route.buffers[0].next_sequence = 0
                 delivery = await second.send("clicks", b"other")

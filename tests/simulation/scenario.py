@@ -422,7 +422,7 @@ class Scenario:
             await self._rest(node.name, left)
             number = node.random.randrange(KEYS if keyed else self.plan.shape.partitions)
             if keyed and node.random.random() < LEARN_RATE:
-                producer._core._tasks.start(producer._core._refresh("t"), "learn")
+                producer._core._tasks.start(producer._core.refresh("t"), "learn")
             for value in self._values(node, number, keyed=keyed):
                 try:
                     if keyed:

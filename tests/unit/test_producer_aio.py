@@ -27,6 +27,7 @@ from memq.errors import (
 from memq.format.blocks.header import KEY, scope_of
 from memq.protocol.frames import AckLevel, Api, Frame
 from memq.topic import equal_slots
+from tests.producer_cores import NotedCore, note_cores
 from tests.unit.toy_broker import ToyBroker, ToyConnection, run, toy_topic
 
 
@@ -188,7 +189,9 @@ def test_an_ack_of_a_lower_level_is_not_enough() -> None:
     run(test)
 
 
-def test_a_full_buffer_raises_or_waits() -> None:
+def test_a_full_buffer_raises_or_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    note_cores(monkeypatch)
+
     async def test(broker: ToyBroker) -> None:
         broker.acking = False
         small = {"pending_bytes_max": 100_000, "block_bytes": 20_000, "codec": "none"}
@@ -209,7 +212,7 @@ def test_a_full_buffer_raises_or_waits() -> None:
         await waiting.flush(10)
         assert all(delivery.done() for delivery in deliveries)
         assert waiting.stats().pending_bytes == 0
-        assert waiting._buffer.waiting == 0, "else each block that is acked looks for waiters"
+        assert NotedCore.last.buffer.waiting == 0, "else each block that is acked looks for waiters"
         await producer.close()
         await waiting.close()
 

@@ -250,14 +250,21 @@ def test_threads_lose_and_double_nothing() -> None:
         assert ends[:-1] == [reader.header.first_sequence for reader in readers]
 
 
+def producer_on(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> Producer:
+    """Return a producer that puts records into the buffer of `hands`; it reaches no broker."""
+    monkeypatch.setattr("memq.client.producer.core.SendBuffer", lambda *_: hands.buffer)
+    return Producer("127.0.0.1:1", codec="none")
+
+
 @pytest.mark.parametrize("key", [None, b"k"])
-def test_a_seal_at_any_point_of_a_send_loses_and_doubles_nothing(key: bytes | None) -> None:
+def test_a_seal_at_any_point_of_a_send_loses_and_doubles_nothing(
+    key: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The way without the lock, interrupted after each bytecode by what the I/O thread does."""
     points = 0
     for point in range(1, 1_000):
-        producer = Producer("127.0.0.1:1", codec="none")
         hands = Hands()
-        producer._sticky, producer._buffer = hands.buffer.sticky, hands.buffer
+        producer = producer_on(hands, monkeypatch)
         hands.send(b"first", key)
         (partition,) = hands.buffer.buffers()
         steps = iter(range(1, point + 1))
@@ -275,10 +282,9 @@ def test_a_seal_at_any_point_of_a_send_loses_and_doubles_nothing(key: bytes | No
         delivery = producer.send("clicks", b"second", key)
         reached = sys.gettrace() is None
         sys.settrace(before)
-        producer._closed = True
-        producer._background.leave()
         assert hands.values() == [b"first", b"second"], point
         assert delivery in [pending.delivery for pending in hands.taken[-1:]]
+        producer.close(0)
         if not reached:
             break
         points = point
@@ -287,17 +293,17 @@ def test_a_seal_at_any_point_of_a_send_loses_and_doubles_nothing(key: bytes | No
 
 @pytest.mark.parametrize("key", [None, b"k"])
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 6, 700])
-def test_no_block_is_over_its_bound_by_the_way_without_the_lock(size: int, key: bytes | None) -> None:
-    producer = Producer("127.0.0.1:1", codec="none")
+def test_no_block_is_over_its_bound_by_the_way_without_the_lock(
+    size: int, key: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hands = Hands(block_bytes=4_096)
-    producer._sticky, producer._buffer = hands.buffer.sticky, hands.buffer
+    producer = producer_on(hands, monkeypatch)
     count = 3 * 4_096 // (size + 5)
     hands.send(bytes(size), key)
     for _ in range(count - 1):
         producer.send("clicks", bytes(size), key)
-    producer._closed = True
-    producer._background.leave()
     assert len(hands.values()) == count
+    producer.close(0)
     raw = [reader.header.raw_length for readers in hands.sealed.values() for reader in readers]
     assert max(raw) <= 4_096
     assert min(raw[:-1]) > 3_000 or key is not None, "each is filled before the next"

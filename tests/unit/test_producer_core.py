@@ -30,6 +30,7 @@ from memq.limits import KIB
 from memq.protocol.frames import AckLevel, Api, Frame
 from memq.protocol.messages import AdminAnswer, AdminRequest, BeginProducer, WireInstance, decode_message
 from memq.topic import TopicSettings, producer_id_of
+from tests.producer_cores import NotedCore, note_cores
 from tests.stepped_time import step, stepped_runtime
 from tests.unit.toy_broker import ToyBroker, ToyConnection, address_of, run, silent_at, toy_topic, turns, until
 
@@ -338,17 +339,19 @@ def test_a_topic_is_asked_for_again_when_it_was_asked_for_long_ago() -> None:
     run(test)
 
 
-def version(producer: AsyncProducer) -> int:
-    """Return which version of the topic a producer sends by."""
-    route = producer._core.buffer.route("clicks")
+def version() -> int:
+    """Return which version of the topic the last producer sends by."""
+    route = NotedCore.last.buffer.route("clicks")
     assert route is not None
     return route.topic.version
 
 
 @pytest.mark.parametrize("refused", [False, True])
 def test_a_named_producer_begins_in_a_new_partition_before_it_sends_there(
-    caplog: pytest.LogCaptureFixture, *, refused: bool
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, *, refused: bool
 ) -> None:
+    note_cores(monkeypatch)
+
     async def test(broker: ToyBroker) -> None:
         begun: list[int] = []
 
@@ -375,7 +378,7 @@ def test_a_named_producer_begins_in_a_new_partition_before_it_sends_there(
                 with pytest.raises(NotFoundError, match="no partition 1"):
                     await producer.send("clicks", b"3", partition=1)
             else:
-                await until(lambda: version(producer) == 9)
+                await until(lambda: version() == 9)
                 delivery = await producer.send("clicks", b"3", partition=1)
                 await delivery
                 assert isinstance(delivery.outcome, Ack)

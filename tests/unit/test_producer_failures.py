@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
+from memq.client.link_pool import LinkPool
 from memq.client.producer.aio_producer import AsyncProducer
 from memq.client.producer.delivery import Ack
 from memq.client.producer.settings import ProducerSettings
@@ -427,15 +429,25 @@ def test_a_connection_that_does_not_even_answer_open_is_left(monkeypatch: pytest
     assert run(test).values() == [b"v"]
 
 
-def test_a_connection_that_is_lost_before_the_end_is_said_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_connection_that_is_lost_before_the_end_is_said_breaks_nothing(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools: list[LinkPool] = []
+
+    class Noted(LinkPool):
+        """Notes that it is made."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            pools.append(self)
+
+    monkeypatch.setattr("memq.client.producer.core.LinkPool", Noted)
+
     async def test(broker: ToyBroker) -> None:
         producer = AsyncProducer(broker.address)
         await (await producer.send("clicks", b"v"))
-        (sender,) = producer._core._senders.values()
-        assert sender.session is not None
-        sender.session.link.abort(UnreachableError("cut"))  # the loop reports it after the end was decided
-        sender.finish()
-        await sender.closed.wait()
+        (session,) = pools[-1].sessions()
+        session.link.abort(UnreachableError("cut"))  # the loop reports it after the end was decided
         await producer.close()
 
     broker = run(test)

@@ -328,9 +328,10 @@ class ProducerCore:
         now_s = self._runtime.clock.monotonic()
         if self._ended is None and now_s - self._asked_s.setdefault(topic, now_s) > METADATA_AGE_S_MAX:
             self._asked_s[topic] = now_s
-            self._tasks.start(self._refresh(topic), f"metadata of {topic}")
+            self._tasks.start(self.refresh(topic), f"metadata of {topic}")
 
-    async def _refresh(self, topic: str) -> None:
+    async def refresh(self, topic: str) -> None:
+        """Ask again for a topic; what it has gained is taken. A failure changes nothing, and is logged."""
         try:
             await self._metadata.refresh(topic)
         except MemqError as error:

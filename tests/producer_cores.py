@@ -1,0 +1,25 @@
+"""The core of a producer that a test makes: what the public class puts records into, and what sends them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memq.client.producer.core import ProducerCore
+
+
+class NotedCore(ProducerCore):
+    """A core; the last one that was made is noted."""
+
+    last: ProducerCore
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        NotedCore.last = self
+
+
+def note_cores(monkeypatch: pytest.MonkeyPatch) -> type[NotedCore]:
+    """Note the cores of asyncio producers from now on."""
+    monkeypatch.setattr("memq.client.producer.aio_producer.ProducerCore", NotedCore)
+    return NotedCore
