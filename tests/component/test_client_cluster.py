@@ -14,7 +14,7 @@ from memq.audit.opened_topic import opened_topic
 from memq.broker.broker import Broker
 from memq.broker.ingest.connection import Connection
 from memq.client.consumer.aio_consumer import AsyncConsumer
-from memq.client.link_pool import LinkPool
+from memq.client.link_pool import DEAD_S, LinkPool
 from memq.client.metadata import ClusterMetadata
 from memq.client.producer.aio_producer import AsyncProducer
 from memq.client.producer.window_events import OpenFailed, OpenStream, Sealed, Tick
@@ -26,12 +26,13 @@ from memq.notification import Publication, Span
 from memq.notification.memory import MemoryQueue
 from memq.notification.remote import RemoteQueue
 from memq.protocol.frames import Api, Frame
-from memq.protocol.messages import Metadata, Owner, TopicMetadata
+from memq.protocol.messages import Metadata, MetadataRequest, Owner, TopicMetadata
 from memq.runtime.clock import SystemClock
 from memq.runtime.network import Runtime, parse_address
 from memq.topic import ReadPartition, Topic, TopicSettings, equal_slots
 from tests.brokers import run, until
 from tests.component.test_broker_cluster import Rig, rig
+from tests.contract.manual_clock import ManualClock
 from tests.unit.test_producer_window import block, moved, new_window
 
 PRODUCERS = 100
@@ -59,7 +60,7 @@ def test_a_hundred_producers_with_stale_metadata_ask_no_more_and_are_redirected_
             topic = await one.partitions.create("clicks", 1, TopicSettings(), exist_ok=False)
             names = [f"p{number}" for number in range(PRODUCERS)]  # whose requests are counted: they report nothing
             producers = [AsyncProducer(one.address, client_id=name, audit=False) for name in names]
-            await asyncio.gather(*(producer._core.route("clicks") for producer in producers))
+            await asyncio.gather(*(producer.resume_points("clicks") for producer in producers))
             for producer in producers[::2]:  # these have streams, the others only know where the owner was
                 await (await producer.send("clicks", b"before"))
             two = await cluster.start("two")
@@ -303,22 +304,26 @@ def test_an_answer_of_a_broker_that_lags_takes_nothing_back() -> None:
         runtime = Runtime()
         metadata = ClusterMetadata(runtime, LinkPool(runtime, [("127.0.0.1", 1)]))
 
-        def heard(*owners: tuple[str, int], version: int) -> None:
-            metadata._take(Metadata(cluster="c", topics=[metadata_of(version, *owners)]), ["clicks"])
+        async def heard(*owners: tuple[str, int], version: int) -> None:
+            async def ask(request: MetadataRequest) -> Metadata:
+                return Metadata(cluster="c", topics=[metadata_of(version, *owners)])
+
+            metadata.ask = ask  # type: ignore[method-assign]  # what brokers say
+            await metadata.refresh("clicks")
 
         def owner(partition: int) -> str:
             address = metadata.owner("clicks", "ab" * 16, partition)
             return "" if address is None else f"{address[0]}:{address[1]}"
 
-        heard(("a:1", 4), ("a:1", 7), version=5)
-        heard(("b:1", 3), ("b:1", 7), version=4)
+        await heard(("a:1", 4), ("a:1", 7), version=5)
+        await heard(("b:1", 3), ("b:1", 7), version=4)
         assert (owner(0), owner(1)) == ("a:1", "b:1"), "a higher epoch stays, as high a one is replaced"
         known = metadata.known("clicks")
         assert known is not None
         assert known.topic.version == 5
         metadata.moved("clicks", "ab" * 16, 0, "c:1")
         assert owner(0) == "c:1"
-        heard(("d:1", 4), ("d:1", 8), version=6)
+        await heard(("d:1", 4), ("d:1", 8), version=6)
         assert (owner(0), owner(1)) == ("d:1", "d:1")
 
     run(scenario())
@@ -326,14 +331,15 @@ def test_an_answer_of_a_broker_that_lags_takes_nothing_back() -> None:
 
 def test_brokers_are_asked_nearest_first_and_the_dead_ones_last() -> None:
     async def scenario() -> None:
-        runtime = Runtime()
-        pool = LinkPool(runtime, [("127.0.0.1", 1)], zone="y")
+        clock = ManualClock()
+        pool = LinkPool(Runtime(clock), [("127.0.0.1", 1)], zone="y")
         live = [parse_address(f"127.0.0.1:{port}") for port in (2, 3, 4)]
         pool.learn(live, ["x", "y", "y"])
         assert set(pool.candidates()[:2]) == {live[1], live[2]}
-        pool._dead_until_s[live[1]] = runtime.clock.monotonic() + 60
+        with pytest.raises(UnreachableError):
+            await pool.session(live[1])
         assert (pool.candidates()[0], pool.candidates()[-1]) == (live[2], live[1])
-        pool._dead_until_s[live[1]] = 0.0
+        clock.advance(int(DEAD_S * 1000))
         assert live[1] in pool.candidates()[:2], "a dead endpoint comes back"
         pool.learn(live[:1], [])
         assert set(pool.candidates()) == {("127.0.0.1", 1), live[0]}, "who left is forgotten, the first ones stay"

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from memq.client.bulk import direct_writer
 from memq.client.bulk.block_cutter import BLOCK_BYTES_MAX
+from memq.client.bulk.copier import FixedIdentityWriter
 from memq.client.bulk.direct_writer import ORDERS_MAX, DirectIdentity, DirectWriter
 from memq.client.consumer.aio_consumer import AsyncConsumer
 from memq.client.producer.core import ProducerCore
 from memq.client.producer.delivery import AsyncDelivery
+from memq.client.producer.send_buffer import SendBuffer
 from memq.errors import IdentityConflictError, MovedError, OutcomeUnknownError, TooLargeError
 from memq.topic import TopicSettings
 from tests.brokers import running_broker
@@ -122,13 +125,24 @@ async def run_task(
     address: str, rows: Sequence[bytes], identity: DirectIdentity, dies_after: int | None = None
 ) -> None:
     """Run a task to its end, or until it is killed with all that it had sent in the queue."""
-    writer = DirectWriter(address, identity)
-    for row in rows[:dies_after]:
-        await writer.add(TOPIC, row)
+    made: list[FixedIdentityWriter] = []
+
+    class Noted(FixedIdentityWriter):
+        """Notes that it is made."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(direct_writer, "FixedIdentityWriter", Noted)
+        writer = DirectWriter(address, identity)
+        for row in rows[:dies_after]:
+            await writer.add(TOPIC, row)
     if dies_after is None:
         await writer.finish()
     else:
-        await writer._writers[-1].drain()
+        await made[-1].drain()
         await writer.abandon()
 
 
@@ -185,21 +199,26 @@ def test_another_run_of_a_writer_with_the_same_batch_and_task_loses_nothing() ->
     asyncio.run(work("first"))
 
 
-def test_a_block_whose_outcome_is_unknown_is_not_sent_under_another_identity() -> None:
+def test_a_block_whose_outcome_is_unknown_is_not_sent_under_another_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a conflict of identities shows that none of a block is there."""
 
     async def work() -> None:
         async with asyncio.timeout(END_S), running_broker() as broker:
             await broker.partitions.create(TOPIC, 1, TopicSettings(), exist_ok=False)
             writer = DirectWriter(broker.address, DirectIdentity("w", "", 1, 0))
+            put_block, unknown = SendBuffer.put_block, [AsyncDelivery()]
+            unknown[0].settle(OutcomeUnknownError("sent and not acked"))
+
+            def put(*arguments: Any) -> Any:
+                delivery = put_block(*arguments)
+                return unknown.pop() if unknown else delivery
+
             for row in LARGE:
                 await writer.add(TOPIC, row)
-            unknown = AsyncDelivery()
-            unknown.settle(OutcomeUnknownError("sent and not acked"))
-            pending = writer._writers[-1]._pending
-            pending[0] = unknown, pending[0][1]
+            monkeypatch.setattr(SendBuffer, "put_block", put)
             with pytest.raises(OutcomeUnknownError):
                 await writer.finish()
+            assert unknown == [], "a block was left for the end"
             await writer.abandon()
             found = await values_of(broker.address)
         assert len(found) == len(set(found))

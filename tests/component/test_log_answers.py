@@ -73,9 +73,9 @@ def with_sick(test: Callable[[Sick, AsyncAdmin], Awaitable[None]], monkeypatch: 
 
 async def rounds(poller: Poller) -> tuple[str, str]:
     """Let a poller ask for topics, groups and totals, and return what was unknown of the last two."""
-    await poller._look_at_topics()
-    troubles = await poller._look_at_groups(), await poller._look_at_totals()
-    await poller._look_at_topics()
+    await poller.look_at_topics()
+    troubles = await poller.look_at_groups(), await poller.look_at_totals()
+    await poller.look_at_topics()
     return troubles
 
 

@@ -12,8 +12,11 @@ import pytest
 from memq.broker.broker import Broker
 from memq.broker.upkeep.sweep import Sweep, Unnamed
 from memq.client.bulk.staged_object import StagedObjectBuilder
-from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
+from memq.client.bulk.staged_writer import ANSWER_S, StagedCommits, StagedWriter
 from memq.client.consumer.aio_consumer import AsyncConsumer
+from memq.client.link_pool import LinkPool, bootstrap_addresses
+from memq.client.metadata import ClusterMetadata
+from memq.client.owner_requests import OwnerRequests
 from memq.client.producer.fields import check_fields, check_many
 from memq.errors import (
     CorruptDataError,
@@ -33,6 +36,7 @@ from memq.format.pointer import Pointer, decode_pointer
 from memq.limits import SLOTS
 from memq.notification import Publication
 from memq.protocol.messages import PublishStaged
+from memq.runtime.network import Runtime
 from memq.storage_handlers import StorageHandler
 from memq.topic import Topic, TopicSettings, read_partitions, writer_id
 from tests.brokers import run, running_broker
@@ -574,7 +578,15 @@ async def _asked(rig: Rig, manifest: Manifest, checksum: int, count: int) -> int
         created_ms=manifest.created_ms,
         pieces=[_wire(*piece) for piece in pieces[:count]],
     )
-    return (await rig.commits._owners.ask(rig.topic, place[2], ask)).published
+    runtime = Runtime()
+    pool = LinkPool(runtime, bootstrap_addresses(rig.broker.address))
+    metadata = ClusterMetadata(runtime, pool)
+    try:
+        await metadata.topic(rig.topic.name)
+        return (await OwnerRequests(runtime, pool, metadata, ANSWER_S).ask(rig.topic, place[2], ask)).published
+    finally:
+        await metadata.close()
+        await pool.close()
 
 
 async def _other_owner(rig: Rig) -> None:

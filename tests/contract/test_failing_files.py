@@ -39,14 +39,18 @@ BLOCKS = 12
 class HopefulSpool(SpoolFiles):
     """Calls fsync once more when it fails, and believes the second answer: what memq must not do."""
 
-    def _append(self, name: str, buffers: Sequence[Buffer]) -> None:
+    async def append(self, name: str, buffers: Sequence[Buffer]) -> None:
+        """See `SpoolDisk.append`."""
         try:
-            super()._append(name, buffers)
-        except OSError:
+            await super().append(name, buffers)
+        except SpoolError:
             if self._open is None:
                 raise
-            os.fsync(self._open[1])
-            sync_folder(self._folder)
+            try:
+                os.fsync(self._open[1])
+                sync_folder(self._folder)
+            except OSError as error:
+                raise SpoolError("the second answer is no better") from error
 
 
 async def send_all(

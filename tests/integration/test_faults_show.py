@@ -282,7 +282,7 @@ async def coordinator_away(folder: Path) -> Values:
             raise UnreachableError("the coordinator is away, as planned")
 
         one.services.coordinator.topics = away  # type: ignore[method-assign,assignment]  # it does not come back
-        one._refresh.set()
+        await cluster.start("two")  # a change of which it learns
         await until(lambda: one.services.counters.coordinator_failures > 0)
         return values_at(one)
 

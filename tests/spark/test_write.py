@@ -11,6 +11,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import memq
+from memq.client.bulk.staged_writer import StagedCommits
 from memq.client.io_thread import io_thread
 from memq.errors import InvalidRequestError, InvalidSettingError, UnknownSettingError
 from memq.spark.write import (
@@ -20,6 +21,7 @@ from memq.spark.write import (
     WriteOptions,
     check_columns,
     columns_of,
+    open_stores,
     write_options,
 )
 from tests.servers import DevServer
@@ -108,10 +110,13 @@ def test_a_batch_that_was_decided_and_not_published_comes_with_the_next_one(
     )
 
     async def decide() -> None:
-        task = await StagedTask.opened(options, options.writer)
+        commits = StagedCommits(options.brokers, options.writer)
+        await commits.connect()
+        stores = open_stores(options, {commits.store.name: commits.store.url})
+        task = StagedTask(commits, stores, options, options.writer)
         try:
             await task.add(pyarrow.record_batch({"value": [b"%d" % number for number in range(10)]}))
-            await task._commits.decide(1, await task.finish(), task.store)
+            await commits.decide(1, await task.finish(), task.store)
         finally:
             await task.close()
 

@@ -57,10 +57,10 @@ class Owner(Wire):
         self.closed = self.in_flight = self.most = 0
         self.take: Callable[[int, bytes], Coroutine[Any, Any, None]] | None = None
 
-    async def _connect(self, host: str, port: int, make: Callable[[], Link], *, timeout_s: float) -> None:
+    async def connect_to(self, host: str, port: int, make: Callable[[], Link], *, timeout_s: float) -> None:
         self.connects_s.append(asyncio.get_running_loop().time())
         self.frames, self.aborts = [], 0
-        await super()._connect(host, port, make, timeout_s=timeout_s)
+        await super().connect_to(host, port, make, timeout_s=timeout_s)
 
     def abort(self) -> None:
         """See `Wire.abort`."""
@@ -96,7 +96,7 @@ class Bench:
     def __init__(self, count: int = 3, settled_s: float = 0.0, values: bytes = b"v") -> None:
         opening, self.owner = Opening(), Owner()
         self.owner.take = lambda number, data: self.land(data)
-        runtime = replace(opening.runtime, network=cast(Any, SimpleNamespace(connect=self.owner._connect)))
+        runtime = replace(opening.runtime, network=cast(Any, SimpleNamespace(connect=self.owner.connect_to)))
         self.services = replace(opening.services, runtime=runtime)
         self.counters = self.services.counters
         self.queue, self.store, self.coordinator = opening.queue, opening.store, opening.coordinator

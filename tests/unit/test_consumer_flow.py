@@ -541,11 +541,11 @@ def test_the_table_of_states_is_kept(state: CursorState, following: CursorState)
     flow = flow_from(BEGINNING)
     flow.state = state
     if following in SUCCESSORS[state]:
-        flow._become(following)
+        flow.become(following)
         assert flow.state is following
     else:
         with pytest.raises(AssertionError):
-            flow._become(following)
+            flow.become(following)
 
 
 @pytest.mark.parametrize("state", [CursorState.LOOKING_BACK, CursorState.ENDED])

@@ -77,4 +77,4 @@ def test_what_is_done_is_not_kept() -> None:
     for offset in range(1, 1_000):
         ledger.hand(behind(offset))
         ledger.finish(Position(0, offset))
-    assert len(ledger._marks) == 0
+    assert len(ledger) == 0

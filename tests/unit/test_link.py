@@ -57,9 +57,9 @@ class Wire:
         self._reader = FrameReader()
         self._silent = silent
         self._link: Link | None = None
-        self.runtime = replace(skipping_runtime(), network=cast(Any, SimpleNamespace(connect=self._connect)))
+        self.runtime = replace(skipping_runtime(), network=cast(Any, SimpleNamespace(connect=self.connect_to)))
 
-    async def _connect(self, host: str, port: int, make: Callable[[], Link], *, timeout_s: float) -> None:
+    async def connect_to(self, host: str, port: int, make: Callable[[], Link], *, timeout_s: float) -> None:
         self.address = (host, port, timeout_s)
         self._link = make()
         self._link.connection_made(cast(asyncio.Transport, self))

@@ -25,7 +25,7 @@ def opened(s3: dict[str, object] | None) -> S3Settings:
     metadata.stores = (StoreMetadata(name="main", url="s3://memq/data?endpoint=http://127.0.0.1:1"),)
     store = OpenStores(metadata, runtime, s3)("main")
     assert isinstance(store, S3Handler)
-    return store._bucket.settings
+    return store.bucket.settings
 
 
 def test_the_section_that_is_given_is_heeded() -> None:

@@ -85,13 +85,13 @@ class Poller:
         """Begin the rounds."""
         self._feed.board.put("about", "", self._about)
         rounds: list[tuple[str, float, Callable[[], Awaitable[str | None]]]] = [
-            ("topics", TOPICS_S, self._look_at_topics),
-            ("totals", TOPICS_S, self._look_at_totals),
-            ("groups", TOPICS_S, self._look_at_groups),
-            ("cluster", CLUSTER_S, self._look_at_cluster),
+            ("topics", TOPICS_S, self.look_at_topics),
+            ("totals", TOPICS_S, self.look_at_totals),
+            ("groups", TOPICS_S, self.look_at_groups),
+            ("cluster", CLUSTER_S, self.look_at_cluster),
         ]
         if self._audit is not None:
-            rounds += [("audit", AUDIT_S, self._look_at_audit), ("clients", CLIENTS_S, self._look_at_clients)]
+            rounds += [("audit", AUDIT_S, self.look_at_audit), ("clients", CLIENTS_S, self.look_at_clients)]
         for name, pause_s, look in rounds:
             self._tasks.start(self._rounds(name, pause_s, look), f"dashboard-{name}")
 
@@ -163,7 +163,7 @@ class Poller:
         if self._audit is None:
             raise _nobody_audits(finding)
         await self._audit.acknowledge(finding, who)
-        await self._look_at_audit()
+        await self.look_at_audit()
         self._feed.announce()
 
     # ---- rounds --------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class Poller:
             self._feed.announce()
             await asyncio.sleep(pause_s)
 
-    async def _look_at_topics(self) -> None:
+    async def look_at_topics(self) -> None:
         """Ask for all topics, and show each with what the other rounds know of it."""
         topics = {topic.name: topic for topic in await self._admin.topics()}
         self._known.topics = topics
@@ -197,7 +197,7 @@ class Poller:
         self._failed = {name: known for name, known in self._failed.items() if name in topics}
         self._put_topics()
 
-    async def _look_at_groups(self) -> str:
+    async def look_at_groups(self) -> str:
         """Ask how far all groups are. Return what is unknown."""
         self._known.groups = found = await self._groups()
         minute = self._clock.wall_ms() // MINUTE_MS
@@ -211,7 +211,7 @@ class Poller:
         self._feed.board.put_all("group", {f"{row.topic}\n{row.group}": row for row in rows})
         return _counted([f"lag of group '{row.group}' in '{row.topic}': {row.error}" for row in rows if row.error])
 
-    async def _look_at_totals(self) -> str:
+    async def look_at_totals(self) -> str:
         """Ask where topics end, and those that have grown for their totals, as many of both as one round may.
 
         Return which logs did not answer.
@@ -349,7 +349,8 @@ class Poller:
         pairs = zip(seen or [None] * SPARK_MINUTES, audited, strict=True)
         return tuple(looked if looked is not None else said for looked, said in pairs)
 
-    async def _look_at_cluster(self) -> None:
+    async def look_at_cluster(self) -> None:
+        """Ask for the brokers and their load, and show each."""
         brokers = {each.broker: each for each in await self._admin.brokers()}
         loads = {name: await self._load(name) for name in brokers}
         rows = {
@@ -370,7 +371,8 @@ class Poller:
         known = msgspec.structs.asdict(load)
         return known | {"breakers": tuple(known.pop("open_breakers"))}
 
-    async def _look_at_audit(self) -> None:
+    async def look_at_audit(self) -> None:
+        """Ask the audit for what has changed since the last round, and show it."""
         assert self._audit is not None, "rounds of the audit are started only where there is one"
         news = await self._audit.news(self._audit_version)
         self._audit_version = news.version
@@ -390,7 +392,8 @@ class Poller:
             if name in self._known.topics:
                 self._feed.board.put("topic", name, self._topic_row(self._known.topics[name], minute))
 
-    async def _look_at_clients(self) -> None:
+    async def look_at_clients(self) -> None:
+        """Ask the audit for the clients that it hears, and show each."""
         assert self._audit is not None, "rounds of the audit are started only where there is one"
         heard = [each.to_json() for each in await self._audit.clients()]
         heard.sort(key=lambda row: (not row["silent"], row["kind"], row["name"], row["client"]))

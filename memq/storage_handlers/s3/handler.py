@@ -49,7 +49,7 @@ class S3Handler:
     def __init__(self, bucket: Bucket, path: DataPath, parts: DataPath, runtime: Runtime) -> None:
         """`parts` writes the objects that are too large for one request; it may be `path` itself."""
         self.counters = S3Counters()
-        self._bucket = bucket
+        self.bucket = bucket
         self._path = path
         self._parts = parts
         self._runtime = runtime
@@ -60,12 +60,12 @@ class S3Handler:
     @property
     def url(self) -> str:
         """See `StorageHandler.url`. There are no keys in it."""
-        return self._bucket.url
+        return self.bucket.url
 
     @property
     def data_path(self) -> str:
         """The library that sends, for people."""
-        return self._bucket.settings.data_path
+        return self.bucket.settings.data_path
 
     async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
         """See `ObjectWriter.put`. Nothing is copied on obstore's path."""
@@ -93,7 +93,7 @@ class S3Handler:
                 return
             except StoreAnswer as answer:
                 if answer.meaning is not Meaning.TAKEN:
-                    raise error_for(answer, f"object '{key}' not stored", self._bucket.place, key) from answer
+                    raise error_for(answer, f"object '{key}' not stored", self.bucket.place, key) from answer
             found = await self._found_under(key, order, until_s)
             if found is not None and found.is_ours:
                 self.counters.lost_answers += 1
@@ -118,7 +118,7 @@ class S3Handler:
         return _Taken(found.size, checksum, is_ours=(found.size, checksum) == (order.size, order.checksum))
 
     async def _send(self, key: str, order: PutOrder, until_s: float) -> None:
-        in_parts = order.size >= self._bucket.settings.multipart_bytes_min
+        in_parts = order.size >= self.bucket.settings.multipart_bytes_min
         path = self._parts if in_parts else self._path
         await path.open()
 
@@ -155,7 +155,7 @@ class S3Handler:
     async def get_range(self, key: str, offset: int, length: int) -> bytes:
         """See `ObjectReader.get_range`. What is longer than `part_bytes` is read in parts, in parallel."""
         check_key(key)
-        part, most = self._bucket.settings.part_bytes, self._bucket.settings.parts_in_flight_max
+        part, most = self.bucket.settings.part_bytes, self.bucket.settings.parts_in_flight_max
         if length <= part:
             return await self._get_part(key, offset, length)
         turn = asyncio.Semaphore(most)
@@ -210,7 +210,7 @@ class S3Handler:
 
     async def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:
         """See `ObjectReader.list`. Reads a page of 1,000 entries at a time, and drops repeated pages."""
-        whole, skip, after = self._bucket.prefix + check_prefix(prefix), len(self._bucket.prefix), ""
+        whole, skip, after = self.bucket.prefix + check_prefix(prefix), len(self.bucket.prefix), ""
         pages: AsyncIterator[Sequence[ObjectEntry]] | None = None
 
         async def next_page() -> Sequence[ObjectEntry] | None:
@@ -232,11 +232,11 @@ class S3Handler:
         """See `StorageHandler.check`. Names every right that is missing; what was proven holds for a minute."""
         now_s = self._runtime.clock.monotonic()
         if self._checked_s is not None and now_s - self._checked_s < CHECK_S:
-            await check_answers(self._bucket, self._path, self._attempts, self._whole(KEPT_CHECK))
+            await check_answers(self.bucket, self._path, self._attempts, self._whole(KEPT_CHECK))
             return
         name = f"{CHECK_PREFIX}{self._runtime.random.getrandbits(64):016x}" if deletes else KEPT_CHECK
         await self._path.open()
-        await check_rights(self._bucket, self._path, self._attempts, self._whole(name), deletes=deletes)
+        await check_rights(self.bucket, self._path, self._attempts, self._whole(name), deletes=deletes)
         self._checked_s = now_s
 
     def counts(self) -> Iterable[Count]:
@@ -272,7 +272,7 @@ class S3Handler:
         except StoreAnswer as answer:
             if answer.meaning is Meaning.NO_RANGE:
                 raise
-            raise error_for(answer, f"{what} {failure}", self._bucket.place, key) from answer
+            raise error_for(answer, f"{what} {failure}", self.bucket.place, key) from answer
 
     def _whole(self, key: str) -> str:
-        return self._bucket.prefix + key
+        return self.bucket.prefix + key

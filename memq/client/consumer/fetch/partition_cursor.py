@@ -194,7 +194,7 @@ class PartitionCursor:
         self._pass_expired = pass_expired
         self._start = start
         self._known = known
-        self._lookback = Lookback(window_ms)
+        self.lookback = Lookback(window_ms)
         self._progress = ReadProgress()
         self._slots: deque[PointerSlot] = deque()
         self._unfetched: deque[PointerSlot] = deque()  # those of them that nobody fetches yet
@@ -228,11 +228,11 @@ class PartitionCursor:
             pointer = read_pointer(entry.body, newer="return")
             if not isinstance(pointer, Pointer):
                 continue  # whoever read there dealt with it
-            self._lookback.advance(entry.time_ms)
+            self.lookback.advance(entry.time_ms)
             self._progress.pass_over(pointer)
             for producer in pointer.producers:
                 for first, next_ in producer.ranges:
-                    self._lookback.note(pointer.partition, producer.producer, first, next_)
+                    self.lookback.note(pointer.partition, producer.producer, first, next_)
             if not pointer.producers_complete:
                 incomplete.append(pointer)
         return incomplete
@@ -240,11 +240,11 @@ class PartitionCursor:
     def note_index(self, pointer: Pointer, blocks: Iterable[BlockEntry]) -> None:
         """Take seen blocks: of a batch that `look_back` returned, or before a start within a batch."""
         for entry in blocks:
-            self._lookback.note(pointer.partition, entry.producer_id, entry.first_sequence, entry.next_sequence)
+            self.lookback.note(pointer.partition, entry.producer_id, entry.first_sequence, entry.next_sequence)
 
     def begin(self) -> None:
         """Start to read: the look-back is complete."""
-        self._become(CursorState.READING)
+        self.become(CursorState.READING)
         self._end_if_delivered()
 
     # ---- pointers come in ----------------------------------------------------------------------
@@ -378,7 +378,8 @@ class PartitionCursor:
 
     # ---- inside --------------------------------------------------------------------------------
 
-    def _become(self, state: CursorState) -> None:
+    def become(self, state: CursorState) -> None:
+        """Go to the next state, as the table has it."""
         assert state in SUCCESSORS[self.state], f"{self.state.name} to {state.name}"
         self.state = state
 
@@ -400,7 +401,7 @@ class PartitionCursor:
 
     def _end_if_delivered(self) -> None:
         if self.state is CursorState.READING and self._end_reached and not self._slots:
-            self._become(CursorState.ENDED)
+            self.become(CursorState.ENDED)
 
     def _deliver_slot(self, slot: PointerSlot) -> ReadyRange | None:
         """Deliver the first slot, or as much of it as the damage policy and the end allow."""
@@ -410,7 +411,7 @@ class PartitionCursor:
             return self._deliver_gap(slot, slot.gap)
         pointer = slot.pointer
         assert pointer is not None
-        self._lookback.advance(slot.time_ms)
+        self.lookback.advance(slot.time_ms)
         self._progress.start_at(pointer)
         if not slot.pieces:
             self._pass(slot)
@@ -494,7 +495,7 @@ class PartitionCursor:
         """Judge the pieces from record index `start` up to `end`; stop before damage that is not passed over."""
         found = _Assembly()
         skip = frozenset(pointer.skip)
-        gaps, size = self._lookback.gaps, 0
+        gaps, size = self.lookback.gaps, 0
         pieces = slot.pieces or ()
         if slot.judged >= len(pieces) or pieces[slot.judged].first != start:
             slot.judged = 0  # the start lies inside, or the batch was fetched again and cut otherwise
@@ -523,21 +524,21 @@ class PartitionCursor:
                     found.slices.append(Slice(piece, max(0, start - piece.first), high))
                     size += piece.header.raw_length
             slot.judged += 1
-        self.counts.gap_sequences += self._lookback.gaps - gaps
+        self.counts.gap_sequences += self.lookback.gaps - gaps
         return found
 
     def _note(self, pointer: Pointer, header: BlockHeader) -> None:
-        self._lookback.note(pointer.partition, header.producer_id, header.first_sequence, header.next_sequence)
+        self.lookback.note(pointer.partition, header.producer_id, header.first_sequence, header.next_sequence)
 
     def _claims(self, slot: PointerSlot, pointer: Pointer) -> list[Claim]:
         """Return the blocks of a batch whose sequences were seen."""
         headers = [piece.header for piece in slot.pieces or () if piece.header and piece.number not in pointer.skip]
-        return [claim for claim in map(claim_of, headers) if self._lookback.seen(pointer.partition, *claim)]
+        return [claim for claim in map(claim_of, headers) if self.lookback.seen(pointer.partition, *claim)]
 
     def _is_new(self, slot: PointerSlot, pointer: Pointer, piece: BlockPiece, header: BlockHeader) -> bool | None:
         """Whether a block is delivered; None when its sequences were seen and contents must be compared."""
         claim = claim_of(header)
-        verdict = self._lookback.judge(pointer.partition, *claim)
+        verdict = self.lookback.judge(pointer.partition, *claim)
         if verdict is Novelty.PARTLY:
             self.counts.overlapping_blocks += 1
         if verdict is not Novelty.SEEN:

@@ -26,6 +26,10 @@ class CommitLedger:
         self._prefix: Committed | None = None
         self._stored: Committed | None = None
 
+    def __len__(self) -> int:
+        """How many places are kept: those of batches that are not done, and what follows on them."""
+        return len(self._marks)
+
     def hand(self, behind: Committed) -> None:
         """Note a batch that was handed out; `behind` is the place behind it."""
         self._marks.append(_Mark(behind, done=False))
