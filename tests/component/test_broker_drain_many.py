@@ -18,6 +18,7 @@ from memq.runtime.tasks import TimedSemaphore
 from memq.topic import Topic, TopicSettings, read_partitions
 from tests.brokers import log_lines, run, running_broker
 from tests.contract.manual_clock import ManualClock
+from tests.stepped_time import SteppedLoop, step
 
 PARTITIONS = CLOSINGS_AT_ONCE_MAX * 3
 
@@ -96,7 +97,7 @@ def test_turns_are_taken_in_order_and_given_back_once() -> None:
 
 def test_a_work_that_outlasts_its_turn_goes_on_beside_the_next() -> None:
     async def work() -> None:
-        turns, gate, running = TimedSemaphore(1, 0.0), asyncio.Event(), list[int]()
+        turns, gate, running = TimedSemaphore(1, 1.0), asyncio.Event(), list[int]()
 
         async def take(number: int) -> None:
             async with turns.turn():
@@ -104,13 +105,20 @@ def test_a_work_that_outlasts_its_turn_goes_on_beside_the_next() -> None:
                 await gate.wait()
 
         stuck = [asyncio.create_task(take(number)) for number in range(3)]
-        while len(running) < 3:  # noqa: ASYNC110
+        while len(running) < 3:
+            step(0.5)
             await asyncio.sleep(0)
         gate.set()
         await asyncio.gather(*stuck)
-        assert turns._free._value == 1, "each gave back one turn, though it ended after that"
+        gate.clear()
+        later = [asyncio.create_task(take(number)) for number in (3, 4)]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert running == [0, 1, 2, 3], "each gave back one turn, though it ended after that"
+        gate.set()
+        await asyncio.gather(*later)
 
-    run(work())
+    run(work(), SteppedLoop)
 
 
 def test_progress_is_told_only_of_what_takes_long(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,8 +13,10 @@ import pytest
 from memq.broker.broker import Broker
 from memq.broker.partition.opening import _claim
 from memq.broker.partition.topic_processor import TopicProcessor
-from memq.broker.spool.unpublished_blocks import UnpublishedBlocks
+from memq.broker.spool import forwarding
+from memq.broker.spool.unpublished_blocks import UnpublishedBlock, UnpublishedBlocks
 from memq.errors import IdentityConflictError, MovedError, NotFoundError, NotReadyError, ProtocolError, TooOldError
+from memq.format.blocks.header import parse_header
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.notification import Entries, Publication
 from memq.protocol.forward import decode_forward, encode_forward
@@ -137,7 +139,7 @@ def test_a_partition_is_claimed_only_once_its_last_owner_that_lives_has_drained_
     asyncio.run(work())
 
 
-def test_what_is_absent_is_dated_when_the_last_read_began() -> None:
+def test_what_is_absent_is_dated_when_the_last_read_began(monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes into the queue while the answer is on its way was not looked for."""
 
     async def work() -> None:
@@ -151,13 +153,26 @@ def test_what_is_absent_is_dated_when_the_last_read_began() -> None:
                 return await read(partition, offset, 1)  # a page of one entry
 
             one.services.queue.read = noted  # type: ignore[method-assign]  # the moments of its calls
+            slab, block = one.services.pool.lease(1_000), block_of(topic, 0, [b"v"])
+            assert slab is not None
+            slab.view[: len(block)] = block
             held = UnpublishedBlocks(topic, 0, 0, 0.0, one.services.pool.release)
+            held.add(UnpublishedBlock(parse_header(block), slab, 0, len(block)))
+            one.services.pool.release(slab)  # it has a reference of its own
             for _ in range(3):
                 opened = Pointer(kind="opened", cluster="c", topic="clicks", topic_id=topic.id, partition=0, epoch=1)
                 body = encode_pointer(opened)
                 await one.services.queue.publish(Publication(held.topic.read_partition_of(0), 0, 1, 1, body))
-            assert await one.partitions.forwarder._read_on(held) <= asked_s[-1]
-            assert held.read_to == 3, "not the first page alone"
+            brought: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+
+            async def taken(owner: object, slab: object, start: int, end: int, absent_s: float) -> None:
+                brought.set_result(absent_s)
+                await asyncio.get_running_loop().create_future()
+
+            monkeypatch.setattr(forwarding, "take_forwarded", taken)
+            one.partitions.forwarder.take(held)
+            assert await brought <= asked_s[-1]
+            assert held.read_to >= 3, "not the first page alone"
 
     asyncio.run(work())
 

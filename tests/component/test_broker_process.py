@@ -59,7 +59,7 @@ class Life:
         coordinator = MemoryCoordinator(MemoryCluster())
         store = MemoryHandler(runtime.clock)
         self.broker = Broker(found, runtime, {"main": store}, MemoryQueue(runtime.clock), coordinator)
-        work = run_broker(self.broker, found, runtime, self._came, self._prepare, self._companion)
+        work = run_broker(self.broker, found, runtime, self._came, self.prepare, self._companion)
         return asyncio.create_task(work)
 
     def _came(self, address: str) -> None:
@@ -67,7 +67,7 @@ class Life:
         self.address = address
         self.ready.set()
 
-    async def _prepare(self) -> None:
+    async def prepare(self) -> None:
         assert self.broker.address, "the broker has started"
         self.log.append("prepare")
 
@@ -177,7 +177,7 @@ def test_a_start_that_fails_is_closed_and_never_ready(life: Life) -> None:
         async def refused() -> None:
             raise DeniedError("not you")
 
-        life._prepare = refused  # type: ignore[method-assign]  # the last step before clients can come
+        life.prepare = refused  # type: ignore[method-assign]  # the last step before clients can come
         with pytest.raises(DeniedError, match="not you"):
             await life.begin()
         assert life.log == []

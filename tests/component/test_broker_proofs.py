@@ -12,20 +12,17 @@ from typing import cast
 import msgspec
 import pytest
 
-from memq.broker.ingest.slabs import Slab
 from memq.broker.partition.opening import _publish_opened, release_partition
 from memq.broker.partition.ownership import Ownership
 from memq.broker.partition.publishing import BACKOFF_S_MAX, Publisher
+from memq.broker.spool import SpoolDisk
 from memq.broker.spool.forwarding import Forwarder
 from memq.broker.spool.replay import Replay
-from memq.broker.spool.segments import Segment
 from memq.broker.spool.unpublished_blocks import UnpublishedBlocks
 from memq.errors import DeniedError, EpochFencedError, NotFoundError, QueueError, RetryableError
-from memq.format.blocks.header import parse_header
 from memq.format.key import ObjectKey, parse_object_key
 from memq.format.pointer import Pointer, encode_pointer
-from memq.format.spool import SpoolEntry
-from memq.limits import MIB
+from memq.format.spool import encode_entry, encode_head
 from memq.notification import Entries, Entry, Publication
 from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import Api, encode_frame
@@ -563,6 +560,24 @@ def test_an_instance_of_a_named_producer_begins_behind_what_the_one_before_it_ha
     run(work())
 
 
+SEED = 1
+
+
+class OneSegment:
+    """The disk of a spool with one segment."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    async def sizes(self) -> dict[str, int]:
+        """See `SpoolDisk.sizes`."""
+        return {"s": len(self.data)}
+
+    async def read(self, name: str) -> bytes:
+        """See `SpoolDisk.read`."""
+        return self.data
+
+
 class Taker:
     """A forwarder that keeps what it is given."""
 
@@ -577,22 +592,22 @@ class Taker:
 
 def test_a_replay_reads_the_queue_from_where_the_owner_of_its_oldest_block_had_read_it() -> None:
     async def work() -> None:
-        owner, taker, segment = Owner(), Taker(), Segment("s", 1, MIB)
+        owner, taker = Owner(), Taker()
         await owner.queue.create([READ], 30_000)
         for _ in range(6):
             await owner.queue.publish(foreign(owner))
-        owner.clock.advance(600_000)
         slots = PartitionSlots(partition=0, slot_first=0, slot_last=0, read_partition=0)
         topic = Topic(name=READ.topic, id=READ.topic_id, created_ms=0, partitions=(slots,))
-        slab, entries, at = Slab(MIB), list[SpoolEntry](), 0
+        replay = Replay(owner.services, cast(Forwarder, taker), lambda: [topic])
+        owner.clock.advance(600_000)
+        now_ms = owner.clock.wall_ms()
+        segment = encode_head(SEED, now_ms)
         for number, offset in enumerate((4, 2, 5)):
             block = block_of(topic, number, [b"v"])
-            slab.view[at : at + len(block)] = block
-            header = parse_header(slab.view, at)
-            entries.append(SpoolEntry(topic.id, 0, offset, owner.clock.wall_ms(), at, at + len(block), header))
-            at += len(block)
-        replay = Replay(owner.services, cast(Forwarder, taker), lambda: [topic])
-        await replay._hold(segment, topic, entries, slab, 0)
+            segment += encode_entry(SEED, topic.id_bytes, 0, offset, now_ms, len(block)) + block
+        disk = cast(SpoolDisk, OneSegment(segment))
+        await replay.find(disk)
+        await replay.run(disk)
         (held,) = taker.taken
         assert (len(held), held.read_to) == (3, 2)
 

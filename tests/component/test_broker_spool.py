@@ -241,7 +241,7 @@ def test_blocks_that_wait_behind_a_failed_write_are_held_back_too(tmp_path: Path
             client.write(write_frame(block_of(topic, 0, [b"a"])))
             await disk.called.wait()
             client.write(write_frame(block_of(topic, 0, [b"z"], producer=99), stream=2))
-            await until(lambda: len(one.services.spool._waiting) == 1)
+            await until(lambda: one.services.counters.received_blocks == 2)
             disk.fails = True
             disk.gate.set()
             frames = [await client.frame(), await client.frame()]

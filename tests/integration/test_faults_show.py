@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -88,12 +89,23 @@ def failing(call: str) -> Callable[[Path], Coroutine[Any, Any, Values]]:
 
 
 def _sent_in_spite_of(call: str) -> Values:
-    with Cluster() as cluster:
+    made: list[Broker] = []
+
+    class Noted(Broker):
+        """Notes that it is made."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    with ExitStack() as stack:
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr("memq.testing.cluster.Broker", Noted)
+        cluster = stack.enter_context(Cluster())
         with memq.Producer(cluster.address) as producer:
             producer.send("clicks", b"0").result(TIMEOUT_S)  # the partition is open, then
             cluster.fail(call)
             producer.send("clicks", b"1").result(TIMEOUT_S)
-        return values_at(cluster._broker)
+        return values_at(made[0])
 
 
 def reading(prepare: Callable[[Cluster], None], what: Callable[[memq.Consumer], float]) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -19,9 +19,18 @@ import memq
 from memq.audit.live.view import AuditView
 from memq.cli.cluster.embedded_services import database_at
 from memq.client.consumer.assigned import Assigned
+from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
 from memq.client.consumer.fetch.partition_cursor import ReadyRange
+from memq.client.io_thread import io_thread
+from memq.client.link_pool import LinkPool
+from memq.client.observers.report_carrier import reporting
+from memq.client.observers.reporter import Reporter
+from memq.client.producer.delivery import Delivery
 from memq.format.ranges import RangeSet
-from memq.format.report import AUDIT_TOPIC
+from memq.format.report import AUDIT_TOPIC, Kind
+from memq.runtime.clock import SystemClock
+from memq.runtime.network import Runtime
+from memq.runtime.tasks import TaskOwner
 from memq.topic import Topic
 from memq_localstack.servers import S3Server, Server
 from tests.auditors import AuditorProcess
@@ -60,9 +69,21 @@ class Load:
     def __init__(self, brokers: Sequence[BrokerProcess], stack: ExitStack) -> None:
         self.sent = 0
         self._counts: dict[tuple[int, int], int] = {}  # by producer and partition
-        self.producers = [
-            stack.enter_context(memq.Producer(addresses_of(brokers), linger_ms=1, block_bytes=1024)) for _ in range(2)
-        ]
+        self._sent: dict[int, Delivery] = {}  # the last one of each producer
+        self.observers: list[Reporter] = []
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("memq.client.producer.base.reporting", self._reporting)
+            self.producers = [
+                stack.enter_context(memq.Producer(addresses_of(brokers), linger_ms=1, block_bytes=1024))
+                for _ in range(2)
+            ]
+
+    def _reporting(self, kind: Kind, name: str) -> Callable[[Runtime, LinkPool, TaskOwner], Reporter]:
+        def observe(runtime: Runtime, pool: LinkPool, tasks: TaskOwner) -> Reporter:
+            self.observers.append(reporting(kind, name)(runtime, pool, tasks))
+            return self.observers[-1]
+
+        return observe
 
     def round(self) -> None:
         """Send some bursts, each of which is acked before the next one: so there are many batches."""
@@ -70,7 +91,8 @@ class Load:
             for number in range(BURST_RECORDS):
                 for at, producer in enumerate(self.producers):
                     partition = number % PARTITIONS
-                    producer.send(TOPIC, (b"%d of %d" % (self.sent, at)).ljust(RECORD_BYTES), partition=partition)
+                    value = (b"%d of %d" % (self.sent, at)).ljust(RECORD_BYTES)
+                    self._sent[at] = producer.send(TOPIC, value, partition=partition)
                     self._counts[at, partition] = self._counts.get((at, partition), 0) + 1
                     self.sent += 1
             for producer in self.producers:
@@ -78,17 +100,15 @@ class Load:
 
     def pretend(self, topic: Topic, named: Named) -> None:
         """Let a producer report an ack of records that it never sent."""
-        core = self.producers[0]._core
-        first = self._counts[0, 0] + 100
+        first, producer_id = self._counts[0, 0] + 100, self._sent[0].result(TIMEOUT_S).producer_id
 
         async def pretend() -> None:
-            assert core._observer is not None
-            tally, now_ms = core._observer.part(topic, 0), core._runtime.clock.wall_ms()
+            tally, now_ms = self.observers[0].part(topic, 0), SystemClock().wall_ms()
             assert tally is not None
-            tally.pass_stage("acked", core.producer_id, first, first + PRETENDED, now_ms, now_ms, 2)
+            tally.pass_stage("acked", producer_id, first, first + PRETENDED, now_ms, now_ms, 2)
 
-        self.producers[0]._background.run(pretend())
-        note(named, ("lost", "queue", ""), 0, core.producer_id, first, first + PRETENDED)
+        io_thread().run(pretend())
+        note(named, ("lost", "queue", ""), 0, producer_id, first, first + PRETENDED)
 
 
 class Reader:
@@ -105,19 +125,24 @@ class Reader:
         self._lost = lost
         self._twice = twice
         self._again: list[tuple[Assigned, ReadyRange]] = []
-        self._consumer = stack.enter_context(
-            memq.Consumer(
-                *(addresses_of(brokers), [TOPIC]),
-                group=group,
-                end="end",
-                on_damaged="skip",
-                read="direct",
-                session_timeout_ms=60_000,
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("memq.client.consumer.core.FetchScheduler", self._scheduler)
+            self._consumer = stack.enter_context(
+                memq.Consumer(
+                    *(addresses_of(brokers), [TOPIC]),
+                    group=group,
+                    end="end",
+                    on_damaged="skip",
+                    read="direct",
+                    session_timeout_ms=60_000,
+                )
             )
-        )
-        reading: Any = self._consumer._core._reading
-        self._deliver: Callable[..., tuple[Assigned, ReadyRange] | None] = reading.deliver
-        reading.deliver = self._faulty
+
+    def _scheduler(self, *arguments: Any) -> FetchScheduler:
+        made: Any = FetchScheduler(*arguments)
+        self._deliver: Callable[..., tuple[Assigned, ReadyRange] | None] = made.deliver
+        made.deliver = self._faulty
+        return cast(FetchScheduler, made)
 
     def read(self) -> None:
         """Read and commit; the consumer stays open, and says what it did when it is time."""
