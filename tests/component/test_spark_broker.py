@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from memq.spark.streaming.stream_reader import MemqStreamReader
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import BinaryType, StructField, StructType
 
@@ -16,6 +15,7 @@ from memq.client.producer.producer import Producer
 from memq.errors import CorruptDataError, NotFoundError
 from memq.format.ranges import RangeSet
 from memq.spark.source import MemqSource
+from memq.spark.stream_reader import MemqStreamReader
 from memq.testing import Cluster
 from memq.topic import Position
 from tests.component.test_reports import Told

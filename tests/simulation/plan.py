@@ -90,6 +90,7 @@ def draw_plan(
 ) -> Plan:
     """Draw the cluster of a seed; the aspects too, each for some seeds, unless they are given."""
     draw = random.Random(f"{seed}/aspects")
+    drawn = tuple(name for name in ASPECTS if draw.random() < ASPECT_RATE)
     names = drawn if aspects is None else aspects
     retry_ms = _draw_retry_ms(seed, level) if "direct" in names else 0
     plan = _draw_bare_plan(seed, level, producers, retry_ms)

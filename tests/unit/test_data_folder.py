@@ -130,8 +130,8 @@ def test_a_lock_file_of_somebody_else_is_refused_and_kept(tmp_path: Path, conten
     for _ in range(2):  # the first refusal lets the lock go
         with pytest.raises(InvalidRequestError, match="has a file 'lock' that is not memq's") as caught:
             open_folder(tmp_path)
-    assert "move the file away" in caught.value.hint
-    assert (tmp_path / "lock").read_bytes() == content
+        assert "move the file away" in caught.value.hint
+        assert (tmp_path / "lock").read_bytes() == content
     assert os.listdir(tmp_path) == ["lock"], "nothing was put next to the files of the user"
 
 

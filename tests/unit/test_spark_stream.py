@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from memq.spark.streaming.progress import StreamLag, lag
-from memq.spark.streaming.stream import RETRY_S_MAX, MicroBatchLimit, TopicStream
-from memq.spark.streaming.stream_reader import MemqStreamReader
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
 from memq.errors import InvalidRequestError, NotFoundError, PositionExpiredError, UnreachableError
 from memq.runtime.network import ProtocolFactory, Runtime
 from memq.spark.options import read_options
 from memq.spark.source import MemqSource
+from memq.spark.stream_offsets import StreamLag, lag
+from memq.spark.stream_reader import RETRY_S_MAX, MemqStreamReader, MicroBatchLimit, TopicStream
 from memq.topic import Topic, equal_slots
 from tests.skipping_loop import run_skipping, skipping_runtime
 from tests.unit.blocks import NOW_MS
