@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from memq.client.producer import aio_producer
 from memq.client.producer.core import ProducerCore
 
 
@@ -19,7 +22,14 @@ class NotedCore(ProducerCore):
         NotedCore.last = self
 
 
-def note_cores(monkeypatch: pytest.MonkeyPatch) -> type[NotedCore]:
+def note_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Note the cores of asyncio producers from now on."""
-    monkeypatch.setattr("memq.client.producer.aio_producer.ProducerCore", NotedCore)
-    return NotedCore
+    monkeypatch.setattr(aio_producer, "ProducerCore", NotedCore)
+
+
+@contextmanager
+def noted_cores() -> Iterator[None]:
+    """Note the cores of asyncio producers in the block."""
+    with pytest.MonkeyPatch.context() as patched:
+        note_cores(patched)
+        yield

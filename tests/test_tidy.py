@@ -29,7 +29,7 @@ PUBLIC_METHODS_MAX = 20
 LONG_FILES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {}
 BROAD_CLASSES: dict[str, int] = {}
-PRIVATE_USES_MAX = 6
+PRIVATE_USES_MAX = 3
 
 IMPURE = {"asyncio", "concurrent", "selectors", "socket", "sqlite3", "subprocess", "threading", "time", "uvloop"}
 VAGUE_NAMES = ("utils", "util", "common", "commons", "helpers", "helper", "misc")

@@ -248,7 +248,7 @@ def test_a_read_that_fails_is_named_and_tried_again(error: Exception, caplog: py
         await publisher.read_to_end()
         assert queue.asked == [0, 0]
         assert not owner.own.unread
-        assert publisher._services.counters.publish_retries == 1, "the alert on a queue that fails rests on it"
+        assert owner.services.counters.publish_retries == 1, "the alert on a queue that fails rests on it"
 
     run(work())
     assert events_of(caplog) == ["queue-retry"]

@@ -139,17 +139,17 @@ def test_an_error_in_the_users_code_is_not_hidden_by_that_of_the_close(monkeypat
         async def deny(*arguments: object) -> None:
             raise denied
 
-        async def use(own: Exception | None) -> None:
+        async def use(own: Exception | None, patched: pytest.MonkeyPatch) -> None:
             async with reader(broker, group="billing") as consumer:
                 assert await values_of(consumer, 1) == [b"0"]
                 await consumer.poll(0.01)
-                monkeypatch.setattr(RemoteQueue, "commit", deny)  # as if rights were taken away
+                patched.setattr(RemoteQueue, "commit", deny)  # as if rights were taken away
                 if own:
                     raise own
 
         for own in (KeyError("mine"), None):
-            with monkeypatch.context(), pytest.raises(KeyError if own else DeniedError) as caught:
-                await use(own)
+            with monkeypatch.context() as patched, pytest.raises(KeyError if own else DeniedError) as caught:
+                await use(own, patched)
             assert caught.value is (own or denied)
 
     with_broker(test)

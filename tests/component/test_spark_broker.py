@@ -54,7 +54,7 @@ class Job:
     def read(self, **options: str) -> list[int]:
         """Return the values of a batch read."""
         reader = MemqSource(self.options(**options)).reader(SCHEMA)
-        return self._values(reader, reader.partitions())
+        return self.values(reader, reader.partitions())
 
     def follow(self, **options: str) -> MemqStreamReader:
         """Return the stream's reader in a new driver."""
@@ -66,11 +66,11 @@ class Job:
     def step(self, reader: MemqStreamReader, limit: Any = ALL) -> list[int]:
         """Run a micro-batch from the checkpoint."""
         end = reader.latestOffset(self.at, limit)
-        found = self._values(reader, reader.partitions(self.at, end))
+        found = self.values(reader, reader.partitions(self.at, end))
         self.at = end
         return found
 
-    def _values(self, reader: Any, splits: Any) -> list[int]:
+    def values(self, reader: Any, splits: Any) -> list[int]:
         return [
             int(value)
             for split in splits
@@ -183,7 +183,7 @@ def test_a_stream_names_damage_that_it_passes_over(job: Job) -> None:
     assert (damage.block, damage.offset, damage.records) == (0, offset, 1)
     failing = job.follow()
     with pytest.raises(CorruptDataError):
-        job._values(failing, failing.partitions(failing.initialOffset(), job.at))
+        job.values(failing, failing.partitions(failing.initialOffset(), job.at))
 
 
 def test_a_read_reports_nothing_unless_it_has_a_name(job: Job) -> None:

@@ -17,6 +17,7 @@ from memq.compaction.reader import ColdReader
 from memq.errors import MemqError
 from memq.format import pointer as pointer_format
 from memq.runtime.network import Runtime
+from tests.producer_cores import NotedCore, noted_cores
 from tests.simulation.audit_rules import AuditRules, object_reader
 from tests.simulation.auditor import LIVE_AUDITOR
 from tests.simulation.auditor_life import AuditorLife
@@ -414,7 +415,7 @@ class Scenario:
 
     async def _product_main(self, node: Node, runtime: Runtime, _doors: Doors) -> None:
         kind = self.plan.producers[int(node.name.rpartition("-")[2])]
-        producer = self._producer(node, runtime, acks=LEVEL_OF[kind])
+        producer, core = self._producer(node, runtime, acks=LEVEL_OF[kind]), NotedCore.last
         keyed = self.plan.keyed and kind == "product"
         pending: dict[AsyncDelivery, list[bytes]] = {}
         watchers: list[asyncio.Task[None]] = []
@@ -422,7 +423,7 @@ class Scenario:
             await self._rest(node.name, left)
             number = node.random.randrange(KEYS if keyed else self.plan.shape.partitions)
             if keyed and node.random.random() < LEARN_RATE:
-                producer._core._tasks.start(producer._core.refresh("t"), "learn")
+                watchers.append(asyncio.create_task(core.refresh("t")))
             for value in self._values(node, number, keyed=keyed):
                 try:
                     if keyed:
@@ -499,7 +500,7 @@ def run_plan(plan: Plan, *, echo: Callable[[str], None] | None = None) -> Report
 
     Raises: SimulationError.
     """
-    with scaled(plan.constants), World(plan.seed, echo=echo) as world, remembered_pointers():
+    with scaled(plan.constants), World(plan.seed, echo=echo) as world, remembered_pointers(), noted_cores():
         watch = LogWatch(world, clones=not {"clone", "direct"}.isdisjoint(plan.producers))
         logger = logging.getLogger("memq")
         logger.addHandler(watch)

@@ -17,13 +17,14 @@ from memq.notification import Entries, Entry, Publication, Span
 from memq.notification.kafka import library as library_module
 from memq.notification.kafka import queue as queue_module
 from memq.notification.kafka import topics as topics_module
-from memq.notification.kafka.admin import KafkaAdmin
+from memq.notification.kafka.admin import KafkaAdmin, Place
 from memq.notification.kafka.failures import LastErrors
 from memq.notification.kafka.groups import positions
 from memq.notification.kafka.names import Names
 from memq.notification.kafka.queue import KafkaQueue
 from memq.notification.kafka.reading import offsets as offsets_module
 from memq.notification.kafka.reading.fetcher import EntryFetcher
+from memq.notification.kafka.reading.follower import Follower
 from memq.notification.kafka.reading.source import KafkaSource, SourceTopic
 from memq.notification.kafka.settings import kafka_settings
 from memq.notification.log_reader import all_entries
@@ -510,13 +511,24 @@ def test_a_pointer_is_not_read_back_for_longer_than_its_time(library: Library, m
 
 
 @pytest.mark.usefixtures("hurried")
-def test_a_pointer_that_the_follower_has_seen_needs_no_read(library: Library) -> None:
+def test_a_pointer_that_the_follower_has_seen_needs_no_read(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrivals: list[Callable[[Place, Entry], None]] = []
+
+    class Noted(Follower):
+        """Notes whom it tells of what arrives."""
+
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            arrivals.append(given[4])
+
+    monkeypatch.setattr(queue_module, "Follower", Noted)
+
     async def work(queue: KafkaQueue) -> None:
         await queue.read(PARTITION, 0, ALL)
 
         def followed(deliver: Report, message: Message) -> None:
             body = library.log((TOPIC, 0)).records[-1].value
-            loop.call_soon_threadsafe(queue._arrived, (TOPIC, 0), Entry(RECORDS, 2_000, body))
+            loop.call_soon_threadsafe(arrivals[0], (TOPIC, 0), Entry(RECORDS, 2_000, body))
             deliver(None, message)
 
         loop, read = asyncio.get_running_loop(), library.read
