@@ -12,10 +12,9 @@ from pathlib import Path
 import memq
 from memq.client.consumer.fetch.fetcher import ReadMode
 from memq.compaction import compaction
-from memq.compaction.compaction import TrimmedQueue
-from memq.compaction.copying import BatchCopier, Copied
-from memq.compaction.files import ColdFiles
+from memq.compaction.compaction import BatchCopier, Copied, TrimmedQueue
 from memq.compaction.plan import ColdRule
+from memq.compaction.reader import ColdFiles
 from memq.notification.sqlite import log
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.notification.sqlite.rows import checksum

@@ -12,8 +12,7 @@ from memq.broker.metrics import Counters
 from memq.broker.partition.recent_batch_cache import RecentBatchCache
 from memq.broker.spool.writer import Spool
 from memq.broker.upkeep.lost_logs import LostLogs
-from memq.compaction.files import ColdFiles
-from memq.compaction.reader import ColdReader
+from memq.compaction.reader import ColdFiles, ColdReader
 from memq.governor import Coordinator
 from memq.governor.balance import STRATEGIES
 from memq.governor.planner import Planner

@@ -5,25 +5,228 @@ manifest names go with the sweep, pointers that a manifest has and the queue too
 the next run or with retention. What is put is named within half the sweep's safety age, or not at all: a sweep that
 listed it before may be about to delete it (`memq.broker.upkeep.sweep`). The originals are named by the parts for that
 age, since readers may still be at them.
+
+Blocks are copied as they are, and never opened; each is checked first. A batch with damage stays where it lies, and so
+does one that is missing: its pointer goes into the part unchanged, and the damage is reported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from awscrt.checksums import crc32c
 from msgspec.structs import replace
 
-from memq.compaction.copying import BatchCopier, Copied
-from memq.compaction.files import ColdFiles
-from memq.compaction.plan import ColdRule, cold_spans, following, without
-from memq.errors import NotReadyError
-from memq.format.cold import ColdManifest
-from memq.notification import PointerReader, Span
+from memq.compaction.plan import ColdRule, cold_spans, copied_place, entries_of, following, without
+from memq.compaction.reader import ColdFiles
+from memq.errors import CorruptDataError, InvalidRequestError, MemqError, NotFoundError, NotReadyError, TooLargeError
+from memq.format.batch import cut_batch
+from memq.format.blocks.header import Buffer
+from memq.format.cold import ColdEntry, ColdManifest, ColdPart, PartRef, encode_cold_part
+from memq.format.key import cold_object_key, cold_part_key
+from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
+from memq.format.pointer import Location, Pointer, encode_pointer
+from memq.limits import COLD_BLOCKS_MAX
+from memq.notification import Entry, PointerReader, Span
 from memq.runtime.clock import Clock
+from memq.runtime.network import Runtime
+from memq.storage_handlers import ObjectReader, StorageHandler
+from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
+from memq.storage_handlers.files import joined_crc
 from memq.topic import ReadPartition, TopicSettings
 
 OBJECTS_MAX = 16  # of one manifest of a plain compaction
+READS_MAX = 8
+WRITER = "compaction"  # who wrote the object, in its meta
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A stored part that no manifest names yet, and the faults found in it, by key."""
+
+    part: PartRef
+    findings: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(slots=True)
+class _LargeObject:
+    """The object on its way: its bytes, its index, and where each batch lies."""
+
+    buffers: list[Buffer] = field(default_factory=list)
+    bytes: int = 0
+    batches: list[BatchEntry] = field(default_factory=list)
+    blocks: list[BlockEntry] = field(default_factory=list)
+
+    def add(self, pointer: Pointer, data: Buffer, blocks: Sequence[BlockEntry]) -> int:
+        """Append a batch; return where it begins."""
+        start = self.bytes
+        self.batches.append(
+            BatchEntry(
+                offset=start,
+                length=len(data),
+                appended_ms=pointer.sealed_ms,
+                batch_sequence=pointer.batch_sequence,
+                records=pointer.records,
+                first_block=len(self.blocks),
+                blocks=len(blocks),
+                partition=pointer.partition,
+                epoch=pointer.epoch,
+            )
+        )
+        self.blocks += [block._replace(offset=start + block.offset) for block in blocks]
+        self.buffers.append(data)
+        self.bytes += len(data)
+        return start
+
+
+class BatchCopier:
+    """Copies batches of a cluster. `open_store` gives the stores that pointers name.
+
+    Objects go to `store`, by name.
+    """
+
+    def __init__(
+        self,
+        cluster: str,
+        queue: PointerReader,
+        open_store: Callable[[str], ObjectReader],
+        store: tuple[str, StorageHandler],
+        runtime: Runtime,
+    ) -> None:
+        self._cluster = cluster
+        self._queue = queue
+        self._open_store = open_store
+        self._store_name, self._store = store
+        self._runtime = runtime
+
+    async def copy(self, partition: ReadPartition, span: Span) -> Copied:
+        """Store one large object and its part.
+
+        Again after a crash it stores others, and those go with the sweep.
+
+        Raises: NotReadyError when retention was faster: plan again; as stores and queue.
+        """
+        entries = [item async for item in self._entries(partition, span)]
+        if not entries or entries[0][0].offset != span.begin:
+            raise NotReadyError(f"retention removed pointers from offset {span.begin} of topic '{partition.topic}' on")
+        created_ms, object_id = self._runtime.clock.wall_ms(), self._runtime.random.getrandbits(64)
+        name = (self._cluster, partition.topic, partition.topic_id)
+        key = cold_object_key(*name, object_id, created_ms)
+        large, places, findings = _LargeObject(), dict[int, int](), list[tuple[str, str]]()
+        async for entry, pointer, found in self._batches(entries):
+            if isinstance(found, MemqError):
+                await self._expect(partition, entry)
+                findings.append((pointer.locations[0].key, f"{found}; it stays as it is"))
+            elif len(large.blocks) + len(found[1]) <= COLD_BLOCKS_MAX:
+                places[entry.offset] = large.add(pointer, *found)
+        topic = ObjectTopic(partition.topic, partition.topic_id)
+        bodies = self._bodies(entries, places, key, large.bytes)
+        if places:
+            meta = ObjectMeta(cluster=self._cluster, broker=WRITER, topics=(topic,), created_ms=created_ms)
+            large.buffers.append(encode_index(meta, large.batches, large.blocks, large.bytes))
+            await self._store.put(key, large.buffers, joined_crc(large.buffers))
+        part_key = cold_part_key(*name, object_id, created_ms)
+        return Copied(await self._put_part(part_key, entries, bodies, created_ms), tuple(findings))
+
+    async def _entries(self, partition: ReadPartition, span: Span) -> AsyncIterator[tuple[Entry, Pointer | None]]:
+        async for entry, pointer in entries_of(self._queue, partition, span.begin):
+            if entry.offset >= span.end:
+                return
+            if pointer is not None and pointer.cluster != self._cluster:
+                raise InvalidRequestError(
+                    f"topic '{partition.topic}' is of cluster '{pointer.cluster}', not of '{self._cluster}'",
+                    hint="its readers would not find the manifest; name the cluster's own store and queue",
+                )
+            yield entry, pointer
+
+    async def _batches(
+        self, entries: Sequence[tuple[Entry, Pointer | None]]
+    ) -> AsyncIterator[tuple[Entry, Pointer, tuple[Buffer, list[BlockEntry]] | MemqError]]:
+        """Yield, in order, each batch that is to be copied with its blocks, or what is wrong with it."""
+        wanted = [(entry, pointer) for entry, pointer in entries if pointer is not None and copied_place(pointer)]
+        for at in range(0, len(wanted), READS_MAX):
+            group = wanted[at : at + READS_MAX]
+            found = await asyncio.gather(*(self._read(pointer) for _, pointer in group))
+            for (entry, pointer), batch in zip(group, found, strict=True):
+                yield entry, pointer, batch
+
+    async def _read(self, pointer: Pointer) -> tuple[Buffer, list[BlockEntry]] | MemqError:
+        place = pointer.locations[0]
+
+        async def read() -> tuple[Buffer, list[BlockEntry]]:
+            data = await self._open_store(place.store).get_range(place.key, place.offset, place.length)
+            return data, checked_blocks(pointer, data)
+
+        try:
+            return await ConfirmedReads().read([Way(f"object '{place.key}'", read)])
+        except (CorruptDataError, NotFoundError) as error:
+            return error
+
+    async def _expect(self, partition: ReadPartition, entry: Entry) -> None:
+        """Make sure that a batch which can't be had is not one that retention has just taken."""
+        ahead = await self._queue.read(partition, entry.offset, 1)
+        if not ahead or ahead[0].offset != entry.offset:
+            raise NotReadyError(f"retention removed the pointer at offset {entry.offset} of topic '{partition.topic}'")
+
+    def _bodies(
+        self, entries: Sequence[tuple[Entry, Pointer | None]], places: dict[int, int], key: str, index: int
+    ) -> list[tuple[ColdEntry, Pointer | None]]:
+        """Return the entries as the part has them, each with its pointer."""
+        found: list[tuple[ColdEntry, Pointer | None]] = []
+        for entry, pointer in entries:
+            body = entry.body
+            if pointer is not None and entry.offset in places:
+                at, length = places[entry.offset], pointer.locations[0].length
+                behind = 0 if at + length == index else index
+                place = Location(store=self._store_name, key=key, offset=at, length=length, index=behind)
+                moved = replace(pointer, locations=(place,))
+                try:
+                    body = encode_pointer(moved)
+                except TooLargeError:
+                    moved = pointer  # by the few bytes of a longer key: it stays where it is
+                pointer = moved
+            found.append((ColdEntry(entry.offset, entry.time_ms, body), pointer))
+        return found
+
+    async def _put_part(
+        self,
+        key: str,
+        entries: Sequence[tuple[Entry, Pointer | None]],
+        bodies: Sequence[tuple[ColdEntry, Pointer | None]],
+        created_ms: int,
+    ) -> PartRef:
+        objects = dict.fromkeys(place.key for _, pointer in bodies if pointer for place in pointer.locations)
+        named = dict.fromkeys(place.key for _, pointer in entries if pointer for place in pointer.locations)
+        originals = tuple(each for each in named if each not in objects)
+        data = encode_cold_part(ColdPart(tuple(entry for entry, _ in bodies), originals))
+        await self._store.put(key, [data], crc32c(data))
+        return PartRef(
+            key=key,
+            first=bodies[0][0].offset,
+            next=bodies[-1][0].offset + 1,
+            entries=len(bodies),
+            bytes=sum(pointer.stored_bytes for _, pointer in bodies if pointer),
+            greatest_ms=max(entry.time_ms for entry, _ in bodies),
+            created_ms=created_ms,
+            objects=tuple(objects),
+        )
+
+
+def checked_blocks(pointer: Pointer, data: Buffer) -> list[BlockEntry]:
+    """Return the index entries of a batch's blocks, by their own headers, from its start.
+
+    Raises: CorruptDataError for a damaged block, or when they are not what the pointer says.
+    """
+    blocks = [piece.entry() for piece in cut_batch(pointer, data)]
+    records = sum(block.count for block in blocks)
+    if records != pointer.records:
+        raise CorruptDataError(f"batch has {records} records, its pointer says {pointer.records}")
+    return blocks
+
+
 Copy = Callable[[ReadPartition, Sequence[Span]], Awaitable[Sequence[Copied]]]
 
 

@@ -26,7 +26,7 @@ from memq.errors import (
     StoreError,
     UnsupportedFormatError,
 )
-from memq.storage_handlers.folders import sync_folder
+from memq.storage_handlers.files import sync_folder
 from memq.topic import check_name
 
 LAYOUT_VERSION = 1

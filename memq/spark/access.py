@@ -14,8 +14,7 @@ from memq.client.consumer.offset_resolver import OffsetResolver
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
 from memq.client.metadata import ClusterMetadata
 from memq.client.owner_requests import OwnerRequests
-from memq.compaction.files import ColdFiles
-from memq.compaction.reader import ColdReader
+from memq.compaction.reader import ColdFiles, ColdReader
 from memq.errors import InvalidSettingError, NotFoundError
 from memq.format.pointer import Pointer, read_pointer
 from memq.notification import Groups, PointerReader, Span, TopicFinder

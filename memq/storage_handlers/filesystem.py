@@ -15,9 +15,8 @@ from awscrt.checksums import crc32c
 
 from memq.errors import DeniedError, InvalidRequestError, MemqError, StoreError
 from memq.runtime.threads import ThreadPool
-from memq.storage_handlers import CHECK_PREFIX, Buffer, ObjectEntry
+from memq.storage_handlers import CHECK_PREFIX, Buffer, ObjectEntry, check_key, check_prefix
 from memq.storage_handlers.files import ObjectFiles
-from memq.storage_handlers.keys import check_key, check_prefix
 
 P = ParamSpec("P")
 T = TypeVar("T")

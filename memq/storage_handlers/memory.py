@@ -8,8 +8,7 @@ from awscrt.checksums import crc32c
 
 from memq.errors import CorruptDataError, NotFoundError, ObjectExistsError
 from memq.runtime.clock import Clock
-from memq.storage_handlers import Buffer, ObjectEntry
-from memq.storage_handlers.keys import check_key, check_prefix, check_size
+from memq.storage_handlers import Buffer, ObjectEntry, check_key, check_prefix, check_size
 
 
 class MemoryHandler:

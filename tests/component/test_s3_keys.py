@@ -13,8 +13,7 @@ import pytest
 from memq.errors import DeniedError, InvalidSettingError
 from memq.runtime.network import Runtime
 from memq.storage_handlers.s3 import open_store
-from memq.storage_handlers.s3.credentials import check_keys, obstore_keys, open_session, region_of
-from memq.storage_handlers.s3.settings import Bucket, read_bucket
+from memq.storage_handlers.s3.settings import Bucket, check_keys, obstore_keys, open_session, read_bucket, region_of
 
 URL = "s3://logs?endpoint=http://127.0.0.1:1"
 

@@ -14,8 +14,7 @@ from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.operations import operations_of
 from memq.broker.api.stream_requests import StreamRequests
 from memq.broker.api.topic_requests import TopicRequests
-from memq.compaction.files import ColdFiles
-from memq.compaction.reader import ColdReader
+from memq.compaction.reader import ColdFiles, ColdReader
 from memq.errors import MemqError, NotFoundError
 from memq.notification import NotificationQueue, Publication
 from memq.notification.remote import RemoteQueue

@@ -23,9 +23,8 @@ from memq.format.spool import decode_segment
 from memq.protocol.frames import AckLevel, Api, Frame
 from memq.protocol.messages import Nack, Throttle, decode_message
 from memq.storage_handlers import Buffer
-from memq.storage_handlers.files import ObjectFiles
+from memq.storage_handlers.files import ObjectFiles, sync_folder
 from memq.storage_handlers.filesystem import FilesystemHandler
-from memq.storage_handlers.folders import sync_folder
 from memq.topic import Topic
 from tests.brokers import BareClient, block_of, write_frame
 from tests.component.test_broker_cluster import Rig, rig

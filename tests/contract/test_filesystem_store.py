@@ -220,7 +220,7 @@ def test_a_new_handler_trusts_no_folder_that_it_finds(tmp_path: Path, monkeypatc
 def test_folders_that_are_known_to_be_durable_are_forgotten_at_their_bound(
     store: FilesystemHandler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memq.storage_handlers.folders.KNOWN_FOLDERS_MAX", 2)
+    monkeypatch.setattr("memq.storage_handlers.files.KNOWN_FOLDERS_MAX", 2)
     synced: list[str] = []
     real = os.fsync
 

@@ -8,8 +8,6 @@ COLD_RETENTION = "memq/broker/upkeep/cold_retention.py"
 COMPACTION = "memq/compaction/compaction.py"
 COLD_PLAN = "memq/compaction/plan.py"
 COLD_READER = "memq/compaction/reader.py"
-COLD_FILES = "memq/compaction/files.py"
-COPYING = "memq/compaction/copying.py"
 GROUPS = "memq/notification/groups.py"
 GROUP_COMMIT = "memq/notification/sqlite/group_commit.py"
 SQLITE_LOG = "memq/notification/sqlite/log.py"
@@ -105,25 +103,25 @@ LOG_RULES: tuple[tuple[str, str, str, str], ...] = (
         "and manifest.parts else None",
     ),
     (
-        COLD_FILES,
+        COLD_READER,
         "two compactions publish the same number",
         "        except ObjectExistsError:\n            return False\n",
         "        except ObjectExistsError:\n            return True\n",
     ),
     (
-        COLD_FILES,
+        COLD_READER,
         "a writer that slept publishes a number that was swept",
         "return await self.highest_number(partition) == manifest.number",
         "return True",
     ),
     (
-        COPYING,
+        COMPACTION,
         "the originals are not named while readers may be at them",
         "originals = tuple(each for each in named if each not in objects)",
         "originals = tuple(each for each in named if each in objects)",
     ),
     (
-        COPYING,
+        COMPACTION,
         "a batch that holds too few records is copied",
         "    if records != pointer.records:\n",
         "    if records > pointer.records:\n",

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from memq.compaction.compaction import compact
-from memq.compaction.copying import BatchCopier
-from memq.compaction.files import ColdFiles
+from memq.compaction.compaction import BatchCopier, compact
+from memq.compaction.reader import ColdFiles
 from memq.errors import MemqError
 from memq.runtime.network import Runtime
 from tests.simulation.cloud import Doors

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from awscrt.checksums import crc32c
 
 from memq.broker.restore.restore import Restorer
-from memq.compaction.files import ColdFiles
-from memq.compaction.reader import ColdReader
+from memq.compaction.reader import ColdFiles, ColdReader
 from memq.format.pointer import decode_pointer
 from memq.notification import Publication
 from memq.notification.memory import MemoryQueue

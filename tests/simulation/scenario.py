@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from memq.client.producer.aio_producer import AsyncProducer
 from memq.client.producer.delivery import Ack, AsyncDelivery
 from memq.client.producer.settings import AcksLike
-from memq.compaction.files import ColdFiles
-from memq.compaction.reader import ColdReader
+from memq.compaction.reader import ColdFiles, ColdReader
 from memq.errors import MemqError
 from memq.format import pointer as pointer_format
 from memq.runtime.network import Runtime

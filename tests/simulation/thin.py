@@ -34,7 +34,7 @@ TABLE: dict[str, tuple[float, ...]] = {
     "memq.broker.ingest.intake:ASIDE_BYTES": (1_000,),
     "memq.broker.ingest.intake:MOVED_BYTES_MAX": (0, 200),
     "memq.broker.ingest.slabs:READ_BYTES_MIN": (100, 1_000),
-    "memq.storage_handlers.object_index:TAIL_BYTES": (40, 200),
+    "memq.storage_handlers.confirmed_reads:TAIL_BYTES": (40, 200),
     "memq.broker.api.requests:HELD_MS_MAX": (50, 500),
     REQUESTS: (8,),
     "memq.broker.ingest.connection:THROTTLE_MS": (1,),
@@ -69,8 +69,8 @@ TABLE: dict[str, tuple[float, ...]] = {
     "memq.client.bulk.staged_writer:PARTITIONS_AT_ONCE_MAX": (1,),
     "memq.client.bulk.import_progress:STEP": (1,),
     "memq.compaction.compaction:OBJECTS_MAX": (1, 2),
-    "memq.compaction.copying:READS_MAX": (1,),
-    "memq.compaction.files:PARTS_BYTES_MAX": (0, 2_000),
+    "memq.compaction.compaction:READS_MAX": (1,),
+    "memq.compaction.reader:PARTS_BYTES_MAX": (0, 2_000),
 }
 
 

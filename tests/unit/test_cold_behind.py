@@ -10,8 +10,8 @@ import pytest
 from awscrt.checksums import crc32c
 
 from memq.compaction.compaction import manifest_of
-from memq.compaction.files import ColdFiles
 from memq.compaction.plan import cold_spans
+from memq.compaction.reader import ColdFiles
 from memq.errors import NotReadyError
 from memq.format.cold import ColdEntry, ColdPart, PartRef, encode_cold_part
 from memq.format.object import open_object
@@ -44,7 +44,7 @@ class CountingStore(MemoryHandler):
 def test_the_parts_that_were_read_last_are_kept_as_far_as_they_fit(
     bytes_max: int, read: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memq.compaction.files.PARTS_BYTES_MAX", bytes_max)
+    monkeypatch.setattr("memq.compaction.reader.PARTS_BYTES_MAX", bytes_max)
     kept: list[str] = []
     missed: list[str] = []
     for each in read:
@@ -121,7 +121,7 @@ def test_a_manifest_is_looked_for_again_when_it_is_older_than_allowed() -> None:
 
 
 def test_a_large_object_has_at_most_as_many_blocks_as_its_index_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memq.compaction.copying.COLD_BLOCKS_MAX", 4)  # less than the bytes of any block
+    monkeypatch.setattr("memq.compaction.compaction.COLD_BLOCKS_MAX", 4)  # less than the bytes of any block
 
     async def work() -> None:
         world = await World.made()

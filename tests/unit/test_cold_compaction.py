@@ -332,7 +332,7 @@ BUGS = (
     ),
     Planted(
         "large object behind its manifest",
-        "memq.compaction.copying",
+        "memq.compaction.compaction",
         "BatchCopier.copy",
         omit("self._store.put"),
     ),
@@ -353,7 +353,7 @@ BUGS = (
     ),
     Planted(
         "batches named a byte off",
-        "memq.compaction.copying",
+        "memq.compaction.compaction",
         "_LargeObject.add",
         swap("return start", "return start + 1"),
     ),

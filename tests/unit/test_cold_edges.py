@@ -8,12 +8,10 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from memq.compaction import compaction, copying, reader
-from memq.compaction.compaction import leave_queue, manifest_of, publish_parts
-from memq.compaction.copying import Copied, checked_blocks
-from memq.compaction.files import ColdFiles
+from memq.compaction import compaction, reader
+from memq.compaction.compaction import Copied, checked_blocks, leave_queue, manifest_of, publish_parts
 from memq.compaction.plan import ColdRule, TailNeeds
-from memq.compaction.reader import REFRESH_S, ColdReader
+from memq.compaction.reader import REFRESH_S, ColdFiles, ColdReader
 from memq.errors import CorruptDataError, NotReadyError, StoreError
 from memq.format.cold import ColdEntry, ColdPart, LeftPart, PartRef, decode_cold_part, encode_cold_part
 from memq.format.key import is_cold_object
@@ -172,7 +170,7 @@ def test_a_large_object_takes_batches_while_their_blocks_fit(
     monkeypatch: pytest.MonkeyPatch, blocks_max: int, moved: int
 ) -> None:
     """Batches of one and of two blocks by turns; a part may skip what does not fit, and take what is smaller."""
-    monkeypatch.setattr(copying, "COLD_BLOCKS_MAX", blocks_max)
+    monkeypatch.setattr(compaction, "COLD_BLOCKS_MAX", blocks_max)
 
     async def work() -> None:
         world = await World.made()

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from memq.compaction import plan
-from memq.compaction.copying import checked_blocks
+from memq.compaction.compaction import checked_blocks
 from memq.compaction.plan import ColdRule, cold_spans, following, without
 from memq.errors import CorruptDataError
 from memq.format.blocks.header import scope_of

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.storage_handlers import ObjectEntry
-from memq.storage_handlers.keys import ListedKeys
+from memq.storage_handlers import ListedKeys, ObjectEntry
 
 
 def listed(pages: Sequence[Sequence[str]]) -> list[str]:

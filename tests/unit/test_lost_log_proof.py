@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from memq.compaction.files import ColdFiles
+from memq.compaction.reader import ColdFiles
 from memq.errors import DeniedError, InvalidRequestError, LogLostError, MemqError, NotFoundError, QueueError, StoreError
 from memq.format.key import (
     cold_manifest_key,

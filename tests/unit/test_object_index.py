@@ -22,9 +22,9 @@ from memq.notification import Publication
 from memq.notification.memory import MemoryQueue
 from memq.runtime.clock import SystemClock
 from memq.spark.read import raw
-from memq.storage_handlers import ObjectEntry, object_index
+from memq.storage_handlers import ObjectEntry, confirmed_reads
+from memq.storage_handlers.confirmed_reads import read_batch_entries, read_index
 from memq.storage_handlers.memory import MemoryHandler
-from memq.storage_handlers.object_index import read_batch_entries, read_index
 from memq.topic import ReadPartition, Topic, equal_slots
 from tests.brokers import block_of
 from tests.unit.audited import stored
@@ -61,7 +61,7 @@ async def store_with(body: bytes) -> tuple[RangeStore, ObjectEntry]:
 @pytest.mark.parametrize(
     ("tail_bytes", "ranges"),
     [
-        (object_index.TAIL_BYTES, [(0, len(OBJECT))]),
+        (confirmed_reads.TAIL_BYTES, [(0, len(OBJECT))]),
         (len(OBJECT) - 1, [(1, len(OBJECT) - 1)]),
         (INDEX_BYTES, [(len(BLOCK), INDEX_BYTES)]),
         (INDEX_BYTES - 1, [(len(BLOCK) + 1, INDEX_BYTES - 1), (len(BLOCK), INDEX_BYTES - TRAILER_BYTES)]),
@@ -72,7 +72,7 @@ def test_an_index_costs_a_second_request_only_where_it_is_longer_than_the_tail(
     monkeypatch: pytest.MonkeyPatch, tail_bytes: int, ranges: list[tuple[int, int]]
 ) -> None:
     async def work() -> None:
-        monkeypatch.setattr(object_index, "TAIL_BYTES", tail_bytes)
+        monkeypatch.setattr(confirmed_reads, "TAIL_BYTES", tail_bytes)
         store, entry = await store_with(OBJECT)
         index, trailer = await read_index(store, entry)
         assert list(index.batches) == [BATCH]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from memq.broker.restore.cold_parts import cold_batches, places_below
-from memq.compaction.files import ColdFiles
+from memq.compaction.reader import ColdFiles
 from memq.format.key import cold_prefix
 from memq.topic import read_partitions
 from tests.unit.bare_cluster import CLUSTER, Cluster, indexed, newer, topic_of

@@ -16,8 +16,7 @@ from memq.broker.partitions import Partitions
 from memq.broker.services import Services, SweptNow
 from memq.broker.upkeep.cold_retention import expired_parts, first_old_ms, trim_cold
 from memq.broker.upkeep.retention import NAMED_MAX, expired, retire, sweep
-from memq.compaction.files import ColdFiles
-from memq.compaction.reader import ColdReader
+from memq.compaction.reader import ColdFiles, ColdReader
 from memq.errors import QueueError
 from memq.format.cold import ColdManifest
 from memq.format.key import object_key

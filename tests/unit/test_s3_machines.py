@@ -32,10 +32,16 @@ from memq.errors import (
 )
 from memq.storage_handlers.s3.aio_path import _answers
 from memq.storage_handlers.s3.answers import Meaning, StoreAnswer, error_for, meaning
-from memq.storage_handlers.s3.breaker import BreakerState, CircuitBreaker
 from memq.storage_handlers.s3.data_path import cut_parts, found_of
-from memq.storage_handlers.s3.hedging import HEDGES_BURST_MAX, SAMPLES_MIN, Hedger, Latencies
 from memq.storage_handlers.s3.obstore_path import read_answer
+from memq.storage_handlers.s3.request_policy import (
+    HEDGES_BURST_MAX,
+    SAMPLES_MIN,
+    BreakerState,
+    CircuitBreaker,
+    Hedger,
+    Latencies,
+)
 from memq.storage_handlers.s3.settings import S3Settings, read_bucket
 
 ANSWERS = [

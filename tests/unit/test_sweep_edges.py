@@ -14,7 +14,7 @@ from memq.broker.upkeep.orphan_topics import OrphanTopics
 from memq.broker.upkeep.pointers import READINGS_MAX, whole_log
 from memq.broker.upkeep.sweep import Sweep
 from memq.broker.upkeep.sweep_lists import ALL, PendingObject, SweepLists
-from memq.compaction.files import ColdFiles
+from memq.compaction.reader import ColdFiles
 from memq.errors import QueueError, StoreError
 from memq.format.cold import ColdPart, LeftPart, encode_cold_part
 from memq.format.key import (

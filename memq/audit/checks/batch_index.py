@@ -16,8 +16,7 @@ from memq.format.pointer import Location, Pointer
 from memq.format.ranges import RangeSet
 from memq.format.report import ReportedDamage
 from memq.limits import BLOCK_HEADER_BYTES
-from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
-from memq.storage_handlers.object_index import index_at
+from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way, index_at
 
 HEADERS_MAX = 10_000  # of one batch that are read one by one
 Run = tuple[int, int, int]  # producer, first sequence, one above the last

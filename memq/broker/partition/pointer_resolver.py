@@ -13,7 +13,7 @@ from memq.format.pointer import Pointer, read_pointer
 from memq.notification import Entries, Entry
 from memq.notification.log_reader import page_before
 from memq.notification.stored_blocks import BlockSearch
-from memq.storage_handlers.object_index import read_batch_entries
+from memq.storage_handlers.confirmed_reads import read_batch_entries
 from memq.topic import ReadPartition
 
 READ_BYTES = 1 << 20

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from memq.broker.restore.rebuild import BatchPlace, FoundBatch, places_in
-from memq.compaction.files import ColdFiles
+from memq.compaction.reader import ColdFiles
 from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format.cold import ColdManifest
 from memq.format.key import cold_prefix, is_cold_object
 from memq.format.pointer import NamedProducer, Pointer, read_pointer
 from memq.storage_handlers import StorageHandler
-from memq.storage_handlers.object_index import read_index
+from memq.storage_handlers.confirmed_reads import read_index
 from memq.topic import ReadPartition, Topic, read_partitions
 
 Identity = tuple[int, int, int]  # write partition, epoch, batch sequence

@@ -12,8 +12,8 @@ from memq.governor.standalone import StandaloneCoordinator
 from memq.notification.sqlite.file import copy_database
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.network import Runtime
+from memq.storage_handlers.files import sync_folder
 from memq.storage_handlers.filesystem import FilesystemHandler
-from memq.storage_handlers.folders import sync_folder
 
 
 async def restore_folder(

@@ -15,8 +15,7 @@ from memq.governor.data_folder import lock_folder, make_folder
 from memq.limits import FORWARD_S_MAX
 from memq.runtime.threads import ThreadPool
 from memq.storage_handlers import Buffer
-from memq.storage_handlers.files import sync_file, write_all
-from memq.storage_handlers.folders import sync_folder
+from memq.storage_handlers.files import sync_file, sync_folder, write_all
 
 T = TypeVar("T")
 

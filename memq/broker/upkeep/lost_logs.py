@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from memq.broker.upkeep.orphan_objects import batches_of
-from memq.compaction.files import ColdFiles
+from memq.compaction.reader import ColdFiles
 from memq.errors import (
     CorruptDataError,
     DeniedError,

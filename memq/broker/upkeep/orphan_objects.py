@@ -11,7 +11,7 @@ from memq.errors import CorruptDataError, InvalidRequestError, NotFoundError
 from memq.format.key import ObjectKey, is_of_many, is_staged_object, parse_object_key
 from memq.format.object import ObjectTopic
 from memq.storage_handlers import ObjectEntry, ObjectReader
-from memq.storage_handlers.object_index import read_index
+from memq.storage_handlers.confirmed_reads import read_index
 from memq.topic import Topic
 
 Place = tuple[str, int]  # topic id, write partition

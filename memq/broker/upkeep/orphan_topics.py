@@ -9,7 +9,7 @@ from memq.format.key import ObjectKey, parse_object_key
 from memq.format.object import ObjectTopic
 from memq.notification import PointerReader
 from memq.storage_handlers import ObjectEntry, ObjectReader
-from memq.storage_handlers.object_index import read_index
+from memq.storage_handlers.confirmed_reads import read_index
 from memq.topic import ReadPartition
 
 

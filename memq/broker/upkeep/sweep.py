@@ -30,7 +30,7 @@ from memq.broker.upkeep.orphan_objects import Claim, OrphanObjects, Place, forgo
 from memq.broker.upkeep.orphan_topics import OrphanTopics
 from memq.broker.upkeep.pointers import READINGS_MAX, LogReading, keys_of
 from memq.broker.upkeep.sweep_lists import SweepLists
-from memq.compaction.files import ColdFiles
+from memq.compaction.reader import ColdFiles
 from memq.errors import CorruptDataError, NotFoundError
 from memq.format.key import shared_prefix, staged_prefix, sweep_digest, topic_prefix
 from memq.format.sweep_list import ListedObject

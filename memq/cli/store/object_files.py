@@ -12,7 +12,7 @@ from memq.errors import InvalidRequestError, NotFoundError
 from memq.format.key import STORE_MARK
 from memq.runtime.network import Runtime
 from memq.settings import Section
-from memq.storage_handlers.keys import check_size
+from memq.storage_handlers import check_size
 
 
 @dataclass(frozen=True, slots=True)

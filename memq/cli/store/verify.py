@@ -132,8 +132,10 @@ def _verdict(one: FoundObject) -> ObjectVerdict:
 
 async def _verify_folder(folder: Path, tally: VerifiedCount) -> None:
     """Compare every pointer of a data folder's queue with its objects; a broker may run on it meanwhile."""
-    from memq.compaction.files import ColdFiles  # a file is verified without a queue
-    from memq.compaction.reader import ColdReader
+    from memq.compaction.reader import (
+        ColdFiles,  # a file is verified without a queue
+        ColdReader,
+    )
     from memq.governor.data_folder import cluster_of
     from memq.notification.sqlite.queue import SqliteQueue
     from memq.runtime.network import Runtime

@@ -21,10 +21,9 @@ import msgspec
 import pyarrow
 
 from memq.client.io_thread import io_thread
-from memq.compaction.compaction import manifest_of, publish_parts
-from memq.compaction.copying import BatchCopier, Copied
-from memq.compaction.files import ColdFiles
+from memq.compaction.compaction import BatchCopier, Copied, manifest_of, publish_parts
 from memq.compaction.plan import OBJECT_BYTES_MAX, ColdRule, cold_spans
+from memq.compaction.reader import ColdFiles
 from memq.errors import InvalidSettingError
 from memq.format.cold import ColdManifest
 from memq.runtime.network import Runtime

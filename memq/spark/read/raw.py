@@ -28,7 +28,7 @@ from memq.spark.read.pruning import ReadFilter
 from memq.spark.read.task import settings_of, splits_of
 from memq.spark.stores import ANY, StoreUrls, TaskStores
 from memq.storage_handlers import ObjectEntry, ObjectReader
-from memq.storage_handlers.object_index import read_index
+from memq.storage_handlers.confirmed_reads import read_index
 from memq.topic import Position, is_internal
 
 READS_MAX = 16  # indexes that are read at once

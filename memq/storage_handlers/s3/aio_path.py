@@ -11,10 +11,11 @@ from typing import Any
 
 from awscrt.checksums import crc32c
 
-from memq.storage_handlers import ObjectEntry
-from memq.storage_handlers.keys import check_size
+from memq.storage_handlers import ObjectEntry, check_size
 from memq.storage_handlers.s3.answers import StoreAnswer
-from memq.storage_handlers.s3.credentials import (
+from memq.storage_handlers.s3.data_path import ObjectHead, PutOrder, cut_parts, found_of
+from memq.storage_handlers.s3.settings import (
+    Bucket,
     authority_file,
     authority_of,
     check_keys,
@@ -22,8 +23,6 @@ from memq.storage_handlers.s3.credentials import (
     open_session,
     region_of,
 )
-from memq.storage_handlers.s3.data_path import ObjectHead, PutOrder, cut_parts, found_of
-from memq.storage_handlers.s3.settings import Bucket
 
 _PAGE = 1_000
 _CHUNK_BYTES = 1 << 20

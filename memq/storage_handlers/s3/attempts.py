@@ -13,8 +13,7 @@ from memq.runtime.clock import backoff_s
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime
 from memq.storage_handlers.s3.answers import MAY_PASS, Meaning, StoreAnswer, error_for
-from memq.storage_handlers.s3.breaker import CircuitBreaker
-from memq.storage_handlers.s3.hedging import Hedger
+from memq.storage_handlers.s3.request_policy import CircuitBreaker, Hedger
 from memq.storage_handlers.s3.settings import Bucket
 
 T = TypeVar("T")

@@ -7,28 +7,29 @@ taken, the mark tells whether the same bytes lie there, as an earlier try whose 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import TypeVar
 
 from awscrt.checksums import crc32c
 
-from memq.errors import CorruptDataError, NotFoundError, ObjectExistsError
+from memq.errors import CorruptDataError, DeniedError, InvalidRequestError, NotFoundError, ObjectExistsError, StoreError
 from memq.runtime.network import Runtime
-from memq.storage_handlers import CHECK_PREFIX, Buffer, Count, ObjectEntry
+from memq.storage_handlers import CHECK_PREFIX, Buffer, Count, ListedKeys, ObjectEntry, check_key, check_prefix
 from memq.storage_handlers.files import joined_crc
-from memq.storage_handlers.keys import ListedKeys, check_key, check_prefix
-from memq.storage_handlers.s3.answers import Meaning, StoreAnswer, error_for
+from memq.storage_handlers.s3.answers import OF_THE_KEYS, Meaning, StoreAnswer, error_for
 from memq.storage_handlers.s3.attempts import Attempts, Request, S3Counters
 from memq.storage_handlers.s3.data_path import DataPath, PutOrder, let_go
-from memq.storage_handlers.s3.rights import check_answers, check_rights
 from memq.storage_handlers.s3.settings import Bucket
 
 T = TypeVar("T")
 
 KEPT_CHECK = f"{CHECK_PREFIX}kept"  # who may not delete leaves this one object, and finds it the next time
 CHECK_S = 60.0  # rights that were proven are not proven again for so long; a probe costs one GET meanwhile
+_PROBE = b"memq was here"
+_TIMES = 2  # the second put must find the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,3 +277,98 @@ class S3Handler:
 
     def _whole(self, key: str) -> str:
         return self.bucket.prefix + key
+
+
+async def check_rights(bucket: Bucket, path: DataPath, attempts: Attempts, key: str, *, deletes: bool) -> None:
+    """Put, put again and get the object `key`, which only checks use.
+
+    List and delete it, too, if `deletes`.
+
+    Raises: DeniedError with one line per missing right; InvalidRequestError when the bucket is not there, or its server
+    overwrites what should be put only where nothing lies; StoreError for what may pass.
+    """
+    order = PutOrder(key, [memoryview(_PROBE)], len(_PROBE), crc32c(_PROBE))
+    folder = key.rpartition("/")[0] + "/"
+    missing: list[str] = []
+
+    async def tried(right: str, purpose: str, request: Callable[[], Awaitable[object]]) -> bool:
+        try:
+            refusal = await _refusal(bucket, attempts, key, request)
+        except NotFoundError as error:  # not that a bucket is missing: S3 says so
+            raise InvalidRequestError(
+                f"{bucket.place} not checked: what answers there says {error.__cause__}, as no S3 does",
+                hint="check endpoint in [s3]",
+            ) from error
+        if refusal is not None:
+            missing.append(f"{right} is missing, {purpose}: {refusal}")
+        return refusal is None
+
+    async def list_one() -> None:
+        await anext(path.pages(folder, ""), None)
+
+    async def get_all() -> None:
+        body, _ = await path.get(key)
+        if body != _PROBE:
+            raise StoreError(
+                f"object '{key}' of {bucket.place} was read back with other bytes", hint="the store damages objects"
+            )
+
+    async def put_where_absent() -> None:
+        await _put_where_absent(bucket, path, order)
+
+    if deletes:
+        await tried("s3:ListBucket", "a sweep lists objects", list_one)
+    if await tried("s3:PutObject", "a broker writes objects", put_where_absent):
+        try:
+            await tried("s3:GetObject", "brokers and consumers read objects", get_all)
+        finally:
+            if deletes:
+                await tried("s3:DeleteObject", "retention and sweep delete objects", lambda: path.delete(key))
+    if missing:
+        head = f"{bucket.place}: {len(missing)} of {4 if deletes else 2} rights are missing"
+        raise DeniedError("\n  ".join([head, *missing]), hint="docs/operations.md has a policy for each role")
+
+
+async def check_answers(bucket: Bucket, path: DataPath, attempts: Attempts, key: str) -> None:
+    """Ask for the object `key`, which need not exist: any answer of the store proves it alive.
+
+    Raises: as `check_rights`, but for rights.
+    """
+    with suppress(NotFoundError):
+        await _refusal(bucket, attempts, key, lambda: path.get(key))
+
+
+async def _refusal(
+    bucket: Bucket, attempts: Attempts, key: str, request: Callable[[], Awaitable[object]]
+) -> BaseException | None:
+    """Return the answer by which the server denies a request to these keys; None when it does not.
+
+    Raises: MemqError for all else, also when the keys themselves are wrong.
+    """
+    try:
+        await attempts.run("check", 0, request, f"{bucket.place} not checked")
+    except DeniedError as error:
+        cause = error.__cause__
+        if isinstance(cause, StoreAnswer) and cause.code in OF_THE_KEYS:
+            raise
+        return cause
+    except StoreAnswer as answer:
+        raise error_for(answer, "not checked", bucket.place, key) from answer
+    return None
+
+
+async def _put_where_absent(bucket: Bucket, path: DataPath, order: PutOrder) -> None:
+    """Put twice: the second must be refused, also when the first was tried before and its answer lost."""
+    for _ in range(_TIMES):
+        try:
+            await path.put(order)
+        except StoreAnswer as answer:
+            if answer.meaning is not Meaning.TAKEN:
+                raise
+            return
+    with suppress(StoreAnswer):  # who may not delete leaves it
+        await path.delete(order.key)
+    raise InvalidRequestError(
+        f"{bucket.place} overwrites objects in spite of If-None-Match",
+        hint="use a server that knows put-if-absent: two owners of a partition could overwrite each other's batches",
+    )

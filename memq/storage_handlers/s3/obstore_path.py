@@ -9,10 +9,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from memq.runtime.threads import expect_native_threads
-from memq.storage_handlers import ObjectEntry
-from memq.storage_handlers.keys import check_size
+from memq.storage_handlers import ObjectEntry, check_size
 from memq.storage_handlers.s3.answers import StoreAnswer
-from memq.storage_handlers.s3.credentials import (
+from memq.storage_handlers.s3.data_path import ObjectHead, PutOrder, found_of
+from memq.storage_handlers.s3.settings import (
+    Bucket,
     authority_of,
     check_keys,
     missing_extra,
@@ -20,8 +21,6 @@ from memq.storage_handlers.s3.credentials import (
     open_session,
     region_of,
 )
-from memq.storage_handlers.s3.data_path import ObjectHead, PutOrder, found_of
-from memq.storage_handlers.s3.settings import Bucket
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, S3Config, S3Store

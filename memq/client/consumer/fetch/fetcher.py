@@ -27,8 +27,7 @@ from memq.format.blocks.header import Buffer
 from memq.format.key import is_cold_object
 from memq.format.object import BlockEntry, ObjectIndex
 from memq.format.pointer import Location, Pointer
-from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way, reaches, readable_bytes
-from memq.storage_handlers.object_index import index_at
+from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way, index_at, reaches, readable_bytes
 
 T = TypeVar("T")
 
