@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from memq.audit.account import NOT_ASKED, Account, Balance, Evidence, Fate, HeldWord, RecentRanges, TailKnowledge
-from memq.audit.checks.batch_check import NO_NUMBER, BatchCheck, BlockCheck
-from memq.audit.checks.checked_entry import CheckedEntry
+from memq.audit.checks.batch_check import NO_NUMBER, BatchCheck, BlockCheck, CheckedEntry
 from memq.audit.finding import IN_OBJECT, IN_QUEUE, Finding, Kind
 from memq.audit.held import HeldAnswer, Sought, Source, doubt_of
 from memq.audit.minutes import Minutes, ReadBlock, active_ms, late_ms, window_ms

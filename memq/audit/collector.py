@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from memq.audit.auditor import Auditor
 from memq.audit.checks.checker import Checker
-from memq.audit.checks.whole_object import ReadObject
+from memq.audit.checks.object_reads import ReadObject
 from memq.audit.held import AskHeld
 from memq.audit.verdict import THROUGH_STORE, Verdict
 from memq.errors import MemqError, TooLargeError

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from memq.audit.checks.whole_object import ReadObject, read_by_ranges, store_reader
+from memq.audit.checks.object_reads import ReadObject, read_by_ranges, store_reader
 from memq.audit.held import AskHeld
 from memq.audit.holders import Holders
 from memq.audit.verdict import THROUGH_STORE

@@ -1,4 +1,4 @@
-"""Output of commands: data on stdout, messages and log lines on stderr, tables for people, JSON for programs."""
+"""Output of commands: data on stdout, messages and log lines on stderr, as tables or JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log of compacted partitions: the files of moved pointers in the store, and reading them and the queue as one log.
+"""The log of compacted partitions: files of moved pointers, read with the queue as one log.
 
 Theory. A manifest is stored before its pointers leave the queue. So who finds the queue's first offset beyond what he
 knows of the cold part finds the manifest that has the rest, and what lies below a manifest's end is the same in both

@@ -1,4 +1,4 @@
-"""Files in the store that are not objects: a 16-byte head, and JSON packed by a block codec.
+"""Files in the store that are not objects: a 16-byte head, and packed JSON; the list of a sweep is one.
 
 The codec bounds what comes out, and the checksum covers all but itself: a file is whole, or it is damage.
 """
@@ -6,12 +6,16 @@ The codec bounds what comes out, and the checksum covers all but itself: a file 
 from __future__ import annotations
 
 import struct
+from typing import Annotated, NamedTuple
 
+import msgspec
 from awscrt.checksums import crc32c
+from msgspec import Meta
 
 from memq.errors import CorruptDataError, TooLargeError, UnsupportedFormatError
 from memq.format.blocks.codec import compress, decompress
 from memq.format.blocks.header import CODEC_ZSTD, CODECS, Buffer
+from memq.format.pointer import Number, Text, Time
 from memq.limits import COLD_RAW_BYTES_MAX, FORMAT_VERSION, FORMAT_VERSIONS
 
 MAGIC = b"mqC1"
@@ -20,6 +24,8 @@ HEAD = struct.Struct("<4sI BBB1x I")
 KIND_MANIFEST, KIND_PART, KIND_SWEEP_LIST = 1, 2, 3
 KIND_AT = 9  # the byte that says the kind
 CHECKED_FROM = 8  # the checksum covers the file from here to its end
+LISTED_MAX = 10_000  # objects of one list: with the longest keys their JSON is 11 MB
+Key = Annotated[str, Meta(max_length=1_024)]
 
 
 def pack_file(kind: int, raw: bytes, name: str, hint: str) -> bytes:
@@ -50,3 +56,47 @@ def unpack_file(kind: int, data: Buffer, name: str) -> Buffer:
     if found != kind or raw_length > COLD_RAW_BYTES_MAX:
         raise CorruptDataError(f"{name} has kind {found} and {raw_length} raw bytes")
     return decompress(view[HEAD.size :], codec, raw_length)
+
+
+class ListedObject(NamedTuple):
+    """One object that a pass found: its key, size in bytes, time of writing in Unix ms, and why it may go."""
+
+    key: Key
+    size: Number
+    modified_ms: Time
+    why: Text
+
+
+class SweepList(msgspec.Struct, frozen=True, kw_only=True):
+    """Objects that a pass found below `prefix` at `since_ms`, or, if `kept`, that an operator keeps."""
+
+    cluster: Text
+    prefix: Key
+    since_ms: Number
+    kept: bool
+    objects: Annotated[tuple[ListedObject, ...], Meta(max_length=LISTED_MAX)]
+    requires: tuple[Text, ...] = ()
+
+
+_FILE = "list of a sweep"
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(SweepList).decode
+
+
+def encode_sweep_list(found: SweepList) -> bytes:
+    """Return the list's bytes. Raises: TooLargeError."""
+    return pack_file(KIND_SWEEP_LIST, _encode(found), _FILE, "cut the list")
+
+
+def decode_sweep_list(data: Buffer) -> SweepList:
+    """Read a list. Raises: CorruptDataError, UnsupportedFormatError."""
+    try:
+        found = _decode(unpack_file(KIND_SWEEP_LIST, data, _FILE))
+    except (ValueError, RecursionError) as error:
+        raise CorruptDataError(f"{_FILE} can't be read: {error}") from error
+    if found.requires:
+        raise UnsupportedFormatError(f"{_FILE} requires {list(found.requires)[:8]}")
+    for each in found.objects:
+        if not each.key.startswith(found.prefix):
+            raise CorruptDataError(f"{_FILE} of '{found.prefix}' has '{each.key}'")
+    return found

@@ -22,7 +22,7 @@ from memq.errors import (
     UnsupportedFormatError,
 )
 from memq.format.blocks.header import BlockHeader
-from memq.format.latency import Bucket
+from memq.format.blocks.header_table import Bucket
 from memq.format.ranges import Range
 from memq.limits import (
     FORMAT_VERSION,
@@ -174,7 +174,7 @@ class Pointer(_Fields, frozen=True, kw_only=True):
     `data`: where the batch lies (`locations`), what it holds (`records`, `raw_bytes`, `stored_bytes`, times in
     Unix ms, `slots`, `tag_bits`, `producers`, `checksum` = crc32c of the batch's bytes) and what lies before it in
     the write partition (`totals`, plus `adopted`). `skip` has the numbers of blocks that the queue held already.
-    `latency` says how old its records were when the pointer was handed to the queue, as in `format/latency.py`.
+    `latency` says how old its records were when the pointer was handed to the queue (`format/blocks/header_table.py`).
     `producers` is cut at POINTER_RANGES_MAX ranges, and then not `producers_complete`: the index has all.
     `opened`: a new epoch, or the same once more, `totals`, and all `named` producers that are remembered; other kinds
     have in `named` those of their own, and in `named_ms` the queue time of the last `opened`, 0: it named nobody.

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from memq.errors import CorruptDataError, InvalidNameError, UnsupportedFormatError
 from memq.format.blocks.header import scope_of
-from memq.format.latency import Bucket, Latency
+from memq.format.blocks.header_table import Bucket, Latency
 from memq.format.pointer import Hex, Number, Text, Time, TopicId
 from memq.format.ranges import Range
 from memq.limits import KIB, SEQUENCE_END
@@ -80,7 +80,8 @@ class ReportSpan(msgspec.Struct, frozen=True, kw_only=True):
     """One stage's progress: sequences of one producer with the least timestamp in one minute.
 
     `minute` is in Unix minutes of event time, as the block headers have it. `ranges` are half-open, ascend and do not
-    touch. `level` is the ack level that the producer asked for, 0 of readers. `latency` is as in `format/latency.py`.
+    touch. `level` is the ack level that the producer asked for, 0 of readers. `latency` is as in
+    `format/blocks/header_table.py`.
     """
 
     stage: Stage

@@ -1,4 +1,4 @@
-"""The one door to time, and back-off before a retry. Ages are monotonic; the wall clock stamps what people read."""
+"""The one door to time: ages are monotonic, the wall clock is for people; back-off of retries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Background tasks: the one owner that starts and stops them; bounds on concurrent operations and bytes under way."""
+"""The one owner of background tasks; bounds on concurrent operations and bytes under way."""
 
 from __future__ import annotations
 

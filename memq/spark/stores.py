@@ -1,4 +1,4 @@
-"""Stores in a Spark task, opened by address with the keys of its machine; memory settings of its Python."""
+"""Stores in a Spark task, opened by address with the keys of its machine; its memory settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A streaming read on the driver: asks the queue for ends, plans between two offsets, and answers PySpark."""
+"""A streaming read on the driver: asks for ends, plans between two offsets, answers PySpark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes with `format("memq")`: options, tasks that stage objects or send blocks, and the writers of PySpark.
+"""Writes with `format("memq")`: options, tasks that stage or send, and PySpark's writers.
 
 A `write()` gets no batch id, and may run twice; only `commit` knows the batch. So what is staged belongs to no batch
 before its commit, and what is sent straight takes the id of the micro-batch from Spark's own properties of the task.

@@ -1,4 +1,4 @@
-"""The blocking half of the file store: durable writes without overwrite, reads, ordered walks, and folders.
+"""The blocking half of the file store: durable writes, reads, ordered walks, folders.
 
 Everything here runs in a thread. `OSError` goes out as it is; the handler says what it means to the caller.
 

@@ -1,4 +1,4 @@
-"""One broker in this process, in a thread of its own, on a store and a queue in memory that fail chosen calls."""
+"""One broker in a thread of this process, on a store and queue in memory that fail chosen calls."""
 
 from __future__ import annotations
 

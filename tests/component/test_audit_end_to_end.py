@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from awscrt.checksums import crc32c
 
-from memq.audit.checks.whole_object import ReadObject
+from memq.audit.checks.object_reads import ReadObject
 from memq.audit.collector import audit
 from memq.audit.finding import Kind, Outcome
 from memq.audit.opened_topic import THROUGH_BROKER

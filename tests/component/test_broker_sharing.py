@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from memq.audit.checks.whole_object import ReadObject
+from memq.audit.checks.object_reads import ReadObject
 from memq.audit.collector import audit
 from memq.audit.finding import Kind
 from memq.broker.broker import Broker

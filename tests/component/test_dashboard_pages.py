@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import memq
-from memq.audit.dashboard.access.exposure import is_loopback
+from memq.audit.dashboard.exposure import is_loopback
 from memq.audit.dashboard.poller import shown
 from memq.audit.dashboard.server import Dashboard
 from memq.audit.dashboard.stream import TAILS_MAX

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from memq.audit.dashboard.history import TopicRates
 from memq.audit.dashboard.poller import Poller
-from memq.audit.dashboard.rates import TopicRates
 from memq.audit.dashboard.stream import Feed
 from memq.audit.dashboard.view import About, GroupRow, TopicRow
 from memq.audit.minutes import MINUTE_MS

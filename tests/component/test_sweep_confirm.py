@@ -18,9 +18,16 @@ from memq.broker.upkeep.sweep import Sweep, Unnamed
 from memq.broker.upkeep.sweep_lists import ALL
 from memq.errors import CorruptDataError, InvalidRequestError, UnsupportedFormatError
 from memq.format.key import object_key, parse_sweep_list_key, sweep_list_key, sweep_prefix, topic_prefix
-from memq.format.packed_file import KIND_SWEEP_LIST, pack_file
+from memq.format.packed_file import (
+    KIND_SWEEP_LIST,
+    LISTED_MAX,
+    ListedObject,
+    SweepList,
+    decode_sweep_list,
+    encode_sweep_list,
+    pack_file,
+)
 from memq.format.pointer import decode_pointer
-from memq.format.sweep_list import LISTED_MAX, ListedObject, SweepList, decode_sweep_list, encode_sweep_list
 from memq.governor import Assignment
 from memq.notification import Span
 from memq.notification.memory import MemoryQueue

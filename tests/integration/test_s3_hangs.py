@@ -16,7 +16,7 @@ import pytest
 
 import memq
 import tests.contract.test_storage_handler  # noqa: F401 - fills SCENARIOS
-from memq.audit.checks.batch_index import read_entries
+from memq.audit.checks.object_reads import read_entries
 from memq.audit.collector import audit
 from memq.audit.opened_topic import opened_topic
 from memq.broker.broker import Broker

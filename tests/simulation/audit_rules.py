@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from memq.audit.checks.whole_object import ReadObject, read_by_ranges
+from memq.audit.checks.object_reads import ReadObject, read_by_ranges
 from memq.audit.collector import audit
 from memq.audit.finding import Kind
 from memq.audit.verdict import Verdict

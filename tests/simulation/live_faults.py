@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from memq.audit.account import apart, common
-from memq.audit.checks.batch_index import named
+from memq.audit.checks.object_reads import named
 from memq.audit.finding import IN_GROUP, IN_OBJECT, IN_QUEUE, Kind
 from memq.audit.minutes import window_ms
 from memq.format.object import BlockEntry, open_object

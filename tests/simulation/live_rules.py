@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from memq.audit.account import apart
-from memq.audit.checks.batch_index import named
+from memq.audit.checks.object_reads import named
 from memq.audit.finding import IN_OBJECT, IN_QUEUE, Kind
 from memq.format.object import open_object
 from memq.format.ranges import RangeSet

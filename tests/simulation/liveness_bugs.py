@@ -34,7 +34,7 @@ LIVENESS_BUGS = (
     ),
     Planted(
         "the page keeps the total of a log that does not answer",
-        "memq.audit.dashboard.rates",
+        "memq.audit.dashboard.history",
         "TopicRates.total",
         swap("partition not in known.unknown", "True"),
         level="calm",

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 
-from memq.audit.checks.whole_object import ReadObject
+from memq.audit.checks.object_reads import ReadObject
 from memq.audit.collector import audit
 from memq.audit.finding import Kind
 from memq.audit.opened_topic import opened_topic

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memq.audit.checks.batch_check import BatchCheck, check_batch, merge_copies, missing_batch
-from memq.audit.checks.whole_object import read_by_ranges
+from memq.audit.checks.object_reads import read_by_ranges
 from memq.errors import CorruptDataError, NotFoundError, StoreError
 from memq.format.blocks.header import Buffer
 from memq.format.object import open_object

@@ -7,8 +7,7 @@ import random
 import pytest
 
 from memq.audit.auditor import Auditor
-from memq.audit.checks.batch_check import BatchCheck, BlockCheck, missing_batch
-from memq.audit.checks.checked_entry import CheckedEntry
+from memq.audit.checks.batch_check import BatchCheck, BlockCheck, CheckedEntry, missing_batch
 from memq.audit.minutes import COUNTS, MINUTE_MS, QUEUE, WORDS, MinuteRow, Minutes, watermark_ms
 from memq.errors import CorruptDataError, UnreachableError
 from memq.format.pointer import Pointer, ProducerEnd, encode_pointer

@@ -8,8 +8,15 @@ from dataclasses import replace
 import pytest
 
 from memq.audit.auditor import Auditor
-from memq.audit.checks.batch_check import BatchCheck, BlockCheck, check_batch, missing_batch
-from memq.audit.checks.checked_entry import CheckedEntry, decode_checked, encode_checked
+from memq.audit.checks.batch_check import (
+    BatchCheck,
+    BlockCheck,
+    CheckedEntry,
+    check_batch,
+    decode_checked,
+    encode_checked,
+    missing_batch,
+)
 from memq.audit.finding import Kind
 from memq.audit.verdict import Verdict, merge_verdicts
 from memq.errors import CorruptDataError, InvalidRequestError, NotFoundError, UnreachableError

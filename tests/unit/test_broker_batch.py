@@ -27,8 +27,7 @@ from memq.broker.partition.ring import BatchSlot, Ring, RingLimits
 from memq.broker.staging.staged_batch import StagedBatch
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import DELTA_SATURATED, HEADER, BlockHeader, check_block, parse_header
-from memq.format.blocks.header_table import HeaderTable
-from memq.format.latency import latency_of
+from memq.format.blocks.header_table import HeaderTable, latency_of
 from memq.format.object import BLOCK_ENTRY, BlockEntry, open_object
 from memq.format.pointer import Adopted, Location, NamedProducer, Pointer, ProducerEnd, ProducerRanges
 from memq.limits import FORMAT_VERSION, POINTER_RANGES_MAX, TIME_MS_END

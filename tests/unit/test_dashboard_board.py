@@ -5,11 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.audit.dashboard import board as board_module
-from memq.audit.dashboard.board import Board, BoardUpdate, Place
-from memq.audit.dashboard.history import SPANS, first_minute, fold, sampled
-from memq.audit.dashboard.lag_history import MINUTES, LagHistory
-from memq.audit.dashboard.rates import TopicRates
+from memq.audit.dashboard import stream as board_module
+from memq.audit.dashboard.history import MINUTES, SPANS, LagHistory, TopicRates, first_minute, fold, sampled
+from memq.audit.dashboard.stream import Board, BoardUpdate, Place
 from memq.audit.dashboard.view import About, TopicRow
 from memq.topic import Totals
 from tests.dashboards import stored_minute

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from memq.audit.checks.batch_index import named, read_entries, read_headers
+from memq.audit.checks.object_reads import named, read_entries, read_headers
 from memq.client.consumer.fetch.fetcher import ReadRange
 from memq.errors import CorruptDataError
 from memq.format.ranges import RangeSet

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from awscrt.checksums import crc32c
 
-from memq.audit.checks.batch_index import read_entries
-from memq.audit.checks.named_objects import NamedFinding, NamedObjects
+from memq.audit.checks.object_check import NamedFinding, NamedObjects
+from memq.audit.checks.object_reads import read_entries
 from memq.cli.store.trace import _batch_of
 from memq.errors import CorruptDataError, NotFoundError
 from memq.format.blocks.header import parse_header

@@ -29,8 +29,8 @@ from memq.format.key import (
     topic_prefix,
 )
 from memq.format.object import ObjectTopic
+from memq.format.packed_file import ListedObject
 from memq.format.pointer import Location, Pointer, encode_pointer
-from memq.format.sweep_list import ListedObject
 from memq.governor import Coordinator
 from memq.notification import Entries, Publication, Span
 from memq.storage_handlers import ObjectEntry, confirmed_reads

@@ -10,9 +10,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from memq.audit.checks.batch_check import BatchCheck, check_batch, check_part, merge_copies, missing_batch
-from memq.audit.checks.checked_entry import CheckedEntry, decoded
-from memq.audit.checks.whole_object import ReadObject
+from memq.audit.checks.batch_check import (
+    BatchCheck,
+    CheckedEntry,
+    check_batch,
+    check_part,
+    decoded,
+    merge_copies,
+    missing_batch,
+)
+from memq.audit.checks.object_reads import ReadObject
 from memq.errors import CorruptDataError, MemqError, NotFoundError, RetryableError
 from memq.format.blocks.header import Buffer
 from memq.format.key import is_of_many

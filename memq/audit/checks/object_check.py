@@ -1,26 +1,38 @@
-"""Checks one object from end to end: trailer, index, each block's checksum, columns and header."""
+"""Checks objects from end to end, and compares every pointer of a read partition with the store.
+
+An object that is sound by itself may still be the wrong one: another's bytes under its key. So what the pointer says is
+compared with the key, with the object's index and with the blocks: cluster, topic id, partition, epoch, batch sequence,
+place, length and checksums.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from memq.errors import CorruptDataError, MemqError
+from memq.audit.checks.batch_check import check_batch
+from memq.errors import CorruptDataError, InvalidRequestError, MemqError, NotFoundError
 from memq.format.batch import BlockPiece, cut_blocks, numbered_entries
 from memq.format.blocks.columns import BlockReader, verify_block
-from memq.format.blocks.header import BlockHeader
+from memq.format.blocks.header import BlockHeader, Buffer
 from memq.format.cold import decode_cold_manifest, decode_cold_part
+from memq.format.key import ColdObjectKey, ObjectKey, parse_object_key
 from memq.format.manifest import decode_manifest
 from memq.format.object import BlockEntry, ObjectIndex, open_object
-from memq.format.packed_file import KIND_AT, KIND_MANIFEST, KIND_PART, KIND_SWEEP_LIST, MAGIC
-from memq.format.sweep_list import decode_sweep_list
+from memq.format.packed_file import KIND_AT, KIND_MANIFEST, KIND_PART, KIND_SWEEP_LIST, MAGIC, decode_sweep_list
+from memq.format.pointer import Location, Pointer, read_pointer
+from memq.notification import Entry, PointerReader
+from memq.notification.log_reader import entries_between, valid_span
+from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
+from memq.topic import ReadPartition
 
 _PACKED: dict[int, Callable[[bytes], object]] = {
     KIND_MANIFEST: decode_cold_manifest,
     KIND_PART: decode_cold_part,
     KIND_SWEEP_LIST: decode_sweep_list,
 }
+Read = Callable[[Location], Awaitable[Buffer]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,3 +116,148 @@ def _pieces(data: memoryview, index: ObjectIndex | None) -> Iterator[BlockPiece]
 def _check_entry(entry: BlockEntry, header: BlockHeader) -> None:
     if BlockEntry.from_header(header, entry.offset) != entry:
         raise CorruptDataError(f"{header.describe()} is not the block that the index names: {entry}")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFinding:
+    """Fault at an offset of the queue, with the object's key; "" when no pointer could be read.
+
+    Why.
+    """
+
+    offset: int
+    key: str
+    error: MemqError
+
+
+@dataclass(frozen=True, slots=True)
+class NamedBatch:
+    """One entry of the queue that was checked.
+
+    `data` is the object of its first copy, None when it can't be read.
+    """
+
+    findings: tuple[NamedFinding, ...]
+    key: str = ""
+    data: Buffer | None = None
+    records: int = 0
+
+
+class NamedObjects:
+    """Checks read partitions of one cluster. `read` returns whole objects, straight from the store."""
+
+    def __init__(self, cluster: str, queue: PointerReader, read: Read) -> None:
+        self._cluster = cluster
+        self._queue = queue
+        self._read = read
+        self._confirmed = ConfirmedReads()
+        self._last: tuple[str, str, Buffer] | None = None  # one object of many batches has them next to each other
+
+    async def check(self, partition: ReadPartition) -> AsyncIterator[NamedBatch]:
+        """Yield what each entry names, in order. Raises: as `PointerReader`; as `read` for what may pass."""
+        span = await valid_span(self._queue, partition)
+        expected = span.begin
+        async for page in entries_between(self._queue, partition, span.begin, span.end):
+            for entry in page:
+                if entry.lost:
+                    continue  # a hole, as an offset that is not shown
+                if entry.offset > expected and (await self._queue.span(partition)).begin <= expected:
+                    yield _lost(expected, entry.offset)
+                expected = entry.offset + 1
+                yield await self._checked(partition, entry)
+        if expected < span.end and (await self._queue.span(partition)).begin <= expected:
+            yield _lost(expected, span.end)
+
+    async def _checked(self, partition: ReadPartition, entry: Entry) -> NamedBatch:
+        pointer = read_pointer(entry.body, newer="return")
+        if not isinstance(pointer, Pointer):
+            return NamedBatch((NamedFinding(entry.offset, "", pointer),))
+        if pointer.kind != "data":
+            return NamedBatch(())
+        errors = [CorruptDataError(text) for text in self._strange(partition, pointer)]
+        findings = [NamedFinding(entry.offset, pointer.locations[0].key, error) for error in errors]
+        first: Buffer | None = None
+        for location in pointer.locations:
+            try:
+                data, found = await self._proven(pointer, location)
+            except NotFoundError as error:
+                if (await self._queue.span(partition)).begin > entry.offset:
+                    return NamedBatch(())  # retention was faster
+                missing = CorruptDataError(f"the object is missing: {error}")
+                findings.append(NamedFinding(entry.offset, location.key, missing))
+                continue
+            except CorruptDataError as error:
+                findings.append(NamedFinding(entry.offset, location.key, error))
+                continue
+            first = data if first is None else first
+            findings += [NamedFinding(entry.offset, location.key, CorruptDataError(text)) for text in found]
+        return NamedBatch(tuple(findings), pointer.locations[0].key, first, pointer.records)
+
+    async def _proven(self, pointer: Pointer, location: Location) -> tuple[Buffer, list[str]]:
+        """Return an object, and what is wrong with it: two fetches agree on that."""
+
+        async def read() -> tuple[Buffer, list[str]]:
+            data = await self._object(location)
+            found = list(self._untrue(pointer, location, data))
+            if found:
+                self._last = None  # the next fetch is another one
+            return data, found
+
+        way = Way(f"object '{location.key}'", read)
+        return await self._confirmed.read([way], lambda one: not one[1], lambda one, other: one[1] == other[1])
+
+    async def _object(self, location: Location) -> Buffer:
+        if self._last is None or self._last[:2] != (location.store, location.key):
+            self._last = (location.store, location.key, await self._read(location))
+        return self._last[2]
+
+    def _strange(self, partition: ReadPartition, pointer: Pointer) -> Iterator[str]:
+        """Say what of a pointer does not belong into this log."""
+        said = (pointer.cluster, pointer.topic, pointer.topic_id)
+        here = (self._cluster, partition.topic, partition.topic_id)
+        if said != here:
+            yield f"the pointer is of cluster '{said[0]}', topic '{said[1]}' with id {said[2]}"
+
+    def _untrue(self, pointer: Pointer, location: Location, data: Buffer) -> Iterator[str]:
+        """Say what of an object is not as key and pointer say."""
+        yield from self._misplaced(pointer, location.key)
+        index_at, size = location.index_offset, len(data)
+        if not location.offset + location.length <= index_at < size:
+            yield f"the object has {size} bytes, the pointer says that its index begins at {index_at}"
+        try:
+            cluster = open_object(data).meta.cluster
+        except MemqError:
+            pass  # `check_batch` says so
+        else:
+            if cluster != self._cluster:
+                yield f"the object is of cluster '{cluster}'"
+        check = check_batch(pointer, location, data)
+        yield from check.faults
+        for block in check.blocks:
+            if block.cause is not None:
+                yield f"block {block.number}: {block.cause}"
+
+    def _misplaced(self, pointer: Pointer, key: str) -> Iterator[str]:
+        """Say what of a key is not as the pointer says.
+
+        Keys of shared and staged objects say nothing of batches.
+        """
+        try:
+            named = parse_object_key(key)
+        except InvalidRequestError:
+            return  # a staged object, or what an earlier version wrote
+        if named.cluster != self._cluster:
+            yield f"the key is of cluster '{named.cluster}'"
+        if isinstance(named, ObjectKey | ColdObjectKey):
+            topic, said = (named.topic, named.topic_id), (pointer.topic, pointer.topic_id[:8])
+            if topic != said:
+                yield f"the key is of topic '{topic[0]}' with id {topic[1]}, the pointer of '{said[0]}' with {said[1]}"
+        if isinstance(named, ObjectKey):
+            place = (named.partition, named.epoch, named.batch_sequence)
+            if place != (pointer.partition, pointer.epoch, pointer.batch_sequence):
+                yield f"the key is of partition {place[0]}, epoch {place[1]} and batch {place[2]}"
+
+
+def _lost(first: int, next_: int) -> NamedBatch:
+    text = f"the queue has lost the pointers at offsets {first} to {next_ - 1}"
+    return NamedBatch((NamedFinding(first, "", CorruptDataError(text)),))

@@ -1,19 +1,26 @@
-"""Folds the minutes of a topic into the columns that its page draws, fewer the longer the time. Pure."""
+"""Series of the pages: minutes, lags and rates of topics, folded into columns. Pure."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from memq.audit.dashboard.view import History
+from memq.audit.dashboard.view import SPARK_MINUTES, History
 from memq.audit.live.view import Minute
-from memq.audit.minutes import GRAVITY, QUANTILES, QUEUE, CountSide, quantile_ms
+from memq.audit.minutes import GRAVITY, MINUTE_MS, QUANTILES, QUEUE, CountSide, quantile_ms
+from memq.topic import Totals
 
 SPANS = {60: 1, 360: 5, 1440: 15}  # minutes shown: minutes in one column
 QUEUE_COUNTS = ("sent", "acked", "committed", "lost", "doubled", "corrupt", "unknown")
 GROUP_COUNTS = ("fetched", "processed")
 GROUP_VERDICTS = ("lost", "doubled", "unknown")
 GRAVE = ("lost", "corrupt", "doubled")  # in the order of their gravity
+MINUTES = 24 * 60
+SERIES_MAX = 1_000  # groups times topics, 11.5 KB each; of more than that the ones that came first have a history
+_NOT_KNOWN = -1
+TOPICS_MAX = 20_000
+NONE = Totals(0, 0)
 
 
 @dataclass(slots=True)
@@ -101,3 +108,167 @@ def _quantiles(buckets: dict[int, int] | None) -> tuple[float, float, float] | N
         return None
     p50, p90, p99 = (round(quantile_ms(buckets, part), 1) for part in QUANTILES)
     return p50, p90, p99
+
+
+class LagHistory:
+    """Takes lags, in records or in ms, and returns the greatest of each column of minutes."""
+
+    def __init__(self) -> None:
+        self._series: dict[tuple[str, str], array[int]] = {}
+        self._last: dict[tuple[str, str], int] = {}
+
+    def take(self, topic: str, group: str, minute: int, lag: int) -> None:
+        """Add the lag that was read in a Unix minute; minutes never go back."""
+        key = (topic, group)
+        series = self._series.get(key)
+        if series is None:
+            if len(self._series) >= SERIES_MAX:
+                return
+            series = self._series[key] = array("q", [_NOT_KNOWN] * MINUTES)
+            self._last[key] = minute
+        for skipped in range(max(self._last[key] + 1, minute - MINUTES + 1), minute + 1):
+            series[skipped % MINUTES] = _NOT_KNOWN
+        self._last[key] = max(minute, self._last[key])
+        series[minute % MINUTES] = max(series[minute % MINUTES], lag)
+
+    def keep(self, keys: dict[tuple[str, str], None]) -> None:
+        """Forget all other pairs of topic and group."""
+        for gone in [key for key in self._series if key not in keys]:
+            del self._series[gone], self._last[gone]
+
+    def columns(self, topic: str, group: str, first: int, span: int, width: int) -> tuple[int | None, ...]:
+        """Return the greatest lag of each `width` minutes, for `span` minutes from `first` on.
+
+        None: not looked at.
+        """
+        series, last = self._series.get((topic, group)), self._last.get((topic, group), 0)
+        found: list[int | None] = []
+        for begin in range(first, first + span, width):
+            minutes = range(max(begin, last - MINUTES + 1), min(begin + width, last + 1))
+            most = (
+                max((series[minute % MINUTES] for minute in minutes), default=_NOT_KNOWN) if series is not None else -1
+            )
+            found.append(most if most != _NOT_KNOWN else None)
+        return tuple(found)
+
+
+@dataclass(slots=True)
+class _Sampled:
+    """The last two samples of a topic: time (ms, monotonic), Unix minute, totals of its partitions."""
+
+    at_ms: int
+    minute: int
+    records_s: float | None = None
+    bytes_s: float | None = None
+    begun: int = 0  # the minute of the first look: what came before is not known
+    minutes: dict[int, dict[int, int | None]] = field(default_factory=dict)  # partition: minute: records
+    partitions: dict[int, Totals] = field(default_factory=dict)
+    unknown: frozenset[int] = frozenset()  # partitions without totals at the last look
+    spark: tuple[int, tuple[int | None, ...]] | None = None  # of which minute; None when records came since
+
+
+class TopicRates:
+    """Growth of each topic, computed from its totals. A topic with a single sample has no rate."""
+
+    def __init__(self) -> None:
+        self._topics: dict[str, _Sampled] = {}
+
+    def take(
+        self,
+        topic: str,
+        partitions: Mapping[int, Totals],
+        at_ms: int,
+        wall_ms: int,
+        unknown: frozenset[int] = frozenset(),
+    ) -> None:
+        """Take the totals of read partitions of a topic, with monotonic time and wall clock.
+
+        `unknown` are the other partitions: their logs did not answer. The topic has no rate then, and the minutes
+        from before the failure to the next answer are unknown for these partitions.
+        """
+        minute = wall_ms // MINUTE_MS
+        known = self._topics.get(topic)
+        if known is None or any(
+            totals.records < known.partitions.get(partition, NONE).records for partition, totals in partitions.items()
+        ):  # new, or made again under its name
+            self._topics.pop(topic, None)
+            while len(self._topics) >= TOPICS_MAX:
+                del self._topics[next(iter(self._topics))]
+            self._topics[topic] = _Sampled(at_ms, minute, begun=minute, partitions=dict(partitions), unknown=unknown)
+            return
+        passed_s = (at_ms - known.at_ms) / 1000
+        if passed_s <= 0:
+            return
+        doubtful = unknown | known.unknown
+        for partition in doubtful:  # what came meanwhile belongs to no minute for sure
+            since = range(max(known.minute, minute - SPARK_MINUTES), minute + 1)
+            known.minutes.setdefault(partition, {}).update(dict.fromkeys(since))
+        grown = {each: _growth(known.partitions.get(each, NONE), totals) for each, totals in partitions.items()}
+        known.records_s = sum(each.records for each in grown.values()) / passed_s if not doubtful else None
+        known.bytes_s = sum(each.bytes for each in grown.values()) / passed_s if not doubtful else None
+        for partition, growth in grown.items():
+            counted = known.minutes.setdefault(partition, {})
+            now = counted.get(minute, 0)
+            if growth.records and now is not None:
+                counted[minute] = now + growth.records
+            for old in [each for each in counted if each < minute - SPARK_MINUTES]:
+                del counted[old]
+        if doubtful or any(each.records for each in grown.values()):
+            known.spark = None
+        known.at_ms, known.minute, known.unknown = at_ms, minute, unknown
+        known.partitions |= partitions
+
+    def stand(self, topic: str, at_ms: int, wall_ms: int) -> None:
+        """Note that a topic has at this time what it had at the last look."""
+        known = self._topics.get(topic)
+        if known is not None:
+            answered = {each: known.partitions[each] for each in known.partitions if each not in known.unknown}
+            self.take(topic, answered, at_ms, wall_ms, known.unknown)
+
+    def keep(self, topics: dict[str, None]) -> None:
+        """Forget all other topics."""
+        for gone in [name for name in self._topics if name not in topics]:
+            del self._topics[gone]
+
+    def records_s(self, topic: str) -> float | None:
+        """Return records per s between the last two looks, None when there were no two."""
+        known = self._topics.get(topic)
+        return known.records_s if known is not None else None
+
+    def bytes_s(self, topic: str) -> float | None:
+        """Return stored bytes per s between the last two looks, None when there were no two."""
+        known = self._topics.get(topic)
+        return known.bytes_s if known is not None else None
+
+    def total(self, topic: str, partition: int) -> int | None:
+        """Return how many records a partition held at the last look, None when its log did not answer."""
+        known = self._topics.get(topic)
+        totals = known.partitions.get(partition) if known is not None and partition not in known.unknown else None
+        return totals.records if totals is not None else None
+
+    def minutes(self, topic: str, first: int, count: int) -> dict[int, list[int | None]]:
+        """Return records by partition in `count` minutes from `first` on; None where they are unknown."""
+        known = self._topics.get(topic)
+        if known is None:
+            return {}
+        return {
+            partition: [
+                known.minutes.get(partition, {}).get(minute, 0) if minute >= known.begun else None
+                for minute in range(first, first + count)
+            ]
+            for partition in (*known.partitions, *(each for each in known.unknown if each not in known.partitions))
+        }
+
+    def spark(self, topic: str, minute: int) -> tuple[int | None, ...]:
+        """Return the records of the SPARK_MINUTES up to a minute and with it, None before the first look."""
+        known = self._topics.get(topic)
+        if known is None:
+            return ()
+        if known.spark is None or known.spark[0] != minute:
+            columns = self.minutes(topic, minute - SPARK_MINUTES + 1, SPARK_MINUTES).values()
+            known.spark = minute, tuple(None if None in each else sum(each) for each in zip(*columns, strict=True))
+        return known.spark[1]
+
+
+def _growth(before: Totals, now: Totals) -> Totals:
+    return Totals(now.records - before.records, max(now.bytes - before.bytes, 0))

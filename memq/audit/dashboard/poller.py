@@ -10,9 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from memq.audit.dashboard.audited import LiveSource, TopicVerdict
-from memq.audit.dashboard.history import SPANS, first_minute, fold, sampled
-from memq.audit.dashboard.lag_history import LagHistory
-from memq.audit.dashboard.rates import TopicRates
+from memq.audit.dashboard.history import SPANS, LagHistory, TopicRates, first_minute, fold, sampled
 from memq.audit.dashboard.stream import Feed
 from memq.audit.dashboard.view import (
     SPARK_MINUTES,

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 
-from memq.audit.checks.batch_index import named, read_entries, read_headers
+from memq.audit.checks.object_reads import named, read_entries, read_headers
 from memq.client.consumer.fetch.fetcher import ReadRange
 from memq.errors import MemqError, RetryableError, StoreError
 from memq.format.object import BlockEntry

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from memq.audit.checks.batch_index import read_entries
+from memq.audit.checks.object_reads import read_entries
 from memq.audit.live.partition import PartitionAudit
 from memq.client.consumer.fetch.fetcher import ReadRange
 from memq.errors import (

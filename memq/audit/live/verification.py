@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from memq.audit.account import common
-from memq.audit.checks.batch_check import BatchCheck, BlockCheck
-from memq.audit.checks.checked_entry import CheckedEntry
+from memq.audit.checks.batch_check import BatchCheck, BlockCheck, CheckedEntry
 from memq.audit.checks.checker import check_one
 from memq.audit.finding import Finding
 from memq.audit.opened_topic import opened_topic

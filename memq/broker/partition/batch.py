@@ -9,9 +9,8 @@ from awscrt.checksums import combine_crc32c, crc32c
 
 from memq.broker.partition.ring import BatchSlot
 from memq.format.blocks.header import CHECKED_FROM
-from memq.format.blocks.header_table import HeaderTable
+from memq.format.blocks.header_table import HeaderTable, latency_of
 from memq.format.key import object_key
-from memq.format.latency import latency_of
 from memq.format.object import BatchEntry, ObjectMeta, ObjectTopic, encode_packed_index
 from memq.format.pointer import (
     Adopted,

@@ -33,7 +33,7 @@ from memq.broker.upkeep.sweep_lists import SweepLists
 from memq.compaction.reader import ColdFiles
 from memq.errors import CorruptDataError, NotFoundError
 from memq.format.key import shared_prefix, staged_prefix, sweep_digest, topic_prefix
-from memq.format.sweep_list import ListedObject
+from memq.format.packed_file import ListedObject
 from memq.governor import Assignment
 from memq.notification import PointerReader
 from memq.runtime.clock import Clock

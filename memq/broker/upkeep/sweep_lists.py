@@ -22,7 +22,7 @@ from memq.format.key import (
     sweep_lists_prefix,
     sweep_prefix,
 )
-from memq.format.sweep_list import LISTED_MAX, ListedObject, SweepList, decode_sweep_list, encode_sweep_list
+from memq.format.packed_file import LISTED_MAX, ListedObject, SweepList, decode_sweep_list, encode_sweep_list
 from memq.storage_handlers import ObjectEntry, StorageHandler
 from memq.topic import CLOCK_ERROR_MS
 

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from memq.audit.dashboard.access.exposure import check_settings
+from memq.audit.dashboard.exposure import check_settings
 from memq.audit.live.storage.database import Database, SqliteDatabase
 from memq.errors import InvalidSettingError, MemqError, NotFoundError
 from memq.runtime.clock import SystemClock, backoff_s

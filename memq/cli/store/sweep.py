@@ -22,7 +22,7 @@ from memq.settings import PartSettings, Settings, Value, rules_of
 if TYPE_CHECKING:
     from memq.broker.upkeep.sweep import Sweep, Unnamed
     from memq.broker.upkeep.sweep_lists import PendingObject, SweepLists
-    from memq.format.sweep_list import ListedObject
+    from memq.format.packed_file import ListedObject
 
 
 @click.command()

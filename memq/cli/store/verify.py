@@ -11,8 +11,7 @@ from pathlib import Path
 
 import click
 
-from memq.audit.checks.named_objects import NamedBatch, NamedObjects
-from memq.audit.checks.object_check import ObjectVerdict, check_file
+from memq.audit.checks.object_check import NamedBatch, NamedObjects, ObjectVerdict, check_file
 from memq.cli.options import broker_options, brokers_of, json_option, section_values, settings_of
 from memq.cli.output import count_text, print_json, talk
 from memq.cli.store.object_files import FoundObject, find_objects, is_data_folder

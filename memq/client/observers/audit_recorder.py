@@ -28,7 +28,7 @@ from memq.format.report import (
 )
 
 NOTES_MAX = 20_000  # events between two reports: then one is due; twice as many are kept if none can be sent
-BUCKETS = 65  # see `memq.format.latency.bucket_of`
+BUCKETS = 65  # see `memq.format.blocks.header_table.bucket_of`
 HEARTBEAT_INTERVALS = 6  # a report is promised within so many intervals, and comes within half of them
 
 

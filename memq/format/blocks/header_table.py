@@ -1,4 +1,7 @@
-"""Headers of many blocks as a table of columns: the source of a batch's index and pointer.
+"""Headers of many blocks as a table of columns, for index and pointer; latencies of blocks.
+
+Bucket b has the records that passed a stage 2^(b-1) up to 2^b ms after the least timestamp of their block, bucket 0
+those before 1 ms, also by clocks that differ.
 
 A batch of 4 KiB blocks has thousands of them, and a named tuple for each cost 5 µs a block, more than all the
 rest of the broker. The columns are strided copies in C: a header is 18 words of 32 bits and 9 of 64, an index
@@ -14,12 +17,37 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from itertools import accumulate
 from operator import add, or_
+from typing import Annotated
+
+from msgspec import Meta
 
 from memq.format.blocks.header import CHECKED_FROM, DELTA_SATURATED, BlockHeader, parse_header
-from memq.format.latency import Latency, latency_of
 from memq.limits import BLOCK_ENTRY_BYTES, BLOCK_HEADER_BYTES, TIME_MS_END
 
+Bucket = Annotated[int, Meta(ge=0, le=64)]
+Latency = tuple[tuple[int, int], ...]  # bucket, records
 _START = struct.Struct(f"{CHECKED_FROM}s{BLOCK_HEADER_BYTES - CHECKED_FROM}x")
+
+
+def bucket_of(latency_ms: int) -> int:
+    """Return the bucket of a latency in ms."""
+    return latency_ms.bit_length() if latency_ms > 0 else 0
+
+
+def latency_of(least_ms: Sequence[int], records: Sequence[int], now_ms: int) -> Latency:
+    """Return the records by bucket, of blocks with these least timestamps that pass a stage at `now_ms`."""
+    if not least_ms:
+        return ()
+    first, last = bucket_of(now_ms - max(least_ms)), bucket_of(now_ms - min(least_ms))
+    if first == last:
+        return ((first, sum(records)),)
+    found: dict[int, int] = {}
+    for least, count in zip(least_ms, records, strict=True):
+        bucket = bucket_of(now_ms - least)
+        found[bucket] = found.get(bucket, 0) + count
+    return tuple(sorted(found.items()))
+
+
 assert sys.byteorder == "little", "memoryview.cast and array read words in the machine's order"
 assert (array("I").itemsize, array("Q").itemsize) == (4, 8)
 

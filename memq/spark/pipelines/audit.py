@@ -20,9 +20,9 @@ from pyspark import StorageLevel
 from pyspark.sql import functions
 
 from memq.audit.auditor import Auditor
-from memq.audit.checks.checked_entry import decode_checked, encode_checked
+from memq.audit.checks.batch_check import decode_checked, encode_checked
 from memq.audit.checks.checker import Checker
-from memq.audit.checks.whole_object import store_reader
+from memq.audit.checks.object_reads import store_reader
 from memq.audit.held import HeldAnswer, Sought
 from memq.audit.holders import Holders
 from memq.audit.minutes import COUNTS, MINUTE_MS, OK, QUEUE, WORDS, MinuteRow, Minutes, Stream, watermark_ms

@@ -91,7 +91,6 @@ def _rule(age: str, object_bytes: str, *, rest: bool) -> ColdRule:
 
 
 def _into_objects(topic: str, read: ReadOptions, rule: ColdRule, tasks: int) -> int:
-
     with spark_session(f"compact {topic}", read) as spark:
         done = compact_objects(spark, read, rule, tasks=tasks)
     click.echo(f"{done.pointers} pointers to {done.bytes} bytes now go to {done.objects} large objects")

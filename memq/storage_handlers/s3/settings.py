@@ -1,4 +1,4 @@
-"""Settings of a bucket: its URL and the section `[s3]`, read and checked; and its keys, from boto3's session."""
+"""Settings of a bucket: its URL, the section `[s3]`, and its keys from boto3's session."""
 
 from __future__ import annotations
 
