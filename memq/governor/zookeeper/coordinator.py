@@ -497,7 +497,7 @@ class ZookeeperCoordinator:
                 await asyncio.sleep(backoff_s(self._runtime.random, tries, base_s=0.05, most_s=BACKOFF_S_MAX))
 
     async def _is_taken(self, broker: BrokerEntry) -> bool:
-        """Return whether another session has this broker's id. Two answers must say so: one may be old or wrong."""
+        """Return whether another session has this broker's id, by two answers: one may be old or wrong."""
         path, other = layout.broker_path(broker.id), ""
         for _ in range(2):
             await self.session.catch_up(path)
