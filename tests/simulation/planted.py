@@ -113,7 +113,7 @@ BUGS = (
         "PartitionBuffer.holds_back",
         swap("return any(gate.first <= sequence for gate in self.gates)", "return False"),
         level="breezy",
-        seed=1004,
+        seed=1007,
         aspects=("widen",),
     ),
     Planted(
@@ -123,7 +123,7 @@ BUGS = (
         swap("(before, buffer)", "(buffer,)"),
         level="breezy",
         aspects=("widen",),
-        seed=1142,
+        seed=1149,
     ),
     Planted(
         "cumulative ack over a refused block",
