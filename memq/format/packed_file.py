@@ -1,4 +1,4 @@
-"""Files in the store that are not objects: a 16-byte head, and packed JSON; the list of a sweep is one.
+"""Files in the store that are not objects: a 16-byte head and packed JSON, as the list of a sweep.
 
 The codec bounds what comes out, and the checksum covers all but itself: a file is whole, or it is damage.
 """

@@ -11,12 +11,15 @@ import pytest
 from awscrt.checksums import crc32c
 
 from memq.audit.checks.object_check import NamedFinding, NamedObjects
-from memq.audit.checks.object_reads import read_entries
+from memq.audit.checks.object_reads import named, read_entries, read_headers
 from memq.cli.store.trace import _batch_of
+from memq.client.consumer.fetch.fetcher import ReadRange
 from memq.errors import CorruptDataError, NotFoundError
 from memq.format.blocks.header import parse_header
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index, parse_trailer
 from memq.format.pointer import Location, Pointer, encode_pointer
+from memq.format.ranges import RangeSet
+from memq.format.report import ReportedDamage
 from memq.limits import TRAILER_BYTES
 from memq.notification import Publication
 from memq.notification.memory import MemoryQueue
@@ -27,7 +30,7 @@ from memq.storage_handlers.confirmed_reads import read_batch_entries, read_index
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import ReadPartition, Topic, equal_slots
 from tests.brokers import block_of
-from tests.unit.audited import stored
+from tests.unit.audited import Run, stored
 
 TOPIC = Topic(name="clicks", id="0a" * 16, created_ms=0, partitions=equal_slots(1))
 KEY = "memq/topics/clicks/one"
@@ -36,6 +39,7 @@ BATCH = BatchEntry(0, len(BLOCK), 1_000, 3, 2, 0, 1, 0, 5)
 META = ObjectMeta(cluster="memq", broker="b", topics=(ObjectTopic("clicks", TOPIC.id),), created_ms=1)
 OBJECT = BLOCK + encode_index(META, [BATCH], [BlockEntry.from_header(parse_header(BLOCK), 0)], len(BLOCK))
 INDEX_BYTES = len(OBJECT) - len(BLOCK)  # with the trailer
+RUNS: list[Run] = [(5, 0, 10), (6, 0, 4), (5, 10, 20), (7, 0, 1)]
 
 
 class RangeStore(MemoryHandler):
@@ -201,3 +205,56 @@ def test_verify_finds_nothing_on_one_fetch(missing: bool) -> None:
         assert await findings(ChangedOnce(body, missing=missing).read) == await findings(honest) == ()
 
     asyncio.run(work())
+
+
+def damage(block: int, records: int) -> ReportedDamage:
+    return ReportedDamage(object="o", block=block, offset=3, records=records, cause="cut")
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize(
+    ("block", "records", "wanted"),
+    [(0, 25, [0, 1, 2, 3]), (1, 15, [1, 2, 3]), (2, 11, [2, 3]), (3, 1, [3])],
+    ids=["all", "from the second on", "two", "the last"],
+)
+def test_what_an_object_has_lost_at_its_end_is_named(cut: bool, block: int, records: int, wanted: list[int]) -> None:
+    """By the index, where a broker still has it; else by the headers of what is left."""
+    pointer, body = stored(RUNS)
+    (location,) = pointer.locations
+    entries = asyncio.run(read_entries(reader(body), location))
+    if cut:
+        entries = asyncio.run(read_headers(reader(body[: entries[block].offset + 10]), location, block))
+        assert len(entries) == block
+    found: dict[int, RangeSet] = {}
+    for each in named(damage(block, records), pointer, entries):
+        assert each.records == each.next - each.first
+        found.setdefault(each.producer, RangeSet()).add(each.first, each.next)
+    expected: dict[int, RangeSet] = {}
+    for producer, first, next_ in (RUNS[at] for at in wanted):
+        expected.setdefault(producer, RangeSet()).add(first, next_)
+    assert found == expected
+
+
+def test_one_block_is_named_by_the_index() -> None:
+    pointer, body = stored(RUNS)
+    entries = asyncio.run(read_entries(reader(body), pointer.locations[0]))
+    (found,) = named(damage(1, 4), pointer, entries)
+    assert (found.producer, found.first, found.next, found.records) == (6, 0, 4, 4)
+
+
+def test_what_does_not_add_up_stays_unnamed() -> None:
+    pointer, body = stored(RUNS)
+    entries = asyncio.run(read_entries(reader(body), pointer.locations[0]))
+    for unsure, known in ((damage(1, 14), entries[:1]), (damage(2, 11), entries[:1]), (damage(3, 1), ())):
+        assert named(unsure, pointer, known) == [unsure]
+
+
+def reader(body: bytes) -> ReadRange:
+    """Return what reads ranges of one object."""
+
+    async def read(store: str, key: str, offset: int, length: int) -> bytes:
+        if offset + length > len(body):
+            raise CorruptDataError(f"object '{key}' ends before {offset}+{length}")
+        return body[offset : offset + length]
+
+    return read

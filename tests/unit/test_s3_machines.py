@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from dataclasses import fields
 from pathlib import Path
@@ -32,6 +33,7 @@ from memq.errors import (
 )
 from memq.storage_handlers.s3.aio_path import _answers
 from memq.storage_handlers.s3.answers import Meaning, StoreAnswer, error_for, meaning
+from memq.storage_handlers.s3.attempts import Attempts, S3Counters
 from memq.storage_handlers.s3.data_path import cut_parts, found_of
 from memq.storage_handlers.s3.obstore_path import read_answer
 from memq.storage_handlers.s3.request_policy import (
@@ -43,6 +45,7 @@ from memq.storage_handlers.s3.request_policy import (
     Latencies,
 )
 from memq.storage_handlers.s3.settings import S3Settings, read_bucket
+from tests.skipping_loop import run_skipping, skip, skipping_runtime
 
 ANSWERS = [
     (0, "", Meaning.TRY_AGAIN, StoreError),
@@ -72,6 +75,7 @@ ANSWERS = [
     (503, "SlowDown", Meaning.SLOW_DOWN, StoreError),
     (503, "", Meaning.TRY_AGAIN, StoreError),
 ]
+SECTION = {"hedge_permille": (50, "the test"), "request_timeout_ms": (10_000, "the test")}
 
 
 @pytest.mark.parametrize(("status", "code", "expected", "error"), ANSWERS)
@@ -358,3 +362,32 @@ def test_the_operators_page_has_every_setting() -> None:
         what = f"{rule.doc} ({choices})" if choices else rule.doc
         wanted.append(f"| `{part.name}` | {part.default} | {what} |".replace("|  |", "| |"))
     assert table.splitlines() == wanted
+
+
+def test_a_hedge_that_the_budget_refused_is_sent_when_it_is_earned() -> None:
+    async def work() -> None:
+        counters = S3Counters()
+        bucket = read_bucket("s3://memq?endpoint=http://h", SECTION)
+        attempts = Attempts(bucket, skipping_runtime(), counters)
+        warm_s = [0.01] * 20 + [0.02] * 3  # the last ones first: no request is above the p95 while that is learned
+        slow_s = [9.0, 9.0]  # of the first tries of two requests; their hedges are quick
+
+        async def request() -> float:
+            pause_s = warm_s.pop() if warm_s else slow_s.pop() if slow_s else 0.01
+            await skip(pause_s)
+            return pause_s
+
+        async def ask() -> float:
+            return await attempts.run("get", 1_000, request, "not read", hedge=True)
+
+        while warm_s:  # so many that the p95 is known, and one hedge is earned
+            await ask()
+        stalled = [asyncio.create_task(ask()) for _ in range(2)]
+        await skip(1)
+        assert (counters.hedges, [task.done() for task in stalled]) == (1, [True, False]), "one hedge was earned"
+        for _ in range(22):
+            await ask()
+        await skip(0.1)
+        assert (counters.hedges, stalled[1].done()) == (2, True)
+
+    run_skipping(work())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,14 @@ import pytest
 from msgspec.structs import replace
 from pyspark.sql.datasource import EqualTo, Filter
 
-from memq.errors import CorruptDataError, InvalidSettingError
+from memq.errors import CorruptDataError, DeniedError, InvalidSettingError, NotFoundError
 from memq.format.blocks.header import parse_header
 from memq.format.key import cold_object_key, object_key, shared_object_key
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
-from memq.spark.read.raw import READS_MAX, RING_SLOTS_MAX, RawBatch, find_orphans, once
+from memq.runtime.network import Runtime
+from memq.spark.options import read_options
+from memq.spark.read.pruning import ReadFilter
+from memq.spark.read.raw import READS_MAX, RING_SLOTS_MAX, RawBatch, find_orphans, once, plan_raw, split_path
 from memq.topic import Topic, equal_slots
 from tests.unit.audited import TOPIC, data_pointer
 from tests.unit.blocks import NOW_MS
@@ -221,3 +225,33 @@ def test_objects_are_checked_by_their_bytes(listing: Listing) -> None:
     listing.write(key, (listing.folder / key).read_bytes().replace(b"xyz", b"xyy"))
     with pytest.raises(CorruptDataError, match=f"block 0 of object '{key}'"):
         listing.values()
+
+
+@pytest.mark.parametrize(
+    ("path", "root", "prefix"),
+    [
+        ("/srv/objects", "file:///srv/objects", ""),
+        ("/srv/objects/c-1/topics/clicks/", "file:///srv/objects", "c-1/topics/clicks/"),
+        ("file:/srv/objects/c-1/topics/clicks", "file:///srv/objects", "c-1/topics/clicks/"),
+        ("s3://bucket/c-1/topics/clicks", "s3://bucket/", "c-1/topics/clicks/"),
+        ("s3://bucket/prefix/c-1/shared?endpoint=http://h:1", "s3://bucket/prefix?endpoint=http://h:1", "c-1/shared/"),
+    ],
+)
+def test_a_path_is_a_store_and_a_prefix(path: str, root: str, prefix: str) -> None:
+    assert split_path(path) == (root, prefix)
+
+
+@pytest.mark.parametrize("scheme", ["", "file:"])
+def test_a_path_counts_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert split_path(f"{scheme}objects/c-1/topics/clicks") == (f"file://{tmp_path}/objects", "c-1/topics/clicks/")
+    assert split_path(f"{scheme}../objects") == (f"file://{tmp_path.parent}/objects", "")
+
+
+def test_a_path_without_objects_is_named(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("not memq's")
+    for name, error in (("", NotFoundError), ("c-1/topics/clicks", NotFoundError)):
+        with pytest.raises(error, match=f"no objects of memq exist below '{tmp_path}"):
+            asyncio.run(plan_raw(read_options({"path": str(tmp_path / name)}), ReadFilter(), Runtime()))
+    with pytest.raises(DeniedError, match=r"folder '.*/nowhere' is not on this machine"):
+        asyncio.run(plan_raw(read_options({"path": str(tmp_path / "nowhere")}), ReadFilter(), Runtime()))

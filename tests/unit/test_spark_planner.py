@@ -2,35 +2,57 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import pickle
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from memq.client.consumer.fetch.fetcher import BatchFetcher
 from memq.errors import CorruptDataError, InvalidRequestError
+from memq.format.batch import BlockPiece
+from memq.format.blocks.header import parse_header
 from memq.format.pointer import Location, Pointer, ProducerRanges
 from memq.limits import KIB, MIB
-from memq.notification import Entry
-from memq.spark.options import ReadOptions
+from memq.notification import Entry, Span
+from memq.notification.memory import MemoryQueue
+from memq.runtime.clock import SystemClock
+from memq.runtime.network import Runtime
+from memq.spark.access import Access, TopicPlace
+from memq.spark.options import ReadOptions, read_options
+from memq.spark.read import batch_reader, planner
 from memq.spark.read.planner import (
     PARTS_MAX,
     SPREAD_BYTES_MIN,
     SPREAD_TASKS,
     BatchPart,
+    EarlierBatches,
     PartitionPlan,
+    Split,
+    TaskRange,
+    TaskSettings,
+    sound_copies,
     split_parts,
     spread_bytes,
+    stretches_of,
 )
 from memq.spark.read.pruning import ReadFilter
 from memq.spark.read.task import settings_of
 from memq.spark.stores import StoreUrls
 from memq.spark.stream_offsets import Admission, StreamLag, StreamPlace, decode_offsets, encode_offsets, lag
-from memq.topic import Position, ReadPartition
+from memq.topic import Position, ReadPartition, TopicSettings
+from tests.unit.audited import block, data_pointer
 
 PARTITION = ReadPartition("clicks", "0" * 32, 0)
 PRODUCER = 7
 END = Position(0, 1_000)
+WINDOW_MS = 1_000
+Block = tuple[int, int, bool]  # producer, number, whether it is sound
+SETTINGS = TaskSettings(StoreUrls({}), ReadFilter(), 0, skip_damaged=False, dedup=True, missing_s=0.0)
 
 
 def pointer_of(first: int, next_: int, *, size: int = 100) -> Pointer:
@@ -179,3 +201,127 @@ def test_lag_is_the_difference_of_offsets_and_nothing_for_other_sources() -> Non
     )
     ours = {"endOffset": here, "latestOffset": end}
     assert lag({"sources": [ours, {"endOffset": "5", "latestOffset": None}]}) == StreamLag(15, 600)
+
+
+def pieces_of(blocks: list[Block]) -> list[BlockPiece]:
+    """Return blocks of ten records, number 3 having 30 to 40."""
+    found = []
+    for number, (producer, at, sound) in enumerate(blocks):
+        data = block(producer, at * 10, at * 10 + 10)
+        header, cause = (parse_header(data), None) if sound else (None, CorruptDataError("damaged", hint="none"))
+        found.append(BlockPiece(number, number * 10, 10, header, memoryview(data), cause))
+    return found
+
+
+def resent_pointer(blocks: list[Block]) -> Pointer:
+    return data_pointer([(producer, at * 10, at * 10 + 10) for producer, at, _ in blocks])
+
+
+blocks = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 5), st.booleans()), min_size=1, max_size=6, unique=True)
+
+
+@given(st.lists(blocks, max_size=6), st.integers(1, 3), st.integers(0, 5))
+def test_what_is_sound_somewhere_is_seen(batches: list[list[Block]], producer: int, at: int) -> None:
+    passed = EarlierBatches(WINDOW_MS)
+    for batch in batches:
+        passed.note(0, resent_pointer(batch))
+    seen = [(producer, (at * 10, at * 10 + 10))]
+    holders = passed.holders(0, resent_pointer([(producer, at, True)]), seen)
+    holding = [batch for batch in batches if any(each[:2] == (producer, at) for each in batch)]
+    assert list(holders) == [resent_pointer(batch) for batch in holding]
+    found = sound_copies(seen, [(resent_pointer(batch), pieces_of(batch)) for batch in holding])
+    sound = any((producer, at, True) in batch for batch in batches)
+    assert list(found) == (seen if sound else [])
+
+
+def test_a_block_that_its_pointer_says_to_pass_over_is_no_copy() -> None:
+    batch = [(1, 0, True), (1, 1, True)]
+    pointer = replace(resent_pointer(batch), skip=(0,))
+    assert sound_copies([(1, (0, 20))], [(pointer, pieces_of(batch))]) == ((1, (10, 20)),)
+
+
+def test_batches_are_forgotten_after_the_window_and_of_too_many_the_pointers_decide() -> None:
+    passed, batch = EarlierBatches(WINDOW_MS), resent_pointer([(1, 0, True)])
+    passed.note(0, batch)
+    passed.note(3 * WINDOW_MS, batch)
+    assert passed.holders(3 * WINDOW_MS, batch, [(1, (0, 10))]) == (batch,)
+    for _ in range(planner.BATCHES_MAX):
+        passed.note(3 * WINDOW_MS, batch)
+    assert passed.holders(3 * WINDOW_MS, batch, [(1, (0, 10))]) == ()
+
+
+def test_batches_of_another_write_partition_hold_other_records() -> None:
+    passed, batch = EarlierBatches(WINDOW_MS), resent_pointer([(1, 0, True)])
+    passed.note(0, replace(batch, partition=batch.partition + 1))
+    assert passed.holders(0, batch, [(1, (0, 10))]) == ()
+
+
+def place_of(number: int, topic: str) -> TaskRange:
+    partition = ReadPartition(topic, topic * 32, number)
+    return TaskRange(partition, (number, number + 10), Position(number, 2, 3), Position(number, 50, 1))
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 4)), max_size=4))
+def test_stretches_cover_all_once(shapes: list[tuple[int, int]]) -> None:
+    """`shapes`: for each read partition how many batches, and after how many of all of them a new task begins."""
+    places = {place.partition: place for place in (place_of(at % 2, "ab"[at // 2]) for at in range(len(shapes)))}
+    parts: list[BatchPart] = []
+    homes: list[ReadPartition] = []
+    splits: list[Split] = []
+    for place, (batches, step) in zip(places.values(), shapes, strict=True):
+        for batch in range(batches):
+            low = 3 if batch == 0 else 0
+            parts.append(BatchPart(place.begin.read_partition, 2 + 5 * batch, None, low=low))
+            homes.append(place.partition)
+            if len(parts) >= step:
+                splits.append(Split(parts, SETTINGS))
+                parts = []
+    if parts:
+        splits.append(Split(parts, SETTINGS))
+    ranges = stretches_of(splits, homes, places)
+    assert len(ranges) == len(splits)
+    for place in places.values() if splits else ():
+        mine = [each for stretches in ranges for each in stretches if (each.id, each.writers) == key_of(place)]
+        mine.sort(key=lambda each: each.begin)
+        assert [each.begin for each in mine] == [place.begin, *(each.end for each in mine[:-1])]
+        assert mine[-1].end == place.end
+    numbered = iter(homes)
+    for split, stretches in zip(splits, ranges, strict=True):
+        for part in split.parts:
+            home = next(numbered)
+            at = Position(part.partition, part.offset, part.low)
+            assert sum(each.id == home.topic_id and each.begin <= at < each.end for each in stretches) == 1
+
+
+def key_of(place: TaskRange) -> tuple[str, tuple[int, ...]]:
+    return place.partition.topic_id, place.writers
+
+
+def test_without_tasks_nobody_answers() -> None:
+    place = place_of(0, "a")
+    assert stretches_of(split_parts([], 1, SETTINGS), [], {place.partition: place}) == []
+
+
+class LaggingQueue(MemoryQueue):
+    """A queue of which one answer in three comes from a replica that lags."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self.answers = itertools.cycle([Span(0, 4), Span(0, 10), Span(0, 10)])
+
+    async def span(self, partition: ReadPartition) -> Span:
+        return next(self.answers)
+
+
+def test_a_batch_read_covers_all_though_a_replica_lags() -> None:
+    async def work() -> None:
+        partition = ReadPartition("t", "ab" * 16, 0)
+        topic = TopicPlace("t", partition.topic_id, TopicSettings(), {partition: [0]})
+        queue: Any = LaggingQueue()
+        access = Access(queue, {"t": topic}, StoreUrls({}), cast(BatchFetcher, None), queue, Runtime())
+        options = read_options({"brokers": "localhost", "topics": "t"})
+        for _ in range(3):
+            (stretch,) = await batch_reader.stretches(access, options, ReadFilter())
+            assert (stretch.start, stretch.end) == (Position(0, 0), Position(0, 10))
+
+    asyncio.run(work())

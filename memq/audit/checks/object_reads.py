@@ -129,7 +129,7 @@ def named(damage: ReportedDamage, pointer: Pointer, entries: Sequence[BlockEntry
     """Return a damage that does not say whose records it is about as one, or several, that do.
 
     `entries` are the blocks of the batch that `pointer` names, as the index has them; without an index those before the
-    damage, which then goes on to the end of the batch. Where that does not add up it is left as it is.
+    damage, which then continues to the end of the batch. Where that does not add up it is left as it is.
     """
     if damage.producer or damage.first < damage.next:
         return [damage]

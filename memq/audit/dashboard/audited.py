@@ -53,7 +53,7 @@ class LiveSource(AuditView):
         super().__init__(database)
         self._store = AuditStore(database)
         self._clock = clock
-        self._stale: dict[str, None] = {}  # topics whose verdict is to be made anew, the longest waiting first
+        self._stale: dict[str, None] = {}  # topics whose verdict is to be made again, the longest waiting first
         self._holding: dict[str, dict[str, _Held]] = {}  # by topic and id, as many as the state keeps
 
     async def news(self, since: int) -> AuditNews:

@@ -139,7 +139,7 @@ class LagHistory:
     def columns(self, topic: str, group: str, first: int, span: int, width: int) -> tuple[int | None, ...]:
         """Return the greatest lag of each `width` minutes, for `span` minutes from `first` on.
 
-        None: not looked at.
+        None: not read.
         """
         series, last = self._series.get((topic, group)), self._last.get((topic, group), 0)
         found: list[int | None] = []

@@ -442,7 +442,7 @@ class Dashboard:
         async def logged(scope: Scope, receive: Receive, send: Send) -> None:
             try:
                 await app(scope, receive, send)
-            except Exception as error:  # noqa: BLE001  # of one request; the dashboard goes on
+            except Exception as error:  # noqa: BLE001  # of one request; the dashboard continues
                 self._events.error("dashboard.request-failed", repr(error), error)
 
         return logged

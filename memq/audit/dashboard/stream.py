@@ -1,7 +1,7 @@
 """The board of the latest values, and the event stream of its changes to each browser.
 
-A browser that has seen version v is told what changed since; one that comes new, or comes back after what was taken off
-the board has been forgotten, is told everything. So an update costs what changed, however much there is.
+A browser that has seen version v gets the changes since. A new browser gets everything, and so does one that returns
+after the board has forgotten what was removed. So an update costs what changed, however much there is.
 """
 
 from __future__ import annotations

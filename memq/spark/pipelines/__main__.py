@@ -59,7 +59,7 @@ def main() -> int:
         error.show()
         return error.exit_code
     except click.Abort:
-        _tell("interrupted: nothing is lost by it, the next run goes on")
+        _tell("interrupted: nothing is lost by it, the next run continues")
         return INTERRUPTED
     except MemqError as error:
         _tell(str(error), error.hint)

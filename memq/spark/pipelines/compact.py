@@ -139,7 +139,7 @@ def compact_objects(spark: SparkSession, options: ReadOptions, rule: ColdRule, *
             if thread.run(_publish(options, found, number, parts)):
                 _count(done, parts)
             else:
-                tell(f"{options.topics[0]}/{number}: another run was faster; going on from it")
+                tell(f"{options.topics[0]}/{number}: another run was faster; continuing from it")
         tell(f"{options.topics[0]}: {done.objects:,} objects of {done.bytes:,} bytes for {done.pointers:,} pointers")
 
 

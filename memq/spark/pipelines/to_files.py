@@ -68,7 +68,7 @@ def write_files(
 ) -> FilesManifest:
     """Write what the place does not hold yet of a topic, and return its manifest then.
 
-    `starts` stand for the options' start. `done` is called with the manifest after each round, and first with what was
+    `starts` replaces the options' start. `done` is called with the manifest after each round, and first with what was
     there before. Killed at any moment and run again, each record is in the files of the highest manifest once.
     Raises: InvalidRequestError when the place holds another topic, InvalidSettingError without
     timestamps; as a batch read; as `ObjectWriter`.
@@ -92,7 +92,7 @@ def write_files(
                 f" {successor.records:,} records in {len(successor.files):,} files"
             )
         else:
-            tell(f"{topic.name}: another run wrote manifest {successor.number}; going on from it")
+            tell(f"{topic.name}: another run wrote manifest {successor.number}; continuing from it")
 
 
 def _written(spark: SparkSession, options: ReadOptions, place: FilePlace, found: Round) -> tuple[File, ...]:

@@ -151,7 +151,7 @@ def plan_of(access: Access, stretch: Stretch, wanted: ReadFilter, options: ReadO
 async def _look_back(access: Access, plan: PartitionPlan, entry: Entry) -> None:
     pointer = read_pointer(entry.body, newer="return")
     if not isinstance(pointer, Pointer):
-        return  # whoever read there dealt with it
+        return  # the reader of that place dealt with it
     if plan.needs_index(pointer):
         pointer = await _complete(access, pointer)
     plan.look_back(entry.time_ms, pointer)

@@ -223,7 +223,7 @@ class Split(InputPartition):
         super().__init__(None)
         self.parts = tuple(parts)
         self.settings = settings
-        self.audit: TaskAudit | None = None  # what it reports, where somebody wants to know
+        self.audit: TaskAudit | None = None  # what it reports, where a report is wanted
 
 
 class PartitionPlan:
@@ -248,8 +248,8 @@ class PartitionPlan:
 
     def go_on(self, start: Position, end: Position) -> None:
         """Continue at the end of the plan, after a whole batch; seen sequences stay seen."""
-        assert start == self._end, f"plan goes on at {start}, not at {self._end}"
-        assert not start.record_index, f"plan goes on inside of a batch, at {start}"
+        assert start == self._end, f"plan continues at {start}, not at {self._end}"
+        assert not start.record_index, f"plan continues inside of a batch, at {start}"
         self._start, self._end = start, end
 
     def needs_index(self, pointer: Pointer) -> bool:

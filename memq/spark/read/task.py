@@ -272,7 +272,7 @@ def _damaged(
     if report is not None:
         report.damage(part, piece)
     if settings.skip_damaged and piece.first < part.low:
-        return  # told by who read its first record, in the micro-batch before
+        return  # reported by the reader of its first record, in the micro-batch before
     if not settings.skip_damaged or isinstance(cause, UnsupportedFormatError):
         at = Position(part.partition, part.offset, piece.first)
         raise type(cause)(

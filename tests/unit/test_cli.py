@@ -1,23 +1,40 @@
-"""The command line's pure parts: records as JSON and by format, starts, delimiters, cutting input into records."""
+"""The command line: its texts, its output, and its options in the docs."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import json
+import logging
+import re
 from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.cli.options import LastRecords, parse_place, parse_start
+from memq.cli.commands import COMMANDS, INTERRUPTED, PIPE_CLOSED
+from memq.cli.options import LastRecords, parse_place, parse_start, shown_default
+from memq.cli.output import JsonLines, TextLines
+from memq.cli.records.consume import last_offset, record_printer
 from memq.cli.records.produce import split_keys, split_records
 from memq.cli.records.record_text import decode_record, encode_record, parse_delimiter, parse_format
+from memq.cli.run import EXIT_CODES, program
+from memq.client.consumer.batch import Batch, Slice
+from memq.client.consumer.record import TopicPartition
 from memq.errors import InvalidRequestError, InvalidSettingError, TooLargeError
+from memq.format.batch import BlockPiece
+from memq.format.blocks.builder import BlockBuilder
+from memq.format.blocks.header import parse_header
+from memq.settings import OWNERS, RULES, rules_of
 from memq.topic import Position
 
 content = st.none() | st.binary(max_size=20)
 names = st.text(max_size=8).filter(lambda name: not any("\ud800" <= letter <= "\udfff" for letter in name))
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -169,3 +186,127 @@ def test_a_record_without_end_is_refused_before_memory_is_full() -> None:
 
 def test_keys() -> None:
     assert split_keys([b"k:v:w", b"v", b":v"], b":") == ([b"k", None, b""], [b"v:w", b"v", b"v"])
+
+
+@pytest.fixture
+def batch() -> Batch:
+    """Return a batch of three records: plain, without key, null."""
+    builder = BlockBuilder()
+    builder.append(b"v", key=b"k", timestamp_ms=7, headers=[("a", b"1")], tag="web")
+    builder.append(b"", timestamp_ms=8)
+    builder.append(None, timestamp_ms=9)
+    data = builder.seal(producer_id=1, first_sequence=0, scope=0, now_ms=0, codec="none").data
+    piece = BlockPiece(0, 0, 3, parse_header(data), memoryview(data))
+    return Batch(TopicPartition("clicks", 2), (Position(2, 5), Position(2, 6)), [Slice(piece, 0, 3)], [], "key")
+
+
+def test_values_and_keys(batch: Batch) -> None:
+    assert record_printer(None)(batch, None) == (b"v\n\n\n", 3)
+    assert record_printer(None, null=True)(batch, 3) == (b"v\n\nNULL\n", 3)
+    assert record_printer(None)(batch, 1) == (b"v\n", 1)
+    assert record_printer(None, delimiter=r"\0")(batch, 2) == (b"v\0\0", 2)
+    assert record_printer(None, separator=":", null=True)(batch, None) == (b"k:v\nNULL:\nNULL:NULL\n", 3)
+
+
+def test_printers_of_formats(batch: Batch) -> None:
+    offset = 5 << 24
+    assert record_printer(r"%t %p %o %s\n")(batch, 2) == (f"clicks 2 {offset} v\nclicks 2 {offset + 1} \n".encode(), 2)
+
+
+def test_json_lines(batch: Batch) -> None:
+    content, count = record_printer(None, as_json=True)(batch, None)
+    records = [json.loads(line) for line in content.splitlines()]
+    assert count == 3
+    assert records[0] == {
+        "topic": "clicks",
+        "partition": 2,
+        "offset": 5 << 24,
+        "position": "2:5:0",
+        "timestamp_ms": 7,
+        "key": "k",
+        "headers": [["a", "1"]],
+        "tag": "web",
+        "value": "v",
+    }
+    assert [record["value"] for record in records] == ["v", "", None]
+
+
+@given(st.lists(st.integers(0, 5), max_size=30), st.integers(0, 60))
+def test_the_last_records(sizes: list[int], wanted: int) -> None:
+    """`sizes` are the records of each pointer; what is found must be exactly the last ones."""
+    before = [0, *accumulate(sizes)]
+    total = before[-1]
+    offset, skip = last_offset(0, len(sizes), wanted, lambda at: total - before[at])
+    assert before[offset] + skip == max(0, total - wanted)
+
+
+def _record(event: str, text: str, error: BaseException | None = None) -> logging.LogRecord:
+    exc_info = (type(error), error, None) if error else None
+    record = logging.LogRecord("memq", logging.WARNING, "", 0, "%s: %s", (event, text), exc_info)
+    record.event = event
+    record.created = 1_738_310_400.5
+    return record
+
+
+def test_log_lines() -> None:
+    assert TextLines().format(_record("swept", "3\nfiles")) == r"2025-01-31T08:00:00.500Z warning swept: 3\nfiles"
+    assert TextLines().format(_record("x", "y", ValueError("no"))).splitlines()[1:] == ["  ValueError: no"]
+    assert json.loads(JsonLines().format(_record("swept", "3 files: x", ValueError("no")))) == {
+        "time": "2025-01-31T08:00:00.500Z",
+        "level": "warning",
+        "logger": "memq",
+        "event": "swept",
+        "text": "3 files: x",
+        "traceback": "ValueError: no",
+    }
+
+
+def rows(head: str) -> list[list[str]]:
+    """Return the cells of the table whose head starts with `head`."""
+    lines = iter(TEXT.splitlines())
+    for line in lines:
+        if line.startswith(f"| {head} |"):
+            break
+    found = [re.split(r"(?<!\\)\|", line)[1:-1] for line in iter(lambda: next(lines, ""), "")]
+    return [[cell.strip() for cell in row] for row in found[1:]]
+
+
+def letters_of(name: str) -> set[str]:
+    command = program.get_command(click.Context(program), name)
+    assert command is not None
+    return {letter for part in command.params for letter in part.opts if not letter.startswith("--")}
+
+
+def test_settings() -> None:
+    wanted = []
+    for owner in OWNERS:
+        for name in rules_of(owner):
+            rule = RULES[name]
+            choices = f" ({', '.join(rule.choices)})" if rule.choices else ""
+            wanted.append([f"`{name}`", shown_default(name), rule.doc + choices])
+    assert rows("setting") == wanted
+
+
+def test_commands() -> None:
+    assert [row[0].split()[1].strip("`") for row in rows("command")] == list(COMMANDS)
+
+
+def test_exit_codes() -> None:
+    assert {int(row[0]) for row in rows("exit code")} == {0, 1, INTERRUPTED, PIPE_CLOSED} | {
+        code for _, code in EXIT_CODES
+    }
+
+
+@pytest.mark.parametrize(
+    ("letter", "commands"),
+    [
+        *[(letter, ("produce", "consume")) for letter in ("-b", "-p", "-K", "-D", "-Z")],
+        *[(letter, ("produce",)) for letter in ("-k", "-H", "-z")],
+        *[(letter, ("consume",)) for letter in ("-o", "-c", "-e", "-f", "-G")],
+    ],
+)
+def test_letters_are_kcats(letter: str, commands: tuple[str, ...]) -> None:
+    ours = [row[1] for row in rows("kcat") if re.search(rf"(^|`|\s){letter}\b", row[0])]
+    assert any(letter in cell or cell == "the same" for cell in ours), f"{letter} is not in the table"
+    for name in commands:
+        assert letter in letters_of(name), f"memq {name} has no {letter}"
