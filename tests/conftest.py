@@ -57,7 +57,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "check"))
 
 # Long files begin first: what begins last must be short, or one worker is at work alone in the end. Files that wait for
 # servers begin before those that only compute: next to a session of Spark they leave time of the cores, and simulated
-# runs, one by one, need all of it. In the other order the cores were idle for a quarter of the time.
+# runs, one by one, need all of it.
 LONG_FIRST = ("tests/chaos/test_run.py", "tests/spark/", "tests/integration/", "tests/simulation/", "tests/chaos/", "")
 SERVERS_S_MAX = 900
 SOAK_S_MAX = 4 * 3_600
