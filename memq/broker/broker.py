@@ -25,7 +25,7 @@ from memq.broker.spool.writer import Spool
 from memq.broker.start_step import start_step
 from memq.broker.traffic import Traffic
 from memq.broker.upkeep.audit_topic import make_audit_topic
-from memq.errors import FencedError, InvalidRequestError, MemqError, NotFoundError, ProtocolError
+from memq.errors import FencedError, InvalidRequestError, MemqError, NotFoundError, ProtocolError, StoreError
 from memq.governor import BrokerEntry, Coordinator
 from memq.governor.governor import Governor
 from memq.notification import NotificationQueue
@@ -284,11 +284,17 @@ class Broker:
         return lines + self.partitions.forwarder.describe()
 
     async def check(self) -> None:
-        """Prove that store and queue answer, both at once. Raises: the first error of the two."""
+        """Prove that store and queue answer, both at once, and that uploads and publishes do not fail.
+
+        A probe is small: a full disk may have room for it, and for nothing else. Raises: the first error.
+        """
         store = self.services.store.check(deletes=self.services.settings.delete_objects)
         for found in await asyncio.gather(store, self.services.queue.check(), return_exceptions=True):
             if found is not None:
                 raise found
+        failing = self.services.waits.describe(failing=True)
+        if failing:
+            raise StoreError(failing, hint="repair what it names; the broker tries again without end")
 
     # ---- inside ------------------------------------------------------------------------------------
 

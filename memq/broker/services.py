@@ -20,6 +20,7 @@ from memq.notification import NotificationQueue
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime
 from memq.runtime.tasks import TimedSemaphore
+from memq.runtime.waits import Waits
 from memq.settings import BrokerSettings
 from memq.storage_handlers import StorageHandler
 
@@ -64,12 +65,14 @@ class Services:
     lost_logs: dict[tuple[str, int], str] = field(default_factory=dict)  # write partitions not opened, and why
     swept: SweptNow = field(default_factory=SweptNow)
     deleted_since: dict[str, int] = field(default_factory=dict)  # topics whose logs are left, by id; Unix ms
+    waits: Waits = field(init=False)  # what it waits for itself: producers that wait for acks are told
     events: EventLog = field(init=False)  # one for all parts: the rate of an event is that of the broker
     cold: ColdFiles = field(init=False)
     pointers: ColdReader = field(init=False)
     planner: Planner = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "waits", Waits(self.runtime.clock))
         object.__setattr__(self, "events", EventLog(self.runtime.clock))
         object.__setattr__(self, "cold", ColdFiles(self.settings.cluster, self.store))
         object.__setattr__(self, "pointers", ColdReader(self.queue, self.cold, self.runtime.clock))
@@ -79,6 +82,11 @@ class Services:
     def lost_queue(self) -> LostLogs:
         """Compares the queue with the store."""
         return LostLogs(self.settings.cluster, self.store, self.queue, self.coordinator)
+
+    @property
+    def store_place(self) -> str:
+        """The store that new objects go to, for messages."""
+        return f"store '{self.store_name}' at {self.store.url}"
 
     @property
     def store(self) -> StorageHandler:

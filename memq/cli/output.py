@@ -154,23 +154,27 @@ def log_to_stderr(level: str, form: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logger = logging.getLogger("memq")
+    for each in [each for each in logger.handlers if isinstance(each, WaitLines)]:
+        logger.removeHandler(each)  # all lines are shown
     logger.addHandler(handler)
     logger.setLevel(level.upper())
     logger.propagate = False
 
 
 def talk_of_waits() -> None:
-    """Say on stderr when a command waits because no broker answers; the rest of the log stays silent."""
-    logging.getLogger("memq").addHandler(Waits(logging.WARNING))
+    """Say on stderr when a command waits for a broker or a store; the rest of the log stays silent."""
+    logger = logging.getLogger("memq")
+    if not any(isinstance(handler, WaitLines) for handler in logger.handlers):
+        logger.addHandler(WaitLines(logging.WARNING))
 
 
-class Waits(logging.Handler):
+class WaitLines(logging.Handler):
     """`memq: no broker answers: can't reach 127.0.0.1:9876: …; trying again (for 3 s, 5 times)`."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the line of such a wait."""
         event = getattr(record, "event", "")
-        if event == "client.no-broker":
+        if event in ("client.no-broker", "client.waits"):
             talk(f"memq: {one_line(record.getMessage().removeprefix(f'{event}: '))}")
 
 

@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem, shell_complete
 
 from memq.cli.commands import COMMANDS, COMPLETE_VARIABLE, INTERRUPTED, PIPE_CLOSED, help_text
-from memq.cli.output import one_line, talk
+from memq.cli.output import one_line, talk, talk_of_waits
 from memq.errors import (
     DeniedError,
     InvalidNameError,
@@ -88,6 +88,7 @@ def run(arguments: list[str]) -> int:
     """Run `memq ARGUMENTS…` and return the exit code; a traceback is shown only when MEMQ_DEBUG is set."""
     if COMPLETE_VARIABLE in os.environ:
         return shell_complete(program, {}, "memq", COMPLETE_VARIABLE, os.environ[COMPLETE_VARIABLE])
+    talk_of_waits()
     try:
         # Not `program.main`: that one turns a closed pipe into exit code 1 by itself.
         with program.make_context("memq", arguments) as context:

@@ -17,9 +17,10 @@ from memq.errors import (
 )
 from memq.limits import STREAMS_PER_CONNECTION_MAX
 from memq.protocol.frames import Frame
-from memq.protocol.link import Link, LinkOwner, connect_link
+from memq.protocol.link import Link, LinkOwner, broker_name, connect_link
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Address, Runtime, format_address, parse_address
+from memq.runtime.waits import Waits
 
 CONNECT_TIMEOUT_MS = 3_000  # the default for the first connection: a broker that starts is up in a second
 DEAD_S = 5.0  # how long a broker that did not answer is asked last
@@ -56,6 +57,7 @@ class Session:
     def __init__(self, pool: LinkPool) -> None:
         self.link: Link
         self.asked = False  # a sign of life is awaited
+        self.answered_s = -1e9  # when the last one came
         self._pool = pool
         self._streams: dict[int, LinkOwner] = {}
         self._stream = 0
@@ -125,6 +127,7 @@ class LinkPool:
         self.audit_ms = 0  # as the broker that was connected last has it: see `Link`
         self.reached = False  # whether a broker ever answered: one that does not answer now may be restarting
         events = EventLog(runtime.clock)
+        self.waits = Waits(runtime.clock, events)  # the answers that this client awaits, of brokers and stores
         self._unanswered = events.outage("client.no-broker", "client.broker-back", _UNANSWERED_S)
 
     def learn(self, addresses: Sequence[Address], zones: Sequence[str]) -> None:
@@ -242,10 +245,14 @@ class LinkPool:
         """Connect; an error is returned, not raised: the callers may all have gone by then."""
         session = Session(self)
         try:
-            session.link = await connect_link(self._runtime, session, address, client_id=self._client_id)
+            with self.waits.on(broker_name(address), "connection"):
+                session.link = await connect_link(
+                    self._runtime, session, address, client_id=self._client_id, waits=self.waits
+                )
         except MemqError as error:
             self._dead_until_s[address] = self._runtime.clock.monotonic() + DEAD_S
-            if self.reached and not self.sessions():  # the first contact has a time limit, and an error
+            # The first contact has a time limit, and an error; what has not answered at all is named by the waits.
+            if self.reached and not self.sessions() and not isinstance(error, TimedOutError):
                 self._unanswered.failed(f"no broker answers: {error}; trying again")
             return error
         finally:

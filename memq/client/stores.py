@@ -8,9 +8,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from memq.client.consumer.fetch.range_coalescer import RangeReader
 from memq.client.metadata import ClusterMetadata
 from memq.errors import InvalidSettingError, MemqError, UnknownSettingError
+from memq.format.blocks.header import Buffer
 from memq.runtime.network import Runtime
+from memq.runtime.waits import Waits
 from memq.settings import Section, environment_settings
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.filesystem import FilesystemHandler
@@ -54,11 +57,27 @@ class OpenStores:
                 return _open_bucket(url, self._runtime, self._s3)
         return None
 
+    def reader(self, store: str, waits: Waits) -> RangeReader | None:
+        """Return a reader whose answers are noted in `waits`; None when nothing leads to the store from here."""
+        handler = self(store)
+        return None if handler is None else _NotedReader(handler, f"store '{store}' at {handler.url}", waits)
+
     async def close(self) -> None:
         """End the threads and connections of what was opened."""
         for handler in self._opened.values():
             await handler.close()
         self._opened.clear()
+
+
+class _NotedReader:
+    """Reads a store, and notes what it owes."""
+
+    def __init__(self, store: StorageHandler, place: str, waits: Waits) -> None:
+        self._store, self._place, self._waits = store, place, waits
+
+    async def get_range(self, key: str, offset: int, length: int) -> Buffer:
+        with self._waits.on(self._place, f"object '{key}'"):
+            return await self._store.get_range(key, offset, length)
 
 
 def check_s3(s3: Mapping[str, object] | None) -> None:

@@ -26,12 +26,18 @@ from memq.protocol.messages import (
     has_checksum,
 )
 from memq.runtime.network import Address, Runtime, format_address
+from memq.runtime.waits import Waits, time_before
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 Buffer = bytes | bytearray | memoryview
 _STREAM_APIS = frozenset({Api.ACK, Api.NACK, Api.THROTTLE, Api.REDIRECT})
 CONNECT_TIMEOUT_S = 10.0
 REQUEST_TIMEOUT_S = 30.0
+
+
+def broker_name(address: Address) -> str:
+    """Return a broker for messages."""
+    return f"broker {format_address(address)}"
 
 
 class LinkOwner(Protocol):
@@ -64,13 +70,14 @@ class _Waiting(NamedTuple):
 class Link(asyncio.BufferedProtocol):
     """A connection to one broker, after `connect_link`. Not thread-safe: it lives on one event loop."""
 
-    def __init__(self, runtime: Runtime, owner: LinkOwner | None, address: Address) -> None:
+    def __init__(self, runtime: Runtime, owner: LinkOwner | None, address: Address, waits: Waits | None = None) -> None:
         self.address = address
         self.congested = False
         self.broker = ""
         self.cluster = ""
         self.audit_ms = 0  # how often its cluster wants a report of what a client does; 0: never
         self._name = format_address(address)
+        self._waits = waits or Waits(runtime.clock)
         self._runtime = runtime
         self._owner = owner
         self._reader = FrameReader()
@@ -231,10 +238,16 @@ class Link(asyncio.BufferedProtocol):
         answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self._requests[number] = _Waiting(api, answer)
         try:
-            async with asyncio.timeout(timeout_s):
-                return await answer
-        except TimeoutError as error:
-            raise TimedOutError(f"{self._name} did not answer {api.name} in {timeout_s:g} s") from error
+            with self._waits.on(broker_name(self.address), api.name) as wait:
+                try:
+                    async with asyncio.timeout(timeout_s):
+                        return await answer
+                except MemqError:
+                    wait.answered = self.open  # an error that the broker names is an answer, a lost connection is none
+                    raise
+                except TimeoutError as error:
+                    text = f"{self._name} did not answer {api.name} in {timeout_s:g} s"
+                    raise TimedOutError(text + self._silence(timeout_s)) from error
         finally:
             self._requests.pop(number, None)
 
@@ -274,6 +287,12 @@ class Link(asyncio.BufferedProtocol):
         else:
             raise ProtocolError(f"asked {waiting.api.name}, {self._name} answered {frame.api}")
 
+    def _silence(self, seconds: float) -> str:
+        """Return since when nothing has come from the broker, when that is longer; else ""."""
+        if not self.heard_s or self._runtime.clock.monotonic() - self.heard_s < seconds:
+            return ""
+        return f"; it is silent since {time_before(self._runtime.clock, self.heard_s)}"
+
     def _error_in(self, frame: Frame) -> MemqError:
         return error_of(decode_message(frame.body, Nack, checksum_wanted=self._checksums))
 
@@ -291,13 +310,14 @@ async def connect_link(
     client: str = "memq-python",
     client_id: str = "",
     timeout_s: float = CONNECT_TIMEOUT_S,
+    waits: Waits | None = None,
 ) -> Link:
     """Connect to a broker and say HELLO, with the names of the program and of the client.
 
-    Without `owner` the link has requests and no streams.
+    Without `owner` the link has requests and no streams. All answers that it owes are noted in `waits`.
     Raises: UnreachableError, TimedOutError, UnsupportedVersionError; `owner.lost` is not called then.
     """
-    link = Link(runtime, owner, address)
+    link = Link(runtime, owner, address, waits)
     await runtime.network.connect(address[0], address[1], lambda: link, timeout_s=timeout_s)
     try:
         await link._hello(client, client_id, timeout_s)

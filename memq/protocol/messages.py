@@ -6,7 +6,7 @@ each body ends with a checksum. Peers of earlier releases pass over it, and send
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -20,14 +20,13 @@ from memq.errors import (
     kind_of,
 )
 from memq.format.sealed_json import check_seal, is_sealed, seal
+from memq.protocol.wire_types import Int64, WireBroker, WireChange, WireClient, WireLoad
 from memq.topic import Topic
 
 _EMPTY = b"{}"
 _encoder = msgspec.json.Encoder()
 _decoders: dict[object, msgspec.json.Decoder[object]] = {}
 Message = TypeVar("Message", bound=msgspec.Struct)
-# JSON knows no bound for numbers, but those who store and compare them do.
-Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 def encode_message(message: msgspec.Struct) -> bytes:
@@ -153,6 +152,7 @@ class Throttle(msgspec.Struct, kw_only=True):
 
     retry_after_ms: Int64
     text: str = ""
+    hint: str = ""
 
 
 class Redirect(msgspec.Struct, kw_only=True):
@@ -206,7 +206,8 @@ class StoreMetadata(msgspec.Struct, kw_only=True):
 class Metadata(msgspec.Struct, kw_only=True):
     """A client's map of the cluster; `missing` topics do not exist; `zones` are the brokers'.
 
-    Of `unconfirmed` topics the coordinator could not be asked: another broker may know better.
+    Of `unconfirmed` topics the coordinator could not be asked: another broker may know better. `waits` says for what
+    store or queue the broker itself waits, and why: acks are late until then.
     """
 
     cluster: str
@@ -216,6 +217,7 @@ class Metadata(msgspec.Struct, kw_only=True):
     missing: list[str] = []
     unconfirmed: list[str] = []
     stores: list[StoreMetadata] = []
+    waits: str = ""
 
 
 class ReadRequest(msgspec.Struct, kw_only=True):
@@ -527,56 +529,6 @@ class WireGroup(msgspec.Struct, kw_only=True):
     generation: Int64 = 0
     members: list[WireMember] = []
     positions: list[WireCommitted] = []
-
-
-class WireBroker(msgspec.Struct, kw_only=True):
-    """A live broker for people: rates and capacity in bytes per s, capacity 0 when nobody said."""
-
-    broker: str
-    address: str
-    zone: str = ""
-    draining: bool = False
-    governs: bool = False
-    partitions: Int64 = 0
-    bytes_s: Int64 = 0
-    capacity_bytes_s: Int64 = 0
-
-
-class WireLoad(msgspec.Struct, kw_only=True):
-    """A broker's load: its memory budget and use, unpublished batches, uploads in flight.
-
-    `open_breakers` names the stores whose circuit breaker is open.
-    """
-
-    memory_bytes: Int64 = 0
-    memory_bytes_max: Int64 = 0
-    ring_batches: Int64 = 0
-    uploads: Int64 = 0
-    open_breakers: list[str] = []
-
-
-class WireClient(msgspec.Struct, kw_only=True):
-    """A client's limits at one broker per s, 0 for none; "default": each unnamed client.
-
-    `over` counts its blocks and requests over the limit, since it came.
-    """
-
-    client: str
-    mode: str
-    bytes_s: Int64 = 0
-    requests_s: Int64 = 0
-    connections: Int64 = 0
-    over: Int64 = 0
-
-
-class WireChange(msgspec.Struct, kw_only=True):
-    """A move of the plan: a partition's owner before and after ("" is none), and the reason."""
-
-    topic: str
-    partition: Int64
-    before: str
-    after: str
-    reason: str
 
 
 class WireInstance(msgspec.Struct, kw_only=True):

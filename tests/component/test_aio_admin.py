@@ -24,7 +24,8 @@ from memq.errors import (
 )
 from memq.limits import PARTITIONS_MAX
 from memq.protocol.frames import Api, Frame
-from memq.protocol.messages import AdminAnswer, AdminRequest, DrainBroker, WireBroker, decode_message
+from memq.protocol.messages import AdminAnswer, AdminRequest, DrainBroker, decode_message
+from memq.protocol.wire_types import WireBroker
 from memq.topic import Position, Topic, TopicSettings, equal_slots
 from tests.brokers import run, running_broker
 from tests.stepped_time import step, stepped_runtime

@@ -7,6 +7,7 @@ import pytest
 from memq.client.producer.window_events import (
     Acked,
     CloseStream,
+    Delayed,
     Drained,
     Finish,
     Finished,
@@ -22,7 +23,7 @@ from memq.client.producer.window_events import (
     Tick,
     WindowState,
 )
-from memq.errors import NotReadyError, ProducerFencedError, TimedOutError, TooLargeError
+from memq.errors import MemqError, NotReadyError, ProducerFencedError, TimedOutError, TooLargeError
 from tests.unit.test_producer_window import LOST, D, block, moved, new_window, opened
 
 
@@ -142,3 +143,19 @@ def test_an_instance_that_a_newer_one_fenced_sends_nothing_more() -> None:
     assert isinstance(settle, Settle)
     assert isinstance(settle.error, ProducerFencedError)
     assert window.state is WindowState.RESTING
+
+
+def test_a_block_that_is_given_up_names_why_acks_were_late_since_the_last_one() -> None:
+    window = opened()
+    window.handle(Delayed(NotReadyError("the disk is full", hint="make room")))
+    settled = [each for each in window.handle(Tick(D + 1)) if isinstance(each, Settle)]
+    assert settled
+    for each in settled:
+        assert each.error is not None
+        cause = each.error.__cause__ or each.error
+        assert "within the delivery timeout: the disk is full" in str(cause)
+        assert isinstance(cause, MemqError)
+        assert cause.hint == "make room"
+    window = new_window()
+    window.handle(Delayed(LOST))
+    assert window.why is None, "nothing is owed"

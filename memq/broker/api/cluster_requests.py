@@ -22,12 +22,9 @@ from memq.protocol.messages import (
     DescribeHeld,
     DescribeLoad,
     DrainBroker,
-    WireBroker,
-    WireChange,
-    WireClient,
-    WireLoad,
     WireRecords,
 )
+from memq.protocol.wire_types import WireBroker, WireChange, WireClient, WireLoad
 from memq.storage_handlers import CountingStore
 
 

@@ -61,6 +61,7 @@ class TopicRequests:
             missing=missing,
             unconfirmed=unconfirmed,
             stores=[StoreMetadata(name=name, url=store.url) for name, store in self._services.stores.items()],
+            waits=self._services.waits.describe(),
         )
 
     async def _find(self, name: str, *, create: bool) -> Topic | None:

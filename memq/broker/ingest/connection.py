@@ -338,7 +338,9 @@ class Connection(asyncio.BufferedProtocol):
             services.counters.refused_blocks += 1
             services.events.warning("block-refused", text)
         if soft:
-            self._throttle(stream, stream.expected, Throttle(retry_after_ms=retry_after_ms, text=str(error)))
+            self._throttle(
+                stream, stream.expected, Throttle(retry_after_ms=retry_after_ms, text=str(error), hint=error.hint)
+            )
         else:
             body = encode_message(nack_of(error))
             self.outbox.write(encode_frame(Api.NACK, stream.number, stream.expected, body))

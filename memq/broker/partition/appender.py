@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from memq.broker.partition.topic_processor import TopicProcessor
 
 FULL_RETRY_MS = 100
+WAITS_HINT = "repair what the broker waits for: it tries again without end"
 
 
 class Appender:
@@ -112,7 +113,9 @@ class Appender:
             if over is not None:
                 return Throttled(over[1]) if over[0] == "soft" else Refused(over[1])
         if not processor.ring.extend(stream, run, now_s):
-            return Throttled(ThrottledError("the ring of the partition is full", retry_after_ms=FULL_RETRY_MS))
+            why = processor.services.waits.describe()
+            text = f"the ring of the partition is full: {why}" if why else "the ring of the partition is full"
+            return Throttled(ThrottledError(text, hint=WAITS_HINT if why else "", retry_after_ms=FULL_RETRY_MS))
         stream.expected = run.next
         producer.next = max(producer.next, run.next)
         if self.spool is not None and stream.acks == AckLevel.ONE:

@@ -108,8 +108,9 @@ class Publisher:
 
     async def _hand_over(self, pointer: Pointer, time_ms: int) -> int:
         publication = Publication(self.partition, self.own.partition, self.own.epoch, time_ms, encode_pointer(pointer))
-        async with asyncio.timeout(self.own.stale_publish_s):
-            return await self._services.queue.publish(publication)
+        with self._services.waits.on("the queue", self._name()):
+            async with asyncio.timeout(self.own.stale_publish_s):
+                return await self._services.queue.publish(publication)
 
     async def read_to_end(self, end: int = 0) -> None:
         """Read the queue to its end and join what it shows; a proof, dated when the last read was handed over.

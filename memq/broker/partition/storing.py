@@ -42,22 +42,24 @@ async def store_object(
     """
     clock, counters = services.runtime.clock, services.counters
     started_s, tries = clock.monotonic(), 0
-    while wanted() and clock.monotonic() < started_s + key_s(services.settings):
-        try:
-            async with asyncio.timeout(STORE_TIMEOUT_S):
-                await services.store.put(body.key, body.buffers, body.checksum)
-        except ObjectExistsError:
-            raise
-        except Exception as error:  # noqa: BLE001 - the ring holds the only copy: no error may let go of it
-            tries += 1
-            counters.store_retries += 1
-            services.events.warning("store-retry", f"{name}, try {tries}: {str(error) or repr(error)}")
-            await asyncio.sleep(backoff_s(services.runtime.random, tries, base_s=0.05, most_s=BACKOFF_S_MAX))
-            continue
-        counters.stored_objects += 1
-        counters.stored_bytes += body.bytes
-        counters.store_seconds.observe(clock.monotonic() - started_s)
-        return started_s
+    with services.waits.on(services.store_place, name) as wait:
+        while wanted() and clock.monotonic() < started_s + key_s(services.settings):
+            try:
+                async with asyncio.timeout(STORE_TIMEOUT_S):
+                    await services.store.put(body.key, body.buffers, body.checksum)
+            except ObjectExistsError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the ring holds the only copy: no error may let go of it
+                tries += 1
+                counters.store_retries += 1
+                wait.cause = str(error) or repr(error)
+                services.events.warning("store-retry", f"{name}, try {tries}: {wait.cause}")
+                await asyncio.sleep(backoff_s(services.runtime.random, tries, base_s=0.05, most_s=BACKOFF_S_MAX))
+                continue
+            counters.stored_objects += 1
+            counters.stored_bytes += body.bytes
+            counters.store_seconds.observe(clock.monotonic() - started_s)
+            return started_s
     return None
 
 

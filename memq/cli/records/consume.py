@@ -14,7 +14,7 @@ from itertools import islice
 import click
 
 from memq.cli.options import LastRecords, Start, json_option, parse_start, section_values, setting_options, settings_of
-from memq.cli.output import count_text, talk, talk_of_waits
+from memq.cli.output import count_text, talk
 from memq.cli.records.record_text import encode_record, parse_delimiter, parse_format
 from memq.client.consumer.batch import Batch
 from memq.client.consumer.consumer import Consumer
@@ -115,7 +115,6 @@ def consume(
     _check_together(group, partition, start, form, as_json=as_json)
     printer = record_printer(form, separator=key_separator, delimiter=delimiter, null=null, as_json=as_json)
     tally = PrintedCount()
-    talk_of_waits()
     try:
         request = ConsumeRequest(topic, group, partition, start, until_end, on_damaged, on_expired, s3)
         _print_all(settings, request, count, printer, tally)

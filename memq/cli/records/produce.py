@@ -12,7 +12,7 @@ from typing import BinaryIO
 import click
 
 from memq.cli.options import json_option, setting_options, settings_of
-from memq.cli.output import ProgressBar, count_text, print_json, size_text, talk, talk_of_waits
+from memq.cli.output import ProgressBar, count_text, print_json, size_text, talk
 from memq.cli.records.record_text import decode_record, parse_delimiter
 from memq.client.producer.delivery import Ack
 from memq.client.producer.producer import Producer
@@ -69,7 +69,6 @@ def produce(
     settings = settings_of(config, profile, **flags).client()
     separator = parse_delimiter(key_separator) if key_separator is not None else None
     shape = Shape(topic, partition, _encode(key), _parse_headers(header), separator, null)
-    talk_of_waits()
     clock = SystemClock()
     started = clock.monotonic()
     tally = SentCount()

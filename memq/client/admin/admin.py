@@ -12,7 +12,8 @@ from memq.client.background import Background, BlockingClient
 from memq.client.consumer.settings import Point
 from memq.client.link_pool import CONNECT_TIMEOUT_MS
 from memq.client.log_answers import LogAnswers
-from memq.protocol.messages import TopicMetadata, WireBroker, WireClient, WireLoad
+from memq.protocol.messages import TopicMetadata
+from memq.protocol.wire_types import WireBroker, WireClient, WireLoad
 from memq.runtime.network import Runtime
 from memq.topic import Topic, Totals
 

@@ -33,11 +33,8 @@ from memq.protocol.messages import (
     DescribeLoad,
     DrainBroker,
     TopicMetadata,
-    WireBroker,
-    WireChange,
-    WireClient,
-    WireLoad,
 )
+from memq.protocol.wire_types import WireBroker, WireChange, WireClient, WireLoad
 from memq.runtime.network import Runtime, parse_address
 from memq.topic import Committed, Position, ReadPartition, Topic, Totals, check_name, is_internal, read_partitions
 

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.assigned import Assigned, ConsumerObserver
@@ -97,7 +98,8 @@ class ConsumerCore:
         self._stale = asyncio.Event()  # what is known of the topics is to be refreshed now
         self._tasks = TaskOwner(self._die, self._events)
         self._confirmed = ConfirmedReads(self._events)
-        fetcher = make_fetcher(settings.read, any_broker.read, self._stores, self._confirmed)
+        reader = partial(self._stores.reader, waits=self._pool.waits)
+        fetcher = make_fetcher(settings.read, any_broker.read, reader, self._confirmed)
         fetcher.near = any_broker.near
         self._reading = FetchScheduler(
             runtime, self._queue, fetcher, self._tasks, settings.prefetch_bytes_max, self._changed.set

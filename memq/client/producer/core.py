@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,20 +21,25 @@ from memq.errors import (
     ClosedError,
     InvalidRequestError,
     MemqError,
+    NotReadyError,
     ProducerFencedError,
     TimedOutError,
     UnreachableError,
 )
 from memq.protocol.frames import Api
+from memq.protocol.link import broker_name
 from memq.protocol.messages import Metadata, MetadataRequest
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Address, Runtime, format_address
+from memq.runtime.network import Address, Runtime
 from memq.runtime.tasks import TaskOwner
+from memq.runtime.waits import time_before
 from memq.topic import Position, Topic, check_name, producer_id_of
 
 METADATA_AGE_S_MAX = 60.0  # so soon a topic that was widened gets records in its new partitions
 _SETTLE_S = 0.5
 Observe = Callable[[Runtime, LinkPool, TaskOwner], ProducerObserver]  # makes the observer of a producer
+ACKS_LATE_S = 3.0
+WAITS_HINT = "repair what the broker waits for: it tries again without end"
 FAILURES_MAX = 1_000  # that are kept for the close
 
 
@@ -89,12 +94,14 @@ class ProducerCore:
         """
         self.producer_id = producer_id or producer_id_of(settings.name) or runtime.random.randrange(1, 1 << 63)
         self.buffer = SendBuffer(settings, runtime, self.producer_id, make_delivery, wake, room_made)
+        self.buffer.why_late = self._why_late
         self._settings = settings
         self._runtime = runtime
         self._lent = pool is not None
         self._pool = pool or LinkPool(runtime, bootstrap, client_id=settings.client_id, zone=settings.zone)
         self._metadata = ClusterMetadata(runtime, self._pool, self._heard)
         self.events = events or EventLog(runtime.clock)
+        self._delayed = self.events.outage("client.waits", "client.answered")
         self._tasks = TaskOwner(self._broke, self.events)
         self._observer = observe(runtime, self._pool, self._tasks) if observe is not None else None
         self._senders: dict[PartitionBuffer, PartitionSender] = {}
@@ -161,9 +168,7 @@ class ProducerCore:
             sender.look()
             self._refresh_when_old(partition.topic.name)
         if self._watch is None and self._ended is None:
-            self._watch = asyncio.get_running_loop().call_later(
-                self._settings.silence_s_max / 2, self._look_for_silence
-            )
+            self._watch = asyncio.get_running_loop().call_later(self._owed_s / 2, self._look_for_silence)
 
     async def flush(self, timeout_s: float | None) -> None:
         """Send what is there and wait until each block of it is settled, acked or failed.
@@ -190,8 +195,10 @@ class ProducerCore:
             if not left:
                 return
             records = sum(left.values())
+            why = self._why_late()
             raise TimedOutError(
-                f"{records} record{'s are' if records != 1 else ' is'} still pending after {timeout_s:g} s",
+                f"{records} record{'s are' if records != 1 else ' is'} still pending after {timeout_s:g} s"
+                + (f": {why}" if why else ""),
                 hint="they remain in flight; flush again, or check the broker",
             ) from error
 
@@ -337,42 +344,61 @@ class ProducerCore:
         except MemqError as error:
             self.events.info("producer.metadata-failed", f"metadata of topic '{topic}' not refreshed: {error}")
 
-    # ---- silent connections --------------------------------------------------------------------------
+    # ---- late acks --------------------------------------------------------------------------
 
     def _look_for_silence(self) -> None:
-        """A cut link may be noticed never: ask connections that owe acks and say nothing for a sign of life."""
+        """Ask brokers that owe acks for a sign of life: links break unnoticed, and brokers wait themselves."""
         self._watch = None
-        now_s = self._runtime.clock.monotonic()
-        silent: dict[int, Session] = {}
-        live = False
+        now_s, owed_s = self._runtime.clock.monotonic(), self._owed_s
+        late: dict[Session, dict[PartitionSender, float]] = {}  # with the time since when each is owed
         for sender in self._senders.values():
-            live = live or sender.window.live > 0
-            sent_s, session = sender.window.oldest_sent_s, sender.session
-            if sent_s is None or session is None:
-                continue
-            if now_s - max(sent_s, session.link.heard_s) > self._settings.silence_s_max:
-                silent[id(session)] = session
-        for session in silent.values():
-            self._tasks.start(self._ask_for_sign(session), "sign of life")
-        if live:
-            self._watch = asyncio.get_running_loop().call_later(
-                self._settings.silence_s_max / 2, self._look_for_silence
-            )
+            since_s, session = sender.owed_since_s, sender.session
+            if since_s is not None and session is not None and now_s - since_s >= owed_s:
+                late.setdefault(session, {})[sender] = since_s
+        if not late:
+            self._delayed.passed()
+        for session, senders in late.items():
+            if not session.asked and now_s - session.answered_s >= owed_s:
+                self._tasks.start(self._ask_for_sign(session, senders), "sign of life")
+        if any(sender.window.live for sender in self._senders.values()):
+            self._watch = asyncio.get_running_loop().call_later(owed_s / 2, self._look_for_silence)
 
-    async def _ask_for_sign(self, session: Session) -> None:
-        if session.asked:
-            return
+    def _why_late(self) -> str:
+        """Return why acks are late, as far as it is known."""
+        known = (sender.window.why for sender in list(self._senders.values()) if sender.window.live)
+        return next((str(why) for why in known if why is not None), self._pool.waits.describe())
+
+    @property
+    def _owed_s(self) -> float:
+        """For how long acks are owed before their broker is asked why."""
+        return min(ACKS_LATE_S, self._settings.silence_s_max)
+
+    async def _ask_for_sign(self, session: Session, senders: Mapping[PartitionSender, float]) -> None:
+        """Ask a broker that owes acks whether it lives, and for what it waits itself."""
+        since_s = min(senders.values())
+        link, now_s, name = session.link, self._runtime.clock.monotonic(), broker_name(session.link.address)
+        silent_s = 2 * self._settings.silence_s_max
+        heard_s = max(since_s, link.heard_s)
         session.asked = True
-        wait_s = self._settings.silence_s_max
         try:
-            await session.link.request(Api.METADATA, MetadataRequest(topics=[]), Metadata, timeout_s=wait_s)
+            with self._pool.waits.on(name, "acks", heard_s):
+                wait_s = max(heard_s + silent_s - now_s, self._settings.silence_s_max)
+                answer = await link.request(Api.METADATA, MetadataRequest(topics=[]), Metadata, timeout_s=wait_s)
         except TimedOutError:
-            name = format_address(session.link.address)
-            session.link.abort(UnreachableError(f"{name} was silent for {2 * wait_s:g} s"))
+            if link.heard_s <= heard_s:
+                silent = f"{name} is silent since {time_before(self._runtime.clock, heard_s)}"
+                link.abort(UnreachableError(f"{silent}, and was given up"))
         except MemqError:
             pass  # an answer is an answer, and a loss is reported elsewhere
+        else:
+            if answer.waits:
+                owed = f"{name} owes acks since {time_before(self._runtime.clock, since_s)}"
+                error = NotReadyError(f"{owed}: {answer.waits}", hint=WAITS_HINT)
+                self._delayed.failed(str(error))
+                for sender in senders:
+                    sender.delayed(error)
         finally:
-            session.asked = False
+            session.asked, session.answered_s = False, self._runtime.clock.monotonic()
 
     # ---- the end ---------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from memq.client.producer.window_events import (
     Abandon,
     Acked,
     CloseStream,
+    Delayed,
     Drained,
     Event,
     Finish,
@@ -37,7 +38,15 @@ from memq.client.producer.window_events import (
     WindowState,
     WriteBlock,
 )
-from memq.errors import MemqError, MovedError, NotFoundError, NotReadyError, ThrottledError, TimedOutError
+from memq.errors import (
+    MemqError,
+    MovedError,
+    NotFoundError,
+    NotReadyError,
+    ThrottledError,
+    TimedOutError,
+    UnreachableError,
+)
 from memq.format.blocks.header import base_ms_of
 from memq.format.report import Stage
 from memq.protocol.frames import WRITE_PREFIX, AckLevel, Api, Frame, decode_places
@@ -110,7 +119,7 @@ class PartitionSender:
         self._finding: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = 0.0
-        self._sealed_at_s = -1e9
+        self._sealed_at_s = self._acked_s = -1e9
         self._observer: BlockObserver | None = None
         if parts.observer is not None:
             self._observer = parts.observer.part(buffer.topic, buffer.partition)
@@ -123,6 +132,16 @@ class PartitionSender:
     def session(self) -> Session | None:
         """The session of the stream, when there is one."""
         return self._session
+
+    @property
+    def owed_since_s(self) -> float | None:
+        """Since when the broker owes the next ack; None when it owes none."""
+        sent_s = self.window.oldest_sent_s
+        return None if sent_s is None else max(sent_s, self._acked_s)
+
+    def delayed(self, error: MemqError) -> None:
+        """Take the reason why acks are late: blocks that are given up meanwhile name it."""
+        self._handle(Delayed(error))
 
     def pending(self) -> list[tuple[PendingBlock, int]]:
         """Return the blocks of the window with their numbers of records."""
@@ -308,6 +327,9 @@ class PartitionSender:
         self._open_failed(error)
 
     def _open_failed(self, error: MemqError) -> None:
+        late = self._parts.pool.waits.describe()
+        if late and isinstance(error, TimedOutError | UnreachableError):
+            error = type(error)(f"{error}; {late}", hint=error.hint)
         self._parts.events.info("producer.open-failed", f"{self._name} is not open: {error}")
         if isinstance(error, NotFoundError):
             self._parts.buffer.drop_route(self.buffer.topic.name)
@@ -382,14 +404,16 @@ class PartitionSender:
                 return Opened()
             return OpenFailed(error_of(decode_message(frame.body, Nack)), now_s)
         if frame.api == Api.ACK:
-            places = decode_places(frame.body)
+            places, self._acked_s = decode_places(frame.body), now_s
             return Acked(frame.argument, places) if frame.flags >= self._parts.settings.acks else None
         if frame.api == Api.NACK:
             return Nacked(frame.argument, error_of(decode_message(frame.body, Nack)), now_s)
         if frame.api == Api.THROTTLE:
             throttle = decode_message(frame.body, Throttle)
             text = throttle.text or f"{self._name} is throttled"
-            return StreamRefused(ThrottledError(text, retry_after_ms=throttle.retry_after_ms), now_s)
+            return StreamRefused(
+                ThrottledError(text, hint=throttle.hint, retry_after_ms=throttle.retry_after_ms), now_s
+            )
         moved = MovedError(f"{self._name} moved")
         moved.address = decode_message(frame.body, Redirect).address
         return StreamRefused(moved, now_s)

@@ -60,6 +60,7 @@ class SendBuffer:
         self.waiting = 0  # how many callers wait for room; `room_made` is called while there are some
         self.releases = 0  # how often memory was given back
         self.refusal: MemqError | None = None
+        self.why_late: Callable[[], str] = str  # says why acks are late: who has no room is told
         self._settings = settings
         self._runtime = runtime
         self._producer_id = producer_id
@@ -334,7 +335,8 @@ class SendBuffer:
 
     def full_error(self) -> BufferFullError:
         """Return the error for a caller who does not wait for room."""
-        return BufferFullError(f"{self.pending_bytes} of {self._settings.pending_bytes_max} bytes are pending")
+        text, why = f"{self.pending_bytes} of {self._settings.pending_bytes_max} bytes are pending", self.why_late()
+        return BufferFullError(f"{text}: {why}" if why else text)
 
     def _keyless_home(self, route: Route, size: int, cut: list[PendingBlock]) -> PartitionBuffer:
         """Return the partition for keyless records: the turn moves on with each full block."""

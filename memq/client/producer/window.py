@@ -18,6 +18,7 @@ from memq.client.producer.window_events import (
     Abandon,
     Acked,
     CloseStream,
+    Delayed,
     Drained,
     Event,
     Finish,
@@ -90,7 +91,7 @@ class ProducerWindow:
         self._refresh = False
         self._finishing = False
         self._written = False  # anything, on any stream: else there is no end to report
-        self._why: MemqError | None = None  # why the last stream is gone, or none was opened, since the last ack
+        self._why: MemqError | None = None  # why acks are late, or the last stream is gone, since the last ack
         self._out: list[Instruction] = []
 
     # ---- what the shell reads -------------------------------------------------------------
@@ -113,6 +114,11 @@ class ProducerWindow:
     def oldest_sent_s(self) -> float | None:
         """When the oldest unacked block was first sent; None when none is under way on the stream."""
         return self._sent[0].first_sent_s if self._sent else None
+
+    @property
+    def why(self) -> MemqError | None:
+        """Why acks are late, or the last stream is gone, since the last ack."""
+        return self._why
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -203,6 +209,10 @@ class ProducerWindow:
             return
         self._close_when_done()
         self._go_on_without_stream()
+
+    def _delayed(self, event: Delayed) -> None:
+        if self.live:
+            self._why = event.error
 
     def _expire(self, now_s: float) -> None:
         """Give up what is past its deadline. Deadlines grow with the sequences, so the oldest ones come first."""
@@ -385,6 +395,7 @@ _HANDLERS: dict[type[Event], Callable[[ProducerWindow, Any], None]] = {
     Lost: ProducerWindow._lost,
     Room: ProducerWindow._room,
     Tick: ProducerWindow._tick,
+    Delayed: ProducerWindow._delayed,
     Finish: ProducerWindow._finish,
     Finished: ProducerWindow._finished,
     Abandon: ProducerWindow._abandon,

@@ -113,6 +113,13 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
+class Delayed:
+    """Acks are late, for a reason that the broker has said, or because it says nothing."""
+
+    error: MemqError
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """No block will come any more: report the end of the stream once all are settled."""
 
@@ -143,6 +150,7 @@ Event = (
     | Lost
     | Room
     | Tick
+    | Delayed
     | Finish
     | Finished
     | Abandon
@@ -219,6 +227,7 @@ _ROWS: dict[type[Event], str] = {
     Lost: "     R   W    WR    WR   WR    X  X",
     Room: "     R   W    G     OGC  L     C  X",
     Tick: "     R   WRG  G     OC   LWRC  C  X",
+    Delayed: "  R   W    G     O    L     C  X",
     Finish: "   GX  W    G     OC   L     -  -",
     Finished: " -   -    -     -    -     X  X",
     Abandon: "  X   X    X     X    X     X  X",

@@ -1,0 +1,60 @@
+"""Types of the fields of messages: bounded integers, and brokers, loads and plans for operators."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+# JSON knows no bound for numbers, but those who store and compare them do.
+Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+
+class WireBroker(msgspec.Struct, kw_only=True):
+    """A live broker for people: rates and capacity in bytes per s, capacity 0 when nobody said."""
+
+    broker: str
+    address: str
+    zone: str = ""
+    draining: bool = False
+    governs: bool = False
+    partitions: Int64 = 0
+    bytes_s: Int64 = 0
+    capacity_bytes_s: Int64 = 0
+
+
+class WireLoad(msgspec.Struct, kw_only=True):
+    """A broker's load: its memory budget and use, unpublished batches, uploads in flight.
+
+    `open_breakers` names the stores whose circuit breaker is open.
+    """
+
+    memory_bytes: Int64 = 0
+    memory_bytes_max: Int64 = 0
+    ring_batches: Int64 = 0
+    uploads: Int64 = 0
+    open_breakers: list[str] = []
+
+
+class WireClient(msgspec.Struct, kw_only=True):
+    """A client's limits at one broker per s, 0 for none; "default": each unnamed client.
+
+    `over` counts its blocks and requests over the limit, since it came.
+    """
+
+    client: str
+    mode: str
+    bytes_s: Int64 = 0
+    requests_s: Int64 = 0
+    connections: Int64 = 0
+    over: Int64 = 0
+
+
+class WireChange(msgspec.Struct, kw_only=True):
+    """A move of the plan: a partition's owner before and after ("" is none), and the reason."""
+
+    topic: str
+    partition: Int64
+    before: str
+    after: str
+    reason: str

@@ -1,0 +1,157 @@
+"""Answers that a client or a broker awaits: logged when they are late, and named in errors.
+
+A broker, store or queue may hang with its connections open. Each answer has a time limit of its own, and until then
+nothing fails. So all answers that are awaited are noted here by who owes them. One that is owed for `LATE_S` is logged:
+one line for each that owes, then one a minute, and one when it has answered all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from memq.errors import RetryableError
+from memq.runtime.clock import Clock
+from memq.runtime.logs import OUTAGE_INTERVAL_S, EventLog
+
+LATE_S = 3.5  # sound brokers answer an empty poll after 2 s, and a join of a group in Kafka after 3 s
+KEPT_S = 60.0  # how long a failure is named that nobody tried again
+OWING_MAX = 1_000
+TEXT_CHARS_MAX = 1_000
+
+
+@dataclass(slots=True, eq=False)
+class Wait:
+    """One answer that is awaited: what it is, since when, and why the last try failed.
+
+    `answered`: whether an error is the answer, and not the lack of one.
+    """
+
+    what: str
+    since_s: float
+    cause: str = ""
+    answered: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Owing:
+    """One that owes answers, since the first of those that it has not given yet."""
+
+    who: str
+    since_s: float
+    waits: dict[Wait, None] = field(default_factory=dict)
+    cause: str = ""  # of the last wait that failed
+    failed_s: float | None = None
+    logged_s: float | None = None
+
+
+class Waits:
+    """The answers that one client or broker awaits, on one event loop. Without `events` nothing is logged."""
+
+    def __init__(self, clock: Clock, events: EventLog | None = None) -> None:
+        self._clock = clock
+        self._events = events
+        self._owing: dict[str, _Owing] = {}
+
+    @contextmanager
+    def on(self, who: str, what: str, since_s: float | None = None) -> Iterator[Wait]:
+        """Note that `who` owes `what`, since now or an earlier time (monotonic s), until the end of the block.
+
+        An end by a RetryableError is no answer, unless the wait says so.
+        """
+        wait = Wait(what, self._clock.monotonic() if since_s is None else since_s)
+        owing = self._owing.get(who) or self._add(who, wait.since_s)
+        owing.since_s = min(owing.since_s, wait.since_s)
+        owing.waits[wait] = None
+        timer = self._arm(owing, wait)
+        answered = False
+        try:
+            yield wait
+            answered = True
+        except RetryableError as error:
+            answered = wait.answered
+            wait.cause = str(error)
+            raise
+        except Exception:
+            answered = True
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            del owing.waits[wait]
+            self._settle(owing, wait, answered=answered)
+
+    def is_late(self, who: str) -> bool:
+        """Whether one owes an answer for `LATE_S`."""
+        owing = self._owing.get(who)
+        return owing is not None and self._is_late(owing)
+
+    def describe(self, *, failing: bool = False) -> str:
+        """Return who owes what for `LATE_S`, since when and why; with `failing` where tries have failed."""
+        late = [owing for owing in list(self._owing.values()) if self._is_late(owing)]
+        return "; ".join(self._text(owing) for owing in late if not failing or _cause(owing))[:TEXT_CHARS_MAX]
+
+    # ---- inside ----------------------------------------------------------------------------------
+
+    def _add(self, who: str, since_s: float) -> _Owing:
+        if len(self._owing) >= OWING_MAX:
+            idle = next((name for name, owing in self._owing.items() if not owing.waits), None)
+            self._owing.pop(idle or next(iter(self._owing)))
+        owing = self._owing[who] = _Owing(who, since_s)
+        return owing
+
+    def _settle(self, owing: _Owing, wait: Wait, *, answered: bool) -> None:
+        """Take the end of a wait: an answer, a failure, or nothing, when it was cancelled."""
+        if answered:
+            owing.cause, owing.failed_s = "", None
+        elif wait.cause:
+            owing.cause, owing.failed_s = wait.cause, self._clock.monotonic()
+        if owing.waits and owing.failed_s is None:
+            owing.since_s = min(left.since_s for left in owing.waits)
+        if owing.logged_s is not None and not self._is_late(owing):
+            if answered and self._events is not None:
+                self._events.info("client.answered", f"{owing.who} answers again")
+            owing.logged_s = None
+        if not owing.waits and owing.failed_s is None:
+            self._owing.pop(owing.who, None)
+
+    def _arm(self, owing: _Owing, wait: Wait) -> asyncio.TimerHandle | None:
+        if self._events is None:
+            return None
+        delay_s = wait.since_s + LATE_S - self._clock.monotonic()
+        if delay_s <= 0:
+            self._log(owing)
+            return None
+        return asyncio.get_running_loop().call_later(delay_s, self._log, owing)
+
+    def _log(self, owing: _Owing) -> None:
+        now_s = self._clock.monotonic()
+        if owing.logged_s is None or now_s - owing.logged_s >= OUTAGE_INTERVAL_S:
+            assert self._events is not None, "only what logs has timers"
+            owing.logged_s = now_s
+            self._events.warning("client.waits", self._text(owing))
+
+    def _is_late(self, owing: _Owing) -> bool:
+        now_s = self._clock.monotonic()
+        fresh = bool(owing.waits) or (owing.failed_s is not None and now_s - owing.failed_s < KEPT_S)
+        return fresh and now_s - owing.since_s >= LATE_S
+
+    def _text(self, owing: _Owing) -> str:
+        what = next((f" ({wait.what})" for wait in owing.waits), "")
+        since, cause = time_before(self._clock, owing.since_s), _cause(owing)
+        if cause:
+            return f"{owing.who} fails since {since}{what}: {cause}"
+        return f"{owing.who} has not answered since {since}{what}"
+
+
+def _cause(owing: _Owing) -> str:
+    return next((wait.cause for wait in owing.waits if wait.cause), owing.cause)
+
+
+def time_before(clock: Clock, monotonic_s: float) -> str:
+    """Return a monotonic time as one of the wall clock, UTC, for people."""
+    wall_s = clock.wall_ms() / 1000 - (clock.monotonic() - monotonic_s)
+    return datetime.fromtimestamp(max(wall_s, 0.0), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
