@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import sqlite3
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -139,7 +140,8 @@ def test_rows_that_were_damaged_before_the_upgrade_are_damaged_after_it(tmp_path
 
     async def test(queue: SqliteQueue, clock: ManualClock) -> None:
         assert await shown(queue) == [(0, 10, b"a"), (1, 40, b""), (2, 40, b""), (3, 40, b"")]
-        for call in (queue.span(part(1)), queue.committed("billing", [part(0)]), queue.partitions()):
+        assert await queue.partitions() == [part(0), part(1)]
+        for call in (queue.span(part(1)), queue.committed("billing", [part(0)])):
             with pytest.raises(CorruptDataError, match="damaged"):
                 await call
 
@@ -167,6 +169,45 @@ def test_an_upgrade_that_fails_changes_nothing(tmp_path: Path) -> None:
             SqliteQueue(path, ManualClock())
         assert dump(file) == before
         assert file.execute("PRAGMA user_version").fetchone() == (1,)
+
+
+@contextmanager
+def files_of(size: int) -> Iterator[None]:
+    """Bound the size of files: the full disk that every machine has."""
+    bounds = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, bounds[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, bounds)
+
+
+def test_an_upgrade_on_a_full_disk_changes_nothing_and_says_how_much_it_needs(tmp_path: Path) -> None:
+    path, count = old_file(tmp_path), 2_000
+    with closing(sqlite3.connect(path)) as file:
+        rows = [((1 << 40) + 4 + number, 40, 40, b"x" * 300) for number in range(count)]
+        file.executemany("INSERT INTO entries (id, time_ms, time_max, body) VALUES (?, ?, ?, ?)", rows)
+        file.execute("UPDATE partitions SET next = ? WHERE id = 1", (4 + count,))
+        file.commit()
+        before = dump(file)
+    size = path.stat().st_size
+    said: list[QueueError] = []
+    for share in (0.001, 0.01, 0.1, 0.5, 1.0, 1.5):
+        with files_of(int(share * size)), pytest.raises(QueueError) as caught:
+            SqliteQueue(path, ManualClock())
+        said.append(caught.value)
+        with closing(sqlite3.connect(path)) as file:
+            assert dump(file) == before
+            assert file.execute("PRAGMA user_version").fetchone() == (1,)
+    assert f"queue file '{path}' was not upgraded from layout 1 to 2, and is as it was: " in str(said[-1])
+    assert f"the disk has {3 * size / 2**20:.1f} MiB free" in said[-1].hint
+
+    async def test(queue: SqliteQueue, clock: ManualClock) -> None:
+        assert await queue.span(part(0)) == Span(0, 4 + count)
+        assert len(await shown(queue)) == 4 + count
+
+    with files_of(3 * size):
+        upgraded(path, test)
 
 
 def dump(file: sqlite3.Connection) -> list[object]:

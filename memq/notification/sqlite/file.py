@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memq.errors import CorruptDataError, DeniedError, MemqError, RetryableError, UnsupportedFormatError
+from memq.limits import MIB
 
 COPY_HINT = "stop memq, keep the file, and restore it from a copy"
 _DENIED = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+UPGRADE_SIZES = 3  # measured: the log takes 1.9 times the file, which then grows by 0.9
 _WAL_TRIES_MAX = 200
 _WAL_RETRY_S = 0.01
 
@@ -92,15 +95,28 @@ class SqliteFile:
             for statement in self.schema:
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {self.application_id:d}")
-        else:
-            for upgrade in self.upgrades[version - 1 :]:
+        try:
+            for upgrade in self.upgrades[version - 1 :] if version else ():
                 upgrade(connection)
-        connection.execute(f"PRAGMA user_version = {self.version:d}")
-        connection.execute("COMMIT")
+            connection.execute(f"PRAGMA user_version = {self.version:d}")
+            connection.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            if version in (0, self.version) or _code(error) not in _NO_ROOM:
+                raise
+            raise self._no_upgrade(version, error) from error
+
+    def _no_upgrade(self, version: int, error: sqlite3.Error) -> MemqError:
+        """Return the error of an upgrade that the disk did not take: its transaction is rolled back."""
+        size = UPGRADE_SIZES * self.path.stat().st_size
+        return self.failed(
+            f"{self.what} '{self.path}' was not upgraded from layout {version} to {self.version}, and is as it was:"
+            f" {str(error).lower()}",
+            hint=f"make sure that the disk has {size / MIB:.1f} MiB free, {UPGRADE_SIZES} times its size; start again",
+        )
 
     def error(self, error: sqlite3.Error) -> MemqError:
         """Return memq's error for one of SQLite's; the caller raises it from that."""
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        code = _code(error)
         text = f"{self.what} '{self.path}': {str(error).lower()}"
         if code in _DAMAGED:
             return CorruptDataError(text, hint=COPY_HINT)
@@ -137,6 +153,10 @@ def _enter_wal(connection: sqlite3.Connection) -> None:
             pause.wait(_WAL_RETRY_S)
         else:
             return
+
+
+def _code(error: sqlite3.Error) -> int:
+    return int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)) & 0xFF
 
 
 def _text(raw: bytes) -> str:
