@@ -380,12 +380,12 @@ def all_errors() -> list[type[MemqError]]:
     return found
 
 
-def error_from_wire(code: str, kind: str, text: str, retry_after_ms: int = 0) -> MemqError:
+def error_from_wire(code: str, kind: str, text: str, retry_after_ms: int = 0, hint: str = "") -> MemqError:
     """Build the error that a peer named; an unknown `code` falls back to its kind."""
     for error in all_errors():
         if error.code == code:
-            return error(text, retry_after_ms=retry_after_ms)
+            return error(text, hint=hint, retry_after_ms=retry_after_ms)
     for error in KINDS:
         if error.code == kind:
-            return error(text, retry_after_ms=retry_after_ms)
-    return RetryableError(f"{code}: {text}", retry_after_ms=retry_after_ms)
+            return error(text, hint=hint, retry_after_ms=retry_after_ms)
+    return RetryableError(f"{code}: {text}", hint=hint, retry_after_ms=retry_after_ms)

@@ -25,7 +25,15 @@ from memq.broker.spool.writer import Spool
 from memq.broker.start_step import start_step
 from memq.broker.traffic import Traffic
 from memq.broker.upkeep.audit_topic import make_audit_topic
-from memq.errors import FencedError, InvalidRequestError, MemqError, NotFoundError, ProtocolError, StoreError
+from memq.errors import (
+    CorruptDataError,
+    FencedError,
+    InvalidRequestError,
+    MemqError,
+    NotFoundError,
+    ProtocolError,
+    StoreError,
+)
 from memq.governor import BrokerEntry, Coordinator
 from memq.governor.governor import Governor
 from memq.notification import NotificationQueue
@@ -157,8 +165,11 @@ class Broker:
             await asyncio.wait([making], timeout=AUDIT_TOPIC_S)
 
     def _unanswered(self, partition: ReadPartition, error: MemqError) -> None:
-        where = f"topic '{partition.topic}' partition {partition.partition}"
-        self.services.events.warning("log-unanswered", f"{where} is compared with the store when it is opened: {error}")
+        where, events = f"topic '{partition.topic}' partition {partition.partition}", self.services.events
+        if isinstance(error, CorruptDataError):
+            events.error("log-damaged", f"{where} is not opened: {error}; {error.hint}")
+        else:
+            events.warning("log-unanswered", f"{where} is compared with the store when it is opened: {error}")
 
     async def _step(self, name: str, step: Callable[[], Awaitable[T]]) -> T:
         return await start_step(self.services.runtime, self.services.events, name, step)
@@ -175,6 +186,8 @@ class Broker:
             for topic, end in zip(bunch, await asyncio.gather(*works, return_exceptions=True), strict=True):
                 if isinstance(end, NotFoundError) and await self.services.coordinator.deleted(topic.id):
                     continue  # it was deleted meanwhile
+                if isinstance(end, CorruptDataError):
+                    continue  # the comparison with the store has named it, and no other topic is harmed
                 if end is not None:
                     raise end
 

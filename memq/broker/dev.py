@@ -96,7 +96,10 @@ async def check_objects(folder: DataFolder, store: FilesystemHandler, queue: Sql
         if not entry.key.startswith(sweep_prefix(folder.cluster)):
             return
     for partition in await queue.partitions():
-        _, known = await whole_log(queue, partition, lambda text: None)
+        try:
+            _, known = await whole_log(queue, partition, lambda text: None)
+        except CorruptDataError:
+            continue  # the broker names it, and does not open it
         named = next((pointer for _, pointer in known if pointer is not None and pointer.locations), None)
         if named is not None:
             raise CorruptDataError(

@@ -574,8 +574,7 @@ def nack_of(error: MemqError) -> Nack:
 
 def error_of(nack: Nack) -> MemqError:
     """Return the error that a peer named."""
-    error = error_from_wire(nack.code, nack.kind, nack.text, nack.retry_after_ms)
-    error.hint = nack.hint or error.hint
+    error = error_from_wire(nack.code, nack.kind, nack.text, nack.retry_after_ms, nack.hint)
     if isinstance(error, MovedError):
         error.address = nack.address
     return error

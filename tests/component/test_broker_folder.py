@@ -6,7 +6,9 @@ import asyncio
 import dataclasses
 import logging
 import signal
+import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,9 @@ from memq.broker.process import Companion
 from memq.broker.restore.folder import restore_folder
 from memq.broker.signals import Signals
 from memq.broker.upkeep.sweep_cluster import folder_lists, folder_sweep
+from memq.client.admin.aio_admin import AsyncAdmin
 from memq.client.producer.aio_producer import AsyncProducer
-from memq.errors import CorruptDataError, DeniedError, InvalidRequestError
+from memq.errors import CorruptDataError, DeniedError, InvalidRequestError, MemqError
 from memq.format.key import object_key
 from memq.format.pointer import Pointer, decode_pointer
 from memq.governor.data_folder import DataFolder
@@ -29,7 +32,8 @@ from memq.runtime.clock import SystemClock
 from memq.runtime.network import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.filesystem import FilesystemHandler
-from tests.brokers import run
+from memq.topic import TopicSettings
+from tests.brokers import log_lines, run
 
 BATCHES = 3
 Prepare = Callable[[], Awaitable[None]]
@@ -141,6 +145,58 @@ class Folder:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
     return Folder(tmp_path, monkeypatch)
+
+
+# ---- a damaged row ---
+
+
+def test_a_damaged_row_of_a_partition_harms_that_partition_alone(
+    folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def first(broker: Broker, prepare: Prepare) -> None:
+        async with AsyncProducer(broker.address, audit=False) as producer:
+            for topic in ("harmed", "clicks"):
+                await (await producer.send(topic, b"before"))
+
+    async def then(broker: Broker, prepare: Prepare) -> None:
+        await prepare()
+        async with AsyncAdmin(broker.address, runtime=folder.runtime) as admin:
+            assert [topic.name for topic in await admin.topics()] == ["clicks", "harmed"]
+            await admin.create_topic("new")
+            harmed = (await admin.topic("harmed")).topic
+            with pytest.raises(CorruptDataError, match="the row of partition 0 of topic 'harmed'") as caught:
+                await admin.ends([harmed])
+            assert "memq restore" in caught.value.__notes__[0], "a traceback shows it"
+        async with AsyncProducer(broker.address, audit=False, delivery_timeout_ms=1_000) as producer:
+            for topic in ("new", "clicks"):
+                await (await producer.send(topic, b"after"))
+            with pytest.raises(MemqError, match=r"topic 'harmed' partition 0 .*'harmed' in the queue is damaged"):
+                await (await producer.send("harmed", b"after"))
+
+    async def work() -> None:
+        await folder.serve(first)
+        with closing(sqlite3.connect(folder.path / "queue.sqlite")) as file:
+            assert file.execute("UPDATE partitions SET time_max = 7 WHERE topic = 'harmed'").rowcount == 1
+            file.commit()
+        await folder.serve(then)
+        assert any("log-damaged: topic 'harmed' partition 0 is not opened: " in line for line in log_lines(caplog))
+
+    run(work())
+
+
+def test_a_damaged_row_does_not_stop_a_start_without_objects(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+    async def first(broker: Broker, prepare: Prepare) -> None:
+        await broker.partitions.create("clicks", 1, TopicSettings(), exist_ok=False)
+
+    async def work() -> None:
+        await folder.serve(first)
+        with closing(sqlite3.connect(folder.path / "queue.sqlite")) as file:
+            assert file.execute("UPDATE partitions SET time_max = 7 WHERE topic = 'clicks'").rowcount == 1
+            file.commit()
+        await folder.serve()
+        assert any("log-damaged: topic 'clicks' partition 0 is not opened: " in line for line in log_lines(caplog))
+
+    run(work())
 
 
 # ---- a broker on a folder ------------------------------------------------------------------------

@@ -528,3 +528,63 @@ def test_a_lost_row_is_noticed_or_harmless(tmp_path: Path) -> None:
                     unnoticed[table, number] = None
                 file.execute("ROLLBACK TO harm")
     assert unnoticed.keys() == HARMLESS_LOSSES.keys()
+
+
+NAMES = {"topic": "other", "topic_id": "0c" * 16, "partition": 9}
+REST: dict[str, object] = {"stale_publish_ms": 1, "begin": 3, "next": 2, "time_max": 0, "dropped": 1, "epochs": 0}
+
+
+@pytest.mark.parametrize("column", [*NAMES, *REST, "checksum"])
+def test_a_damaged_row_of_a_partition_is_an_error_of_that_partition_alone(column: str, tmp_path: Path) -> None:
+    path, new = tmp_path / "queue.sqlite", ReadPartition("new", "0d" * 16, 0)
+    filled(path)
+    value = {**NAMES, **REST, "checksum": 7}[column]
+    assert harm(path, f"UPDATE partitions SET {column} = ? WHERE topic = ? AND partition = 1", value, part().topic)
+
+    async def test(queue: SqliteQueue, clock: ManualClock) -> None:
+        assert await queue.span(part(0)) == Span(0, ENTRIES)
+        assert await queue.publish(publication(clock, b"new")) == ENTRIES
+        await queue.create([new], STALE_MS)
+        assert await queue.span(new) == Span(0, 0)
+        await queue.drop([new])
+        with pytest.raises(CorruptDataError) as caught:
+            await queue.span(part(1))
+        assert "in the queue is damaged" in str(caught.value)
+        assert "memq restore" in caught.value.hint
+        if column not in NAMES:
+            assert f"the row of partition 1 of topic '{part().topic}'" in str(caught.value)
+            assert await queue.partitions() == [part(0), part(1)]
+        else:
+            with pytest.raises(CorruptDataError, match="in the queue is damaged"):
+                await queue.partitions()  # it may be one of any topic
+        for again in (part(1), ReadPartition(part().topic, part().topic_id, 1)):
+            with pytest.raises(CorruptDataError):
+                await queue.create([again], STALE_MS)  # its offsets would be used twice
+
+    opened(path, test)
+
+
+def test_a_damaged_row_that_nothing_names_stops_what_it_may_be_alone(tmp_path: Path) -> None:
+    """It was never opened: it has neither epochs nor entries."""
+    path, (one, other) = tmp_path / "queue.sqlite", (ReadPartition("one", each * 16, 0) for each in ("0a", "0b"))
+
+    async def fill(queue: SqliteQueue, clock: ManualClock) -> None:
+        await queue.create([one], STALE_MS)
+
+    async def test(queue: SqliteQueue, clock: ManualClock) -> None:
+        with pytest.raises(CorruptDataError):
+            await queue.create([other], STALE_MS)  # of which one value differs
+        new = ReadPartition("new", "0c" * 16, 0)
+        await queue.create([new], STALE_MS)
+        assert await queue.partitions() == [one, new], "nothing is lost of it"
+
+    opened(path, fill)
+    assert harm(path, "UPDATE partitions SET stale_publish_ms = 1")
+    opened(path, test)
+    assert harm(path, "UPDATE partitions SET topic = x'00ff' WHERE id = 1")
+    opened(path, lambda queue, clock: refused(queue))
+
+
+async def refused(queue: SqliteQueue) -> None:
+    with pytest.raises(CorruptDataError):
+        await queue.partitions()

@@ -48,7 +48,8 @@ class LostLogs:
         """Prove that the queue knows each topic that has objects.
 
         Return what logs it has lost of those that it knows. A log that does not answer is given to `unanswered`, as
-        long as half of all logs answer: its opening checks it again. Without `unanswered` it ends the check.
+        long as half of all logs answer: its opening checks it again. So is a damaged one. Without `unanswered` it ends
+        the check.
         A topic that is not in the queue and has no objects is one whose making was interrupted. The objects that topics
         share may be anybody's, so they tell something only when no topic with such objects is known; those that writers
         staged, only when no topic is known at all. Raises: InvalidRequestError, MemqError of the parts.
@@ -69,7 +70,8 @@ class LostLogs:
                 held, known, answered = True, known or topic.settings.shared_objects, answered + 1
                 if span.begin == span.end:
                     empty.append((topic, partition))
-        if silent and (unanswered is None or answered < len(silent)):
+        passing = [error for _, error in silent if isinstance(error, RetryableError)]
+        if silent and (unanswered is None or answered < len(passing)):
             raise silent[0][1]
         for partition, error in silent:
             assert unanswered is not None, "raised above"
@@ -98,7 +100,7 @@ class LostLogs:
         for first in range(0, len(partitions), PARTITIONS_AT_ONCE_MAX):
             asked = partitions[first : first + PARTITIONS_AT_ONCE_MAX]
             for span in await asyncio.gather(*map(self._span, asked)):
-                if isinstance(span, MemqError) and not isinstance(span, RetryableError):
+                if isinstance(span, MemqError) and not isinstance(span, RetryableError | CorruptDataError):
                     raise span
                 found.append(span)
         return found

@@ -225,7 +225,7 @@ class Sweep:
         for partition in read_partitions(topic):
             try:
                 fault = await self._strike_log(topic, partition, keys, logs)
-            except NotFoundError as error:
+            except (NotFoundError, CorruptDataError) as error:
                 fault = str(error)
             if fault:
                 self._note(f"topic '{topic.name}' is not swept: {fault}")

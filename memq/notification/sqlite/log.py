@@ -12,7 +12,8 @@ grows, so the first entry at or after a time is found by bisection, without an i
 of its partition's name and id. An entry whose row is damaged or missing between `begin` and `next` is shown without a
 body, as a pointer that the queue has lost: each reader has a rule for that. All other damage is a CorruptDataError: of
 a partition's row and of an epoch, a missing epoch (`epochs` counts them), and entries behind the end, over which
-nothing is appended. A partition whose row is not found is only missing when all rows are sound.
+nothing is appended. A damaged row of a partition is an error of that partition alone. Its epochs and entries prove what
+it is called; a partition whose row is not found is missing when no damaged row may be the one.
 
 **Long deletions** are cut into transactions of `DELETE_ROWS_MAX` rows, that others may get in between. What is to be
 deleted is out of sight from the first one on; what was broken off continues with the next call of its kind.
@@ -21,7 +22,7 @@ deleted is out of sight from the first one on; what was broken off continues wit
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -37,6 +38,7 @@ RESTORE_HINT = f"{COPY_HINT}, or rebuild it with 'memq restore'"
 DELETE_ROWS_MAX = 5_000
 LOST_PER_READ_MAX = 1_000  # entries without a body that one read shows: each costs 100 bytes of memory
 OFFSET_BITS = 40
+PROOFS_MAX = 100  # entries that are read for one that proves what its partition is called
 _ROWS = """SELECT id, topic, topic_id, partition, stale_publish_ms, begin, next, time_max, dropped, epochs, checksum
 FROM partitions"""
 _ROW = """SELECT id, stale_publish_ms, begin, next, time_max, dropped, epochs, checksum FROM partitions
@@ -83,8 +85,18 @@ _SoundEntry = tuple[int, int, int, bytes]  # offset, time, greatest time up to i
 
 
 def partitions(connection: sqlite3.Connection, topic: str | None) -> list[ReadPartition]:
-    """Return the read partitions of all topics of this name; of all names for None."""
-    found = [row for row in _all_rows(connection) if not row.dropped and topic in (None, row.topic)]
+    """Return the read partitions of all topics of this name; of all names for None.
+
+    Those with damaged rows are among them: a read of one is the error. Raises: CorruptDataError for a damaged row whose
+    entries do not prove what it is called.
+    """
+    found: list[LogRow] = []
+    for values in connection.execute(f"{_ROWS} ORDER BY id").fetchall():
+        row, fault = LogRow(*values[:-1]), _fault(values)
+        if fault is not None and not _is_called(connection, row.id, row[1:4], without_rows=_is_unused(row)):
+            raise fault
+        if topic in (None, row.topic) and (fault is not None or not row.dropped):
+            found.append(row)
     return [ReadPartition(row.topic, row.topic_id, row.partition) for row in found]
 
 
@@ -105,9 +117,45 @@ def find_row(connection: sqlite3.Connection, partition: ReadPartition) -> LogRow
     found = connection.execute(_ROW, key).fetchone()
     if found is not None:
         return _checked((found[0], *key, *found[1:]))
-    for _ in _all_rows(connection):
-        pass  # a damaged one is an error
+    for values in connection.execute(f"{_ROWS} ORDER BY id").fetchall():
+        fault = _fault(values)
+        if fault is not None and _may_be(connection, LogRow(*values[:-1]), key):
+            raise fault
     return None
+
+
+def _may_be(connection: sqlite3.Connection, row: LogRow, key: tuple[str, str, int]) -> bool:
+    """Whether a damaged row may be that of a partition that is not found, and must not be made again."""
+    if _is_called(connection, row.id, key):
+        return True
+    if _is_called(connection, row.id, row[1:4]):
+        return row[1:4] == key  # its mark of a deletion, by which it is looked up, may be the damage
+    return sum(one != other for one, other in zip(row[1:4], key, strict=True)) < 2  # never opened
+
+
+def _is_unused(row: LogRow) -> bool:
+    """Whether a damaged row says, by values of the right types, that its partition was never opened."""
+    return tuple(map(type, row[1:4])) == (str, str, int) and not (row.next or row.epochs)
+
+
+def _is_called(
+    connection: sqlite3.Connection, number: int, names: tuple[Any, ...], *, without_rows: bool = False
+) -> bool:
+    """Whether an epoch or an entry proves the topic, topic id and number of the partition with a row id.
+
+    `without_rows` is the answer for one that has neither: it was never opened.
+    """
+    identity = checksum("log", (number, *names))
+    epochs = connection.execute(_EPOCHS, (number,)).fetchall()
+    if any(is_sound("epochs", each, identity) for each in epochs):
+        return True
+    if not 0 <= number < 1 << 63 - OFFSET_BITS:
+        return False
+    bounds = (number << OFFSET_BITS, (number + 1 << OFFSET_BITS) - 1)
+    entries = connection.execute(f"{_ENTRIES} LIMIT {PROOFS_MAX}", bounds).fetchall()
+    if not epochs and not entries:
+        return without_rows
+    return any(is_sound("entries", each, identity) for each in entries)
 
 
 def log_rows(connection: sqlite3.Connection, numbers: Sequence[int]) -> dict[int, LogRow]:
@@ -116,23 +164,26 @@ def log_rows(connection: sqlite3.Connection, numbers: Sequence[int]) -> dict[int
     return {row[0]: _checked(row) for row in found if row is not None}
 
 
-def _all_rows(connection: sqlite3.Connection) -> Iterator[LogRow]:
-    """Yield the rows of all partitions, also of dropped ones. Raises: CorruptDataError."""
-    yield from map(_checked, connection.execute(f"{_ROWS} ORDER BY id"))
-
-
 def damaged(name: str, why: str = "its checksum is wrong") -> CorruptDataError:
     """Return the error of a row of the queue's file."""
     return CorruptDataError(f"{name} in the queue is damaged: {why}", hint=RESTORE_HINT)
 
 
 def _checked(found: tuple[Any, ...]) -> LogRow:
+    fault = _fault(found)
+    if fault is not None:
+        raise fault
+    return LogRow(*found[:-1])
+
+
+def _fault(found: tuple[Any, ...]) -> CorruptDataError | None:
+    """Return what is wrong with a partition's row."""
     row = LogRow(*found[:-1])
     if not is_sound("partitions", found):
-        raise damaged(f"the row of {row}")
+        return damaged(f"the row of {row}")
     if not row.begin <= row.next < 1 << OFFSET_BITS:
-        raise damaged(f"the row of {row}", f"{row.begin} to {row.next} is no range of offsets")
-    return row
+        return damaged(f"the row of {row}", f"{row.begin} to {row.next} is no range of offsets")
+    return None
 
 
 def _store(connection: sqlite3.Connection, row: LogRow) -> None:
@@ -298,10 +349,10 @@ def hide(connection: sqlite3.Connection, partitions: Sequence[ReadPartition]) ->
 
 def delete_hidden(connection: sqlite3.Connection) -> bool:
     """Delete some of what `hide` hid; return whether there may be more."""
-    hidden = connection.execute(f"{_ROWS} WHERE dropped = 1 ORDER BY id LIMIT 1").fetchone()
-    if hidden is None:
+    hidden = connection.execute(f"{_ROWS} WHERE dropped = 1 ORDER BY id").fetchall()
+    row = next((LogRow(*values[:-1]) for values in hidden if _fault(values) is None), None)
+    if row is None:
         return False
-    row = _checked(hidden)
     if not _delete_entries(connection, row.entry_id(0), (row.id + 1) << OFFSET_BITS):
         connection.execute("DELETE FROM epochs WHERE partition_id = ?", (row.id,))
         connection.execute("DELETE FROM partitions WHERE id = ?", (row.id,))
