@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from memq.broker.broker import Broker
+from memq.cli.records.import_topics import STEP_S, StepLines
 from memq.client.admin.aio_admin import AsyncAdmin
 from memq.client.bulk.import_plan import decode_plan, producer_of
 from memq.client.bulk.import_progress import Held, ImportProgress
@@ -27,6 +28,7 @@ from memq.runtime.clock import Clock, SystemClock
 from memq.runtime.network import Runtime
 from memq.topic import Position, ReadPartition, TopicSettings
 from tests.brokers import run, running_broker
+from tests.skipping_loop import run_skipping, skip
 from tests.stepped_time import SteppedLoop, step, stepped_runtime
 from tests.unit.queue_model import PARTITION, Block, Log
 
@@ -369,6 +371,38 @@ def imported_of(log: Log, producer: int = 1) -> tuple[ImportProgress, LogQueue]:
         return entries
 
     return ImportProgress(queue, index_of, PARTITION, 0, producer), queue
+
+
+def test_each_step_before_the_first_record_is_named() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            source, said = MemorySource({("orders", 0): {0: b"a"}}), list[str]()
+            moved: list[int] = []
+            await copy(source, broker, moved=moved.append, step=lambda text: said.append(f"{len(moved)} {text}"))
+            assert said[:2] == ["0 asking Kafka for orders", "0 asking for topic copied"]
+            assert said[2].startswith(f"0 joining group {source.group} of Kafka")
+            assert said[-2:] == ["0 reading the first records", f"{len(moved)} closing"]
+
+    run(work())
+
+
+def test_a_step_that_lasts_is_a_line_and_a_quick_one_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    async def work() -> None:
+        steps = StepLines("import")
+        steps.begin("asking Kafka for orders")
+        await skip(STEP_S - 0.1)
+        steps.begin("joining a group")
+        await skip(STEP_S - 0.1)
+        assert capsys.readouterr().err == ""
+        await skip(0.2)
+        assert capsys.readouterr().err == "import: joining a group …\n"
+        steps.begin("closing")
+        steps.end()
+        steps.end()
+        await skip(2 * STEP_S)
+        assert capsys.readouterr().err == ""
+
+    run_skipping(work())
 
 
 @pytest.mark.parametrize("named", [True, False])

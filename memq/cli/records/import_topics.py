@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,9 @@ from memq.topic import check_name
 
 if TYPE_CHECKING:
     from memq.client.bulk.kafka_import import ImportedPartition
+
+
+STEP_S = 2.0  # a step that takes longer is named
 
 
 @click.group("import")
@@ -57,7 +60,7 @@ def kafka(
     chosen = kafka_settings(f"kafka://{servers.removeprefix('kafka://')}", settings.parts().section("source"), "source")
     with GrowingCount("import", "records") as counted:
         done, placed = asyncio.run(
-            _import(chosen, settings.client().brokers, topics, into, groups=groups, moved=counted.move)
+            _import(chosen, settings.client().brokers, topics, into, groups=groups, counted=counted)
         )
     if as_json:
         print_json({"partitions": [asdict(one) for one in done], "groups": placed})
@@ -75,7 +78,7 @@ async def _import(
     into: str,
     *,
     groups: bool,
-    moved: Callable[[int], None],
+    counted: GrowingCount,
 ) -> tuple[list[ImportedPartition], dict[str, int]]:
     try:
         from memq.client.bulk.kafka_import import import_topics as copy
@@ -84,4 +87,34 @@ async def _import(
         raise InvalidSettingError(
             f"an import from Kafka needs {error.name}, which is not installed", hint="pip install 'memq[kafka]'"
         ) from error
-    return await copy(KafkaSource(chosen, SystemClock()), brokers, topics, into, groups=groups, moved=moved)
+    steps = StepLines("import")
+
+    def moved(records: int) -> None:
+        if records:
+            steps.end()  # from here on the number of records is the progress
+        counted.move(records)
+
+    source = KafkaSource(chosen, SystemClock())
+    try:
+        return await copy(source, brokers, topics, into, groups=groups, moved=moved, step=steps.begin)
+    finally:
+        steps.end()
+
+
+class StepLines:
+    """Names a step of long work on stderr once it has lasted for `STEP_S`, on a running event loop."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, text: str) -> None:
+        """Begin a step; the one before has ended."""
+        self.end()
+        self._timer = asyncio.get_running_loop().call_later(STEP_S, talk, f"{self._label}: {text} …")
+
+    def end(self) -> None:
+        """End the step that was begun last."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

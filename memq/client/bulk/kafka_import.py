@@ -131,14 +131,16 @@ class KafkaImport:
         into: str,
         *,
         moved: Callable[[int], None] = lambda records: None,
+        step: Callable[[str], None] = lambda text: None,
         runtime: Runtime | None = None,
     ) -> None:
-        """`moved` receives the number of further records read."""
+        """`moved` receives the number of further records read, `step` what is done next."""
         self._source = source
         self._runtime = runtime_of(runtime)
         self._bootstrap = bootstrap_addresses(brokers)
         self._into = into
         self._moved = moved
+        self._step = step
         self._admin = AsyncAdmin(brokers, runtime=self._runtime)
         self._pool = LinkPool(self._runtime, self._bootstrap)
         self._any = BrokerRouter(self._pool)
@@ -155,19 +157,26 @@ class KafkaImport:
         Raises: NotFoundError, InvalidRequestError, TooLargeError, DeniedError, GenerationFencedError when another run
         took over, and what befalls both sides: start it again then.
         """
+        self._step(f"asking Kafka for {', '.join(topics)}")
         cluster, found = await self._source.describe(topics)
+        self._step(f"asking for topic {self._into}")
         target = await self._target(max(each.partitions for each in found.values()))
         self._group = f"memq-import.{target.id}"
         places = [(topic, number) for topic, each in found.items() for number in range(each.partitions)]
+        self._step(f"joining group {self._group} of Kafka; it waits until an earlier import has left")
         await self._source.join(self._group, topics, places)
+        self._step(f"asking Kafka where {len(places)} partitions begin and end")
         ends = await self._source.ends(places)
         stored = await self._source.stored(places)
+        self._step("looking for records that an earlier import has copied")
         for place in places:
             producer = producer_of(cluster, found[place[0]].id, place[1], target.id)
             self._lanes[place] = await self._lane(place, target, producer, ends[place], stored.get(place))
         await self._source.store({place: lane.position for place, lane in self._lanes.items()})
         await self._source.start({place: lane.begin for place, lane in self._lanes.items()})
+        self._step("reading the first records")
         await self._copy(target)
+        self._step("closing")
         for lane in self._lanes.values():
             await lane.copier.close()
         return [ImportedPartition(*place, lane.records, lane.begin, lane.end) for place, lane in self._lanes.items()]
@@ -182,6 +191,7 @@ class KafkaImport:
             raise InvalidRequestError(
                 "positions of groups can't be copied from several topics into one", hint="import one topic at a time"
             )
+        self._step("copying the positions of groups")
         found = await self._source.committed_of_others(list(self._lanes), self._group)
         wanted: dict[Place, list[int]] = {}
         for offsets in found.values():
@@ -239,7 +249,9 @@ class KafkaImport:
     async def _wait_out(self, target: Topic, held: Held) -> None:
         """The plan of an earlier run is gone: wait until nothing of that run can be on its way any more."""
         age_ms = self._runtime.clock.wall_ms() - held.sealed_ms
-        await asyncio.sleep(max(0, window_ms(target.settings) - age_ms) / 1000)
+        wait_s = max(0, window_ms(target.settings) - age_ms) / 1000
+        self._step(f"waiting {wait_s:.0f} s, until nothing of an earlier import can be on its way")
+        await asyncio.sleep(wait_s)
 
     async def _copy(self, target: Topic) -> None:
         record_bytes_max, stored_s = target.settings.record_bytes_max, self._runtime.clock.monotonic()
@@ -282,9 +294,10 @@ async def import_topics(
     *,
     groups: bool = False,
     moved: Callable[[int], None] = lambda records: None,
+    step: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[ImportedPartition], dict[str, int]]:
     """Copy topics, and the positions of groups when they are wanted. Raises: see `KafkaImport`."""
-    job = KafkaImport(source, brokers, into, moved=moved)
+    job = KafkaImport(source, brokers, into, moved=moved, step=step)
     try:
         done = await job.run(topics)
         return done, await job.copy_groups() if groups else {}
