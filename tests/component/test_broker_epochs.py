@@ -88,11 +88,6 @@ async def pointers(broker: Broker, topic: Topic, partition: int = 0) -> list[Poi
     return [decode_pointer(entry.body) for entry in entries]
 
 
-def publisher_of(processor: TopicProcessor, *, patient: bool = True) -> Publisher:
-    """Return what the processor's present epoch reads and publishes through."""
-    return Publisher(processor.services, processor.owned(), processor.read_partition, patient=patient)
-
-
 async def until_sealed(processor: TopicProcessor) -> None:
     """Let the loop turn until the open batch is on its way to the store."""
     while not any(slot.sealed_ms for slot in processor.ring):  # noqa: ASYNC110 - the processor has no event for this
@@ -209,7 +204,8 @@ def test_who_releases_an_old_epoch_leaves_the_session_of_a_younger_one() -> None
             processor, coordinator = processor_of(broker, topic), broker.services.coordinator
             current = await coordinator.assignment(topic.id, 0)
             younger = await coordinator.set_assignment(msgspec.structs.replace(current, epoch=current.epoch + 1))
-            await release_partition(broker.services, publisher_of(processor), topic)
+            publisher = Publisher(broker.services, processor.owned(), processor.read_partition, patient=True)
+            await release_partition(broker.services, publisher, topic)
             assert await coordinator.assignment(topic.id, 0) == younger
             assert (await pointers(broker, topic))[-1].kind == "closed"
             await coordinator.set_assignment(msgspec.structs.replace(younger, epoch=younger.epoch + 1))

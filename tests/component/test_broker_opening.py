@@ -42,8 +42,8 @@ from memq.storage_handlers import ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, equal_slots, read_partitions
 from tests.brokers import BareClient, block_of, events_of, no_spool, run, running_broker, write_frame
-from tests.component.test_broker_epochs import connected, control, pointers, processor_of, publisher_of
-from tests.component.test_broker_proofs import Longest
+from tests.component.test_broker_epochs import connected, control, pointers, processor_of
+from tests.component.test_broker_proofs import Longest, publisher_of
 from tests.skipping_loop import run_skipping, skip, skipping_runtime
 
 

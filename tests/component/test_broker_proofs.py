@@ -7,7 +7,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import cast
 
 import msgspec
 import pytest
@@ -15,19 +14,15 @@ import pytest
 from memq.broker.partition.opening import _publish_opened, release_partition
 from memq.broker.partition.ownership import Ownership
 from memq.broker.partition.publishing import BACKOFF_S_MAX, Publisher
-from memq.broker.spool import SpoolDisk
-from memq.broker.spool.forwarding import Forwarder
-from memq.broker.spool.replay import Replay
-from memq.broker.spool.unpublished_blocks import UnpublishedBlocks
+from memq.broker.partition.topic_processor import TopicProcessor
 from memq.errors import DeniedError, EpochFencedError, NotFoundError, QueueError, RetryableError
 from memq.format.key import ObjectKey, parse_object_key
 from memq.format.pointer import Pointer, encode_pointer
-from memq.format.spool import encode_entry, encode_head
 from memq.notification import Entries, Entry, Publication
 from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import Api, encode_frame
 from memq.protocol.messages import Close, MetadataRequest, encode_message
-from memq.topic import PartitionSlots, ReadPartition, Topic, TopicSettings, read_partitions
+from memq.topic import ReadPartition, Topic, TopicSettings, read_partitions
 from tests.brokers import (
     PRODUCER,
     BareClient,
@@ -47,11 +42,15 @@ from tests.component.test_broker_epochs import (
     gated,
     pointers,
     processor_of,
-    publisher_of,
     until_sealed,
 )
 from tests.contract.manual_clock import ManualClock
 from tests.skipping_loop import run_skipping
+
+
+def publisher_of(processor: TopicProcessor, *, patient: bool = True) -> Publisher:
+    """Return what the processor's present epoch reads and publishes through."""
+    return Publisher(processor.services, processor.owned(), processor.read_partition, patient=patient)
 
 
 def foreign(owner: Owner) -> Publication:
@@ -558,57 +557,3 @@ def test_an_instance_of_a_named_producer_begins_behind_what_the_one_before_it_ha
             await client.close()
 
     run(work())
-
-
-SEED = 1
-
-
-class OneSegment:
-    """The disk of a spool with one segment."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-
-    async def sizes(self) -> dict[str, int]:
-        """See `SpoolDisk.sizes`."""
-        return {"s": len(self.data)}
-
-    async def read(self, name: str) -> bytes:
-        """See `SpoolDisk.read`."""
-        return self.data
-
-
-class Taker:
-    """A forwarder that keeps what it is given."""
-
-    works = 0
-
-    def __init__(self) -> None:
-        self.taken: list[UnpublishedBlocks] = []
-
-    def take(self, held: UnpublishedBlocks) -> None:
-        self.taken.append(held)
-
-
-def test_a_replay_reads_the_queue_from_where_the_owner_of_its_oldest_block_had_read_it() -> None:
-    async def work() -> None:
-        owner, taker = Owner(), Taker()
-        await owner.queue.create([READ], 30_000)
-        for _ in range(6):
-            await owner.queue.publish(foreign(owner))
-        slots = PartitionSlots(partition=0, slot_first=0, slot_last=0, read_partition=0)
-        topic = Topic(name=READ.topic, id=READ.topic_id, created_ms=0, partitions=(slots,))
-        replay = Replay(owner.services, cast(Forwarder, taker), lambda: [topic])
-        owner.clock.advance(600_000)
-        now_ms = owner.clock.wall_ms()
-        segment = encode_head(SEED, now_ms)
-        for number, offset in enumerate((4, 2, 5)):
-            block = block_of(topic, number, [b"v"])
-            segment += encode_entry(SEED, topic.id_bytes, 0, offset, now_ms, len(block)) + block
-        disk = cast(SpoolDisk, OneSegment(segment))
-        await replay.find(disk)
-        await replay.run(disk)
-        (held,) = taker.taken
-        assert (len(held), held.read_to) == (3, 2)
-
-    asyncio.run(work())

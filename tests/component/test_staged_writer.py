@@ -12,7 +12,7 @@ import pytest
 from memq.broker.broker import Broker
 from memq.broker.upkeep.sweep import Sweep, Unnamed
 from memq.client.bulk.staged_object import StagedObjectBuilder
-from memq.client.bulk.staged_writer import ANSWER_S, StagedCommits, StagedWriter
+from memq.client.bulk.staged_writer import ANSWER_S, StagedCommits, StagedWriter, _wire
 from memq.client.consumer.aio_consumer import AsyncConsumer
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.client.metadata import ClusterMetadata
@@ -32,7 +32,7 @@ from memq.format.blocks.header import check_block
 from memq.format.key import manifest_key, staged_prefix
 from memq.format.manifest import Manifest, StagedObject, digest_of
 from memq.format.object import open_object
-from memq.format.pointer import Pointer, decode_pointer
+from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.limits import SLOTS
 from memq.notification import Publication
 from memq.protocol.messages import PublishStaged
@@ -562,8 +562,6 @@ def test_the_least_times_of_blocks_are_said_by_the_minute() -> None:
 
 async def _asked(rig: Rig, manifest: Manifest, checksum: int, count: int) -> int:
     """Ask the owner for the first pieces of the only partition; return how many are there."""
-    from memq.client.bulk.staged_writer import _wire
-
     ((place, pieces),) = manifest.places().items()
     ask = PublishStaged(
         topic=place[0],
@@ -594,16 +592,8 @@ async def _other_owner(rig: Rig) -> None:
     (read,) = read_partitions(rig.topic)
     own = rig.broker.partitions.processors[rig.topic.id, 0].own
     assert own is not None
-    pointer = Pointer(
-        kind="opened",
-        cluster="memq",
-        topic="clicks",
-        topic_id=rig.topic.id,
-        partition=0,
-        epoch=own.epoch + 1,
-        named=own.named.entries(),
-    )
-    from memq.format.pointer import encode_pointer
-
+    named, epoch = own.named.entries(), own.epoch + 1
+    opened = {"kind": "opened", "cluster": "memq", "topic": "clicks", "topic_id": rig.topic.id, "partition": 0}
+    pointer = Pointer(**opened, epoch=epoch, named=named)  # type: ignore[arg-type]
     now_ms = rig.broker.services.runtime.clock.wall_ms()
-    await rig.broker.services.queue.publish(Publication(read, 0, own.epoch + 1, now_ms, encode_pointer(pointer)))
+    await rig.broker.services.queue.publish(Publication(read, 0, epoch, now_ms, encode_pointer(pointer)))

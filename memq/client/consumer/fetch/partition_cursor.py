@@ -56,6 +56,12 @@ SUCCESSORS: dict[CursorState, frozenset[CursorState]] = {
 }
 
 
+def successor(state: CursorState, following: CursorState) -> CursorState:
+    """Return `following`, which the table has behind `state`."""
+    assert following in SUCCESSORS[state], f"{state.name} to {following.name}"
+    return following
+
+
 @dataclass(slots=True)
 class Counts:
     """Delivered and skipped records, blocks, sequences or pointers, as the names say."""
@@ -244,7 +250,7 @@ class PartitionCursor:
 
     def begin(self) -> None:
         """Start to read: the look-back is complete."""
-        self.become(CursorState.READING)
+        self.state = successor(self.state, CursorState.READING)
         self._end_if_delivered()
 
     # ---- pointers come in ----------------------------------------------------------------------
@@ -378,11 +384,6 @@ class PartitionCursor:
 
     # ---- inside --------------------------------------------------------------------------------
 
-    def become(self, state: CursorState) -> None:
-        """Go to the next state, as the table has it."""
-        assert state in SUCCESSORS[self.state], f"{self.state.name} to {state.name}"
-        self.state = state
-
     def _append(self, slot: PointerSlot) -> None:
         self._slots.append(slot)
         if not slot.ready:
@@ -401,7 +402,7 @@ class PartitionCursor:
 
     def _end_if_delivered(self) -> None:
         if self.state is CursorState.READING and self._end_reached and not self._slots:
-            self.become(CursorState.ENDED)
+            self.state = successor(self.state, CursorState.ENDED)
 
     def _deliver_slot(self, slot: PointerSlot) -> ReadyRange | None:
         """Deliver the first slot, or as much of it as the damage policy and the end allow."""

@@ -1,0 +1,69 @@
+"""The replay of a spool: from where it reads the queue for what the queue already holds."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+from memq.broker.spool import SpoolDisk
+from memq.broker.spool.forwarding import Forwarder
+from memq.broker.spool.replay import Replay
+from memq.broker.spool.unpublished_blocks import UnpublishedBlocks
+from memq.format.spool import encode_entry, encode_head
+from memq.topic import PartitionSlots, Topic
+from tests.brokers import block_of
+from tests.component.test_broker_epochs import READ, Owner
+from tests.component.test_broker_proofs import foreign
+
+SEED = 1
+
+
+class OneSegment:
+    """The disk of a spool with one segment."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    async def sizes(self) -> dict[str, int]:
+        """See `SpoolDisk.sizes`."""
+        return {"s": len(self.data)}
+
+    async def read(self, name: str) -> bytes:
+        """See `SpoolDisk.read`."""
+        return self.data
+
+
+class Taker:
+    """A forwarder that keeps what it is given."""
+
+    works = 0
+
+    def __init__(self) -> None:
+        self.taken: list[UnpublishedBlocks] = []
+
+    def take(self, held: UnpublishedBlocks) -> None:
+        self.taken.append(held)
+
+
+def test_a_replay_reads_the_queue_from_where_the_owner_of_its_oldest_block_had_read_it() -> None:
+    async def work() -> None:
+        owner, taker = Owner(), Taker()
+        await owner.queue.create([READ], 30_000)
+        for _ in range(6):
+            await owner.queue.publish(foreign(owner))
+        slots = PartitionSlots(partition=0, slot_first=0, slot_last=0, read_partition=0)
+        topic = Topic(name=READ.topic, id=READ.topic_id, created_ms=0, partitions=(slots,))
+        replay = Replay(owner.services, cast(Forwarder, taker), lambda: [topic])
+        owner.clock.advance(600_000)
+        now_ms = owner.clock.wall_ms()
+        segment = encode_head(SEED, now_ms)
+        for number, offset in enumerate((4, 2, 5)):
+            block = block_of(topic, number, [b"v"])
+            segment += encode_entry(SEED, topic.id_bytes, 0, offset, now_ms, len(block)) + block
+        disk = cast(SpoolDisk, OneSegment(segment))
+        await replay.find(disk)
+        await replay.run(disk)
+        (held,) = taker.taken
+        assert (len(held), held.read_to) == (3, 2)
+
+    asyncio.run(work())
