@@ -21,7 +21,7 @@ from memq.audit.minutes import MinuteRow
 from memq.broker.ingest.quotas import ClientLimits
 from memq.broker.ingest.rate_limit import RatePerSecond
 from memq.broker.process import metrics_of
-from memq.cli.exporter import Known, RoundCollector, audit_metrics, lag_metrics
+from memq.cli.exporter import RoundCollector, audit_metrics, lag_metrics
 from memq.client.admin.group_positions import GroupDescription, PartitionProgress
 from memq.client.consumer.core import ConsumerStats
 from memq.client.consumer.fetch.partition_cursor import Counts
@@ -136,7 +136,7 @@ def exported() -> str:
     place = TopicPartition("clicks", 0)
     progress = PartitionProgress(place, None, "m", Lag(7, 700, 1.5))
     lag.found(lag_metrics([GroupDescription("g", 1, ("m",), (progress,))]))
-    audit.found(audit_metrics(Known([a_topic()], [], [], 0)))
+    audit.found(audit_metrics([a_topic()], [], []))
     registry = CollectorRegistry()
     registry.register(lag)
     registry.register(audit)

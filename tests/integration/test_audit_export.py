@@ -8,11 +8,10 @@ from pathlib import Path
 from memq.audit.live.storage.database import SqliteDatabase
 from memq.audit.live.storage.store import AuditStore
 from memq.audit.live.view import AuditView
-from memq.cli.exporter import Known, audit_metrics
+from memq.cli.exporter import audit_metrics
 from tests.component.test_live_state import a_step
 from tests.integration.test_lag_export import exporter, scraped
 from tests.unit.audited import TOPIC
-from tests.unit.blocks import NOW_MS
 from tests.unit.live_desk import MINUTE, PRODUCER, Desk, span
 
 
@@ -34,7 +33,7 @@ def test_what_is_lost_is_a_finding_of_its_topic(tmp_path: Path) -> None:
             view = AuditView(database)
             topics = await view.topics(MINUTE - 5, MINUTE + 5)
             clients = [each.client for each in await view.clients()]
-            metrics = audit_metrics(Known(topics, await view.findings(), clients, NOW_MS))
+            metrics = audit_metrics(topics, await view.findings(), clients)
         finally:
             await database.close()
         return {(each.name, *each.labels.values()): each.value for metric in metrics for each in metric.samples}

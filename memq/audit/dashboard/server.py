@@ -126,11 +126,6 @@ class Guard:
         return None
 
 
-def user_of(scope: Scope) -> str:
-    """Return the name that the user gave."""
-    return str(scope.get("user_name", ANONYMOUS))
-
-
 def _refused(status: int, text: str, headers: Mapping[str, str] | None = None) -> PlainTextResponse:
     return PlainTextResponse(f"{text}\n", status, headers)
 
@@ -269,7 +264,8 @@ class Pages:
             return _json(await self._objects.verify(await self._desk.finding(request.path_params["finding"])))
 
     async def _acknowledge(self, request: Request) -> Response:
-        await self._desk.acknowledge(request.path_params["finding"], user_of(request.scope))
+        user = str(request.scope.get("user_name", ANONYMOUS))  # of the guard
+        await self._desk.acknowledge(request.path_params["finding"], user)
         return _json({})
 
 

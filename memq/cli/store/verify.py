@@ -152,7 +152,8 @@ async def _verify_folder(folder: Path, tally: VerifiedCount) -> None:
         reader = ColdReader(queue, ColdFiles(cluster, store), runtime.clock)
         named = NamedObjects(cluster, reader, lambda location: store.get(location.key, checked=False))
         for partition in await queue.partitions():
-            await _verify_named(named, partition, tally, lambda key: str(objects / key))
+            async for _ in _verified(named, partition, tally, lambda key: str(objects / key)):
+                pass
     finally:
         await queue.close()
         await store.close()
@@ -179,13 +180,6 @@ async def _verify_topic(brokers: str, name: str, s3: Mapping[str, object], tally
                 tally.objects, last = tally.objects + 1, batch.key
                 if not batch.findings:
                     _take_verdict(batch.key, check_file(batch.key, memoryview(batch.data)), tally, counts=False)
-
-
-async def _verify_named(
-    named: NamedObjects, partition: ReadPartition, tally: VerifiedCount, name: Callable[[str], str]
-) -> None:
-    async for _ in _verified(named, partition, tally, name):
-        pass
 
 
 async def _verified(

@@ -313,12 +313,9 @@ async def check_rights(bucket: Bucket, path: DataPath, attempts: Attempts, key: 
                 f"object '{key}' of {bucket.place} was read back with other bytes", hint="the store damages objects"
             )
 
-    async def put_where_absent() -> None:
-        await _put_where_absent(bucket, path, order)
-
     if deletes:
         await tried("s3:ListBucket", "a sweep lists objects", list_one)
-    if await tried("s3:PutObject", "a broker writes objects", put_where_absent):
+    if await tried("s3:PutObject", "a broker writes objects", partial(_put_where_absent, bucket, path, order)):
         try:
             await tried("s3:GetObject", "brokers and consumers read objects", get_all)
         finally:
