@@ -270,13 +270,6 @@ class Ownership:
         """Whether no pointer of an earlier owner can land any more, whose blocks were sent again to this one."""
         return now_s > self.owned_s + self.stale_publish_s + CLOCK_ERROR_MS / 1000
 
-    def is_settled(self, *, by_age: bool) -> bool:
-        """Whether no pointer of an earlier owner can lie behind the last own one.
-
-        Where the queue refuses by age (`by_age`), one may land until this owner is alone; else `opened` ends that.
-        """
-        return not by_age or self.is_alone(self.published_s)
-
     def forget(self, now_ms: int, busy: Container[int] = (), retention_ms: int = 0) -> None:
         """Drop producers silent for the dedup window without stream or block in the ring (`busy`).
 
