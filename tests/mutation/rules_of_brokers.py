@@ -336,14 +336,14 @@ BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         STORING,
         "an object is dated by its last put, not by its first",
-        "(clock.monotonic() - started_s)\n        return started_s\n",
-        "(clock.monotonic() - started_s)\n        return clock.monotonic()\n",
+        "(clock.monotonic() - started_s)\n            return started_s\n",
+        "(clock.monotonic() - started_s)\n            return clock.monotonic()\n",
     ),
     (
         STORING,
         "other bytes under the key count as stored",
-        "        except ObjectExistsError:\n            raise\n",
-        "        except ObjectExistsError:\n            return started_s\n",
+        "            except ObjectExistsError:\n                raise\n",
+        "            except ObjectExistsError:\n                return started_s\n",
     ),
     (BATCH, "the checksum of an object leaves its index out", "crc32c(index, checksum)", "checksum"),
     (
