@@ -301,3 +301,23 @@ class Older:
     def __call__(self, request: bytes, answer: bytes) -> bytes:
         """See `Lie`."""
         return answer[:4] + self._first.setdefault(request[8:], answer[4:])
+
+
+@dataclass(frozen=True)
+class Fenced:
+    """Lie about METADATA: no broker, controller or topic. So answers a Kafka that was paused, for a moment."""
+
+    def __call__(self, _: bytes, answer: bytes) -> bytes:
+        """See `Lie`."""
+        found = Reader(answer, 8)
+        brokers_at = found.at
+        for _broker in found.items():
+            begin = found.at
+            found.at += 4
+            found.skip(size_bytes=2)
+            found.at += 4
+            found.skip(size_bytes=2)
+            found.cut(begin, brokers_at)
+        found.skip(size_bytes=2)
+        found.put(found.at, 4, -1)
+        return bytes(found.body[: found.at + 4]) + bytes(4) + bytes(found.body[-4:])  # and which rights one has

@@ -29,6 +29,7 @@ from tests.integration.kafka import kafka_queue
 from tests.integration.kafka_answers import (
     LAYOUTS,
     Described,
+    Fenced,
     Fetched,
     Lie,
     NoPositions,
@@ -310,6 +311,26 @@ def test_what_landed_and_was_refused_is_no_loss_of_the_queue(proxy: KafkaProxy, 
             assert [entry.body for entry in await queue.read(part(), offset, 1)] == [b"%d" % number]
 
     over(proxy, Fault(ApiKey.PRODUCE, Phase.FALSE, TIMES, Produced(code)), scenario)
+
+
+def test_a_kafka_that_names_no_broker_at_first_is_asked_again(proxy: KafkaProxy) -> None:
+    """The library waited for its next refresh: up to 30 s after a pause of Kafka no owner could read its log."""
+
+    async def scenario() -> None:
+        async with opened(proxy, **{"topic.metadata.refresh.interval.ms": str(10 * 1000 * HANG_S)}) as queue:
+            await PatientQueue(queue).create([part(0)], STALE_MS)
+            for fault in (
+                Fault(ApiKey.METADATA, Phase.BEFORE, EVER),
+                Fault(ApiKey.METADATA, Phase.FALSE, EVER, Fenced()),
+            ):
+                proxy.arm(fault)
+                for _ in range(2):
+                    with pytest.raises(RetryableError):
+                        await queue.check()
+            fault.times = 0
+            assert await PatientQueue(queue).span(part()) == Span(0, 0)
+
+    struck(proxy, Fault(ApiKey.METADATA, Phase.FALSE, 0, Fenced()), scenario())
 
 
 @pytest.mark.parametrize("more", [100, 1, -1, -2] if SOAKING else [100, -1])

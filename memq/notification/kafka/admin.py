@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
-from memq.errors import MemqError, QueueError
+from memq.errors import ClosedError, MemqError, QueueError
 from memq.notification.kafka.failures import LastErrors, code_of
 from memq.notification.kafka.library import admin_of, answered, end_threads
 from memq.notification.kafka.settings import KafkaSettings
@@ -20,6 +21,7 @@ NOBODY = "nobody"  # behind the prefix, the name of a topic that is asked for to
 _ABOUT_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED)
 LOOK_S = 0.2  # how often a check looks for what the library complains of
 _NOTHING_AT_TIME = -1  # Kafka's own answer; any other negative offset is the library's, of a request that failed
+_NO_CONTROLLER = "waiting for controller"  # librdkafka's words; its code is that of each request that times out
 _SPECS = {"begin": "earliest", "end": "latest"}
 Place = tuple[str, int]  # a Kafka topic and the number of a partition
 Asked = int | str  # of a partition: the offset of a time, or one of `_SPECS`
@@ -41,6 +43,7 @@ class KafkaAdmin:
         self.client = admin_of(settings.client(), errors.note)
         self._prefix = settings.prefix
         self._pool = ThreadPool("kafka-lists", 1)
+        self._learning = asyncio.Lock()
 
     async def check(self) -> None:
         """Prove that Kafka answers, by asking for a topic that need not be there.
@@ -74,9 +77,23 @@ class KafkaAdmin:
         try:
             found = await answered(answer)
         except KafkaException as error:
-            raise self.failure(error, doing) from error
+            failure = self.failure(error, doing)
+            if _NO_CONTROLLER in error.args[0].str():
+                await self._learn_brokers()
+            raise failure from error
         self.errors.settled()
         return found
+
+    async def _learn_brokers(self) -> None:
+        """Ask any broker which brokers there are, unless another request that failed does so.
+
+        A Kafka that was paused names none for a moment. The library waits for its next refresh then, 30 s at most, and
+        each request until then waits for a controller that the library does not look for.
+        """
+        if not self._learning.locked():
+            async with self._learning:
+                with suppress(KafkaException, ClosedError):
+                    await self._pool.run(self.client.list_topics, timeout=self.timeout_s)
 
     async def run(self, function: Callable[P, T], doing: str, *args: P.args, **kwargs: P.kwargs) -> T:
         """Return what a call of the library returns that blocks. Raises: as `ask`."""
