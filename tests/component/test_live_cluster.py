@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 import memq
-from memq.audit.finding import Finding
+from memq.audit.finding import Finding, Kind
 from memq.audit.live import service
 from memq.audit.live.damage_names import NAME_TRIES, DamageNames
 from memq.audit.live.group_reports import GroupReports, Page
@@ -22,6 +22,7 @@ from memq.audit.live.storage.database import Database, SqliteDatabase
 from memq.audit.live.storage.store import AuditStore
 from memq.audit.live.view import AuditView, TopicSummary
 from memq.audit.minutes import MinuteRow
+from memq.broker.api.group_requests import GroupRequests
 from memq.cli import main
 from memq.cli.cluster.embedded_services import auditor_beside, database_at
 from memq.client.admin.aio_admin import AsyncAdmin
@@ -30,7 +31,15 @@ from memq.client.consumer.aio_consumer import AsyncConsumer
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.errors import FencedError, QueueError, RetryableError, UnreachableError
 from memq.format.pointer import encode_pointer
-from memq.format.report import AUDIT_TOPIC, ReportedDamage, home_of
+from memq.format.report import (
+    AUDIT_TOPIC,
+    Report,
+    ReportedDamage,
+    ReportPart,
+    ReportSpan,
+    encode_report,
+    home_of,
+)
 from memq.notification import Entry, Span
 from memq.notification.memory import MemoryQueue
 from memq.notification.remote import RemoteQueue
@@ -315,6 +324,65 @@ def test_a_log_that_fails_makes_the_minutes_of_its_partition_unknown_and_no_othe
         cluster.create_topic("clicks", partitions=2)
         produce(cluster)
         assert consume(cluster) == RECORDS
+        with_database(f"sqlite:{tmp_path / 'audit.sqlite'}", work)
+
+
+def test_an_end_that_the_queue_shows_too_low_makes_no_acked_record_a_lost_one(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    low_ends: dict[int, int] = {}
+    span = GroupRequests._span
+
+    async def lowered(requests: GroupRequests, partition: ReadPartition) -> Span:
+        found = await span(requests, partition)
+        return Span(
+            found.begin, low_ends.get(partition.partition, found.end) if partition.topic == "clicks" else found.end
+        )
+
+    async def work(database: Database) -> None:
+        async with live_audit(cluster.address, database, KEEP_MS, Runtime()) as audit:
+            summary = await until([audit], database, lambda summary: counts(summary)[:2] == (RECORDS,) * 2)
+            low_ends.update({number: facts.next_offset for number, facts in summary.partitions.items()})
+            await asyncio.to_thread(produce, cluster)
+            await until([audit], database, lambda summary: summary.row.side("")["acked"] == 2 * RECORDS)
+            for _ in range(4):
+                await audit.step()
+            assert await AuditView(database).findings(all_=True) == []
+            low_ends.clear()
+            summary = await until([audit], database, lambda summary: counts(summary)[:2] == (2 * RECORDS,) * 2)
+            assert (summary.findings, summary.row.word()) == (0, "ok")
+            assert await AuditView(database).findings(all_=True) == []
+
+    monkeypatch.setattr(GroupRequests, "_span", lowered)
+    with cluster:
+        cluster.create_topic("clicks", partitions=2)
+        produce(cluster)
+        with_database(f"sqlite:{tmp_path / 'audit.sqlite'}", work)
+
+
+def test_what_is_acked_and_in_no_pointer_is_lost_once_an_owner_has_proved_the_end(tmp_path: Path) -> None:
+    cluster = Cluster(audit=True, audit_interval_ms=100, audit_partitions=1)
+
+    async def work(database: Database) -> None:
+        async with live_audit(cluster.address, database, KEEP_MS, Runtime()) as audit:
+            summary = await until([audit], database, lambda summary: counts(summary)[:2] == (RECORDS,) * 2)
+            acked = ReportSpan(stage="acked", producer=7, minute=1, ranges=((0, 3),), level=2)
+            part = ReportPart(topic="clicks", topic_id=summary.topic_id, partition=0, spans=(acked,))
+            report = Report(
+                client=7, kind="producer", number=0, since_ms=1, until_ms=1, next_ms=1, last=True, parts=(part,)
+            )
+            await asyncio.to_thread(send, encode_report(report), home_of(summary.topic_id, 0, 1))
+            await until([audit], database, lambda summary: summary.findings == 1)
+            (found,) = await findings(database)
+            assert (found.kind, found.producer, found.ranges) == (Kind.LOST, 7, ((0, 3),))
+
+    def send(body: bytes, home: int) -> None:
+        with memq.Producer(cluster.address) as producer:
+            producer.send(AUDIT_TOPIC, body, partition=home).result()
+
+    with cluster:
+        cluster.create_topic("clicks", partitions=2)
+        produce(cluster)
         with_database(f"sqlite:{tmp_path / 'audit.sqlite'}", work)
 
 

@@ -53,7 +53,7 @@ async def opened(open_database: Callable[[], Database]) -> AsyncIterator[tuple[A
 
 def a_step(owner: str, position: str, desk: Desk) -> Step:
     """Judge at a desk, and return what an auditor stores of that."""
-    desk.audit.settle(desk.now_ms)
+    desk.judge()
     changes = PartitionChanges(TOPIC.name, desk.audit.books, desk.audit.take_rows(), desk.audit.take_findings())
     return Step(2, owner, position, desk.home.clients, {KEY: changes})
 

@@ -8,8 +8,8 @@ AUDITOR_BUGS = (
     Planted(
         "auditor judges though a log was not read",
         "memq.audit.live.service",
-        "LiveAudit.step",
-        swap("self._logs.lacks(_log_of(audit))", "False"),
+        "LiveAudit._judge",
+        swap("self._logs.lacks(log)", "False"),
         level="calm",
         seed=1_007,
         aspects=("auditor", "part"),

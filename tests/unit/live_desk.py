@@ -116,7 +116,7 @@ class Desk:
         if unread:
             self.audit.hold(self.now_ms)
         else:
-            self.audit.settle(self.now_ms)
+            self.judge()
             sought = self.audit.sought(again=True)
             if sought:
                 self.audit.take_answer(sought, self.answer, self.now_ms)
@@ -129,6 +129,12 @@ class Desk:
         self.audit = PartitionAudit(TOPIC, 0, books)
         clients = decode_state(dict[int, Client], encode_state(self.home.clients))
         self.home = ReportPartitionAudit(lambda key: self.audit if key == (TOPIC.id, 0) else None, clients)
+
+    def judge(self) -> None:
+        """Judge what is there; the queue shows its true end, as its owner proves."""
+        self.audit.settle(self.now_ms)
+        self.audit.ends.confirm(self.audit.ends.missing())
+        self.audit.settle(self.now_ms)
 
     def found(self, *, grave: bool = True) -> list[tuple[str, str, str, int, tuple[Range, ...]]]:
         """Return kind, stage, group, producer and ranges of the findings that hold."""

@@ -8,14 +8,13 @@ from itertools import permutations
 import pytest
 
 from memq.audit.finding import Kind
-from memq.audit.live import partition
 from memq.audit.live.event_minute import PIECES_MAX
 from memq.audit.live.group_readers import MEMBERS_MAX
 from memq.audit.minutes import active_ms
-from memq.errors import CorruptDataError, UnsupportedFormatError
-from memq.format.report import ReportedDamage, ReportSpan
+from memq.errors import CorruptDataError
+from memq.format.report import ReportSpan
 from memq.limits import FORWARD_S_MAX
-from tests.unit.audited import KEY, TOPIC
+from tests.unit.audited import TOPIC
 from tests.unit.live_desk import GROUP, MINUTE, PRODUCER, READER, SENDER, Desk, span
 
 LATE_MS = active_ms(TOPIC.settings) + 1
@@ -366,28 +365,6 @@ def test_the_members_that_began_longest_ago_are_forgotten() -> None:
     assert (len(members), 1_000 in members, 1_001 in members, READER in members) == (MEMBERS_MAX, True, False, True)
 
 
-def test_a_damaged_block_is_corrupt_with_its_place_and_not_lost() -> None:
-    desk = Desk()
-    for first in (0, 10, 20):
-        desk.queue((PRODUCER, first, first + 10))
-    damage = ReportedDamage(
-        object=KEY, block=0, offset=1, records=10, cause="checksum", producer=PRODUCER, first=10, next=20
-    )
-    nameless = ReportedDamage(object="other", block=0, offset=2, records=10, cause="magic")
-    desk.read(span("processed", (0, 10)), begin="0:0:0", committed="0:3:0", damages=[damage, nameless])
-    desk.read(begin="0:0:0", committed="0:1:0", damages=[damage], client=201, group="other")
-    desk.settle()
-    found = [finding for finding in desk.findings.values() if finding.kind is Kind.CORRUPT]
-    assert [(each.object, each.block, each.offset, each.ranges) for each in found] == [
-        (KEY, 0, 1, ((10, 20),)),
-        ("other", 0, 2, ()),
-    ]
-    assert [each for each in desk.found() if each[0] != "corrupt"] == [
-        ("lost", "consumer", "other", PRODUCER, ((0, 10),))
-    ]
-    assert desk.word() == "corrupt"
-
-
 def test_a_missing_report_makes_the_minute_unknown_and_holds_nothing_against_its_group() -> None:
     desk = Desk()
     for first in (0, 10, 20):
@@ -426,73 +403,6 @@ def test_a_client_that_breaks_its_promise_makes_its_minutes_unknown_until_it_com
     desk.sent(last=True)
     desk.settle(3_600_000)
     assert desk.word() == "ok"
-
-
-def retention_took(desk: Desk) -> None:
-    desk.offset = 5
-    desk.audit.begin_at(5)
-
-
-def a_newer_version_wrote(desk: Desk) -> None:
-    desk.audit.pass_blindly(desk.offset, desk.now_ms, UnsupportedFormatError("version 9"))
-    desk.offset += 1
-
-
-@pytest.mark.parametrize("level", [1, 2])
-@pytest.mark.parametrize("new", [False, True], ids=["known", "new"])
-@pytest.mark.parametrize("gap", [retention_took, a_newer_version_wrote])
-def test_what_may_be_in_pointers_that_were_not_read_is_not_lost(
-    gap: Callable[[Desk], None],
-    new: bool,
-    level: int,
-) -> None:
-    desk = Desk()
-    if not new:
-        desk.queue((PRODUCER, 0, 10))
-        desk.settle()
-    desk.totals = desk.totals.plus(10, 1)
-    gap(desk)
-    desk.sent(span("sent", (10, 30), level=level), span("acked", (10, 30), level=level))
-    desk.queue((PRODUCER, 20, 30))
-    for later_ms in (0, LATE_MS, HELD_MS):
-        desk.settle(later_ms)
-    assert desk.found() == []
-    assert desk.found(grave=False) == [("unproven hole", "queue", "", PRODUCER, ((10, 20),))]
-    assert desk.word() == "unknown"
-
-
-@pytest.mark.parametrize("producer", [PRODUCER, 6], ids=["known", "new"])
-@pytest.mark.parametrize("gap", [retention_took, a_newer_version_wrote])
-def test_below_an_end_only_what_came_behind_the_pointers_that_were_not_read_is_lost(
-    gap: Callable[[Desk], None], producer: int
-) -> None:
-    desk = Desk()
-    desk.queue((PRODUCER, 0, 10))
-    desk.settle()
-    gap(desk)
-    desk.queue((producer, 20, 30))
-    desk.settle(LATE_MS)
-    assert desk.word() == "unknown"
-    desk.queue((producer, 40, 50))
-    desk.queue((producer, 60, 70))
-    desk.end(70, producer=producer, acks=2)
-    for later_ms in (LATE_MS, HELD_MS):
-        desk.settle(later_ms)
-    assert desk.found(grave=False) == [("lost", "queue", "", producer, ((50, 60),))]
-
-
-def test_what_retention_took_before_the_first_audit_is_not_lost_and_what_is_acked_later_may_be() -> None:
-    desk = Desk()
-    desk.audit.begin_at(5)
-    desk.sent(span("sent", (0, 10)), span("acked", (0, 10)))
-    desk.settle()
-    assert (desk.found(), desk.word()) == ([], "unknown")
-    desk.offset, desk.totals = 5, desk.totals.plus(10, 1)
-    desk.queue((PRODUCER, 10, 20))
-    later = MINUTE + LATE_MS // 60_000 + 1
-    desk.sent(span("sent", (10, 30), minute=later), span("acked", (10, 30), minute=later))
-    desk.settle(LATE_MS)
-    assert desk.found() == [(*LOST, ((20, 30),))]
 
 
 def test_a_pointer_that_can_not_be_read_is_told_and_what_it_named_is_lost() -> None:
@@ -534,127 +444,3 @@ def test_a_member_whose_report_is_missing_may_have_gone_back() -> None:
     desk.settle()
     assert desk.found() == []
     assert desk.word(GROUP) == "unknown"
-
-
-def batch_damage(producer: int, first: int, next_: int, *, block: int = 0, records: int = 0) -> ReportedDamage:
-    count = records or next_ - first
-    return ReportedDamage(
-        object=KEY, block=block, offset=0, records=count, cause="gone", producer=producer, first=first, next=next_
-    )
-
-
-WHOLE_BATCH = (batch_damage(PRODUCER, 0, 20), batch_damage(6, 0, 10))
-NAMELESS_BATCH = (batch_damage(0, 0, 0, records=30),)
-
-
-@pytest.mark.parametrize("apart", [False, True], ids=["at once", "one by one"])
-@pytest.mark.parametrize(
-    "reports",
-    [
-        (NAMELESS_BATCH, WHOLE_BATCH),
-        (WHOLE_BATCH, NAMELESS_BATCH),
-        (NAMELESS_BATCH, WHOLE_BATCH, NAMELESS_BATCH),
-        (NAMELESS_BATCH, (batch_damage(PRODUCER, 0, 10),), WHOLE_BATCH),
-        ((batch_damage(0, 0, 0, records=10),), NAMELESS_BATCH, WHOLE_BATCH),
-        ((batch_damage(PRODUCER, 0, 10),), WHOLE_BATCH),
-        (WHOLE_BATCH, (batch_damage(PRODUCER, 10, 20, block=1),)),
-        ((batch_damage(PRODUCER, 10, 20, block=1),), NAMELESS_BATCH, WHOLE_BATCH),
-    ],
-)
-def test_each_damaged_record_is_named_and_counted_once_whatever_reports_say_of_its_batch(
-    reports: tuple[tuple[ReportedDamage, ...], ...],
-    apart: bool,
-) -> None:
-    desk = Desk()
-    desk.queue((PRODUCER, 0, 10), (PRODUCER, 10, 20), (6, 0, 10))
-    for number, damages in enumerate(reports):
-        desk.read(begin="0:0:0", damages=damages, client=READER + number)
-        if apart:
-            desk.settle()
-    desk.settle()
-    found = [each for each in desk.findings.values() if not each.resolved_ms]
-    named = [(each.producer, number) for each in found for piece in each.ranges for number in range(*piece)]
-    assert sorted(named) == [*((PRODUCER, number) for number in range(20)), *((6, number) for number in range(10))]
-    assert [each.records for each in found if not each.ranges] == []
-    assert desk.rows[MINUTE].side("")["corrupt"] == 30
-
-
-def test_a_batch_that_one_reader_did_not_get_stays_damaged_though_a_block_of_it_is_named() -> None:
-    desk = Desk()
-    desk.queue((PRODUCER, 0, 20), (6, 0, 10))
-    desk.read(begin="0:0:0", damages=NAMELESS_BATCH)
-    desk.read(begin="0:0:0", damages=[batch_damage(PRODUCER, 0, 20)], client=READER + 1)
-    desk.settle()
-    found = sorted((each.records, each.producer) for each in desk.findings.values() if not each.resolved_ms)
-    assert found == [(20, PRODUCER), (30, 0)]
-
-
-def test_a_block_that_nobody_dates_is_of_its_pointers_minute_whenever_it_is_found_damaged() -> None:
-    damage = ReportedDamage(object=KEY, block=0, offset=0, records=20, cause="c", producer=PRODUCER, first=0, next=20)
-    minutes = []
-    for later_ms in (0, 600_000):
-        desk = Desk()
-        desk.queue((PRODUCER, 0, 20))
-        desk.settle(later_ms)
-        desk.read(begin="0:0:0", committed="0:1:0", damages=[damage])
-        desk.settle(later_ms)
-        minutes += [each.minute for each in desk.findings.values()]
-    assert minutes == [MINUTE, MINUTE]
-
-
-# ---- a log that can't be read --------------------------------------------------------------------
-
-
-def test_while_the_queue_can_not_be_read_reports_wait_and_minutes_are_unknown() -> None:
-    desk = Desk()
-    desk.sent(span("sent", (0, 10)), span("acked", (0, 10)))
-    desk.queue((PRODUCER, 0, 10))
-    desk.settle()
-    assert desk.word() == "ok"
-    desk.sent(span("sent", (10, 20)), span("acked", (10, 20)), next_ms=desk.now_ms + 10**9)
-    desk.sent(span("sent", (20, 30), minute=MINUTE + 7), next_ms=desk.now_ms + 10**9)
-    for later_ms in (0, 60_000, LATE_MS):
-        desk.settle(later_ms, unread=True)
-        assert desk.found(grave=False) == []
-        assert [desk.word(minute=minute) for minute in (MINUTE, MINUTE + 7)] == ["unknown"] * 2
-    assert desk.word(minute=desk.now_ms // 60_000) == "unknown", "nothing is known of the time in which it was not read"
-    assert desk.rows[MINUTE].side("").counts["sent"] == 10
-    desk.queue((PRODUCER, 10, 20))
-    desk.settle()
-    assert (desk.found(), desk.word()) == ([], "ok")
-    assert desk.word(minute=desk.now_ms // 60_000) == "ok"
-    assert desk.found(grave=False) == [("unproven hole", "queue", "", PRODUCER, ((20, 30),))]
-    assert desk.rows[MINUTE + 7].side("")["silent"] == 0
-
-
-def test_what_waits_for_the_queue_is_judged_once_it_was_read() -> None:
-    desk = Desk()
-    desk.queue((PRODUCER, 0, 10))
-    desk.read(span("processed", (0, 5)), begin="0:0:0", committed="0:1:0")
-    desk.sent(span("sent", (0, 20)), span("acked", (0, 20)))
-    desk.settle(unread=True)
-    desk.settle(unread=True)
-    assert desk.found() == []
-    desk.settle()
-    assert desk.found() == [("lost", "consumer", GROUP, PRODUCER, ((5, 10),)), (*LOST, ((10, 20),))]
-
-
-def test_only_so_many_reports_wait_and_what_the_oldest_said_stays_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition, "TOLD_MAX", 2)
-    desk = Desk()
-    for first in (0, 10, 20):
-        desk.queue((PRODUCER, first, first + 10))
-    desk.read(span("processed", (0, 10)), begin="0:0:0", committed="0:1:0")
-    desk.settle()
-    desk.read(span("processed", (10, 20), minute=MINUTE + 1))
-    desk.settle(unread=True)
-    for number in range(2):
-        desk.sent(span("sent", (20 + number, 21 + number), minute=MINUTE + 2))
-    desk.read(committed="0:3:0")
-    desk.settle(unread=True)
-    desk.settle()
-    assert desk.found() == [], "the report that is given up may have contained it"
-    assert {(kind, group) for kind, _, group, _, _ in desk.found(grave=False)} == {("unproven hole", GROUP)}
-    assert desk.rows[MINUTE + 1].side(GROUP)["silent"] == 1
-    assert desk.word(GROUP, MINUTE + 1) == "unknown"
-    assert desk.rows[MINUTE + 2].side("")["silent"] == 1

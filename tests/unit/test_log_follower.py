@@ -196,6 +196,21 @@ def test_pointers_that_one_answer_leaves_out_are_read_and_two_answers_are_believ
     run_skipping(work())
 
 
+def test_a_log_is_not_read_to_its_end_before_it_has_shown_what_its_owner_proved() -> None:
+    async def work() -> None:
+        world = Followed()
+        await world.start()
+        await world.follower.follow(world.audits, world.logs, {world.logs[2]: 2})
+        assert (world.nexts(), world.lacking()) == ([1] * LOGS, [2])
+        await world.publish()
+        await skip(1)
+        await world.follower.follow(world.audits, world.logs, {world.logs[2]: 2})
+        assert (world.nexts(), world.lacking()) == ([2] * LOGS, [])
+        await world.follower.close()
+
+    run_skipping(work())
+
+
 def test_a_log_of_a_topic_that_is_gone_is_not_asked_for_any_more() -> None:
     async def work() -> None:
         world = Followed()

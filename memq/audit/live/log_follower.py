@@ -60,8 +60,12 @@ class LogFollower:
         """Whether pointers of a log are missing that were there when it was to be read last."""
         return log in self._sick or log in self._healed
 
-    async def follow(self, audits: Audits, due: Iterable[ReadPartition]) -> None:
+    async def follow(
+        self, audits: Audits, due: Iterable[ReadPartition], least: Mapping[ReadPartition, int] | None = None
+    ) -> None:
         """Read the logs that are `due`, and those that answer again, up to the ends as they are now.
+
+        The ends of some are proved to be at `least` so.
 
         Raises: RetryableError when no broker answers; what ended the task that asks apart.
         """
@@ -76,6 +80,8 @@ class LogFollower:
             offsets = {log: _next_of(found) for log, found in open_.items()}
             advanced = False
             answer = await self._poll(offsets)
+            for each in answer:
+                ends.setdefault(each.partition, max(each.span.end, (least or {}).get(each.partition, 0)))
             taken = (self._take(audits[each.partition], each, ends) for each in answer)
             for polled, error in zip(answer, await asyncio.gather(*taken), strict=True):
                 log, offset = polled.partition, offsets[polled.partition]
@@ -115,12 +121,11 @@ class LogFollower:
             return [Polled.failed(log, offset, error) for log, offset in offsets.items()]
 
     async def _take(
-        self, audits: Sequence[PartitionAudit], polled: Polled, ends: dict[ReadPartition, int]
+        self, audits: Sequence[PartitionAudit], polled: Polled, ends: Mapping[ReadPartition, int]
     ) -> MemqError | None:
         """Take what an answer has of a log; return its error, or that of an object that it needs."""
         if polled.error is not None:
             return polled.error
-        end = ends.setdefault(polled.partition, polled.span.end)
         try:
             async with asyncio.timeout(INDEXES_S_MAX):
                 for audit in audits:
@@ -130,6 +135,7 @@ class LogFollower:
             return error
         except TimeoutError:
             return StoreError(f"indexes of objects were not read within {INDEXES_S_MAX:g} s")
+        end = ends[polled.partition]
         if not polled.entries and polled.entries.next >= end:  # offsets need not be dense: this end is reached
             for audit in audits:
                 audit.books.next_offset = max(audit.books.next_offset, end)

@@ -1,11 +1,11 @@
 """The machine of one write partition: pointers and reports in, rows and findings out. Pure.
 
 Rules. What was acked with `all` must be in the queue: once that was read up to an end that was asked for after the
-report came, a hole is a loss. What was acked with less, or sent without acks, may be on its way until its producer must
-have given up and no late pointer can land any more; then brokers are asked whether they hold it (`sought`). What was
-sent and never acked proves nothing: it is unproven then.
-What is below an end that its producer told is judged as by `Account`. Groups are judged in `group_readers.py`.
-What may be in pointers that were not read is never a loss: see `PartitionState.miss`.
+report came, a hole is a loss. An end that the queue shows may be too low, so owners have to prove it first (`ends`).
+What was acked with less, or sent without acks, may be on its way until its producer must have given up and no late
+pointer can land any more; then brokers are asked whether they hold it (`sought`). What was sent and never acked proves
+nothing: it is unproven then. What is below an end that its producer told is judged as by `Account`. What may be in
+pointers that were not read is never a loss: see `PartitionState.miss`. Groups are judged in `group_readers.py`.
 So whoever drives it calls `settle` when it has given all pointers up to such an end, and never before.
 """
 
@@ -19,6 +19,7 @@ from memq.audit.account import ACKS_ALL, Account, Balance, Evidence, Fate, HeldW
 from memq.audit.finding import IN_GROUP, IN_QUEUE, Finding, Kind
 from memq.audit.held import HELD_MS, HeldAnswer, Sought, doubt_of
 from memq.audit.held_questions import HeldQuestions
+from memq.audit.live.end_questions import EndQuestions
 from memq.audit.live.event_minute import EventMinutes
 from memq.audit.live.group_readers import distrust_reading, take_reading
 from memq.audit.live.open_findings import OpenFindings
@@ -49,12 +50,16 @@ _UNPROVEN_MEMBER = "committed beyond it, and the report of that time is missing"
 
 
 class PartitionAudit:
-    """Audits one write partition. `books` is what an earlier one remembered."""
+    """Audits one write partition.
+
+    `books` is what an earlier one remembered; `ends` has the records whose loss needs a proved end.
+    """
 
     def __init__(self, topic: Topic, partition: int, books: PartitionState | None = None) -> None:
         self.topic = topic
         self.partition = partition
         self.books = books or PartitionState()
+        self.ends = EndQuestions()
         self._dirty: dict[int, None] = dict.fromkeys(self.books.streams)
         self._rows: dict[int, MinuteRow] = {}
         self._changed = False
@@ -180,8 +185,8 @@ class PartitionAudit:
 
     @property
     def waits(self) -> bool:
-        """Whether reports wait to be judged at the next read of the queue."""
-        return bool(self.books.told)
+        """Whether reports, or records that are missing, wait to be judged at the next read of the queue."""
+        return bool(self.books.told or self.ends.missing())
 
     def hold(self, now_ms: int) -> None:
         """Judge nothing, as the queue can't be read. Minutes that pass, or that reports cover, stay unknown.
@@ -222,7 +227,8 @@ class PartitionAudit:
                 self._changed |= books.stream.covered != covered
             self._judge_group(group, books, now_ms)
         undecided = [p for p, stream in self.books.streams.items() if self._undecided(stream, now_ms - HELD_MS)]
-        self._dirty = dict.fromkeys(undecided)
+        self.ends.close()
+        self._dirty = dict.fromkeys([*undecided, *self.ends.missing()])
         self._forget()
 
     # ---- what brokers hold ---------------------------------------------------------------------------
@@ -400,6 +406,7 @@ class PartitionAudit:
         _ripen(stream, now_ms)
         there = [stream.account.delivered, stream.gave_up, stream.account.burned]
         acked, blind = self._seen(stream, apart(stream.acked, stream.account.delivered))
+        acked = self.ends.decide(producer, acked, self._lost(producer))
         below = self._below_end(producer, stream, now_ms)
         weak = common(apart(stream.weak, *there, stream.acked, RangeSet(below)), stream.overdue)
         weak, blind_weak = self._seen(stream, weak)
@@ -425,15 +432,18 @@ class PartitionAudit:
         """
         self._questions.begin(producer)
         doubted = self._findings.ranges(self._wrong(Kind.HOLE, _UNPROVEN_HELD, producer))
-        lost = self._findings.ranges(self._wrong(Kind.LOST, _LOST_WEAK, producer))
-        lost_below = self._findings.ranges(self._wrong(Kind.LOST, _LOST_BELOW_END, producer))
-        for piece in lost_below:  # a report that comes late may make one the other
-            lost.add(*piece)
+        lost = self._lost(producer)
         of_weak = self._questions.decide(producer, weak, lost, doubted)
         if sure:
             return of_weak.lost, below, of_weak.doubtful
         of_below = self._questions.decide(producer, below, lost, doubted)
         return of_weak.lost, of_below.lost, of_weak.doubtful + of_below.doubtful
+
+    def _lost(self, producer: int) -> RangeSet:
+        """Return what is called lost in the queue; a report that comes late may tell another cause."""
+        causes = (_LOST_ACKED, _LOST_WEAK, _LOST_BELOW_END)
+        known = (self._findings.ranges(self._wrong(Kind.LOST, cause, producer)) for cause in causes)
+        return RangeSet(piece for ranges in known for piece in ranges)
 
     def _below_end(self, producer: int, stream: AuditedProducer, now_ms: int) -> list[Range]:
         """Return the ranges below a producer's reported end that no pointer has.
@@ -494,6 +504,7 @@ class PartitionAudit:
         for producer in sorted(streams, key=lambda each: streams[each].account.seen_ms)[:over]:
             del streams[producer]
             self._questions.forget(producer)
+            self.ends.forget(producer)
             for group in self.books.groups.values():
                 group.progress.pop(producer, None)
                 for reading in group.readings():

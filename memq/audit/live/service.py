@@ -8,7 +8,7 @@ read. So a death at any moment costs only time: whoever comes next reads on from
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -17,6 +17,7 @@ import msgspec
 from memq.audit.held import AskHeld
 from memq.audit.holders import Holders
 from memq.audit.live.damage_names import DamageNames
+from memq.audit.live.end_follower import AskEnd, EndFollower, OwnerEnds, ProvedEnd
 from memq.audit.live.group_reports import GroupReports, Page
 from memq.audit.live.holder_follower import HolderFollower
 from memq.audit.live.log_follower import LogFollower
@@ -67,6 +68,7 @@ class LiveAudit:
         queue: RemoteQueue,
         read: ReadRange,
         ask_held: AskHeld,
+        ask_end: AskEnd,
         store: AuditStore,
         runtime: Runtime,
         keep_ms: int,
@@ -81,6 +83,7 @@ class LiveAudit:
         self._events = EventLog(runtime.clock)
         self._logs = LogFollower(queue, read, self._events)
         self._holders = HolderFollower(ask_held, self._events)
+        self._ends = EndFollower(ask_end, self._events)
         self._outage = self._events.outage("audit.stopped", "audit.goes-on")
         self._homes: dict[int, _Home] = {}
         self._page: Page | None = None  # what was heard last, until it is taken: when that fails, it is taken again
@@ -111,6 +114,7 @@ class LiveAudit:
     async def close(self) -> None:
         """End what is under way."""
         await self._holders.close()
+        await self._ends.close()
         await self._logs.close()
 
     async def step(self) -> None:
@@ -122,27 +126,35 @@ class LiveAudit:
         quiet = await self._hear()
         audits = {key: audit for home in self._homes.values() for key, audit in home.partitions.items()}
         answered = self._holders.take_answers(audits, self._clock.wall_ms())
-        await self._follow(self._touched | answered)
+        ends = self._ends.take_answers()
+        await self._follow(self._touched | answered, ends)
         now_ms = self._clock.wall_ms()
         for number, home in self._homes.items():
             if quiet and await self._caught_up(number, home):
                 home.audit.settle(now_ms)
-            for audit in home.partitions.values():
-                if self._logs.lacks(_log_of(audit)):
-                    audit.hold(now_ms)
-                else:
-                    audit.settle(now_ms)
+            self._judge(home, ends, now_ms)
             step = self._step_of(number, home)
             if step.changes or home.position != home.saved:
                 home.unsaved = step
                 await self._save(home)
         self._holders.ask(audits, again=self._round % ASK_AGAIN_ROUNDS == 0)
+        self._ends.ask(audits)
         if self._touched:
             await self._reports.commit()
         self._touched = {}
         if self._round % PRUNE_EVERY_ROUNDS == 0 and self._homes:
             await self._store.prune(now_ms - self._keep_ms)
         self._round += 1
+
+    def _judge(self, home: _Home, ends: Mapping[ReadPartition, ProvedEnd], now_ms: int) -> None:
+        for key, audit in home.partitions.items():
+            log = _log_of(audit)
+            if self._logs.lacks(log):
+                audit.hold(now_ms)
+                continue
+            if log in ends:
+                audit.ends.confirm(ends[log].missing.get(key, {}))
+            audit.settle(now_ms)
 
     # ---- reports -------------------------------------------------------------------------------------
 
@@ -241,20 +253,21 @@ class LiveAudit:
 
     # ---- pointers ------------------------------------------------------------------------------------
 
-    async def _follow(self, touched: dict[Key, None]) -> None:
-        """Read pointers up to the ends as they are now.
+    async def _follow(self, touched: dict[Key, None], ends: Mapping[ReadPartition, ProvedEnd]) -> None:
+        """Read pointers up to the ends as they are now, and up to those that owners proved.
 
         Of partitions that nobody reports about only now and then.
         """
         idle = self._round % IDLE_ROUNDS == 0
         audits: dict[ReadPartition, list[PartitionAudit]] = {}
         due: dict[ReadPartition, None] = {}
+        least = {log: proved.end for log, proved in ends.items()}
         for home in self._homes.values():
             for key, audit in home.partitions.items():
                 audits.setdefault(_log_of(audit), []).append(audit)
-                if idle or key in touched or audit.waits:
+                if idle or key in touched or audit.waits or _log_of(audit) in ends:
                     due[_log_of(audit)] = None
-        await self._logs.follow(audits, due)
+        await self._logs.follow(audits, due, least)
 
     # ---- the state -----------------------------------------------------------------------------------
 
@@ -307,6 +320,9 @@ async def live_audit(brokers: str, state: Database, keep_ms: int, runtime: Runti
         any_broker = BrokerRouter(pool)
         queue = RemoteQueue(any_broker)
         reports, holders = GroupReports(consumer, queue, found[AUDIT_TOPIC]), Holders(pool, any_broker)
-        audit = LiveAudit(reports, admin.topics, queue, any_broker.read, holders.ask, store, runtime, keep_ms)
+        owners = OwnerEnds(runtime, pool)
+        stack.push_async_callback(owners.close)
+        asks = holders.ask, owners.ask
+        audit = LiveAudit(reports, admin.topics, queue, any_broker.read, *asks, store, runtime, keep_ms)
         stack.push_async_callback(audit.close)
         yield audit
