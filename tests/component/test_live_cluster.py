@@ -15,8 +15,8 @@ import pytest
 import memq
 from memq.audit.finding import Finding, Kind
 from memq.audit.live import service
-from memq.audit.live.damage_names import NAME_TRIES, DamageNames
 from memq.audit.live.group_reports import GroupReports, Page
+from memq.audit.live.questions.damage_names import NAME_TRIES, DamageNames
 from memq.audit.live.service import LiveAudit, live_audit
 from memq.audit.live.storage.database import Database, SqliteDatabase
 from memq.audit.live.storage.store import AuditStore
@@ -29,7 +29,7 @@ from memq.client.admin.aio_admin import AsyncAdmin
 from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.aio_consumer import AsyncConsumer
 from memq.client.link_pool import LinkPool, bootstrap_addresses
-from memq.errors import FencedError, QueueError, RetryableError, UnreachableError
+from memq.errors import FencedError, MemqError, NotFoundError, QueueError, RetryableError, UnreachableError
 from memq.format.pointer import encode_pointer
 from memq.format.report import (
     AUDIT_TOPIC,
@@ -40,12 +40,13 @@ from memq.format.report import (
     encode_report,
     home_of,
 )
-from memq.notification import Entry, Span
+from memq.notification import Entries, Entry, Span
 from memq.notification.memory import MemoryQueue
 from memq.notification.remote import RemoteQueue
+from memq.protocol.messages import PollEntries
 from memq.runtime.network import Runtime
 from memq.testing import Cluster
-from memq.topic import AUDIT_GROUP, Position, ReadPartition
+from memq.topic import AUDIT_GROUP, Position, ReadPartition, Topic, is_internal
 from tests.postgres import postgres_url
 from tests.skipping_loop import run_skipping
 from tests.unit.audited import TOPIC, data_pointer
@@ -53,6 +54,8 @@ from tests.unit.audited import TOPIC, data_pointer
 KEEP_MS = 86_400_000
 WAIT_S = 240.0
 RECORDS = 300
+POINTER = data_pointer([(1, 0, 10)])
+TOPICS = AsyncAdmin.topics
 
 
 @pytest.fixture
@@ -239,13 +242,22 @@ class OneByOne(GroupReports):
         return [home for home in super().assigned() if home == self._first or self._pages > 1]
 
 
-@pytest.mark.parametrize("trouble", ["one home after the other", "topics are not named", "homes are not had"])
+async def internal_topics(admin: AsyncAdmin, *, internal: bool = False) -> list[Topic]:
+    """Return topics as a broker that has heard of none but memq's own."""
+    return [each for each in await TOPICS(admin, internal=True) if internal and is_internal(each.name)]
+
+
+@pytest.mark.parametrize(
+    "trouble", ["one home after the other", "topics are not named", "no topic is listed", "homes are not had"]
+)
 def test_no_report_is_passed_over_in_trouble(trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A report that was read and not taken would be missing for ever: its minutes would be unknown."""
     if trouble == "one home after the other":
         monkeypatch.setattr(service, "GroupReports", OneByOne)
     elif trouble == "topics are not named":
         monkeypatch.setattr(AsyncAdmin, "topics", halting(AsyncAdmin.topics))
+    elif trouble == "no topic is listed":
+        monkeypatch.setattr(AsyncAdmin, "topics", internal_topics)
     else:
         monkeypatch.setattr(AuditStore, "take_home", halting(AuditStore.take_home))
     cluster = Cluster(audit=True, audit_interval_ms=100, audit_partitions=2)
@@ -328,16 +340,21 @@ def test_a_log_that_fails_makes_the_minutes_of_its_partition_unknown_and_no_othe
 
 
 def test_an_end_that_the_queue_shows_too_low_makes_no_acked_record_a_lost_one(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     low_ends: dict[int, int] = {}
-    span = GroupRequests._span
+    prepare = GroupRequests.prepare_poll
 
-    async def lowered(requests: GroupRequests, partition: ReadPartition) -> Span:
-        found = await span(requests, partition)
-        return Span(
-            found.begin, low_ends.get(partition.partition, found.end) if partition.topic == "clicks" else found.end
-        )
+    async def lowered(requests: GroupRequests, ask: PollEntries) -> list[Span | MemqError]:
+        found = list(await prepare(requests, ask))
+        for at, (part, span) in enumerate(zip(ask.partitions, found, strict=True)):
+            log = part.partition
+            if log.topic == "clicks" and log.partition in low_ends and isinstance(span, Span):
+                found[at] = Span(span.begin, low_ends[log.partition])
+        return found
+
+    monkeypatch.setattr(GroupRequests, "prepare_poll", lowered)
+    cluster = Cluster(audit=True, audit_interval_ms=100)
 
     async def work(database: Database) -> None:
         async with live_audit(cluster.address, database, KEEP_MS, Runtime()) as audit:
@@ -353,7 +370,6 @@ def test_an_end_that_the_queue_shows_too_low_makes_no_acked_record_a_lost_one(
             assert (summary.findings, summary.row.word()) == (0, "ok")
             assert await AuditView(database).findings(all_=True) == []
 
-    monkeypatch.setattr(GroupRequests, "_span", lowered)
     with cluster:
         cluster.create_topic("clicks", partitions=2)
         produce(cluster)
@@ -461,6 +477,36 @@ def test_a_damage_that_can_not_be_named_stops_the_reports_for_three_rounds_alone
         names.forget()
         with pytest.raises(RetryableError):
             await names.find(log, damage)
+
+    run_skipping(work())
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_damage_keeps_no_name_when_its_pointer_is_gone_and_is_asked_for_again_while_the_log_does_not_show_it(
+    gone: bool,
+) -> None:
+    answers = [Entries((), 7), Entries([Entry(8, 1, b"")], 9), Entries([Entry(7, 1, encode_pointer(POINTER))], 8)]
+
+    class Queue:
+        async def read(self, *_: Any) -> Entries:
+            return answers.pop(0)
+
+        async def span(self, *_: Any) -> Span:
+            return Span(8 if gone else 0, 9)
+
+    async def read(*_: Any) -> Any:
+        raise NotFoundError("no such object")
+
+    async def work() -> None:
+        names, log = DamageNames(cast("Any", Queue()), cast("Any", read)), TOPIC.read_partition_of(0)
+        damage = ReportedDamage(object="c/x", block=0, offset=7, records=10, cause="gone")
+        if gone:
+            assert await names.find(log, damage) == [damage]
+        else:
+            for _ in range(2):
+                with pytest.raises(QueueError, match="does not show pointer 7"):
+                    await names.find(log, damage)
+            assert [(each.producer, each.next) for each in await names.find(log, damage)] == [(1, 10)]
 
     run_skipping(work())
 

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from memq.audit.live import end_follower
-from memq.audit.live.end_follower import EndFollower
 from memq.audit.live.partition import PartitionAudit
 from memq.audit.live.partition_state import ReceivedReport
+from memq.audit.live.questions import end_follower
+from memq.audit.live.questions.end_follower import EndFollower
 from memq.audit.live.report_partition import Key
 from memq.errors import QueueError
 from memq.format.report import ReportPart

@@ -9,8 +9,8 @@ import pytest
 
 from memq.audit.finding import Kind
 from memq.audit.held import HELD_MS, HeldAnswer, Sought
-from memq.audit.live.holder_follower import HolderFollower
 from memq.audit.live.partition import PartitionAudit
+from memq.audit.live.questions.holder_follower import HolderFollower
 from memq.audit.live.report_partition import Key
 from memq.audit.minutes import active_ms
 from memq.format.pointer import ProducerEnd

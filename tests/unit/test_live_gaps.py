@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from memq.audit.live import partition
-from memq.audit.live.end_questions import EndQuestions
+from memq.audit.live.questions.end_questions import EndQuestions
 from memq.audit.minutes import active_ms
 from memq.errors import UnsupportedFormatError
 from memq.format.ranges import RangeSet

@@ -19,11 +19,11 @@ from memq.audit.account import ACKS_ALL, Account, Balance, Evidence, Fate, HeldW
 from memq.audit.finding import IN_GROUP, IN_QUEUE, Finding, Kind
 from memq.audit.held import HELD_MS, HeldAnswer, Sought, doubt_of
 from memq.audit.held_questions import HeldQuestions
-from memq.audit.live.end_questions import EndQuestions
 from memq.audit.live.event_minute import EventMinutes
 from memq.audit.live.group_readers import distrust_reading, take_reading
 from memq.audit.live.open_findings import OpenFindings
 from memq.audit.live.partition_state import NO_END_MS, AuditedGroup, AuditedProducer, PartitionState, ReceivedReport
+from memq.audit.live.questions.end_questions import EndQuestions
 from memq.audit.live.streams import StreamAudit
 from memq.audit.minutes import MINUTE_MS, QUEUE, MinuteRow, active_ms, late_ms, watermark_ms, window_ms
 from memq.errors import MemqError

@@ -8,7 +8,7 @@ read. So a death at any moment costs only time: whoever comes next reads on from
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -16,12 +16,13 @@ import msgspec
 
 from memq.audit.held import AskHeld
 from memq.audit.holders import Holders
-from memq.audit.live.damage_names import DamageNames
-from memq.audit.live.end_follower import AskEnd, EndFollower, OwnerEnds, ProvedEnd
+from memq.audit.live.audited_topics import AuditedTopics
 from memq.audit.live.group_reports import GroupReports, Page
-from memq.audit.live.holder_follower import HolderFollower
 from memq.audit.live.log_follower import LogFollower
 from memq.audit.live.partition import PartitionAudit
+from memq.audit.live.questions.damage_names import DamageNames
+from memq.audit.live.questions.end_follower import AskEnd, EndFollower, OwnerEnds, ProvedEnd
+from memq.audit.live.questions.holder_follower import HolderFollower
 from memq.audit.live.report_partition import Key, ReportPartitionAudit
 from memq.audit.live.storage.database import Database
 from memq.audit.live.storage.store import AuditStore, PartitionChanges, Step
@@ -45,8 +46,6 @@ PRUNE_EVERY_ROUNDS = 600
 SICK_HOME_ROUNDS = 30  # between two questions for the end of a home whose log does not answer
 ASK_AGAIN_ROUNDS = 10  # between two questions to brokers about records that one of them holds, or may hold
 
-ListTopics = Callable[[], Awaitable[Sequence[Topic]]]  # those that are audited; raises RetryableError
-
 
 @dataclass(slots=True)
 class _Home:
@@ -64,7 +63,7 @@ class LiveAudit:
     def __init__(
         self,
         reports: GroupReports,
-        topics: ListTopics,
+        topics: AuditedTopics,
         queue: RemoteQueue,
         read: ReadRange,
         ask_held: AskHeld,
@@ -74,7 +73,7 @@ class LiveAudit:
         keep_ms: int,
     ) -> None:
         self._reports = reports
-        self._ask_topics = topics
+        self._topics = topics
         self._store = store
         self._names = DamageNames(queue, read)
         self._clock = runtime.clock
@@ -88,7 +87,6 @@ class LiveAudit:
         self._homes: dict[int, _Home] = {}
         self._page: Page | None = None  # what was heard last, until it is taken: when that fails, it is taken again
         self._touched: dict[Key, None] = {}  # that reports were heard about, and not yet judged behind them
-        self._topics: dict[str, Topic] = {}
         self._round = 0
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
@@ -207,7 +205,7 @@ class LiveAudit:
                 self._events.warning("audit.report-unreadable", f"report at {position} of _memq_audit: {error}")
                 continue
             if any((part.topic_id, part.partition) not in home.partitions for part in report.parts):
-                await self._refresh_topics()
+                await self._learn_topics(report)
             home.audit.take(await self._named(report), now_ms)
             for part in report.parts:
                 if (part.topic_id, part.partition) in home.partitions:
@@ -222,7 +220,7 @@ class LiveAudit:
         return msgspec.structs.replace(report, parts=parts)
 
     async def _named_part(self, part: ReportPart) -> ReportPart:
-        topic = self._topics.get(part.topic_id)
+        topic = self._topics.by_id.get(part.topic_id)
         found: list[ReportedDamage] = []
         for damage in part.damages:
             found += (
@@ -235,16 +233,23 @@ class LiveAudit:
     # ---- topics --------------------------------------------------------------------------------------
 
     async def _refresh_topics(self) -> None:
-        self._topics = {topic.id: topic for topic in await self._ask_topics()}
+        await self._topics.refresh()
+        await self._load_partitions()
+
+    async def _learn_topics(self, report: Report) -> None:
+        """Ask for topics that a report is about: they may be new, or have new partitions."""
+        await self._topics.refresh()
+        for part in report.parts:
+            await self._topics.learn(part.topic, part.topic_id)
         await self._load_partitions()
 
     async def _load_partitions(self) -> None:
         """Have an audit for each write partition whose home is here, and none for topics that are gone."""
         homes = self._reports.homes()
         for home in self._homes.values():
-            for key in [key for key in home.partitions if key[0] not in self._topics]:
+            for key in [key for key in home.partitions if key[0] not in self._topics.by_id]:
                 del home.partitions[key]
-        for topic in self._topics.values() if homes else ():
+        for topic in self._topics.by_id.values() if homes else ():
             for part in topic.partitions:
                 mine = self._homes.get(home_of(topic.id, part.partition, homes))
                 key = (topic.id, part.partition)
@@ -323,6 +328,11 @@ async def live_audit(brokers: str, state: Database, keep_ms: int, runtime: Runti
         owners = OwnerEnds(runtime, pool)
         stack.push_async_callback(owners.close)
         asks = holders.ask, owners.ask
-        audit = LiveAudit(reports, admin.topics, queue, any_broker.read, *asks, store, runtime, keep_ms)
+
+        async def find(name: str) -> Topic:
+            return (await admin.topic(name)).topic
+
+        topics = AuditedTopics(admin.topics, find)
+        audit = LiveAudit(reports, topics, queue, any_broker.read, *asks, store, runtime, keep_ms)
         stack.push_async_callback(audit.close)
         yield audit

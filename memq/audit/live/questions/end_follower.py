@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from memq.audit.live.end_questions import Missing
 from memq.audit.live.partition import PartitionAudit
+from memq.audit.live.questions.end_questions import Missing
 from memq.audit.live.report_partition import Key
 from memq.client.link_pool import LinkPool
 from memq.client.metadata import ClusterMetadata

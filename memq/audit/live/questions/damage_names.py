@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from memq.audit.checks.object_reads import named, read_entries, read_headers
 from memq.client.consumer.fetch.fetcher import ReadRange
-from memq.errors import MemqError, RetryableError, StoreError
+from memq.errors import MemqError, QueueError, RetryableError, StoreError
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, read_pointer
 from memq.format.report import ReportedDamage
@@ -73,8 +73,14 @@ class DamageNames:
             return ()
 
     async def _pointer_at(self, log: ReadPartition, offset: int) -> Pointer | None:
+        """Return the pointer that a reader had, None when retention took it.
+
+        Raises: QueueError while the log does not show it; as `RemoteQueue.read`.
+        """
         entries = await self._queue.read(log, offset, 1)
         if not entries or entries[0].offset != offset:
-            return None
+            if (await self._queue.span(log)).begin > offset:
+                return None
+            raise QueueError(f"{log} does not show pointer {offset}, which a reader had")
         pointer = read_pointer(entries[0].body, newer="return")
         return pointer if isinstance(pointer, Pointer) and pointer.locations else None

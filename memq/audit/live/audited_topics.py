@@ -1,0 +1,54 @@
+"""The topics that the live audit knows. A shell.
+
+A broker lists the topics that it has heard of, and brokers hear of a new topic one by one. So a topic that a list
+leaves out may exist. It is asked for by name, which a broker answers from the coordinator, before reports about it are
+dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from memq.errors import InvalidRequestError, NotFoundError
+from memq.topic import Topic, is_internal
+
+GONE_MAX = 4_096  # ids of topics that are gone, and are not asked for again
+
+ListTopics = Callable[[], Awaitable[Sequence[Topic]]]  # raises RetryableError
+FindTopic = Callable[[str], Awaitable[Topic]]  # by name; raises RetryableError, NotFoundError, InvalidRequestError
+
+
+class AuditedTopics:
+    """Topics by id. Raises everywhere: RetryableError."""
+
+    def __init__(self, ask_all: ListTopics, find: FindTopic) -> None:
+        self.by_id: dict[str, Topic] = {}
+        self._ask_all = ask_all
+        self._find = find
+        self._gone: dict[str, None] = {}
+
+    async def refresh(self) -> None:
+        """Ask for all topics; those that were known and are not listed are asked for by name."""
+        before, listed = self.by_id, {topic.id: topic for topic in await self._ask_all()}
+        for topic in before.values():
+            if topic.id not in listed:
+                listed |= await self._found(topic.name, topic.id)
+        self.by_id = listed
+
+    async def learn(self, name: str, topic_id: str) -> None:
+        """Ask for a topic that a report is about, if it is not known."""
+        if topic_id not in self.by_id and topic_id not in self._gone and not is_internal(name):
+            self.by_id |= await self._found(name, topic_id)
+
+    async def _found(self, name: str, topic_id: str) -> dict[str, Topic]:
+        try:
+            topic = await self._find(name)
+        except (NotFoundError, InvalidRequestError):
+            pass
+        else:
+            if topic.id == topic_id:
+                return {topic_id: topic}
+        self._gone[topic_id] = None  # an id never comes back
+        while len(self._gone) > GONE_MAX:
+            del self._gone[next(iter(self._gone))]
+        return {}
