@@ -84,6 +84,17 @@ def test_the_auditor_names_the_batch_of_a_damage_whose_index_does_not_answer() -
     run_plan(draw_plan(881400, "calm", aspects=("wander", "shared", "cold", "lies", "part", "churn", "auditor")))
 
 
+@pytest.mark.thorough
+def test_the_auditor_need_not_count_what_retention_took_before_it_was_read() -> None:
+    aspects = ("house", "levels", "jumps", "shared", "seize", "staged", "disk", "reports", "cold", "thin", "auditor")
+    run_plan(draw_plan(725230131, "sleepy", aspects=aspects))
+
+
+@pytest.mark.thorough
+def test_the_live_audit_names_a_whole_batch_though_a_block_of_it_was_damaged_before() -> None:
+    run_plan(draw_plan(881400, "breezy", aspects=("wander", "shared", "cold", "lies", "part", "churn", "auditor")))
+
+
 @pytest.mark.parametrize("seed", [7, 27])
 def test_lag_is_exact_where_a_repetition_adopts_what_its_first_try_had_not_met(seed: int) -> None:
     run_plan(draw_plan(seed, "sleepy", aspects=()))
