@@ -15,7 +15,7 @@ from memq.errors import CorruptDataError, MemqError, NotFoundError
 from memq.format.ranges import RangeSet
 from memq.format.report import AUDIT_TOPIC, Kind, Report, ReportPart, decode_report
 from memq.testing import Cluster
-from memq.topic import Position
+from memq.topic import Position, TopicSettings
 
 WAIT_S = 60.0
 Stages = dict[str, RangeSet]
@@ -88,6 +88,19 @@ def test_a_producer_and_a_group_say_what_they_did(cluster: Cluster) -> None:
     assert (begin.at, begin.reason) == ("0:0:0", "start")
     assert {report.name for report in audit_topic.reports if report.kind == "consumer"} == {"g"}
     assert [part.committed for part in audit_topic.parts("consumer") if part.committed][-1] == str(position)
+
+
+def test_the_audit_topic_takes_many_small_reports_that_nobody_waits_for() -> None:
+    hour_ms = 3_600_000
+    with (
+        Cluster(audit=True, audit_partitions=3, audit_retention_ms=hour_ms) as running,
+        Admin(running.address) as admin,
+    ):
+        while not (found := admin.topics(internal=True)):
+            pass
+        (topic,) = found
+        assert (topic.name, len(topic.partitions)) == (AUDIT_TOPIC, 3)
+        assert topic.settings == TopicSettings(retention_ms=hour_ms, shared_objects=True, seal_when_idle=False)
 
 
 def test_while_it_runs_a_client_reports_and_promises(cluster: Cluster) -> None:

@@ -93,6 +93,26 @@ def test_a_start_needs_the_answers_of_half_of_all_logs(silent: int, starts: bool
     asyncio.run(work())
 
 
+@pytest.mark.parametrize("tolerant", [False, True])
+def test_an_answer_that_does_not_pass_ends_the_check(tolerant: bool) -> None:
+    async def work() -> None:
+        cluster = Cluster()
+        await cluster.topic(VIEWS, entries=1)
+        denied = read_partitions(await cluster.topic(CLICKS, entries=1))[0]
+        span = cluster.queue.span
+
+        async def deny(partition: ReadPartition) -> Span:
+            if partition == denied:
+                raise DeniedError("no right to read")
+            return await span(partition)
+
+        cluster.queue.span = deny  # type: ignore[method-assign]
+        with pytest.raises(DeniedError, match="no right to read"):
+            await cluster.logs.check((lambda partition, error: None) if tolerant else None)
+
+    asyncio.run(work())
+
+
 def test_a_topic_without_its_logs_and_with_objects_is_refused() -> None:
     async def work() -> None:
         cluster = Cluster()

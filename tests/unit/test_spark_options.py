@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from memq.errors import InvalidSettingError, UnknownSettingError
-from memq.spark.options import COLUMNS, DEFAULT_COLUMNS, DESCRIPTIONS, SPELLING, fields_at, read_options, table_ddl
+from memq.limits import KIB, MIB
+from memq.spark.options import (
+    COLUMNS,
+    DEFAULT_COLUMNS,
+    DESCRIPTIONS,
+    MISSING_S,
+    SPELLING,
+    fields_at,
+    read_options,
+    table_ddl,
+)
 from memq.topic import Position
 
 
@@ -35,11 +45,41 @@ def test_names_are_read_in_any_case() -> None:
         ({"topics": "a", "partitionBytes": "many"}, "not from"),
         ({"topics": "a", "dedup": "off"}, "none of on, raw"),
         ({"topics": "a", "valueFormat": "avro"}, "needs the options"),
+        ({"topics": "a", "valueFormat": "avro", "schema": "a INT"}, "needs the options"),
+        ({"topics": "a", "valueFormat": "avro", "avroSchema": "{}"}, "needs the options"),
+        ({"topics": "a", "queue": "sqlite:q", "store": "file:s", "auditName": "n"}, "'auditName' needs 'brokers'"),
+        ({"topics": "a", "dedup": "raw", "auditName": "n"}, "'auditName' needs dedup = on"),
     ],
 )
 def test_a_mistake_is_named(given: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidSettingError, match=said):
         read_options(given)
+
+
+def test_a_name_for_the_audit_goes_with_the_defaults_and_with_what_they_are() -> None:
+    for more in ({}, {"dedup": "on"}, {"brokers": "h:1"}):
+        assert read_options({"topics": "a", "auditName": "n", **more}, "streaming").audit_name == "n"
+    assert read_options({"topics": "a", "dedup": "raw"}).audit_name == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "least", "default"),
+    [
+        ("partitionBytes", "partition_bytes", 64 * KIB, 128 * MIB),
+        ("prefetchBytes", "prefetch_bytes", 64 * KIB, 64 * MIB),
+        ("maxBytesPerTrigger", "trigger_bytes_max", 1, 0),
+        ("maxRecordsPerTrigger", "trigger_records_max", 1, 0),
+        ("missingSeconds", "missing_s", 0, MISSING_S),
+    ],
+)
+def test_a_number_is_taken_from_its_least_value_up_to_2_52(name: str, field: str, least: int, default: int) -> None:
+    assert getattr(read_options({"topics": "a"}), field) == default
+    assert getattr(read_options({"topics": "a", name: ""}), field) == default
+    for value in (least, 1 << 52):
+        assert getattr(read_options({"topics": "a", name: str(value)}), field) == value
+    for value in (least - 1, (1 << 52) + 1):
+        with pytest.raises(InvalidSettingError, match=f"option '{name}' = '{value}' is not from {least} to {1 << 52}"):
+            read_options({"topics": "a", name: str(value)})
 
 
 def test_an_unknown_name_is_answered_with_a_near_one() -> None:

@@ -183,6 +183,47 @@ def test_micro_batches_have_whole_batches_of_as_many_bytes(sizes: list[int], byt
     assert place.bytes == sum(sizes)
 
 
+@pytest.mark.parametrize(
+    ("records_max", "bytes_max", "end"),
+    [
+        (None, 99, (1, 0)),
+        (None, 100, (2, 0)),
+        (None, 149, (2, 0)),
+        (None, 150, (3, 0)),
+        (19, None, (1, 9)),
+        (20, None, (2, 0)),
+        (21, None, (2, 1)),
+        (30, 100, (2, 0)),
+        (15, 100, (1, 5)),
+        (None, 1, (1, 0)),
+        (10, 1, (1, 0)),
+        (1, 1, (0, 1)),
+    ],
+)
+def test_a_micro_batch_reaches_its_bounds_exactly(
+    records_max: int | None, bytes_max: int | None, end: tuple[int, int]
+) -> None:
+    """The batches have ten records each, and 40, 60 and 50 bytes."""
+    admission = Admission(records_max, bytes_max, {PARTITION: StreamPlace(0)})
+    for offset, size in enumerate((40, 60, 50)):
+        if not admission.full:
+            admission.take(PARTITION, offset, pointer_of(10 * offset, 10 * offset + 10, size=size))
+    found = admission.places[PARTITION]
+    assert (found.offset, found.index) == end
+    assert found.records == 10 * end[0] + end[1]
+    assert found.bytes == sum((40, 60, 50)[: end[0]])
+
+
+def test_pointers_without_records_pass_the_bounds_of_a_micro_batch() -> None:
+    admission = Admission(10, 40, {PARTITION: StreamPlace(0)})
+    opened = Pointer(kind="opened", cluster="c", topic="clicks", topic_id="0" * 32, partition=0, epoch=1)
+    admission.take(PARTITION, 0, opened)
+    admission.take(PARTITION, 1, CorruptDataError("pointer can't be read"))
+    admission.take(PARTITION, 2, pointer_of(0, 10, size=40))
+    admission.take(PARTITION, 3, opened)
+    assert (admission.places[PARTITION], admission.full) == (StreamPlace(4, 0, 10, 40), False)
+
+
 def test_offsets_go_through_json_and_name_what_they_are_not_of() -> None:
     places = {PARTITION: StreamPlace(17, 3, 100, 2_000), ReadPartition("clicks", "0" * 32, 1): StreamPlace(0)}
     encoded = encode_offsets(places)
@@ -201,6 +242,8 @@ def test_lag_is_the_difference_of_offsets_and_nothing_for_other_sources() -> Non
     )
     ours = {"endOffset": here, "latestOffset": end}
     assert lag({"sources": [ours, {"endOffset": "5", "latestOffset": None}]}) == StreamLag(15, 600)
+    assert lag({"sources": [{"endOffset": None, "latestOffset": end}]}) == StreamLag(25, 700), "nothing is read so far"
+    assert lag({"sources": [{"endOffset": end, "latestOffset": here}, ours]}) == StreamLag(15, 600), "never below 0"
 
 
 def pieces_of(blocks: list[Block]) -> list[BlockPiece]:
@@ -295,6 +338,14 @@ def test_stretches_cover_all_once(shapes: list[tuple[int, int]]) -> None:
 
 def key_of(place: TaskRange) -> tuple[str, tuple[int, ...]]:
     return place.partition.topic_id, place.writers
+
+
+def test_a_place_without_a_batch_goes_with_the_first_task() -> None:
+    first, idle = place_of(0, "a"), place_of(1, "a")
+    parts = [BatchPart(0, 2 + number, None) for number in range(2)]
+    for splits in ([Split(parts, SETTINGS)], [Split([part], SETTINGS) for part in parts]):
+        ranges = stretches_of(splits, [first.partition] * 2, {each.partition: each for each in (first, idle)})
+        assert [idle in stretches for stretches in ranges] == [True, *[False] * (len(splits) - 1)]
 
 
 def test_without_tasks_nobody_answers() -> None:
