@@ -426,7 +426,7 @@ def test_a_damaged_block_costs_itself_alone_and_its_segment_is_set_aside(caplog:
     run_skipping(work())
 
 
-def test_a_spool_without_segments_is_replayed_at_once() -> None:
+def test_a_spool_without_segments_is_replayed_at_once(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         bench = Bench()
         bench.forwarder.works = 1  # of a lost epoch of this run: the replay does not wait for it
@@ -434,7 +434,54 @@ def test_a_spool_without_segments_is_replayed_at_once() -> None:
         await bench.replay.wait()
         assert not bench.at_work()
 
+    with caplog.at_level("INFO", "memq"):
+        run_skipping(work())
+    assert events_of(caplog) == [], "nothing was replayed"
+
+
+def test_the_end_of_a_replay_is_logged_with_what_stays(caplog: pytest.LogCaptureFixture) -> None:
+    async def work(failures: int) -> None:
+        bench = Bench()
+        await bench.logs()
+        bench.write("a", (0, 1, blocks_of(1)[0]))
+        bench.write("b", (0, 2, blocks_of(2)[1]))
+        bench.disk.failures = failures
+        bench.forwarder.works = 1
+        running = asyncio.create_task(bench.run())
+        await skip(STALE_S + 60)
+        bench.forwarder.settle()
+        await running
+
+    for failures, text in ((0, ""), (READ_TRIES, "; 1 stay, as the log says")):
+        caplog.clear()
+        with caplog.at_level("INFO", "memq"):
+            run_skipping(work(failures))
+        ends = [record.getMessage() for record in caplog.records if getattr(record, "event", "") == "spool-replayed"]
+        assert ends == [f"spool-replayed: 2 segments of an earlier run{text}"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (slice(-1, None), "bytes 24 to 169: "),
+        (slice(None), "the last 169 bytes are no entry, "),
+    ],
+)
+def test_a_read_that_is_not_sound_is_logged_with_its_first_damage_or_its_end(
+    wrong: slice, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        bench = Bench()
+        await bench.logs()
+        bench.write("a", (0, 1, blocks_of(1)[0]))
+        bench.disk.wrong = [wrong]
+        await bench.run()
+
     run_skipping(work())
+    (line,) = [record.getMessage() for record in caplog.records if getattr(record, "event", "") == "spool-retry"]
+    assert line.startswith(f"spool-retry: segment a: {text}")
+    assert line.endswith(", and no two reads of it were the same; it is read again")
+    assert line.count("bytes") == 1
 
 
 # ---- what is asked of it -------------------------------------------------------------------------
