@@ -256,6 +256,7 @@ def test_what_is_missing_is_asked_for_as_long_as_the_caller_says() -> None:
     assert outcome(hiding(5.0), missing_s=30.0) == (b"ok", 6.05, 5)
     assert outcome(hiding(29.0), missing_s=30.0) == (b"ok", 30.0, 11)
     assert outcome(hiding(31.0), missing_s=30.0) == (MISSING, 30.0, 0)
+    assert outcome(hiding(6.3), missing_s=6.5) == (b"ok", 6.5, 6), "the last pause is as short as the time that is left"
     assert outcome(hiding(31.0), missing_s=0.1) == (MISSING, TWO, 0)
     assert outcome(hiding(31.0), missing_s=0.3) == (MISSING, 0.3, 0)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from pyspark.sql.datasource import EqualTo, Filter
+from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, LessThan
 
 from memq.errors import CorruptDataError, DeniedError, InvalidSettingError, NotFoundError
 from memq.format.blocks.header import parse_header
@@ -21,9 +21,9 @@ from memq.spark.read.pruning import ReadFilter
 from memq.spark.read.raw import READS_MAX, RING_SLOTS_MAX, RawBatch, find_orphans, once, plan_raw, split_path
 from memq.topic import Topic, equal_slots
 from tests.unit.audited import TOPIC, data_pointer
-from tests.unit.blocks import NOW_MS
-from tests.unit.stored_topic import block
-from tests.unit.test_spark_source import Row, rows_of, values_of
+from tests.unit.blocks import NOW_MS, Record
+from tests.unit.stored_topic import StoredTopic, block
+from tests.unit.test_spark_source import Row, rows_of, time_of, values_of
 
 VIEWS = Topic(name="views", id="0b" * 16, created_ms=NOW_MS, partitions=equal_slots(1))
 HIDDEN = Topic(name="_memq_audit", id="0c" * 16, created_ms=NOW_MS, partitions=equal_slots(1))
@@ -210,6 +210,21 @@ def test_filters_prune_a_listing_too(listing: Listing) -> None:
     columns = {"columns": "value,topic,partition"}
     assert listing.values("", [EqualTo(("partition",), 1)], **columns) == [b"b"]
     assert listing.values("", [EqualTo(("topic",), "views")], **columns) == [b"v"]
+
+
+def test_blocks_of_a_listed_batch_are_pruned_by_their_index(tmp_path: Path) -> None:
+    topic = StoredTopic(tmp_path)
+    early: list[Record] = [(b"early", None, (), NOW_MS, "web")]
+    late: list[Record] = [(b"late", None, (), NOW_MS + 10_000, "app")]
+    for turn in (0, 1):
+        topic.write(block(early, producer=1, first=turn), block(late, producer=2, first=turn), batch_sequence=turn)
+    options = {"path": str(topic.objects), "columns": "value,tag,timestamp"}
+    for tag, value in (("web", b"early"), ("app", b"late")):
+        assert values_of(options, [EqualTo(("tag",), tag)]) == [value] * 2
+    middle = time_of(NOW_MS + 5_000)
+    assert values_of(options, [GreaterThan(("timestamp",), middle)]) == [b"late"] * 2
+    assert values_of(options, [LessThan(("timestamp",), middle)]) == [b"early"] * 2
+    assert len(values_of(options)) == 4
 
 
 def test_what_was_sent_again_is_read_once(listing: Listing) -> None:

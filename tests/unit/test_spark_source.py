@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Sequence
@@ -26,6 +27,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from memq.client.consumer.fetch.fetcher import BatchFetcher
+from memq.compaction.compaction import leave_queue, manifest_of
+from memq.compaction.files import ColdFiles
+from memq.compaction.plan import ColdRule
 from memq.errors import (
     CorruptDataError,
     DeniedError,
@@ -34,11 +39,18 @@ from memq.errors import (
     NotFoundError,
     UnsupportedFormatError,
 )
+from memq.format.batch import BlockPiece
 from memq.format.pointer import Pointer
 from memq.limits import KIB
+from memq.notification.sqlite.queue import SqliteQueue
+from memq.runtime.clock import SystemClock
+from memq.runtime.network import Runtime
 from memq.spark.options import read_options
 from memq.spark.source import MemqSource
-from memq.topic import Position, Topic, equal_slots
+from memq.spark.write.writers import MemqStreamWriter, MemqWriter
+from memq.storage_handlers.filesystem import FilesystemHandler
+from memq.topic import Position, Topic, TopicSettings, equal_slots
+from tests.cold import DAY_MS, parts_on
 from tests.unit.blocks import NOW_MS, Record, repair
 from tests.unit.stored_topic import StoredTopic, block
 
@@ -236,6 +248,31 @@ def test_tasks_read_about_as_many_bytes_as_they_are_given(tmp_path: Path) -> Non
     assert values_of(larger) == values
 
 
+def test_a_task_holds_as_many_bytes_ahead_as_it_may_and_one_batch_at_least(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = StoredTopic(tmp_path)
+    for number in range(12):
+        topic.write(block([bytes([number]) * (10 * KIB)], first=number))
+    held, most = list[int](), list[int]()
+    fetch = BatchFetcher.fetch
+
+    async def counted(self: BatchFetcher, pointer: Pointer) -> Sequence[BlockPiece]:
+        held.append(pointer.locations[0].length)
+        most.append(sum(held))
+        pieces = await fetch(self, pointer)
+        await asyncio.sleep(0)
+        held.pop()
+        return pieces
+
+    monkeypatch.setattr(BatchFetcher, "fetch", counted)
+    for prefetch, fits in (("64KiB", 6), ("100KiB", 9), ("128MiB", 12)):
+        most.clear()
+        (batches,) = batches_of({**topic.options, "columns": "value", "prefetchBytes": prefetch})
+        assert len(batches) == 12
+        assert max(most) // (10 * KIB) == fits, prefetch
+
+
 # ---- filters ---------------------------------------------------------------------------------
 
 
@@ -324,6 +361,7 @@ def test_blocks_that_a_pointer_says_to_skip_are_not_read(tmp_path: Path) -> None
     topic = StoredTopic(tmp_path)
     topic.write(block([b"a"]), block([b"b"], first=1), change=lambda pointer: replace(pointer, skip=(0,)))
     assert values_of(topic.options) == [b"b"]
+    assert values_of(topic.options, dedup="raw") == [b"a", b"b"], "all that is stored"
 
 
 def test_of_a_copy_with_more_the_new_records_are_read(tmp_path: Path) -> None:
@@ -331,6 +369,18 @@ def test_of_a_copy_with_more_the_new_records_are_read(tmp_path: Path) -> None:
     topic.write(block([b"a", b"b"]))
     topic.write(block([b"a", b"b"]), block([b"c"], first=2), block([b"x"], producer=2))
     assert values_of(topic.options) == [b"a", b"b", b"c", b"x"]
+
+
+def test_where_the_index_can_not_be_read_sequences_alone_decide_about_a_copy(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = StoredTopic(tmp_path)
+    topic.write(block([b"a"]))
+    key = topic.write(block([b"x"]), harm=lambda body: spoiled(body, len(body) - 12))
+    with caplog.at_level(logging.ERROR, "memq"):
+        assert values_of(topic.options) == [b"a"]
+    (line,) = events_of(caplog, "index-unread")
+    assert line.startswith(f"index-unread: topic 'clicks' partition 0 object {key}: ")
 
 
 # ---- damage ----------------------------------------------------------------------------------
@@ -513,6 +563,23 @@ def test_a_field_of_another_type_than_avros_is_refused(tmp_path: Path) -> None:
         rows_of(options, fields=[StructField("s", IntegerType())])
 
 
+# ---- writers ---------------------------------------------------------------------------------
+
+
+def test_writers_are_checked_by_what_they_are_for() -> None:
+    schema = StructType([StructField("value", BinaryType())])
+    assert isinstance(MemqSource({"topic": "clicks"}).writer(schema, overwrite=False), MemqWriter)
+    stream = MemqSource({"topic": "clicks", "writer": "w"}).streamWriter(schema, overwrite=False)
+    assert isinstance(stream, MemqStreamWriter)
+    with pytest.raises(InvalidSettingError, match="require each other"):
+        MemqSource({"topic": "clicks", "writer": "w"}).writer(schema, overwrite=False)
+    with pytest.raises(InvalidSettingError, match="a stream needs"):
+        MemqSource({"topic": "clicks"}).streamWriter(schema, overwrite=False)
+    for make in (MemqSource({"topic": "c"}).writer, MemqSource({"topic": "c", "writer": "w"}).streamWriter):
+        with pytest.raises(InvalidRequestError):
+            make(schema, overwrite=True)
+
+
 # ---- ways to the data ----------------------------------------------------------------------------
 
 
@@ -539,3 +606,25 @@ def test_two_topics_of_one_name_are_read_through_a_broker(tmp_path: Path) -> Non
     StoredTopic(tmp_path, topic=again)
     with pytest.raises(InvalidSettingError, match=f"the queue has 2 topics 'clicks' with ids {topic.topic.id}, ffff"):
         values_of(topic.options)
+
+
+def test_what_was_compacted_is_read_from_where_it_is_now(tmp_path: Path) -> None:
+    topic = three_batches(tmp_path)
+    small = [path for path in topic.objects.rglob("*") if path.is_file()]
+    topic.write(block([b"6"], first=6), time_ms=NOW_MS + DAY_MS)
+
+    async def compact() -> None:
+        queue = SqliteQueue(tmp_path / "queue.sqlite", SystemClock())
+        store = FilesystemHandler(topic.objects, topic.objects)
+        rule = ColdRule(age_ms=DAY_MS, rest=True)
+        (done,) = await parts_on(queue, store, Runtime()).compact(topic.logs[0], TopicSettings(), rule)
+        assert done.part.entries == len(small)
+        await leave_queue(queue, topic.logs[0], await manifest_of(ColdFiles("memq", store), topic.logs[0]))
+        await queue.close()
+        await store.close()
+
+    asyncio.run(compact())
+    for path in small:
+        path.unlink()
+    assert values_of(topic.options) == [b"%d" % number for number in range(7)]
+    assert values_of(topic.options, start="0:1:1", end="0:2:1") == [b"3", b"4"]
