@@ -179,6 +179,18 @@ async def test_keys_outside_the_grammar_are_refused(store: StorageHandler) -> No
 
 
 @over_stores
+async def test_a_key_has_up_to_1024_characters(store: StorageHandler) -> None:
+    longest = "/".join(["x" * 204] * 5)
+    assert len(longest) == 1_024
+    await store.put(longest, [b"1"], crc32c(b"1"))
+    assert await store.get(longest) == b"1"
+    assert await keys(store, longest) == [longest]
+    for call in (store.get(f"{longest}x"), store.put(f"{longest}x", [b""], 0), keys(store, f"{longest}x")):
+        with pytest.raises(InvalidRequestError, match="has 1025 characters"):
+            await call
+
+
+@over_stores
 async def test_check_leaves_nothing(store: StorageHandler) -> None:
     await store.check()
     await store.check()
