@@ -19,7 +19,8 @@ from memq.compaction.plan import ColdRule, following, without
 from memq.compaction.reader import ColdReader
 from memq.errors import DeniedError, InvalidRequestError, MemqError, NotReadyError
 from memq.format.blocks.header import check_block, scope_of
-from memq.format.key import cold_prefix, is_cold_object, object_key
+from memq.format.key import cold_prefix, is_cold_object, manifest_key, object_key
+from memq.format.manifest import Manifest, StagedObject, StagedPiece, encode_manifest
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index, open_object
 from memq.format.pointer import Location, NamedProducer, Pointer, ProducerRanges, decode_pointer, encode_pointer
 from memq.governor import Assignment
@@ -32,7 +33,7 @@ from memq.runtime.network import Runtime
 from memq.storage_handlers import Buffer, ObjectEntry
 from memq.storage_handlers.confirmed_reads import ConfirmedReads
 from memq.storage_handlers.memory import MemoryHandler
-from memq.topic import ReadPartition, Topic, TopicSettings, Totals, equal_slots, read_partitions
+from memq.topic import ReadPartition, Topic, TopicSettings, Totals, equal_slots, read_partitions, writer_id
 from tests.cold import DAY_MS, SWEEP_AGE_MS, ColdParts, parts_on
 from tests.contract.manual_clock import ManualClock
 from tests.simulation.bug import Planted, after, omit, swap
@@ -44,7 +45,8 @@ TOPIC = Topic(name="clicks", id="00112233445566778899aabbccddeeff", created_ms=0
 CLUSTER, STORE = "memq", "main"
 COLD_PREFIX = cold_prefix(CLUSTER, TOPIC.name, TOPIC.id)
 OLD, YOUNG = 24, 4
-NAMED = (NamedProducer(producer=9, epoch=0, last_sequence=1, batch_id="7", manifest=5, pieces=1),)
+WRITER = "nightly"
+NAMED = (NamedProducer(producer=writer_id(WRITER), epoch=0, last_sequence=1, batch_id="7", manifest=5, pieces=1),)
 RULE = ColdRule(age_ms=DAY_MS, object_bytes=2_500, rest=True)
 
 
@@ -545,6 +547,27 @@ def test_a_restore_names_what_lies_in_large_objects_once_and_the_old_manifests_h
 
     for swept in (False, True):
         asyncio.run(work(swept=swept))
+
+
+@pytest.mark.parametrize(("batch_id", "missing"), [(7, []), (8, ["staged-8"])])
+def test_a_restore_looks_for_staged_batches_where_compaction_has_left_them(batch_id: int, missing: list[str]) -> None:
+    async def work() -> None:
+        world = await World.made()
+        await world.compact()
+        facts = {"topic": TOPIC.name, "topic_id": TOPIC.id, "partition": 0}
+        piece = StagedPiece(**facts, offset=0, length=100, records=3, raw_bytes=100)  # type: ignore[arg-type]
+        staged = StagedObject(key=f"staged-{batch_id}", bytes=500, index_offset=100, pieces=(piece,))
+        manifest = Manifest(
+            cluster=CLUSTER, writer=WRITER, batch_id=batch_id, store=STORE, created_ms=1, objects=(staged,)
+        )
+        body = encode_manifest(manifest)
+        await MemoryHandler.put(world.store, manifest_key(CLUSTER, WRITER, batch_id), [body], crc32c(body))
+        restorer = Restorer(CLUSTER, STORE, world.store, KillingQueue(world.clock, world.steps), world.clock)
+        report = await restorer.restore(TOPIC)
+        assert report.records == 3 * (OLD + YOUNG)
+        assert [key for key, _ in report.findings] == missing
+
+    asyncio.run(work())
 
 
 @pytest.mark.parametrize("indexes_kept", [1, 4])
