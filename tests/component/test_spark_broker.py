@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,11 @@ class Job:
         self.readers: list[MemqStreamReader] = []
 
     def send(self, count: int) -> None:
-        """Send records to both partitions in turn, in a block each."""
-        with Producer(self.cluster.address) as producer:
+        """Send records to both partitions in turn, in one block for each partition."""
+        with Producer(self.cluster.address, linger_ms=60_000) as producer:
             for number in range(self.sent, self.sent + count):
-                producer.send("clicks", b"%d" % number, partition=number % 2).result(60)
+                producer.send("clicks", b"%d" % number, partition=number % 2)
+            producer.flush(60)
         self.sent += count
         for key, body in self.cluster.store.objects.items():
             path = self.folder / key
@@ -80,13 +82,19 @@ class Job:
         ]
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    with Cluster(audit=True, audit_interval_ms=100) as cluster:
-        made = Job(cluster, tmp_path)
+@contextmanager
+def running(folder: Path, interval_ms: int) -> Iterator[Job]:
+    with Cluster(audit=True, audit_interval_ms=interval_ms) as cluster:
+        made = Job(cluster, folder)
         yield made
         for reader in made.readers:
             reader.stop()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    with running(tmp_path, interval_ms=100) as made:
+        yield made
 
 
 def test_a_batch_read_goes_by_what_brokers_say(job: Job) -> None:
@@ -147,6 +155,18 @@ def stretches_of(told: Told, number: int) -> list[tuple[Position, Position]]:
         for part in told.parts("spark-task")
         if part.partition == number and part.read is not None
     ]
+
+
+def test_tasks_and_the_checkpoint_are_reported_before_the_interval_is_over(tmp_path: Path) -> None:
+    """Spark ends a driver that has read all without a word."""
+    with running(tmp_path, interval_ms=60_000) as job:
+        job.send(2)
+        reader = job.follow()
+        job.at = reader.initialOffset()
+        assert sorted(job.step(reader)) == [0, 1]
+        assert job.step(reader) == []
+        told = Told(job.cluster)
+        told.until(lambda: told.stages("spark-task") == {"fetched": RangeSet([(0, 1)])} and len(committed(told)) == 2)
 
 
 def test_a_driver_that_continues_says_where(job: Job) -> None:
