@@ -110,6 +110,18 @@ def test_only_what_was_taken_and_left_behind_is_committed(cluster: Cluster) -> N
         assert take(consumer).values() == taken.values()
 
 
+def test_a_commit_takes_what_was_left_behind_without_being_read(cluster: Cluster) -> None:
+    send_apart(cluster)
+    with memq.Consumer(cluster.address, "clicks", group="g", auto_commit=False) as consumer:
+        take_until_some_are_ahead(consumer, cluster)
+        left, taken = take(consumer), take(consumer)
+        consumer.commit()
+        assert consumer.committed() == {CLICKS: left.next}
+        assert taken.values() == [b"2"]
+        consumer.commit()
+        assert consumer.committed() == {CLICKS: taken.next}, "what is read to its end is done, too"
+
+
 def test_what_is_at_hand_ends_with_the_iteration_and_with_close(cluster: Cluster) -> None:
     send_apart(cluster)
     with memq.Consumer(cluster.address, "clicks", end="end") as consumer:

@@ -253,8 +253,11 @@ def test_a_record_is_as_large_as_its_topic_allows_by_every_way() -> None:
         lambda: hands.send_many([b"v", bytes(bound + 1)]),
         lambda: hands.send_many([b"v"] * 2_999 + [over], many_keys),
         lambda: hands.send_many([b"v"] * 2_999 + [bytes(bound + 1)]),
+        lambda: hands.send_many([over] + [b"v"] * 2_999, many_keys),
+        lambda: hands.send_many([b"v"] * 2_047 + [over] + [b"v"] * 952, many_keys),
+        lambda: hands.send_many([b"v"] * 2_048 + [over] + [b"v"] * 951, many_keys),
     ]
-    for number, send in zip((None, 1, 1, 2_999, 2_999), refused, strict=True):
+    for number, send in zip((None, 1, 1, 2_999, 2_999, 0, 2_047, 2_048), refused, strict=True):
         with pytest.raises(TooLargeError, match=f"record_bytes_max = {bound} of 'clicks'") as caught:
             send()
         assert number is None or str(caught.value).startswith(f"record {number} of 200")

@@ -89,11 +89,10 @@ class ReadyBatches:
             handout.assigned.ledger.finish(handout.batch.next)
 
     def settle_finished(self) -> None:
-        """Report batches as done, and those that were read completely, before the next is requested.
+        """Report batches that were read completely, before the next is requested.
 
         While the user waits for this: only then it does not change.
         """
-        self.settle()
         for handout in self._handed:
             if handout.batch.finished:
                 handout.assigned.ledger.finish(handout.batch.next)
