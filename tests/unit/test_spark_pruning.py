@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.datasource import (
+    EqualNullSafe,
     EqualTo,
     Filter,
     GreaterThan,
     GreaterThanOrEqual,
     In,
+    IsNull,
     LessThan,
     LessThanOrEqual,
     StringStartsWith,
@@ -23,7 +25,7 @@ from pyspark.sql.datasource import (
 
 from memq.format.blocks.header import tag_bit
 from memq.format.pointer import Location, Pointer
-from memq.spark.options import DEFAULT_COLUMNS
+from memq.spark.options import COLUMNS, DEFAULT_COLUMNS
 from memq.spark.read.pruning import ReadFilter, take_filters
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -102,6 +104,37 @@ def test_what_is_not_understood_is_left_to_spark() -> None:
     wanted, left = take_filters(filters, DEFAULT_COLUMNS)
     assert left == filters
     assert wanted.may_match(batch_of([0], []))
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        IsNull(("topic",)),
+        In(("topic",), ()),
+        In(("tag",), (None,)),
+        EqualTo(("topic",), None),
+        EqualNullSafe(("partition",), None),
+        LessThan(("topic",), "m"),
+        StringStartsWith(("partition",), "1"),
+        GreaterThan(("partition",), "x"),
+        GreaterThan(("partition",), 1.5),
+        LessThan(("partition",), None),
+        StringStartsWith(("timestamp",), "2026"),
+        GreaterThan(("timestamp",), "2026-01-01"),
+        LessThanOrEqual(("timestamp",), None),
+        LessThan(("timestamp",), datetime(2026, 1, 1)),  # noqa: DTZ001 - without a zone it is no moment
+        In(("timestamp",), (datetime(2026, 1, 1, tzinfo=UTC), "noon")),
+        EqualTo(("offset",), 5),
+        EqualTo((), 5),
+    ],
+    ids=repr,
+)
+def test_a_filter_that_proves_nothing_prunes_nothing(one: Filter) -> None:
+    assert take_filters([one], tuple(COLUMNS)) == (ReadFilter(), [one])
+    known = EqualTo(("partition",), 3)
+    wanted, left = take_filters([known, one, known], tuple(COLUMNS))
+    assert left == [one]
+    assert (wanted.has("clicks", 3), wanted.has("clicks", 4)) == (True, False)
 
 
 def test_a_field_of_the_values_prunes_nothing_by_its_name() -> None:
