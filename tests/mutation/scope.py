@@ -48,7 +48,7 @@ ON_SERVERS = (
     "memq/governor/zookeeper/",
     "memq/notification/kafka/",
     "memq/storage_handlers/s3/",
-    "memq/spark/write/",
+    "memq/spark/write.py",
 )
 
 

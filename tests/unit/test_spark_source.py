@@ -29,8 +29,8 @@ from pyspark.sql.types import (
 
 from memq.client.consumer.fetch.fetcher import BatchFetcher
 from memq.compaction.compaction import leave_queue, manifest_of
-from memq.compaction.files import ColdFiles
 from memq.compaction.plan import ColdRule
+from memq.compaction.reader import ColdFiles
 from memq.errors import (
     CorruptDataError,
     DeniedError,
@@ -47,7 +47,7 @@ from memq.runtime.clock import SystemClock
 from memq.runtime.network import Runtime
 from memq.spark.options import read_options
 from memq.spark.source import MemqSource
-from memq.spark.write.writers import MemqStreamWriter, MemqWriter
+from memq.spark.write import MemqStreamWriter, MemqWriter
 from memq.storage_handlers.filesystem import FilesystemHandler
 from memq.topic import Position, Topic, TopicSettings, equal_slots
 from tests.cold import DAY_MS, parts_on
