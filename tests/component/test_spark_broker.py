@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,11 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from memq.client.producer.producer import Producer
 from memq.errors import CorruptDataError, NotFoundError
+from memq.format.batch import BlockPiece
 from memq.format.ranges import RangeSet
+from memq.runtime.network import Runtime
+from memq.spark.read.planner import BatchPart, TaskAudit
+from memq.spark.read.task import TaskReport
 from memq.spark.source import MemqSource
 from memq.spark.stream_reader import MemqStreamReader
 from memq.testing import Cluster
@@ -217,3 +222,13 @@ def test_a_read_reports_nothing_unless_it_has_a_name(job: Job) -> None:
     assert all(split.audit is None for split in unnamed.partitions(unnamed.initialOffset(), job.at))  # type: ignore[attr-defined]
     named = job.follow()
     assert all(split.audit is not None for split in named.partitions(unnamed.initialOffset(), job.at))  # type: ignore[attr-defined]
+
+
+def test_a_pointer_that_can_not_be_read_is_no_damage_that_a_task_could_name() -> None:
+    async def work() -> None:
+        report = TaskReport(TaskAudit(STREAM, ("127.0.0.1:1",), 100, ()), Runtime())
+        cause = CorruptDataError("pointer can't be read")
+        report.damage(BatchPart(0, 7, None, cause=cause), BlockPiece(0, 0, 0, None, memoryview(b""), cause))
+        await report.close(whole=False)
+
+    asyncio.run(work())

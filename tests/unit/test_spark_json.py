@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memq.errors import InvalidSettingError
-from memq.spark.read.arrow_rows import json_decoder
+from memq.spark.read.arrow_rows import DecodedColumns, json_decoder
 
 FIELDS = [
     pyarrow.field("a", pyarrow.int32()),
@@ -20,7 +20,10 @@ FIELDS = [
     pyarrow.field("d", pyarrow.date32()),
     pyarrow.field("l", pyarrow.list_(pyarrow.struct([pyarrow.field("x", pyarrow.float64())]))),
 ]
-decode = json_decoder(FIELDS)
+
+
+def decode(values: pyarrow.Array) -> DecodedColumns:
+    return json_decoder(FIELDS)(values)
 
 
 def columns(values: list[bytes | None]) -> tuple[list[list[Any]], tuple[int, ...]]:

@@ -139,6 +139,22 @@ def test_small_reads_are_shared_evenly(sizes: list[int]) -> None:
     assert spread_bytes(parts, 64 * KIB) == 64 * KIB, "what was asked for is the most"
 
 
+def test_splits_are_filled_to_their_last_byte() -> None:
+    settings = settings_of(ReadOptions(), StoreUrls({}), ReadFilter())
+    parts = [BatchPart(0, offset, pointer_of(0, 1, size=50)) for offset in range(7)]
+    assert [len(split.parts) for split in split_parts(parts, 100, settings)] == [2, 2, 2, 1]
+    assert [len(split.parts) for split in split_parts(parts, 99, settings)] == [1] * 7
+    assert [len(split.parts) for split in split_parts(parts, 150, settings)] == [3, 3, 1]
+
+
+def test_a_read_that_few_tasks_share_has_the_least_bound() -> None:
+    few = [BatchPart(0, offset, pointer_of(0, 1, size=MIB)) for offset in range(3)]
+    assert spread_bytes(few, 128 * MIB) == SPREAD_BYTES_MIN
+    even = [BatchPart(0, offset, pointer_of(0, 1, size=16 * MIB)) for offset in range(SPREAD_TASKS)]
+    assert spread_bytes(even, 128 * MIB) == 16 * MIB, "a part for each task"
+    assert spread_bytes([], 128 * MIB) == SPREAD_BYTES_MIN
+
+
 def test_splits_travel_to_tasks() -> None:
     cause = CorruptDataError("pointer can't be read", hint="look")
     parts = [BatchPart(0, 0, pointer_of(0, 10), seen=((PRODUCER, (0, 5)),)), BatchPart(0, 1, None, cause=cause)]
@@ -323,6 +339,8 @@ def test_stretches_cover_all_once(shapes: list[tuple[int, int]]) -> None:
         splits.append(Split(parts, SETTINGS))
     ranges = stretches_of(splits, homes, places)
     assert len(ranges) == len(splits)
+    for stretches in ranges:
+        assert len({each.partition for each in stretches}) == len(stretches), "a task has one range of a partition"
     for place in places.values() if splits else ():
         mine = [each for stretches in ranges for each in stretches if (each.id, each.writers) == key_of(place)]
         mine.sort(key=lambda each: each.begin)
