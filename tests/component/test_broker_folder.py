@@ -31,6 +31,7 @@ from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.clock import SystemClock
 from memq.runtime.network import Runtime
 from memq.settings import BrokerSettings
+from memq.storage_handlers.files import sync_folder
 from memq.storage_handlers.filesystem import FilesystemHandler
 from memq.topic import TopicSettings
 from tests.brokers import log_lines, run
@@ -308,7 +309,15 @@ def test_a_start_clears_what_earlier_runs_left(folder: Folder, caplog: pytest.Lo
 # ---- restore -------------------------------------------------------------------------------------
 
 
-def test_a_queue_that_is_gone_is_restored_as_a_whole(folder: Folder) -> None:
+def test_a_queue_that_is_gone_is_restored_as_a_whole(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[bool] = []
+
+    def noted(path: str | Path) -> None:
+        synced.append((folder.path / "queue.sqlite").exists())
+        sync_folder(path)
+
+    monkeypatch.setattr("memq.broker.restore.folder.sync_folder", noted)
+
     async def work() -> None:
         await folder.fill()
         named = await folder.pointers()
@@ -323,7 +332,9 @@ def test_a_queue_that_is_gone_is_restored_as_a_whole(folder: Folder) -> None:
         assert list((folder.path / "tmp").iterdir()) == []
         assert folder.is_free()
         assert moved
+        assert synced == []
         again = await restore_folder(folder.path, runtime=folder.runtime)
+        assert synced == [True], "the folder is synced when it has the queue"
         assert again == report
         assert list((folder.path / "tmp").iterdir()) == []
         assert [pointer.locations for pointer in await folder.pointers()] == [each.locations for each in named]

@@ -15,7 +15,7 @@ from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
 from memq.client.producer.aio_producer import AsyncProducer
 from memq.errors import CorruptDataError, NotFoundError, QueueError, StoreError
 from memq.format.blocks.header import parse_header
-from memq.format.key import object_key, shared_prefix
+from memq.format.key import object_key, shared_prefix, topic_prefix
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.notification import NotificationQueue, Publication, Span
@@ -109,6 +109,21 @@ def test_a_dry_run_makes_nothing() -> None:
             assert (await restore(broker, queue, topic, dry_run=True)).pointers == BATCHES
             await restore(broker, queue, topic)  # would meet what a dry run had made
             assert len(await data_pointers(queue, topic)) == BATCHES
+
+    run(work())
+
+
+def test_keys_that_memq_does_not_write_are_named_and_hide_no_batch() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            topic = await fill(broker)
+            prefix = topic_prefix(broker.services.settings.cluster, topic.name, topic.id)
+            strange = [f"{prefix}{name}" for name in ("0-first", "zz-last")]
+            for key in strange:
+                await broker.services.store.put(key, [b"x"], crc32c(b"x"))
+            report = await restore(broker, MemoryQueue(SystemClock()), topic)
+            assert report.pointers == BATCHES
+            assert sorted(key for key, _ in report.findings) == strange
 
     run(work())
 
