@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import BinaryType, StructField, StructType
 
+from memq.client.link_pool import LinkPool
 from memq.client.producer.producer import Producer
 from memq.errors import CorruptDataError, NotFoundError
 from memq.format.batch import BlockPiece
@@ -125,18 +126,18 @@ def test_a_stream_reports_what_its_tasks_have_read_and_how_far_its_checkpoint_is
     found += job.step(reader)
     assert sorted(found) == list(range(6))
     assert job.step(reader) == []
-    told = Told(job.cluster)
+    heard = Told(job.cluster)
     each = RangeSet([(0, 3)])  # of both partitions
-    told.until(lambda: told.stages("spark-task").get("fetched") == each and len(committed(told)) == 2)
-    assert told.stages("spark-task") == {"fetched": each}
-    assert {report.name for report in told.reports if report.kind in ("spark-task", "spark-reader")} == {STREAM}
-    begins = {(part.partition, begin.at, begin.reason) for part in told.parts("spark-reader") for begin in part.begins}
+    heard.until(lambda: heard.stages("spark-task").get("fetched") == each and len(committed(heard)) == 2)
+    assert heard.stages("spark-task") == {"fetched": each}
+    assert {report.name for report in heard.reports if report.kind in ("spark-task", "spark-reader")} == {STREAM}
+    begins = {(part.partition, begin.at, begin.reason) for part in heard.parts("spark-reader") for begin in part.begins}
     assert begins == {(0, "0:0:0", "start"), (1, "1:0:0", "start")}
-    last = {number: max(map(Position.parse, places)) for number, places in committed(told).items()}
+    last = {number: max(map(Position.parse, places)) for number, places in committed(heard).items()}
     ends = {number: Position(number, place["offset"]) for number, place in places_of(job.at).items()}
     assert last == ends, "the checkpoint of the last question"
     for number, end in ends.items():
-        stretches = sorted(stretches_of(told, number))
+        stretches = sorted(stretches_of(heard, number))
         assert (stretches[0][0], stretches[-1][1]) == (Position(number, 0), end)
         assert all(before[1] == after[0] for before, after in itertools.pairwise(stretches))
 
@@ -145,19 +146,19 @@ def places_of(offsets: dict[str, Any]) -> dict[int, dict[str, int]]:
     return {int(number): place for number, place in offsets["clicks"]["partitions"].items()}
 
 
-def committed(told: Told) -> dict[int, list[str]]:
+def committed(heard: Told) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
-    for part in told.parts("spark-reader"):
+    for part in heard.parts("spark-reader"):
         if part.committed:
             found.setdefault(part.partition, []).append(part.committed)
     return found
 
 
-def stretches_of(told: Told, number: int) -> list[tuple[Position, Position]]:
+def stretches_of(heard: Told, number: int) -> list[tuple[Position, Position]]:
     """Return from where to where tasks say that they have read all of a partition."""
     return [
         (Position.parse(part.read[0]), Position.parse(part.read[1]))
-        for part in told.parts("spark-task")
+        for part in heard.parts("spark-task")
         if part.partition == number and part.read is not None
     ]
 
@@ -170,8 +171,10 @@ def test_tasks_and_the_checkpoint_are_reported_before_the_interval_is_over(tmp_p
         job.at = reader.initialOffset()
         assert sorted(job.step(reader)) == [0, 1]
         assert job.step(reader) == []
-        told = Told(job.cluster)
-        told.until(lambda: told.stages("spark-task") == {"fetched": RangeSet([(0, 1)])} and len(committed(told)) == 2)
+        heard = Told(job.cluster)
+        heard.until(
+            lambda: heard.stages("spark-task") == {"fetched": RangeSet([(0, 1)])} and len(committed(heard)) == 2
+        )
 
 
 def test_a_driver_that_continues_says_where(job: Job) -> None:
@@ -182,15 +185,15 @@ def test_a_driver_that_continues_says_where(job: Job) -> None:
     reader.stop()
     job.send(2)
     assert sorted(job.step(job.follow())) == [4, 5]
-    told = Told(job.cluster)
+    heard = Told(job.cluster)
     stored: set[tuple[int, str]] = set()
 
     def enough() -> bool:
-        parts = told.parts("spark-reader")
+        parts = heard.parts("spark-reader")
         stored.update((part.partition, begin.at) for part in parts for begin in part.begins if begin.reason == "stored")
         return len(stored) == 2
 
-    told.until(enough)
+    heard.until(enough)
     assert {Position.parse(at).read_partition for _, at in stored} == {0, 1}
 
 
@@ -202,9 +205,9 @@ def test_a_stream_names_damage_that_it_passes_over(job: Job) -> None:
     reader = job.follow(onDamaged="skip")
     job.at = reader.initialOffset()
     assert job.step(reader) == [0]
-    told = Told(job.cluster)
-    told.until(lambda: any(part.damages for part in told.parts("spark-task")))
-    (damage,) = [damage for part in told.parts("spark-task") for damage in part.damages]
+    heard = Told(job.cluster)
+    heard.until(lambda: any(part.damages for part in heard.parts("spark-task")))
+    (damage,) = [damage for part in heard.parts("spark-task") for damage in part.damages]
     assert (damage.block, damage.offset, damage.records) == (0, offset, 1)
     failing = job.follow()
     with pytest.raises(CorruptDataError):
@@ -224,11 +227,21 @@ def test_a_read_reports_nothing_unless_it_has_a_name(job: Job) -> None:
     assert all(split.audit is not None for split in named.partitions(unnamed.initialOffset(), job.at))  # type: ignore[attr-defined]
 
 
-def test_a_pointer_that_can_not_be_read_is_no_damage_that_a_task_could_name() -> None:
+def test_a_pointer_that_can_not_be_read_is_no_damage_that_a_task_could_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[LinkPool] = []
+    close = LinkPool.close
+
+    async def noted(pool: LinkPool) -> None:
+        closed.append(pool)
+        await close(pool)
+
+    monkeypatch.setattr(LinkPool, "close", noted)
+
     async def work() -> None:
         report = TaskReport(TaskAudit(STREAM, ("127.0.0.1:1",), 100, ()), Runtime())
         cause = CorruptDataError("pointer can't be read")
         report.damage(BatchPart(0, 7, None, cause=cause), BlockPiece(0, 0, 0, None, memoryview(b""), cause))
         await report.close(whole=False)
+        assert len(closed) == 1, "its connections end with it"
 
     asyncio.run(work())

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, LessThan
 
 from memq.errors import CorruptDataError, DeniedError, InvalidSettingError, NotFoundError
-from memq.format.blocks.header import parse_header
+from memq.format.blocks.header import parse_header, tag_bit
 from memq.format.key import cold_object_key, object_key, shared_object_key
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
 from memq.runtime.network import Runtime
@@ -23,7 +23,7 @@ from memq.topic import Topic, equal_slots
 from tests.unit.audited import TOPIC, data_pointer
 from tests.unit.blocks import NOW_MS, Record
 from tests.unit.stored_topic import StoredTopic, block
-from tests.unit.test_spark_source import Row, rows_of, time_of, values_of
+from tests.unit.test_spark_source import Row, rows_of, spoiled, time_of, values_of
 
 VIEWS = Topic(name="views", id="0b" * 16, created_ms=NOW_MS, partitions=equal_slots(1))
 HIDDEN = Topic(name="_memq_audit", id="0c" * 16, created_ms=NOW_MS, partitions=equal_slots(1))
@@ -225,6 +225,18 @@ def test_blocks_of_a_listed_batch_are_pruned_by_their_index(tmp_path: Path) -> N
     assert values_of(options, [GreaterThan(("timestamp",), middle)]) == [b"late"] * 2
     assert values_of(options, [LessThan(("timestamp",), middle)]) == [b"early"] * 2
     assert len(values_of(options)) == 4
+
+
+def test_a_batch_without_the_bit_of_a_tag_is_not_fetched(tmp_path: Path) -> None:
+    topic = StoredTopic(tmp_path)
+    rows: list[Record] = [(b"v", None, (), None, "web")]
+    topic.write(block(rows), harm=lambda body: spoiled(body, 75))
+    options = {"path": str(topic.objects), "columns": "value,tag"}
+    with pytest.raises(CorruptDataError):
+        values_of(options)
+    for bit in (0, 1, 63):
+        other = next(tag for tag in map(str, range(10_000)) if tag_bit(tag) == 1 << bit)
+        assert values_of(options, [EqualTo(("tag",), other)]) == []
 
 
 def test_what_was_sent_again_is_read_once(listing: Listing) -> None:

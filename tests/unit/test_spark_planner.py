@@ -153,6 +153,9 @@ def test_a_read_that_few_tasks_share_has_the_least_bound() -> None:
     even = [BatchPart(0, offset, pointer_of(0, 1, size=16 * MIB)) for offset in range(SPREAD_TASKS)]
     assert spread_bytes(even, 128 * MIB) == 16 * MIB, "a part for each task"
     assert spread_bytes([], 128 * MIB) == SPREAD_BYTES_MIN
+    one_more = [*even, even[0]]
+    settings = settings_of(ReadOptions(), StoreUrls({}), ReadFilter())
+    assert [len(split.parts) for split in split_parts(one_more, spread_bytes(one_more, 128 * MIB), settings)][:1] == [2]
 
 
 def test_splits_travel_to_tasks() -> None:
