@@ -17,10 +17,9 @@ from memq.client.consumer.fetch.fetcher import BatchFetcher
 from memq.compaction.compaction import leave_queue, manifest_of
 from memq.compaction.plan import ColdRule, following, without
 from memq.compaction.reader import ColdReader
-from memq.errors import DeniedError, InvalidRequestError, MemqError, NotReadyError, StoreError
+from memq.errors import DeniedError, InvalidRequestError, MemqError, NotReadyError
 from memq.format.blocks.header import check_block, scope_of
-from memq.format.key import cold_prefix, is_cold_object, manifest_key, object_key
-from memq.format.manifest import Manifest, StagedObject, StagedPiece, encode_manifest
+from memq.format.key import cold_prefix, is_cold_object, object_key
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index, open_object
 from memq.format.pointer import Location, NamedProducer, Pointer, ProducerRanges, decode_pointer, encode_pointer
 from memq.governor import Assignment
@@ -169,17 +168,6 @@ class World:
         encoded = encode_pointer(pointer)
         offset = await self.queue.publish(Publication(PARTITION, 0, 1, time_ms, encoded))
         self.expected.append((Entry(offset, time_ms, encoded), pointer, body))
-
-    async def stage(self, batch_id: int) -> None:
-        """Store the manifest of a batch that a writer has staged in an object, which is not there."""
-        facts = {"topic": TOPIC.name, "topic_id": TOPIC.id, "partition": 0}
-        piece = StagedPiece(**facts, offset=0, length=100, records=3, raw_bytes=100)  # type: ignore[arg-type]
-        staged = StagedObject(key=f"staged-{batch_id}", bytes=500, index_offset=100, pieces=(piece,))
-        manifest = Manifest(
-            cluster=CLUSTER, writer=WRITER, batch_id=batch_id, store=STORE, created_ms=1, objects=(staged,)
-        )
-        body = encode_manifest(manifest)
-        await MemoryHandler.put(self.store, manifest_key(CLUSTER, WRITER, batch_id), [body], crc32c(body))
 
     def parts(self) -> ColdParts:
         """Return the parts of a new process."""
@@ -558,39 +546,6 @@ def test_a_restore_names_what_lies_in_large_objects_once_and_the_old_manifests_h
 
     for swept in (False, True):
         asyncio.run(work(swept=swept))
-
-
-@pytest.mark.parametrize(("batch_id", "missing"), [(7, []), (8, ["staged-8"])])
-def test_a_restore_looks_for_staged_batches_where_compaction_has_left_them(batch_id: int, missing: list[str]) -> None:
-    async def work() -> None:
-        world = await World.made()
-        await world.compact()
-        await world.stage(batch_id)
-        restorer = Restorer(CLUSTER, STORE, world.store, KillingQueue(world.clock, world.steps), world.clock)
-        report = await restorer.restore(TOPIC)
-        assert report.records == 3 * (OLD + YOUNG)
-        assert [key for key, _ in report.findings] == missing
-
-    asyncio.run(work())
-
-
-def test_a_staged_object_that_the_store_does_not_give_now_ends_a_restore() -> None:
-    async def work() -> None:
-        world = await World.made()
-        await world.stage(8)
-        read = world.store.get_range
-
-        async def sick(key: str, offset: int, length: int) -> Buffer:
-            if key == "staged-8":
-                raise StoreError("it does not answer")
-            return await read(key, offset, length)
-
-        world.store.get_range = sick  # type: ignore[method-assign]
-        new = KillingQueue(world.clock, world.steps)
-        with pytest.raises(StoreError, match="it does not answer"):
-            await Restorer(CLUSTER, STORE, world.store, new, world.clock).restore(TOPIC)
-
-    asyncio.run(work())
 
 
 @pytest.mark.parametrize("indexes_kept", [1, 4])

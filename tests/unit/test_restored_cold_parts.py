@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+from awscrt.checksums import crc32c
+
 from memq.broker.restore.cold_parts import cold_batches, places_below
+from memq.broker.restore.restore import Restorer
 from memq.compaction.reader import ColdFiles
-from memq.format.key import cold_prefix
+from memq.errors import StoreError
+from memq.format.key import cold_prefix, manifest_key
+from memq.format.manifest import Manifest, StagedObject, StagedPiece, encode_manifest
+from memq.storage_handlers import Buffer
+from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import read_partitions
 from tests.unit.bare_cluster import CLUSTER, Cluster, indexed, newer, topic_of
+from tests.unit.test_cold_compaction import OLD, STORE, WRITER, YOUNG, KillingQueue, World
+from tests.unit.test_cold_compaction import TOPIC as LOG_TOPIC
 
 TOPIC = topic_of("clicks", 2)
 OTHER = topic_of("views")
@@ -48,5 +58,51 @@ def test_a_manifest_that_can_not_be_read_is_named_and_the_others_count() -> None
         ((key, text),) = batches.findings
         assert key == files.manifest_key(first, 0)
         assert text.startswith("cold part 0: ")
+
+    asyncio.run(work())
+
+
+# ---- staged batches ------------------------------------------------------------------------------
+
+
+async def stage(world: World, batch_id: int) -> None:
+    """Store the manifest of a batch that a writer has staged in an object, which is not there."""
+    facts = {"topic": LOG_TOPIC.name, "topic_id": LOG_TOPIC.id, "partition": 0}
+    piece = StagedPiece(**facts, offset=0, length=100, records=3, raw_bytes=100)  # type: ignore[arg-type]
+    staged = StagedObject(key=f"staged-{batch_id}", bytes=500, index_offset=100, pieces=(piece,))
+    manifest = Manifest(cluster=CLUSTER, writer=WRITER, batch_id=batch_id, store=STORE, created_ms=1, objects=(staged,))
+    body = encode_manifest(manifest)
+    await MemoryHandler.put(world.store, manifest_key(CLUSTER, WRITER, batch_id), [body], crc32c(body))
+
+
+@pytest.mark.parametrize(("batch_id", "missing"), [(7, []), (8, ["staged-8"])])
+def test_a_restore_looks_for_staged_batches_where_compaction_has_left_them(batch_id: int, missing: list[str]) -> None:
+    async def work() -> None:
+        world = await World.made()
+        await world.compact()
+        await stage(world, batch_id)
+        restorer = Restorer(CLUSTER, STORE, world.store, KillingQueue(world.clock, world.steps), world.clock)
+        report = await restorer.restore(LOG_TOPIC)
+        assert report.records == 3 * (OLD + YOUNG)
+        assert [key for key, _ in report.findings] == missing
+
+    asyncio.run(work())
+
+
+def test_a_staged_object_that_the_store_does_not_give_now_ends_a_restore() -> None:
+    async def work() -> None:
+        world = await World.made()
+        await stage(world, 8)
+        read = world.store.get_range
+
+        async def sick(key: str, offset: int, length: int) -> Buffer:
+            if key == "staged-8":
+                raise StoreError("it does not answer")
+            return await read(key, offset, length)
+
+        world.store.get_range = sick  # type: ignore[method-assign]
+        new = KillingQueue(world.clock, world.steps)
+        with pytest.raises(StoreError, match="it does not answer"):
+            await Restorer(CLUSTER, STORE, world.store, new, world.clock).restore(LOG_TOPIC)
 
     asyncio.run(work())
