@@ -13,7 +13,6 @@ from memq.compaction.reader import ColdFiles
 from memq.errors import StoreError
 from memq.format.key import cold_prefix, manifest_key
 from memq.format.manifest import Manifest, StagedObject, StagedPiece, encode_manifest
-from memq.storage_handlers import Buffer
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import read_partitions
 from tests.unit.bare_cluster import CLUSTER, Cluster, indexed, newer, topic_of
@@ -95,7 +94,7 @@ def test_a_staged_object_that_the_store_does_not_give_now_ends_a_restore() -> No
         await stage(world, 8)
         read = world.store.get_range
 
-        async def sick(key: str, offset: int, length: int) -> Buffer:
+        async def sick(key: str, offset: int, length: int) -> bytes:
             if key == "staged-8":
                 raise StoreError("it does not answer")
             return await read(key, offset, length)
