@@ -13,10 +13,10 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from memq import aio as aio
     from memq import errors as errors
-    from memq.client.admin.admin import Admin as Admin
+    from memq.client.admin import Admin as Admin
     from memq.client.consumer.batch import Batch as Batch
     from memq.client.consumer.consumer import Consumer as Consumer
-    from memq.client.consumer.read_arrow import read_arrow as read_arrow
+    from memq.client.consumer.consumer import read_arrow as read_arrow
     from memq.client.consumer.record import Record as Record
     from memq.client.observers.collector import ClientCollector as ClientCollector
     from memq.client.producer.delivery import Ack as Ack
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # Where each public name lives. Importing all of it would cost a program that only sends 30 ms at its start.
 _HOMES = {
     "Ack": "memq.client.producer.delivery",
-    "Admin": "memq.client.admin.admin",
+    "Admin": "memq.client.admin",
     "Batch": "memq.client.consumer.batch",
     "ClientCollector": "memq.client.observers.collector",
     "Consumer": "memq.client.consumer.consumer",
@@ -39,7 +39,7 @@ _HOMES = {
     "Record": "memq.client.consumer.record",
     "aio": "memq.aio",
     "errors": "memq.errors",
-    "read_arrow": "memq.client.consumer.read_arrow",
+    "read_arrow": "memq.client.consumer.consumer",
 }
 
 

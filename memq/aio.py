@@ -6,20 +6,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from memq.client.admin.aio_admin import AsyncAdmin as Admin
-    from memq.client.consumer.aio_consumer import AsyncConsumer as Consumer
-    from memq.client.producer.aio_producer import AsyncProducer as Producer
+    from memq.client.admin import AsyncAdmin as Admin
+    from memq.client.consumer.consumer import AsyncConsumer as Consumer
     from memq.client.producer.delivery import Ack
     from memq.client.producer.delivery import AsyncDelivery as Delivery
+    from memq.client.producer.producer import AsyncProducer as Producer
 
 __all__ = ["Ack", "Admin", "Consumer", "Delivery", "Producer"]
 
 _HOMES = {
     "Ack": ("memq.client.producer.delivery", "Ack"),
-    "Admin": ("memq.client.admin.aio_admin", "AsyncAdmin"),
-    "Consumer": ("memq.client.consumer.aio_consumer", "AsyncConsumer"),
+    "Admin": ("memq.client.admin", "AsyncAdmin"),
+    "Consumer": ("memq.client.consumer.consumer", "AsyncConsumer"),
     "Delivery": ("memq.client.producer.delivery", "AsyncDelivery"),
-    "Producer": ("memq.client.producer.aio_producer", "AsyncProducer"),
+    "Producer": ("memq.client.producer.producer", "AsyncProducer"),
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from memq.client.producer import aio_producer
+from memq.client.producer import producer
 from memq.client.producer.core import ProducerCore
 
 
@@ -24,7 +24,7 @@ class NotedCore(ProducerCore):
 
 def note_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Note the cores of asyncio producers from now on."""
-    monkeypatch.setattr(aio_producer, "ProducerCore", NotedCore)
+    monkeypatch.setattr(producer, "ProducerCore", NotedCore)
 
 
 @contextmanager

@@ -15,8 +15,7 @@ from memq.audit.live.view import AuditView, TopicSummary, latencies
 from memq.audit.minutes import MINUTE_MS, QUEUE, CountSide, percentile_name
 from memq.broker.api.http import HttpPort
 from memq.broker.signals import Signals
-from memq.client.admin.aio_admin import AsyncAdmin
-from memq.client.admin.group_positions import GroupDescription
+from memq.client.admin import AsyncAdmin, GroupDescription
 from memq.errors import MemqError, NotFoundError, UnreachableError
 from memq.observe.metrics import LAG_SERIES_MAX, lines_of
 from memq.runtime.logs import EventLog

@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from memq.client.consumer.fetch.range_coalescer import RangeReader
+from memq.client.consumer.fetch.fetcher import RangeReader
 from memq.client.metadata import ClusterMetadata
 from memq.errors import InvalidSettingError, MemqError, UnknownSettingError
 from memq.format.blocks.header import Buffer

@@ -18,11 +18,10 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from memq.client.consumer.fetch.expiry import expired_error
+from memq.client.consumer.progress import expired_error
 from memq.client.io_thread import io_thread
 from memq.client.link_pool import LinkPool, bootstrap_addresses
-from memq.client.observers.report_carrier import ReportCarrier
-from memq.client.observers.reporter import CLOSE_S_MAX, STEP_S_MAX, JobReporter
+from memq.client.observers.reporter import CLOSE_S_MAX, STEP_S_MAX, JobReporter, ReportCarrier
 from memq.errors import RetryableError
 from memq.format.pointer import read_pointer
 from memq.format.report import BeginReason

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from memq.client.bulk.direct_writer import DirectIdentity, DirectWriter
 from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
 from memq.client.io_thread import io_thread
-from memq.client.observers.report_carrier import ReportCarrier
+from memq.client.observers.reporter import ReportCarrier
 from memq.errors import InvalidRequestError, InvalidSettingError
 from memq.format.blocks.header import CODECS
 from memq.format.manifest import StagedObject

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 
 from memq.broker.broker import Broker
 from memq.broker.spool.memory import MemorySpool
-from memq.client.admin.admin import Admin
+from memq.client.admin import Admin
 from memq.client.consumer.consumer import Consumer
 from memq.client.consumer.record import Record
 from memq.client.io_thread import new_event_loop

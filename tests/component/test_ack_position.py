@@ -10,8 +10,8 @@ import pytest
 import memq
 from memq.broker.broker import Broker
 from memq.broker.partition.ownership import Ownership
-from memq.client.consumer.aio_consumer import AsyncConsumer
-from memq.client.producer.aio_producer import AsyncProducer
+from memq.client.consumer.consumer import AsyncConsumer
+from memq.client.producer.producer import AsyncProducer
 from memq.errors import QueueError
 from memq.format.pointer import ProducerRanges
 from memq.notification import Publication

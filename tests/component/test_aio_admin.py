@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 import pytest
 
 from memq.broker.broker import Broker
-from memq.client.admin.aio_admin import ANSWER_S, GROUPS_NAMED_MAX, AsyncAdmin
-from memq.client.consumer.aio_consumer import AsyncConsumer
+from memq.client.admin import ANSWER_S, GROUPS_NAMED_MAX, AsyncAdmin
+from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.consumer.record import TopicPartition
 from memq.client.consumer.settings import Point
 from memq.client.link_pool import LinkPool
-from memq.client.producer.aio_producer import AsyncProducer
+from memq.client.producer.producer import AsyncProducer
 from memq.errors import (
     InvalidNameError,
     InvalidRequestError,

@@ -12,7 +12,7 @@ from memq.broker.broker import Broker
 from memq.broker.partition import known_blocks
 from memq.broker.partition.known_blocks import RECENT_BATCHES, KnownBlocks
 from memq.broker.partition.pointer_resolver import search_of
-from memq.client.consumer.aio_consumer import AsyncConsumer
+from memq.client.consumer.consumer import AsyncConsumer
 from memq.errors import DeniedError, ObjectExistsError, QueueError, ThrottledError
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import StoredBlock, check_block, parse_header, scope_of

@@ -21,8 +21,8 @@ from memq.broker.process import Companion
 from memq.broker.restore.folder import restore_folder
 from memq.broker.signals import Signals
 from memq.broker.upkeep.sweep_cluster import folder_lists, folder_sweep
-from memq.client.admin.aio_admin import AsyncAdmin
-from memq.client.producer.aio_producer import AsyncProducer
+from memq.client.admin import AsyncAdmin
+from memq.client.producer.producer import AsyncProducer
 from memq.errors import CorruptDataError, DeniedError, InvalidRequestError, MemqError
 from memq.format.key import object_key
 from memq.format.pointer import Pointer, decode_pointer

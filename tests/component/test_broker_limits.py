@@ -10,10 +10,10 @@ import pytest
 from memq.broker.broker import Broker
 from memq.broker.ingest.quotas import ClientLimits, Quotas
 from memq.broker.ingest.rate_limit import RatePerSecond
-from memq.client.admin.aio_admin import AsyncAdmin
-from memq.client.consumer.aio_consumer import AsyncConsumer
-from memq.client.producer.aio_producer import AsyncProducer
+from memq.client.admin import AsyncAdmin
+from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.producer.delivery import AsyncDelivery
+from memq.client.producer.producer import AsyncProducer
 from memq.errors import NotFoundError, OverLimitError
 from memq.governor.widening import join, split
 from memq.limits import KIB

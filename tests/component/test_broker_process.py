@@ -13,7 +13,7 @@ from memq.broker.broker import Broker
 from memq.broker.partitions import Partitions
 from memq.broker.process import run_broker
 from memq.broker.services import Services
-from memq.client.producer.aio_producer import AsyncProducer
+from memq.client.producer.producer import AsyncProducer
 from memq.errors import DeniedError, QueueError, UnreachableError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification.memory import MemoryQueue

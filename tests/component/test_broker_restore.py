@@ -12,7 +12,7 @@ from memq.broker.broker import Broker
 from memq.broker.partition.opening import open_partition
 from memq.broker.restore.restore import Restored, Restorer
 from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
-from memq.client.producer.aio_producer import AsyncProducer
+from memq.client.producer.producer import AsyncProducer
 from memq.errors import CorruptDataError, NotFoundError, QueueError, StoreError
 from memq.format.blocks.header import parse_header
 from memq.format.key import object_key, shared_prefix, topic_prefix

@@ -15,9 +15,9 @@ from memq.broker.broker import Broker
 from memq.broker.partition.batch import seal_batch
 from memq.broker.partition.storing import SharedObjects
 from memq.broker.restore.restore import Restorer
-from memq.client.admin.aio_admin import AsyncAdmin
-from memq.client.consumer.aio_consumer import AsyncConsumer
-from memq.client.producer.aio_producer import AsyncProducer
+from memq.client.admin import AsyncAdmin
+from memq.client.consumer.consumer import AsyncConsumer
+from memq.client.producer.producer import AsyncProducer
 from memq.errors import ObjectExistsError, StoreError
 from memq.format.blocks.header import Buffer
 from memq.format.key import shared_prefix

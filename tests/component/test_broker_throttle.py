@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from memq.client.consumer.aio_consumer import AsyncConsumer
-from memq.client.producer.aio_producer import AsyncProducer
+from memq.client.consumer.consumer import AsyncConsumer
+from memq.client.producer.producer import AsyncProducer
 from memq.limits import KIB
 from memq.topic import TopicSettings
 from tests.brokers import TIMEOUT_S, GatedStore, running_broker

@@ -13,10 +13,10 @@ from memq.audit.collector import audit
 from memq.audit.opened_topic import opened_topic
 from memq.broker.broker import Broker
 from memq.broker.ingest.connection import Connection
-from memq.client.consumer.aio_consumer import AsyncConsumer
+from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.link_pool import DEAD_S, LinkPool
 from memq.client.metadata import ClusterMetadata
-from memq.client.producer.aio_producer import AsyncProducer
+from memq.client.producer.producer import AsyncProducer
 from memq.client.producer.window_events import OpenFailed, OpenStream, Sealed, Tick
 from memq.errors import MovedError, NotReadyError, ThrottledError, UnreachableError
 from memq.format.pointer import decode_pointer

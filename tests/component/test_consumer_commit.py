@@ -11,7 +11,7 @@ import pytest
 
 import memq.aio
 from memq.broker.broker import Broker
-from memq.client.consumer.group import session
+from memq.client.consumer import group_session as session
 from memq.errors import DeniedError, GenerationFencedError, QueueError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification.memory import MemoryQueue

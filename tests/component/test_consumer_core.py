@@ -10,10 +10,10 @@ import pytest
 from awscrt.checksums import crc32c
 
 from memq.broker.broker import Broker
-from memq.client.admin.aio_admin import AsyncAdmin
-from memq.client.consumer.aio_consumer import AsyncConsumer
+from memq.client.admin import AsyncAdmin
+from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.consumer.record import TopicPartition
-from memq.client.producer.aio_producer import AsyncProducer
+from memq.client.producer.producer import AsyncProducer
 from memq.errors import (
     ClosedError,
     CorruptDataError,

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from memq.client.consumer.aio_consumer import AsyncConsumer
+from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.consumer.core import GONE_TRIES
 from memq.client.metadata import ClusterMetadata
-from memq.client.producer.aio_producer import AsyncProducer
+from memq.client.producer.producer import AsyncProducer
 from memq.protocol.messages import TopicMetadata
 from tests.brokers import run, running_broker
 

@@ -12,7 +12,7 @@ from memq.audit.dashboard import poller as desk_module
 from memq.audit.dashboard.poller import Poller
 from memq.audit.dashboard.stream import Feed
 from memq.audit.dashboard.view import About, TopicRow
-from memq.client.admin.aio_admin import AsyncAdmin
+from memq.client.admin import AsyncAdmin
 from memq.client.log_answers import LogAnswers
 from memq.runtime.network import Runtime
 from memq.testing import Cluster

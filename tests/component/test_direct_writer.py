@@ -11,9 +11,8 @@ import pytest
 
 from memq.client.bulk import direct_writer
 from memq.client.bulk.block_cutter import BLOCK_BYTES_MAX
-from memq.client.bulk.copier import FixedIdentityWriter
-from memq.client.bulk.direct_writer import ORDERS_MAX, DirectIdentity, DirectWriter
-from memq.client.consumer.aio_consumer import AsyncConsumer
+from memq.client.bulk.direct_writer import ORDERS_MAX, DirectIdentity, DirectWriter, FixedIdentityWriter
+from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.producer.core import ProducerCore
 from memq.client.producer.delivery import AsyncDelivery
 from memq.client.producer.send_buffer import SendBuffer
@@ -241,7 +240,7 @@ def test_the_producers_of_all_orders_are_closed(monkeypatch: pytest.MonkeyPatch)
             await super().close(timeout_s)
             closed.append(self)
 
-    monkeypatch.setattr("memq.client.bulk.copier.ProducerCore", Noted)
+    monkeypatch.setattr("memq.client.bulk.direct_writer.ProducerCore", Noted)
 
     async def work() -> None:
         async with asyncio.timeout(END_S), running_broker() as broker:

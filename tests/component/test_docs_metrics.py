@@ -22,7 +22,7 @@ from memq.broker.ingest.quotas import ClientLimits
 from memq.broker.ingest.rate_limit import RatePerSecond
 from memq.broker.process import metrics_of
 from memq.cli.exporter import RoundCollector, audit_metrics, lag_metrics
-from memq.client.admin.group_positions import GroupDescription, PartitionProgress
+from memq.client.admin import GroupDescription, PartitionProgress
 from memq.client.consumer.core import ConsumerStats
 from memq.client.consumer.fetch.partition_cursor import Counts
 from memq.client.consumer.offset_resolver import Lag

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from memq.broker.broker import Broker
-from memq.client.producer.aio_producer import AsyncProducer
+from memq.client.producer.producer import AsyncProducer
 from memq.errors import MemqError, StoreError
 from memq.format.blocks.header import Buffer
 from memq.governor.memory import MemoryCluster, MemoryCoordinator

@@ -11,11 +11,10 @@ import pytest
 
 from memq.broker.broker import Broker
 from memq.cli.records.import_topics import STEP_S, StepLines
-from memq.client.admin.aio_admin import AsyncAdmin
-from memq.client.bulk.import_plan import decode_plan, producer_of
-from memq.client.bulk.import_progress import Held, ImportProgress
-from memq.client.bulk.kafka_import import ImportedPartition, KafkaImport, import_topics
-from memq.client.consumer.aio_consumer import AsyncConsumer
+from memq.client.admin import AsyncAdmin
+from memq.client.bulk.block_cutter import decode_plan, producer_of
+from memq.client.bulk.kafka_import import Held, ImportedPartition, ImportProgress, KafkaImport, import_topics
+from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.consumer.offset_resolver import window_ms
 from memq.errors import DeniedError, InvalidRequestError, MemqError, NotFoundError, QueueError, TooLargeError
 from memq.format.blocks.header import parse_header

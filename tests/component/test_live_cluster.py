@@ -25,9 +25,9 @@ from memq.audit.minutes import MinuteRow
 from memq.broker.api.group_requests import GroupRequests
 from memq.cli import main
 from memq.cli.cluster.embedded_services import auditor_beside, database_at
-from memq.client.admin.aio_admin import AsyncAdmin
+from memq.client.admin import AsyncAdmin
 from memq.client.broker_router import BrokerRouter
-from memq.client.consumer.aio_consumer import AsyncConsumer
+from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.errors import FencedError, MemqError, NotFoundError, QueueError, RetryableError, UnreachableError
 from memq.format.pointer import encode_pointer

@@ -16,7 +16,7 @@ from memq.broker.partition.opening import open_partition
 from memq.broker.restore.restore import Restorer
 from memq.broker.services import Services
 from memq.client.bulk.staged_writer import StagedWriter
-from memq.client.producer.aio_producer import AsyncProducer
+from memq.client.producer.producer import AsyncProducer
 from memq.compaction.plan import ColdRule
 from memq.errors import DeniedError, InvalidRequestError
 from memq.format.key import is_staged_object, shared_prefix

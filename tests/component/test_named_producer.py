@@ -13,7 +13,7 @@ from memq.broker.partition.opening import open_partition
 from memq.broker.partition.ownership import Ownership
 from memq.broker.partition.producer_fencing import RETRY_MS_MAX, check_instance, next_instance
 from memq.broker.partition.topic_processor import TopicProcessor
-from memq.client.producer.aio_producer import AsyncProducer
+from memq.client.producer.producer import AsyncProducer
 from memq.errors import (
     ClosedError,
     EpochFencedError,

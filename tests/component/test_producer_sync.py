@@ -16,8 +16,8 @@ import pytest
 
 import memq
 from memq.client import io_thread as io_thread_module
-from memq.client.background import Background
 from memq.client.io_thread import io_thread, new_event_loop
+from memq.client.lifecycle import Background
 from memq.client.producer.core import ProducerCore
 from memq.client.producer.delivery import Ack, Delivery
 from memq.client.producer.producer import Producer

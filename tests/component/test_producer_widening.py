@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from memq.client.consumer.aio_consumer import AsyncConsumer
-from memq.client.producer.aio_producer import AsyncProducer
+from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.producer.delivery import AsyncDelivery
 from memq.client.producer.fields import check_fields, check_many
 from memq.client.producer.open_block import PartitionBuffer, PendingBlock
+from memq.client.producer.producer import AsyncProducer
 from memq.client.producer.send_buffer import SendBuffer
 from memq.client.producer.settings import ProducerSettings
 from memq.governor.memory import MemoryCoordinator

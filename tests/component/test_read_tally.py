@@ -8,8 +8,7 @@ import memq.aio
 from memq.broker.broker import Broker
 from memq.client.consumer.batch import Slice
 from memq.client.consumer.fetch.partition_cursor import ReadyRange
-from memq.client.observers.audit_recorder import AuditRecorder
-from memq.client.observers.read_recorder import ReadRecorder
+from memq.client.observers.audit_recorder import AuditRecorder, ReadRecorder
 from memq.format.pointer import decode_pointer
 from memq.format.report import AUDIT_TOPIC, Report, decode_report
 from memq.governor.memory import MemoryCluster, MemoryCoordinator

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from memq.client.admin.admin import Admin
+from memq.client.admin import Admin
 from memq.client.consumer.consumer import Consumer
 from memq.client.consumer.record import TopicPartition
 from memq.client.consumer.settings import OnDamaged

@@ -8,11 +8,11 @@ from memq.broker.broker import Broker
 from memq.broker.partition.named_producers import NamedProducers
 from memq.client.arguments import runtime_of
 from memq.client.bulk.block_cutter import Cut, Cutter
-from memq.client.bulk.copier import FixedIdentityWriter
-from memq.client.consumer.aio_consumer import AsyncConsumer
+from memq.client.bulk.direct_writer import FixedIdentityWriter
+from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.link_pool import bootstrap_addresses
-from memq.client.producer.aio_producer import AsyncProducer
 from memq.client.producer.fields import RecordFields
+from memq.client.producer.producer import AsyncProducer
 from memq.errors import IdentityConflictError
 from memq.format.pointer import NamedProducer
 from memq.topic import TopicSettings

@@ -6,10 +6,9 @@ import asyncio
 
 from memq.broker.broker import Broker
 from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
-from memq.client.consumer.aio_consumer import AsyncConsumer
-from memq.client.observers.audit_recorder import AuditRecorder
-from memq.client.observers.report_carrier import ReportCarrier
-from memq.client.observers.staged_recorder import StagedRecorder
+from memq.client.consumer.consumer import AsyncConsumer
+from memq.client.observers.audit_recorder import AuditRecorder, StagedRecorder
+from memq.client.observers.reporter import ReportCarrier
 from memq.format.manifest import StagedObject, decode_manifest
 from memq.format.object import parse_index, parse_trailer
 from memq.format.pointer import decode_pointer

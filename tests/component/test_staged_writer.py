@@ -13,7 +13,7 @@ from memq.broker.broker import Broker
 from memq.broker.upkeep.sweep import Sweep, Unnamed
 from memq.client.bulk.staged_object import StagedObjectBuilder
 from memq.client.bulk.staged_writer import ANSWER_S, StagedCommits, StagedWriter, _wire
-from memq.client.consumer.aio_consumer import AsyncConsumer
+from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.client.metadata import ClusterMetadata
 from memq.client.owner_requests import OwnerRequests
@@ -262,7 +262,7 @@ def test_a_writer_is_remembered_by_the_next_owner() -> None:
 
 def test_staged_records_stand_beside_sent_ones() -> None:
     async def work(rig: Rig) -> None:
-        from memq.client.producer.aio_producer import AsyncProducer
+        from memq.client.producer.producer import AsyncProducer
 
         async with AsyncProducer(rig.broker.address) as producer:
             for number in range(10):

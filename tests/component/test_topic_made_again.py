@@ -10,10 +10,10 @@ import pytest
 
 from memq.broker.broker import Broker
 from memq.broker.partitions import CONFIRM_PAUSE_S
-from memq.client.admin.aio_admin import AsyncAdmin
+from memq.client.admin import AsyncAdmin
 from memq.client.link_pool import LinkPool
 from memq.client.metadata import ClusterMetadata
-from memq.client.producer.aio_producer import AsyncProducer
+from memq.client.producer.producer import AsyncProducer
 from memq.errors import NotFoundError, NotReadyError, QueueError, UnreachableError
 from memq.protocol.frames import Api, Frame
 from memq.protocol.messages import (

@@ -23,8 +23,7 @@ from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
 from memq.client.consumer.fetch.partition_cursor import ReadyRange
 from memq.client.io_thread import io_thread
 from memq.client.link_pool import LinkPool
-from memq.client.observers.report_carrier import reporting
-from memq.client.observers.reporter import Reporter
+from memq.client.observers.reporter import Reporter, reporting
 from memq.client.producer.delivery import Delivery
 from memq.format.ranges import RangeSet
 from memq.format.report import AUDIT_TOPIC, Kind
@@ -72,7 +71,7 @@ class Load:
         self._sent: dict[int, Delivery] = {}  # the last one of each producer
         self.observers: list[Reporter] = []
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr("memq.client.producer.base.reporting", self._reporting)
+            patched.setattr("memq.client.producer.producer.reporting", self._reporting)
             self.producers = [
                 stack.enter_context(memq.Producer(addresses_of(brokers), linger_ms=1, block_bytes=1024))
                 for _ in range(2)

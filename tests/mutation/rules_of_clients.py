@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 WINDOW = "memq/client/producer/window.py"
-LEDGER = "memq/client/consumer/group/ledger.py"
-COMMITTER = "memq/client/consumer/group/committer.py"
+LEDGER = "memq/client/consumer/progress.py"
+COMMITTER = "memq/client/consumer/group_session.py"
 LOOKBACK = "memq/client/consumer/fetch/lookback.py"
 FLOW = "memq/client/consumer/fetch/partition_cursor.py"
 OPENER = "memq/client/consumer/opener.py"
-SESSION = "memq/client/consumer/group/session.py"
+SESSION = "memq/client/consumer/group_session.py"
 DIRECT = "memq/client/bulk/direct_writer.py"
-COPIER = "memq/client/bulk/copier.py"
+COPIER = "memq/client/bulk/direct_writer.py"
 
 STORED = "            for assigned, committed in due.values():\n                assigned.ledger.stored(committed)\n"
 

@@ -15,8 +15,8 @@ PARTS: dict[str, tuple[str, ...]] = {
         "memq/notification/kafka/groups/",
         "memq/notification/kafka/request_coalescer.py",
         "memq/broker/api/group_requests.py",
-        "memq/client/consumer/group/",
-        "memq/client/admin/group_positions.py",
+        "memq/client/consumer/group_",
+        "memq/client/consumer/progress.py",
     ),
     "direct writes": (
         "memq/client/bulk/direct_writer.py",

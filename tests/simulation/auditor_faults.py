@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from memq.audit.finding import IN_QUEUE, Kind
-from memq.client.producer.aio_producer import AsyncProducer
+from memq.client.producer.producer import AsyncProducer
 from memq.errors import MemqError
 from memq.format.pointer import Pointer, ProducerRanges, encode_pointer
 from memq.format.ranges import RangeSet

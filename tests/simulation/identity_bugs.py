@@ -39,7 +39,7 @@ IDENTITY_BUGS = (
     ),
     Planted(
         "writer takes a refusal for written",
-        "memq.client.bulk.copier",
+        "memq.client.bulk.direct_writer",
         "FixedIdentityWriter.take_refused",
         swap("refused.append(self._pending.popleft()[1])", "self._pending.popleft()"),
         level="calm",

@@ -14,14 +14,14 @@ KEEPING_BUGS = (
     ),
     Planted(
         "commit returns and stores nothing",
-        "memq.client.consumer.group.committer",
+        "memq.client.consumer.group_session",
         "Committer.commit",
         omit("self._group.commit"),
         level="calm",
     ),
     Planted(
         "a position of before is stored after a later one",
-        "memq.client.consumer.group.ledger",
+        "memq.client.consumer.progress",
         "CommitLedger.stored",
         swap("self._stored = committed", "self._prefix, self._stored = self._stored, committed"),
         level="calm",
@@ -127,7 +127,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "commit of what is not iterated",
-        "memq.client.consumer.group.ledger",
+        "memq.client.consumer.progress",
         "CommitLedger.hand",
         swap("self._marks.append(_Mark(behind, done=False))", "self.passed(behind)"),
         level="calm",
@@ -366,7 +366,7 @@ KEEPING_BUGS = (
     ),
     Planted(
         "what is processed is reported before it is committed",
-        "memq.client.consumer.group.committer",
+        "memq.client.consumer.group_session",
         "Committer.commit",
         before(
             "self._group.commit",

@@ -15,8 +15,8 @@ from memq.audit.dashboard.poller import TOPICS_S, Poller
 from memq.audit.dashboard.stream import Feed
 from memq.audit.dashboard.view import About, PartitionRow
 from memq.broker.api.group_requests import LOG_S_MAX
-from memq.client.admin.aio_admin import AsyncAdmin
-from memq.client.consumer.aio_consumer import AsyncConsumer
+from memq.client.admin import AsyncAdmin
+from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.log_answers import LOG_S, LogAnswers
 from memq.errors import MemqError
 from memq.runtime.network import Runtime

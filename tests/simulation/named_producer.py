@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from memq.client.producer.aio_producer import AsyncProducer
 from memq.client.producer.delivery import Ack
+from memq.client.producer.producer import AsyncProducer
 from memq.errors import MemqError
 from tests.simulation.checker import Checker
 from tests.simulation.named_rules import NamedRules

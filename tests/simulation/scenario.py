@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from memq.client.producer.aio_producer import AsyncProducer
 from memq.client.producer.delivery import Ack, AsyncDelivery
+from memq.client.producer.producer import AsyncProducer
 from memq.client.producer.settings import AcksLike
 from memq.compaction.reader import ColdFiles, ColdReader
 from memq.errors import MemqError

@@ -36,9 +36,9 @@ def test_a_constant_is_small_wherever_it_was_imported_and_as_before_afterwards(
     before = memq.limits.READ_BYTES_MAX
     importers = ("memq.broker.api.topic_requests", "memq.client.broker_router")
     users = [importlib.import_module(name).__dict__ for name in importers]
-    monkeypatch.delitem(sys.modules, "memq.client.consumer.fetch.range_coalescer")
+    monkeypatch.delitem(sys.modules, "memq.client.consumer.fetch.fetcher")
     with scaled({"memq.limits:READ_BYTES_MAX": 100}):
-        late = importlib.import_module("memq.client.consumer.fetch.range_coalescer").__dict__
+        late = importlib.import_module("memq.client.consumer.fetch.fetcher").__dict__
         assert [names["READ_BYTES_MAX"] for names in (*users, late)] == [100] * 3
     assert [names["READ_BYTES_MAX"] for names in (*users, late)] == [before] * 3
 

@@ -64,10 +64,10 @@ TABLE: dict[str, tuple[float, ...]] = {
     "memq.client.consumer.core:REFRESH_S": (0.5,),  # that of the reader of cold parts, too
     "memq.client.producer.core:METADATA_AGE_S_MAX": (0.5, 5.0),
     "memq.client.link_pool:DEAD_S": (0.1,),
-    "memq.client.producer.fencing:BEGINNINGS_AT_ONCE_MAX": (1,),
+    "memq.client.producer.core:BEGINNINGS_AT_ONCE_MAX": (1,),
     "memq.client.producer.send_buffer:FIRST_LIMIT_BYTES": (100,),
     "memq.client.bulk.staged_writer:PARTITIONS_AT_ONCE_MAX": (1,),
-    "memq.client.bulk.import_progress:STEP": (1,),
+    "memq.client.bulk.kafka_import:STEP": (1,),
     "memq.compaction.compaction:OBJECTS_MAX": (1, 2),
     "memq.compaction.compaction:READS_MAX": (1,),
     "memq.compaction.reader:PARTS_BYTES_MAX": (0, 2_000),

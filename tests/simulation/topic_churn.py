@@ -8,9 +8,9 @@ from contextlib import suppress
 
 import msgspec
 
-from memq.client.admin.aio_admin import AsyncAdmin
-from memq.client.producer.aio_producer import AsyncProducer
+from memq.client.admin import AsyncAdmin
 from memq.client.producer.delivery import AsyncDelivery
+from memq.client.producer.producer import AsyncProducer
 from memq.errors import AlreadyExistsError, MemqError, NotFoundError
 from memq.runtime.network import Runtime
 from memq.topic import Topic, read_partitions

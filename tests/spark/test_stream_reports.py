@@ -13,7 +13,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from memq.audit.finding import Finding
 from memq.audit.minutes import MinuteRow
-from memq.client.observers.report_carrier import ReportCarrier
+from memq.client.observers.reporter import ReportCarrier
 from memq.format.ranges import RangeSet
 from memq.spark.options import read_options
 from memq.spark.read.planner import Split

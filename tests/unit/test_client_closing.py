@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from memq.client.admin.admin import Admin
-from memq.client.admin.aio_admin import AsyncAdmin
+from memq.client.admin import Admin, AsyncAdmin
 from memq.errors import MemqError, QueueError, TimedOutError
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from memq.client.metadata import ClusterMetadata
-from memq.client.producer.aio_producer import AsyncProducer
+from memq.client.producer.producer import AsyncProducer
 from memq.client.stores import OpenStores
 from memq.errors import BufferFullError, MemqError, TimedOutError, UnreachableError
 from memq.protocol.frames import Api, Frame

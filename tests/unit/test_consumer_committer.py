@@ -11,9 +11,8 @@ import pytest
 
 from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
 from memq.client.consumer.fetch.ready_batches import ReadyBatches
-from memq.client.consumer.group.committer import Committer
-from memq.client.consumer.group.ledger import CommitLedger
-from memq.client.consumer.group.session import GroupSession
+from memq.client.consumer.group_session import Committer, GroupSession
+from memq.client.consumer.progress import CommitLedger
 from memq.errors import QueueError
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.client.consumer.group.ledger import CommitLedger
+from memq.client.consumer.progress import CommitLedger
 from memq.topic import Committed, Position, Totals
 
 

@@ -14,12 +14,11 @@ from memq.client.consumer.assigned import Assigned
 from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
 from memq.client.consumer.fetch.fetcher import BatchFetcher
 from memq.client.consumer.fetch.partition_cursor import PartitionCursor
-from memq.client.consumer.group.membership import MemberState
+from memq.client.consumer.group_membership import MemberState
 from memq.client.consumer.offset_resolver import OffsetResolver
 from memq.client.consumer.opener import Opener
 from memq.client.consumer.settings import ConsumerSettings
-from memq.client.observers.audit_recorder import AuditRecorder, PartRecorder
-from memq.client.observers.read_recorder import ReadRecorder
+from memq.client.observers.audit_recorder import AuditRecorder, PartRecorder, ReadRecorder
 from memq.client.observers.reporter import Named
 from memq.errors import DeniedError, InvalidRequestError, MemqError, NotFoundError, PositionExpiredError, QueueError
 from memq.format.blocks.header import Buffer

@@ -11,8 +11,7 @@ import pytest
 
 from memq.client.consumer.assigned import Assigned
 from memq.client.consumer.fetch.partition_cursor import PartitionCursor, PointerSlot
-from memq.client.consumer.fetch.polling import LOG_BYTES, POLL_WAIT_MS, Polling
-from memq.client.consumer.fetch.retries import Retries
+from memq.client.consumer.fetch.polling import LOG_BYTES, POLL_WAIT_MS, Polling, Retries
 from memq.errors import DeniedError, MemqError, QueueError
 from memq.limits import POLL_BYTES_MAX
 from memq.notification import Entries, Span

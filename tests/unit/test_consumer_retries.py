@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from memq.client.consumer.fetch.retries import Retries
+from memq.client.consumer.fetch.polling import Retries
 from memq.errors import CorruptDataError, DeniedError, InvalidRequestError, MemqError, QueueError, StoreError
 from memq.runtime.logs import EventLog
 from tests.skipping_loop import run_skipping, skip, skipping_runtime

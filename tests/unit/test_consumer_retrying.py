@@ -10,9 +10,9 @@ import pytest
 
 from memq.client.consumer.fetch.fetch_scheduler import FETCHES_MAX, MISSING_S, STALL_FAILURES
 from memq.client.consumer.fetch.partition_cursor import Copy
-from memq.client.consumer.fetch.retries import Retries
+from memq.client.consumer.fetch.polling import Retries
 from memq.client.consumer.offset_resolver import window_ms
-from memq.client.observers.read_recorder import ReadRecorder
+from memq.client.observers.audit_recorder import ReadRecorder
 from memq.errors import MemqError, QueueError, StoreError
 from memq.format.report import BeginReason
 from memq.notification import Span

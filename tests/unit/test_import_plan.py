@@ -8,8 +8,16 @@ from itertools import accumulate
 
 import pytest
 
-from memq.client.bulk.block_cutter import BLOCK_BYTES_MAX, BLOCK_RECORDS_MAX, Cut, Cutter, RecordCutter
-from memq.client.bulk.import_plan import decode_plan, encode_plan, producer_of
+from memq.client.bulk.block_cutter import (
+    BLOCK_BYTES_MAX,
+    BLOCK_RECORDS_MAX,
+    Cut,
+    Cutter,
+    RecordCutter,
+    decode_plan,
+    encode_plan,
+    producer_of,
+)
 from memq.client.producer.fields import RecordColumns, RecordFields
 from memq.client.producer.partitioner import PartitionMap
 from memq.client.producer.window import ProducerWindow

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from memq.client.consumer.fetch.range_coalescer import RangeCoalescer
+from memq.client.consumer.fetch.fetcher import RangeCoalescer
 from memq.errors import CorruptDataError, StoreError
 from memq.format.key import cold_object_key, object_key
 from memq.limits import READ_BYTES_MAX

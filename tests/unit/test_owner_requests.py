@@ -10,7 +10,7 @@ import pytest
 from memq.client import owner_requests
 from memq.client.metadata import ClusterMetadata
 from memq.client.owner_requests import OwnerRequests
-from memq.client.producer.fencing import BEGINNINGS_AT_ONCE_MAX, InstanceFencing
+from memq.client.producer.core import BEGINNINGS_AT_ONCE_MAX, InstanceFencing
 from memq.client.producer.settings import ProducerSettings
 from memq.errors import (
     MemqError,

@@ -9,8 +9,8 @@ import zlib
 import pytest
 from msgspec import structs
 
-from memq.client.producer.aio_producer import AsyncProducer
 from memq.client.producer.delivery import Ack, AsyncDelivery
+from memq.client.producer.producer import AsyncProducer
 from memq.errors import (
     BufferFullError,
     ClosedError,

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from memq.client.link_pool import LinkPool
-from memq.client.producer.aio_producer import AsyncProducer
 from memq.client.producer.core import METADATA_AGE_S_MAX, ProducerCore
 from memq.client.producer.delivery import Ack, AsyncDelivery
 from memq.client.producer.fields import check_fields
+from memq.client.producer.producer import AsyncProducer
 from memq.client.producer.settings import ProducerSettings
 from memq.errors import (
     BufferFullError,

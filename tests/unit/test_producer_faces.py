@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from memq.client.io_thread import io_thread
-from memq.client.producer.aio_producer import AsyncProducer
 from memq.client.producer.delivery import Ack, Delivery
-from memq.client.producer.producer import Producer
+from memq.client.producer.producer import AsyncProducer, Producer
 from memq.errors import BufferFullError, MemqError
 from memq.topic import slot_of_key
 from tests.component.test_producer_sync import Server

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from memq.client.link_pool import LinkPool
-from memq.client.producer.aio_producer import AsyncProducer
 from memq.client.producer.delivery import Ack
+from memq.client.producer.producer import AsyncProducer
 from memq.client.producer.settings import ProducerSettings
 from memq.errors import (
     ClosedError,

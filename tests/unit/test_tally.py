@@ -5,8 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.client.observers.audit_recorder import HEARTBEAT_INTERVALS, NOTES_MAX, AuditRecorder, PartRecorder
-from memq.client.observers.read_recorder import ReadRecorder
+from memq.client.observers.audit_recorder import (
+    HEARTBEAT_INTERVALS,
+    NOTES_MAX,
+    AuditRecorder,
+    PartRecorder,
+    ReadRecorder,
+)
 from memq.format.ranges import RangeSet
 from memq.format.report import Report, ReportedDamage, home_of
 from memq.topic import Committed, Position

@@ -39,7 +39,7 @@ from memq.audit.dashboard.records import TAIL_RECORDS_S_MAX, ObjectInspector, Qu
 from memq.audit.dashboard.stream import Feed, Seats, tail_events
 from memq.audit.dashboard.view import About
 from memq.audit.finding import csv_of
-from memq.client.admin.aio_admin import AsyncAdmin
+from memq.client.admin import AsyncAdmin
 from memq.errors import (
     CorruptDataError,
     DeniedError,

@@ -26,9 +26,9 @@ from memq.audit.live.questions.holder_follower import HolderFollower
 from memq.audit.live.report_partition import Key, ReportPartitionAudit
 from memq.audit.live.storage.database import Database
 from memq.audit.live.storage.store import AuditStore, PartitionChanges, Step
-from memq.client.admin.aio_admin import AsyncAdmin
+from memq.client.admin import AsyncAdmin
 from memq.client.broker_router import BrokerRouter
-from memq.client.consumer.aio_consumer import AsyncConsumer
+from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.consumer.fetch.fetcher import ReadRange
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.errors import FencedError, MemqError, NotFoundError, RetryableError

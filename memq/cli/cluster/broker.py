@@ -13,7 +13,7 @@ import msgspec
 
 from memq.cli.options import broker_options, brokers_of, json_option, setting_options, settings_of
 from memq.cli.output import log_to_stderr, print_json, print_table, say_ready, talk
-from memq.client.admin.admin import Admin
+from memq.client.admin import Admin
 from memq.errors import InvalidRequestError
 from memq.settings import BrokerSettings, PartSettings, Value, rules_of
 

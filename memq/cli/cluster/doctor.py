@@ -161,7 +161,7 @@ def _checked(what: str, look: Callable[[], str]) -> CheckResult:
 
 
 def _broker(settings: Settings) -> str:
-    from memq.client.admin.admin import Admin
+    from memq.client.admin import Admin
 
     brokers = settings.client().brokers
     with Admin(brokers) as admin:

@@ -17,8 +17,7 @@ from memq.cli.output import (
     say_ready,
     talk,
 )
-from memq.client.admin.admin import Admin
-from memq.client.admin.group_positions import GroupDescription
+from memq.client.admin import Admin, GroupDescription
 from memq.runtime.clock import SystemClock
 from memq.settings import Value
 

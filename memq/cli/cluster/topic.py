@@ -7,7 +7,7 @@ import msgspec
 
 from memq.cli.options import broker_options, brokers_of, json_option
 from memq.cli.output import confirm, count_text, print_json, print_pairs, print_table, size_text, talk, time_text
-from memq.client.admin.admin import Admin
+from memq.client.admin import Admin
 from memq.errors import InvalidSettingError, UnknownSettingError
 from memq.limits import PARTITIONS_MAX
 from memq.protocol.messages import TopicMetadata

@@ -9,7 +9,7 @@ import click
 
 from memq.cli.options import json_option, setting_options, settings_of
 from memq.cli.output import count_text, print_json, print_pairs, size_text, talk
-from memq.client.admin.admin import Admin
+from memq.client.admin import Admin
 from memq.client.consumer.consumer import Consumer
 from memq.client.producer.producer import Producer
 from memq.errors import MemqError

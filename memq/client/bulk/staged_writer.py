@@ -12,11 +12,11 @@ from awscrt.checksums import crc32c
 
 from memq.client.arguments import check_connect_timeout, runtime_of
 from memq.client.bulk.staged_object import StagedObjectBuilder
-from memq.client.closing import AsyncClosing
+from memq.client.lifecycle import AsyncClosing
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
 from memq.client.metadata import ClusterMetadata
+from memq.client.observers.audit_recorder import StagedRecorder
 from memq.client.observers.reporter import STEP_S_MAX, JobReporter, MakeCarrier
-from memq.client.observers.staged_recorder import StagedRecorder
 from memq.client.owner_requests import OwnerRequests
 from memq.client.producer.fields import BytesLike, HeadersLike, check_fields, check_many
 from memq.errors import InvalidRequestError, NotFoundError, ObjectExistsError, TimedOutError, TooOldError

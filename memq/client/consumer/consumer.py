@@ -1,25 +1,121 @@
-"""The consumer for everybody else: it blocks where it says so, and its I/O is on the one I/O thread."""
+"""The public consumers: `Consumer` blocks where it says so; `AsyncConsumer` runs on the caller's loop.
+
+The blocking one has its I/O on the one I/O thread. `read_arrow` returns a range of a topic as one Arrow table.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Self, TypeVar
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from memq.client.arguments import check_timeout
-from memq.client.background import Background, BlockingClient
-from memq.client.consumer.base import BaseConsumer
+from memq.client.arguments import check_callbacks, check_timeout, check_tracer_provider, public_name, runtime_of
 from memq.client.consumer.batch import Batch
-from memq.client.consumer.core import CLOSE_S_MAX, ConsumerStats
-from memq.client.consumer.group.membership import AssignmentEvents
+from memq.client.consumer.core import CLOSE_S_MAX, ConsumerCore, ConsumerStats
+from memq.client.consumer.fetch.fetcher import BatchFetcher, ReadMode
+from memq.client.consumer.group_membership import AssignmentEvents
 from memq.client.consumer.offset_resolver import Lag
-from memq.client.consumer.record import TopicPartition
-from memq.client.consumer.settings import Point
+from memq.client.consumer.record import TopicPartition, place_of
+from memq.client.consumer.settings import ConsumerSettings, OnDamaged, OnExpired, Point, topics_of
+from memq.client.lifecycle import AsyncClosing, Background, BlockingClient
+from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
 from memq.client.log_answers import LogAnswers
+from memq.client.observers.reporter import reporting
 from memq.errors import MemqError
+from memq.limits import MIB
+from memq.runtime.network import Runtime
 from memq.topic import Position
+
+if TYPE_CHECKING:
+    import pyarrow
+    from opentelemetry.trace import TracerProvider
+
+    from memq.client.observers.traces import ConsumerTraces
+
 
 INTERRUPTED_S_MAX = 1.0
 Result = TypeVar("Result")
+OnPartitions = Callable[[list[TopicPartition]], object]  # of an AsyncConsumer it may return an awaitable
+
+
+class BaseConsumer(ABC):
+    """A consumer without its calls: those block, or are awaited."""
+
+    @public_name("Consumer")
+    def __init__(
+        self,
+        brokers: str | Sequence[str] | None,
+        topics: str | Sequence[str],
+        *,
+        group: str | None = None,
+        start: Point = "beginning",
+        end: Point | None = None,
+        auto_commit: bool = True,
+        auto_commit_interval_ms: int = 1_000,
+        session_timeout_ms: int = 10_000,
+        prefetch_bytes_max: int = 64 * MIB,
+        on_damaged: OnDamaged = "fail",
+        on_expired: OnExpired = "fail",
+        read: ReadMode = "auto",
+        s3: Mapping[str, object] | None = None,
+        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        client_id: str = "",
+        zone: str = "",
+        on_assigned: OnPartitions | None = None,
+        on_revoked: OnPartitions | None = None,
+        on_lost: OnPartitions | None = None,
+        audit: bool = True,
+        tracer_provider: TracerProvider | None = None,
+        runtime: Runtime | None = None,
+    ) -> None:
+        settings = ConsumerSettings(
+            topics=topics_of(topics),
+            group=group,
+            start=start,
+            end=end,
+            auto_commit=auto_commit,
+            auto_commit_interval_ms=auto_commit_interval_ms,
+            session_timeout_ms=session_timeout_ms,
+            prefetch_bytes_max=prefetch_bytes_max,
+            on_damaged=on_damaged,
+            on_expired=on_expired,
+            read=read,
+            connect_timeout_ms=connect_timeout_ms,
+            s3=s3,
+            client_id=client_id,
+            zone=zone,
+            audit=audit,
+        ).check()
+        check_callbacks(on_assigned=on_assigned, on_revoked=on_revoked, on_lost=on_lost)
+        check_tracer_provider(tracer_provider)
+        self._runtime = runtime_of(runtime)
+        self._traces: ConsumerTraces | None = None
+        if tracer_provider is not None:
+            from memq.client.observers.traces import ConsumerTraces
+
+            self._traces = ConsumerTraces(tracer_provider, self._runtime.clock, group)
+        observe = reporting("consumer", group or "") if audit else None
+        make_fetcher = BatchFetcher if self._traces is None else self._traces.fetcher
+        self._core = ConsumerCore(settings, self._runtime, bootstrap_addresses(brokers), make_fetcher, observe)
+        self._callbacks = (on_lost, on_revoked, on_assigned)
+        self._open()
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Take the core to the loop on which it is to run."""
+
+    def _deadline_s(self, timeout_s: float | None) -> float | None:
+        return None if timeout_s is None else self._runtime.clock.monotonic() + timeout_s
+
+    def _left_s(self, deadline_s: float | None) -> float | None:
+        return None if deadline_s is None else max(0.0, deadline_s - self._runtime.clock.monotonic())
+
+    def _calls(self, changes: AssignmentEvents) -> list[tuple[OnPartitions, list[TopicPartition]]]:
+        """Return the callbacks on_lost, on_revoked and on_assigned that changes concern, with their arguments."""
+        parts = (changes.lost, changes.revoked, changes.assigned)
+        named = zip(self._callbacks, parts, strict=True)
+        return [(each, [place_of(one) for one in part]) for each, part in named if each is not None and part]
 
 
 class Consumer(BaseConsumer, BlockingClient):
@@ -182,3 +278,135 @@ class Consumer(BaseConsumer, BlockingClient):
 async def _called(function: Callable[[], Result]) -> Result:
     """Call a function of the core on its own thread."""
     return function()
+
+
+class AsyncConsumer(BaseConsumer, AsyncClosing):
+    """Reads topics. Arguments as those of `memq.Consumer`; callbacks may be coroutine functions.
+
+    Use it as `async with`, on one event loop and from one task; `wakeup` is for others, also in other threads.
+    """
+
+    def _open(self) -> None:
+        """The core runs on the loop of the first use."""
+
+    async def __aenter__(self) -> Self:
+        self._check_loop()
+        try:
+            await self._core.start()
+        except BaseException:
+            await self._core.close()
+            raise
+        return self
+
+    async def __aiter__(self) -> AsyncIterator[Batch]:
+        """Yield batches; ends at `end`, and after `wakeup`."""
+        while True:
+            batch = await self.poll()
+            if batch is None:
+                return
+            yield batch
+
+    async def poll(self, timeout: float | None = None) -> Batch | None:
+        """Return the next batch; the one before it is done by this. The callbacks run in here.
+
+        None after `timeout` seconds, at the `end` that was asked for, and after `wakeup`. The first call may take
+        longer: it connects. Raises: as `memq.Consumer.poll`.
+        """
+        timeout_s = check_timeout(timeout)
+        self._check_loop()
+        traces = self._traces
+        if traces is not None:
+            traces.done()
+        batch = self._core.next_at_hand()
+        if batch is None:
+            batch = await self._next(self._deadline_s(timeout_s))
+        if traces is not None and batch is not None:
+            traces.handed(batch)
+        return batch
+
+    async def _next(self, deadline_s: float | None) -> Batch | None:
+        while True:
+            found = await self._core.next(self._left_s(deadline_s))
+            if not isinstance(found, AssignmentEvents):
+                return found
+            for callback, places in self._calls(found):
+                result = callback(places)
+                if inspect.isawaitable(result):
+                    await result
+            await self._core.take(found)
+
+    async def commit(self, batch: Batch | None = None) -> None:
+        """Store that all through `batch` is done; without it, every batch that is done.
+
+        Raises: as `memq.Consumer.commit`.
+        """
+        await self._core.commit(batch)
+
+    async def seek(self, topic: str, partition: int, to: Point) -> None:
+        """Continue from another position. Raises: InvalidRequestError when the partition is not assigned."""
+        await self._core.seek(topic, partition, to)
+
+    def pause(self, topic: str, partition: int) -> None:
+        """Deliver nothing of a partition until `resume`. Raises: as `seek`."""
+        self._core.pause(topic, partition, paused=True)
+
+    def resume(self, topic: str, partition: int) -> None:
+        """Deliver from a partition again. Raises: as `seek`."""
+        self._core.pause(topic, partition, paused=False)
+
+    def position(self) -> dict[TopicPartition, Position]:
+        """Return what comes next in each partition that is read."""
+        return self._core.positions()
+
+    async def committed(self) -> dict[TopicPartition, Position]:
+        """Return what the group has stored. Raises: InvalidRequestError without a group; RetryableError."""
+        return await self._core.committed()
+
+    async def lag(self) -> LogAnswers[TopicPartition, Lag]:
+        """Return how much lies between each position and the end of its partition now.
+
+        A partition whose log does not answer is not in the mapping: `unknown` there has its error.
+        Raises: the first error when all logs fail.
+        """
+        return await self._core.lag()
+
+    def stats(self) -> ConsumerStats:
+        """Return counters: what was delivered, passed over, retried."""
+        return self._core.stats()
+
+    def wakeup(self) -> None:
+        """Let the poll under way, else the next one, return None; from any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._core.wakeup)
+        else:
+            self._core.wakeup()  # nothing is under way before the first use
+
+    async def close(self) -> None:
+        """Commit what is done when auto-commit is on, leave the group, disconnect. Closing twice is fine."""
+        if self._traces is not None:
+            self._traces.done()
+        await self._core.close()
+
+
+def read_arrow(
+    brokers: str | Sequence[str] | None,
+    topic: str,
+    *,
+    start: Point = "beginning",
+    end: Point = "end",
+    read: ReadMode = "auto",
+    runtime: Runtime | None = None,
+) -> pyarrow.Table:
+    """Return the records of a topic in a range: value, key, headers, timestamp and tag.
+
+    Times mean when a batch was sealed, so ranges that follow on each other share nothing and leave nothing out. One
+    partition follows on the other in no promised order; within each, records are in order. It must fit in memory.
+    Raises: as `memq.Consumer.poll`; ImportError when the extra [arrow] is not installed.
+    """
+    from memq.format.blocks.arrow import SCHEMA  # says what to install when there is no pyarrow
+
+    import pyarrow  # isort: skip
+
+    with Consumer(brokers, topic, start=start, end=end, read=read, runtime=runtime) as consumer:
+        tables = [batch.arrow() for batch in consumer]
+    return pyarrow.concat_tables(tables) if tables else SCHEMA.empty_table()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from memq.client.consumer.batch import Damage
 from memq.client.consumer.record import TopicPartition
-from memq.client.producer.aio_producer import AsyncProducer
+from memq.client.producer.producer import AsyncProducer
 from memq.errors import TooLargeError
 from memq.runtime.network import Address, Runtime, format_address
 

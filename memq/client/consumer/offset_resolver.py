@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from memq.client.consumer.fetch.expiry import expired_error
 from memq.client.consumer.fetch.partition_cursor import CursorState, PartitionCursor
-from memq.client.consumer.progress import ReadProgress
+from memq.client.consumer.progress import ReadProgress, expired_error
 from memq.errors import InvalidRequestError
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, read_pointer

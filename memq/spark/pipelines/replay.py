@@ -17,7 +17,7 @@ import click
 import pyarrow
 from pyspark.sql.types import StructType
 
-from memq.client.consumer.fetch.expiry import expired_error
+from memq.client.consumer.progress import expired_error
 from memq.client.io_thread import io_thread
 from memq.client.producer.producer import Producer
 from memq.errors import InvalidRequestError

@@ -17,8 +17,7 @@ from memq.client.consumer.fetch.fetcher import BatchFetcher
 from memq.client.consumer.fetch.lookback import Lookback, Novelty
 from memq.client.io_thread import io_thread
 from memq.client.link_pool import LinkPool, bootstrap_addresses
-from memq.client.observers.report_carrier import ReportCarrier
-from memq.client.observers.reporter import STEP_S_MAX, JobReporter
+from memq.client.observers.reporter import STEP_S_MAX, JobReporter, ReportCarrier
 from memq.errors import CorruptDataError, MemqError, NotFoundError, UnsupportedFormatError
 from memq.format.batch import BlockPiece, missing_batch
 from memq.format.blocks.columns import BlockReader

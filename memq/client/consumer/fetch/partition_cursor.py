@@ -21,9 +21,8 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from memq.client.consumer.batch import Slice
-from memq.client.consumer.fetch.expiry import Gap, expired_error
 from memq.client.consumer.fetch.lookback import Lookback, Novelty
-from memq.client.consumer.progress import ReadProgress
+from memq.client.consumer.progress import Gap, ReadProgress, expired_error
 from memq.errors import CorruptDataError, IdentityConflictError, MemqError, UnsupportedFormatError
 from memq.format.batch import BlockPiece, NumberedEntry, is_whole
 from memq.format.blocks.header import BlockHeader

@@ -12,17 +12,49 @@ from dataclasses import dataclass, field
 
 from memq.client.consumer.assigned import Assigned
 from memq.client.consumer.fetch.partition_cursor import PartitionCursor
-from memq.client.consumer.fetch.retries import Retries
 from memq.client.consumer.offset_resolver import OffsetResolver
-from memq.errors import MemqError, QueueError
+from memq.errors import MemqError, QueueError, RetryableError
 from memq.limits import POLL_BYTES_MAX
 from memq.notification.log_reader import first_of, first_run
 from memq.notification.remote import Polled, RemoteQueue
+from memq.runtime.clock import backoff_s
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Runtime
 from memq.runtime.tasks import TaskOwner
 from memq.topic import ReadPartition, Totals
 
 POLL_WAIT_MS = 2_000
 LOG_BYTES = 64 << 10  # of pointers: about 200; the broker holds that much memory for a log that hangs
+_RETRY_S_BASE = 0.05
+_RETRY_S_MAX = 2.0
+
+
+class Retries:
+    """Failures of polls and fetches. `changed` is called when `failure` is set for the user."""
+
+    def __init__(self, runtime: Runtime, events: EventLog, changed: Callable[[], None]) -> None:
+        self.failure: MemqError | None = None
+        self.count = 0
+        self._random = runtime.random
+        self._events = events
+        self._changed = changed
+
+    def note(self, error: MemqError) -> None:
+        """Note a failure after which the same is tried again."""
+        self.count += 1
+        self._events.warning("consumer.retry", f"{type(error).__name__}: {error}; trying again")
+        if not isinstance(error, RetryableError):
+            self.failure = error
+            self._changed()
+
+    async def back_off(self, error: MemqError, failures: int) -> None:
+        """Note a failure, the `failures`-th in a row, and wait before the next try."""
+        self.note(error)
+        await self.pause(failures)
+
+    async def pause(self, failures: int) -> None:
+        """Wait before a try after `failures` that failed."""
+        await asyncio.sleep(backoff_s(self._random, failures, base_s=_RETRY_S_BASE, most_s=_RETRY_S_MAX))
 
 
 @dataclass(slots=True)

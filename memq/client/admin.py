@@ -1,18 +1,21 @@
-"""Topics and groups for those who look after them, on asyncio."""
+"""Topics and groups for operators: `Admin` blocks; `AsyncAdmin` runs on the caller's loop.
+
+The blocking one calls the other on the one I/O thread.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from memq.client.admin.group_positions import GroupDescription, PartitionProgress, Reset
 from memq.client.arguments import check_connect_timeout, public_name, runtime_of
 from memq.client.broker_router import BrokerRouter
-from memq.client.closing import AsyncClosing
 from memq.client.consumer.offset_resolver import Lag, OffsetResolver
-from memq.client.consumer.record import place_of
+from memq.client.consumer.record import TopicPartition, place_of
 from memq.client.consumer.settings import Point, check_point, point_of
+from memq.client.lifecycle import AsyncClosing, Background, BlockingClient
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
 from memq.client.log_answers import Key, LogAnswers, Value, ask_logs
 from memq.client.metadata import ClusterMetadata
@@ -43,6 +46,50 @@ DRAIN_ANSWER_S = 60.0
 SPANS_MAX = 1_000  # partitions that are asked for their ends in one request
 GROUPS_NAMED_MAX = 20  # in the error about one that is not there
 Settings = Mapping[str, int | bool | str]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionProgress:
+    """A group's state in one partition: position (None: none), member ("" when free), and lag.
+
+    `measured` is the error instead where the log of the partition does not answer.
+    """
+
+    place: TopicPartition
+    position: Position | None
+    member: str
+    measured: Lag | MemqError
+
+    @property
+    def lag(self) -> Lag:
+        """The lag. Raises: the error of the partition's log when it is not known."""
+        if isinstance(self.measured, MemqError):
+            raise self.measured
+        return self.measured
+
+    @property
+    def error(self) -> MemqError | None:
+        """The reason why the lag is not known; None when it is."""
+        return self.measured if isinstance(self.measured, MemqError) else None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """A consumer group: its generation, its members, and how far it is, by partition."""
+
+    group: str
+    generation: int
+    members: tuple[str, ...]
+    partitions: tuple[PartitionProgress, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """One partition of a reset: the group's position before (None: none stored) and after."""
+
+    place: TopicPartition
+    before: Position | None
+    after: Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,3 +442,121 @@ def _named_partitions(topic: Topic, to: Point) -> list[ReadPartition]:
                 f"topic '{topic.name}' has no partition {number}", hint=f"it has {topic.read_partitions}, from 0 on"
             )
     return [partition for partition in every if partition.partition in numbers]
+
+
+class Admin(BlockingClient):
+    """Makes, alters and deletes topics; shows, resets and deletes groups; drains brokers. Thread-safe.
+
+    Every method raises UnreachableError when no broker answers for `connect_timeout_ms`, and what the broker says.
+    """
+
+    @public_name("Admin")
+    def __init__(
+        self,
+        brokers: str | Sequence[str] | None = None,
+        *,
+        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        runtime: Runtime | None = None,
+    ) -> None:
+        self._core = AsyncAdmin(brokers, connect_timeout_ms=connect_timeout_ms, runtime=runtime)
+        self._background = Background("admin", self._core)
+        self._closed = False
+
+    def close(self) -> None:
+        """Disconnect. Closing twice is fine."""
+        self._finish(None)
+
+    def _closing(self, timeout_s: float | None) -> Coroutine[Any, Any, None]:
+        return self._core.close()
+
+    @property
+    def cluster(self) -> str:
+        """The name of the cluster; "" before the first answer."""
+        return self._core.cluster
+
+    def create_topic(
+        self, name: str, *, partitions: int = 1, settings: Settings | None = None, exist_ok: bool = False
+    ) -> Topic:
+        """Make a topic and return it; with `exist_ok` an existing one is returned as it is.
+
+        Raises: AlreadyExistsError, InvalidNameError, InvalidRequestError, UnknownSettingError, InvalidSettingError.
+        """
+        work = self._core.create_topic(name, partitions=partitions, settings=settings, exist_ok=exist_ok)
+        return self._background.run(work)
+
+    def topics(self, *, internal: bool = False) -> list[Topic]:
+        """Return all topics, by name; memq's own, whose names begin with `_memq`, with `internal` only."""
+        return self._background.run(self._core.topics(internal=internal))
+
+    def topic(self, name: str) -> TopicMetadata:
+        """Return a topic with the owners of its partitions. Raises: NotFoundError, InvalidNameError."""
+        return self._background.run(self._core.topic(name))
+
+    def ends(self, topics: Sequence[Topic]) -> dict[str, LogAnswers[int, int]]:
+        """Return the pointer offsets at which read partitions end, by name of the topic and number.
+
+        A log that fails is in `unknown` of its topic. Raises: NotFoundError; the first error when all logs fail.
+        """
+        return self._background.run(self._core.ends(topics))
+
+    def end_totals(self, topic: Topic, partitions: Iterable[int] | None = None) -> LogAnswers[int, Totals]:
+        """Return how much each read partition of a topic holds, by number, what retention took included.
+
+        With `partitions` only these. A log that fails is in `unknown`.
+        Raises: NotFoundError; the first error when all logs fail.
+        """
+        return self._background.run(self._core.end_totals(topic, partitions))
+
+    def alter_topic(self, name: str, *, settings: Settings) -> Topic:
+        """Change settings of a topic and return it.
+
+        Raises: NotFoundError, UnknownSettingError, InvalidSettingError.
+        """
+        return self._background.run(self._core.alter_topic(name, settings=settings))
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic with its pointers; its objects go with the sweep. Raises: NotFoundError."""
+        self._background.run(self._core.delete_topic(name))
+
+    def groups(self, *, internal: bool = False) -> list[str]:
+        """Return the names of all groups, by name; with `internal` memq's own, too."""
+        return self._background.run(self._core.groups(internal=internal))
+
+    def group(self, name: str) -> GroupDescription:
+        """Return a group: members, positions and lag. Raises: NotFoundError."""
+        return self._background.run(self._core.group(name))
+
+    def reset_group(self, group: str, topic: str, to: Point, *, dry_run: bool = False) -> list[Reset]:
+        """Put a group that has no members to another place in all partitions of a topic.
+
+        `to` is "beginning", "end", a datetime, or positions as a consumer's `start`; partitions that positions leave
+        out stay where they are. With `dry_run` nothing is stored. Raises: NotFoundError, InvalidRequestError.
+        """
+        return self._background.run(self._core.reset_group(group, topic, to, dry_run=dry_run))
+
+    def delete_group(self, name: str) -> None:
+        """Delete a group that has no members, with its positions. Raises: NotFoundError, InvalidRequestError."""
+        self._background.run(self._core.delete_group(name))
+
+    def brokers(self) -> list[WireBroker]:
+        """Return the live brokers, by id."""
+        return self._background.run(self._core.brokers())
+
+    def clients(self, broker: str) -> list[WireClient]:
+        """Return what clients may have at one broker: "default", then by name. Raises: NotFoundError."""
+        return self._background.run(self._core.clients(broker))
+
+    def load(self, broker: str) -> WireLoad:
+        """Return how full one broker is. Raises: NotFoundError."""
+        return self._background.run(self._core.load(broker))
+
+    def plan(self) -> GovernorPlan:
+        """Return what the governor would change now; nothing is changed."""
+        return self._background.run(self._core.plan())
+
+    def drain_broker(self, name: str) -> None:
+        """Have a broker hand over what it owns, and return when it has; it owns nothing until it is restarted.
+
+        Raises: NotFoundError, InvalidRequestError when no other broker takes it, TimedOutError.
+        """
+        self._background.run(self._core.drain_broker(name))
