@@ -16,8 +16,8 @@ from memq.compaction.compaction import BatchCopier, Copied, TrimmedQueue
 from memq.compaction.plan import ColdRule
 from memq.compaction.reader import ColdFiles
 from memq.notification.sqlite import log
+from memq.notification.sqlite.file import checksum
 from memq.notification.sqlite.queue import SqliteQueue
-from memq.notification.sqlite.rows import checksum
 from memq.runtime.network import Runtime
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.filesystem import FilesystemHandler

@@ -15,7 +15,7 @@ from memq.broker.upkeep.lost_logs import LostLogs
 from memq.compaction.reader import ColdFiles, ColdReader
 from memq.governor import Coordinator
 from memq.governor.balance import STRATEGIES
-from memq.governor.planner import Planner
+from memq.governor.governor import Planner
 from memq.notification import NotificationQueue
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime

@@ -1,15 +1,113 @@
-"""A coordinator in memory, with several brokers: for tests, the simulation and `memq.testing`."""
+"""Coordinators whose knowledge is a registry in memory: the shared part, and one with several brokers.
+
+`MemoryCoordinator` is for tests, the simulation and `memq.testing`; `memq.governor.standalone` has the other one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
 
-from memq.governor import BrokerEntry
-from memq.governor.local import LocalCoordinator
+from memq.governor import Assignment, BrokerEntry, Load
 from memq.governor.registry import Registry, RegistryChange
 from memq.governor.watchers import Watchers
 from memq.runtime.clock import Clock, SystemClock
 from memq.runtime.logs import EventLog
+from memq.topic import Topic
+
+
+class LocalCoordinator(ABC):
+    """A `Coordinator` that answers from `registry`; a subclass says how a change of it is made to last."""
+
+    def __init__(self, cluster: str, registry: Registry, watchers: Watchers) -> None:
+        self.cluster = cluster
+        self.watchers = watchers
+        self._registry = registry
+
+    @abstractmethod
+    async def _change(self, decide: Callable[[Registry], RegistryChange]) -> RegistryChange:
+        """Apply the change that `decide` returns, notify all watchers, and return it."""
+
+    @abstractmethod
+    def _changed(self) -> None:
+        """Notify all watchers that the membership has changed."""
+
+    async def register(self, broker: BrokerEntry) -> None:
+        """See `Coordinator.register`."""
+        self._registry.enter(broker)
+        self._changed()
+
+    async def unregister(self, broker: BrokerEntry) -> None:
+        """See `Coordinator.unregister`."""
+        await self._change(lambda registry: registry.release(broker))
+        self._registry.leave(broker)
+        self._changed()
+
+    async def brokers(self) -> Sequence[BrokerEntry]:
+        """See `Coordinator.brokers`."""
+        return self._registry.brokers()
+
+    async def topics(self) -> Sequence[Topic]:
+        """See `Coordinator.topics`."""
+        return self._registry.topics()
+
+    async def create_topic(self, topic: Topic) -> None:
+        """See `Coordinator.create_topic`."""
+        await self._change(lambda registry: registry.create_topic(topic))
+
+    async def alter_topic(self, topic: Topic) -> Topic:
+        """See `Coordinator.alter_topic`."""
+        return (await self._change(lambda registry: registry.alter_topic(topic))).stored[0]
+
+    async def delete_topic(self, topic: Topic) -> None:
+        """See `Coordinator.delete_topic`."""
+        await self._change(lambda registry: registry.delete_topic(topic))
+
+    async def current_topic(self, name: str) -> Topic | None:
+        """See `Coordinator.current_topic`."""
+        return next((topic for topic in self._registry.topics() if topic.name == name), None)
+
+    async def deleted(self, topic_id: str) -> bool:
+        """See `Coordinator.deleted`."""
+        return self._registry.deleted(topic_id)
+
+    async def assignments(self) -> Sequence[Assignment]:
+        """See `Coordinator.assignments`."""
+        return self._registry.assignments()
+
+    async def assignment(self, topic_id: str, partition: int) -> Assignment:
+        """See `Coordinator.assignment`."""
+        return self._registry.assignment(topic_id, partition)
+
+    async def set_assignment(self, assignment: Assignment, *, term: int = 0) -> Assignment:
+        """See `Coordinator.set_assignment`."""
+        return (await self._change(lambda registry: registry.set_assignment(assignment, term))).assignments[0]
+
+    async def govern(self, broker: BrokerEntry) -> int:
+        """See `Coordinator.govern`."""
+        return self._registry.govern(broker)
+
+    async def governor(self) -> str:
+        """See `Coordinator.governor`."""
+        return self._registry.governor()
+
+    async def report(self, broker: BrokerEntry, loads: Sequence[Load]) -> None:
+        """See `Coordinator.report`."""
+        self._registry.report(broker, loads)
+
+    async def loads(self) -> Sequence[Load]:
+        """See `Coordinator.loads`."""
+        return self._registry.loads()
+
+    async def store_mark(self, mark: str = "", *, before: str = "") -> str:
+        """See `MarkKeeper.store_mark`."""
+        if mark:
+            await self._change(lambda registry: registry.set_mark(mark, before))
+        return self._registry.mark
+
+    def watch(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+        """See `Coordinator.watch`."""
+        return self.watchers.watch(callback)
 
 
 class MemoryCluster:

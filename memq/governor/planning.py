@@ -1,12 +1,34 @@
-"""Input and output of a governor's plan: words between pure strategies and the shell."""
+"""Input and output of a governor's plan, and the number of write partitions for the traffic. Pure.
+
+`balance.py` has the strategies that choose owners. Here large write partitions are split, and small ones joined.
+A split gives the upper half of a write partition's slots to another one, whose pointers go to the same read
+partition; a join gives them back. So readers see nothing of it, and the order of a key holds: its producers keep the
+first block of a slot that moved until all that went before is acked (`memq.client.producer.send_buffer`), and what
+lies in one read partition first is read first.
+
+A joined partition keeps its number, its epoch and its totals, and has no slots: it takes nothing new, what is sent to
+it again still finds its owner, and the next split takes it before it makes another one. The partitions that a topic
+was made with, one for each read partition, always take records.
+
+Two bounds that are far apart, and a rest after each change, keep it from swinging: a half of what was split weighs two
+times what two halves weigh that are joined. A wrong join for lack of reports costs two moves, and no record.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+
+import msgspec
 
 from memq.governor import Assignment, BrokerEntry, Load
-from memq.topic import Topic
+from memq.limits import PARTITIONS_MAX
+from memq.topic import PartitionSlots, Topic
+
+JOIN_SHARE = 4  # two neighbours are joined when both together take less than a quarter of what one may
+SPLIT_REST_MS = 60_000  # after a change of a topic's map, until it is split again: loads are means of 10 s
+JOIN_REST_MS = 600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,3 +60,87 @@ class AssignmentPlan:
 
 
 Strategy = Callable[[ClusterView], AssignmentPlan]
+
+
+@dataclass(frozen=True, slots=True)
+class Reshape:
+    """A topic with another partition map, in place of the one with this version, and why."""
+
+    topic: Topic
+    reason: str
+
+
+def reshapes(view: ClusterView) -> list[Reshape]:
+    """Return at most one change for each topic.
+
+    When it is made, the loads that it was made for are none any more.
+    """
+    traffic: dict[tuple[str, int], int] = {}
+    for load in view.loads:
+        traffic[load.topic_id, load.partition] = max(load.bytes_s, 0)
+    found = []
+    for topic in sorted(view.topics, key=lambda topic: topic.name):
+        weights = {part.partition: traffic.get((topic.id, part.partition), 0) for part in topic.partitions}
+        change = _reshape(topic, weights, view.now_ms)
+        if change is not None:
+            found.append(change)
+    return found
+
+
+def split(topic: Topic, partition: int, now_ms: int) -> Topic:
+    """Return a topic whose `partition`, with two slots or more, has given half of them to another one."""
+    part = topic.partitions[partition]
+    assert part.slot_first < part.slot_last, f"partition {partition} can't be split"
+    middle = (part.slot_first + part.slot_last) // 2
+    idle = [each for each in topic.partitions if not each.takes_records and each.read_partition == part.read_partition]
+    heir = idle[0].partition if idle else len(topic.partitions)
+    lower = msgspec.structs.replace(part, slot_last=middle)
+    upper = msgspec.structs.replace(part, partition=heir, slot_first=middle + 1)
+    return _with(topic, (lower, upper), now_ms)
+
+
+def join(topic: Topic, one: int, other: int, now_ms: int) -> Topic:
+    """Return a topic in which the younger of two neighbours has given its slots to the older."""
+    older, younger = topic.partitions[min(one, other)], topic.partitions[max(one, other)]
+    assert older.read_partition == younger.read_partition, f"{one} and {other} are of two read partitions"
+    slots = {"slot_first": min(older.slot_first, younger.slot_first)}
+    slots["slot_last"] = max(older.slot_last, younger.slot_last)
+    emptied = msgspec.structs.replace(younger, slot_first=0, slot_last=-1)
+    return _with(topic, (msgspec.structs.replace(older, **slots), emptied), now_ms)
+
+
+def neighbours(topic: Topic) -> Iterator[tuple[int, int]]:
+    """Yield the pairs of write partitions that can be joined: next to each other, of one read partition."""
+    for lower, upper in pairwise(topic.taking):
+        if lower.read_partition == upper.read_partition:
+            yield lower.partition, upper.partition
+
+
+def _reshape(topic: Topic, weights: Mapping[int, int], now_ms: int) -> Reshape | None:
+    count, bound = len(topic.taking), max(topic.settings.write_partitions_max, topic.read_partitions)
+    rested_ms, most = now_ms - topic.map_changed_ms, topic.settings.partition_bytes_s_max
+    if count < bound and rested_ms >= SPLIT_REST_MS:
+        wide = [part for part in topic.taking if part.slot_first < part.slot_last]
+        busiest = max(wide, key=lambda part: (weights[part.partition], -part.partition), default=None)
+        if busiest is not None and weights[busiest.partition] > most and len(topic.partitions) < PARTITIONS_MAX:
+            number = busiest.partition
+            text = f"partition {number} takes {weights[number]} bytes/s, over partition_bytes_s_max = {most}"
+            return Reshape(split(topic, number, now_ms), text)
+    if count > bound or rested_ms >= JOIN_REST_MS:
+        pairs = [(weights[one] + weights[other], -max(one, other), one, other) for one, other in neighbours(topic)]
+        weight, _, *pair = min(pairs, default=(0, 0))
+        if pair and (count > bound or weight < most / JOIN_SHARE):
+            both = f"partitions {pair[0]} and {pair[1]} take {weight} bytes/s"
+            why = f"write_partitions_max is {bound}" if count > bound else "they need not be two"
+            return Reshape(join(topic, pair[0], pair[1], now_ms), f"{both}, {why}")
+    return None
+
+
+def _with(topic: Topic, changed: tuple[PartitionSlots, ...], now_ms: int) -> Topic:
+    parts = {part.partition: part for part in (*topic.partitions, *changed)}
+    return msgspec.structs.replace(
+        topic,
+        partitions=tuple(parts[number] for number in sorted(parts)),
+        map_version=topic.map_version + 1,
+        map_changed_ms=now_ms,
+    )

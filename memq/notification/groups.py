@@ -16,6 +16,8 @@ is valid when its generation is not before the revocation: a late copy of an old
 milliseconds of one machine; a difference of a timeout in either direction is an expiry, so what was stored before
 a restart of the machine (its clock starts again from 0) does not live for ever. Expiry is a function of time
 alone: whoever looks, does it.
+
+**Assignment.** `balance` chooses the member of each partition: balanced, and with few moves.
 """
 
 from __future__ import annotations
@@ -25,9 +27,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from memq.errors import GenerationFencedError, InvalidRequestError, TooLargeError
-from memq.notification import Membership
-from memq.notification.assignment import balance
-from memq.notification.refusals import check_position
+from memq.notification import Membership, check_position
 from memq.topic import Committed, ReadPartition, check_name
 
 GROUP_MEMBERS_MAX = 1_000
@@ -35,6 +35,66 @@ PARTITIONS_PER_MEMBER_MAX = 65_536
 SESSION_TIMEOUT_MS_MIN = 100
 SESSION_TIMEOUT_MS_MAX = 3_600_000
 OUTSIDE_GENERATION = -1  # of the member "", who commits from outside the membership
+
+
+def balance(
+    wanted: Mapping[str, Sequence[ReadPartition]], kept: Mapping[ReadPartition, str]
+) -> dict[ReadPartition, str]:
+    """Return a member for each wanted partition, starting from the present holders (`kept`).
+
+    Each step lowers the sum of the squared loads, so it ends; when all members want the same partitions, their
+    loads differ by one at most. Partitions without a holder move first: that costs nobody anything. The same
+    input gives the same answer, whatever the order of the mappings.
+    """
+    wanters: dict[ReadPartition, list[str]] = {}
+    for member in sorted(wanted):
+        for partition in wanted[member]:
+            wanters.setdefault(partition, []).append(member)
+    partitions = sorted(wanters)
+    owners = {partition: kept[partition] for partition in partitions if kept.get(partition) in wanters[partition]}
+    loads = dict.fromkeys(sorted(wanted), 0)
+    for owner in owners.values():
+        loads[owner] += 1
+    homeless = [partition for partition in partitions if partition not in owners]
+    for partition in homeless:
+        owners[partition] = _lightest(wanters[partition], loads)
+        loads[owners[partition]] += 1
+    order = homeless + [partition for partition in partitions if partition in kept]
+    fair = -(-len(partitions) // max(len(loads), 1))
+    for limit in (fair, 0):  # who has more than a fair share gives first: else one that has just enough would give too
+        while _level(order, wanters, owners, loads, limit):
+            pass
+    return owners
+
+
+def _lightest(members: Sequence[str], loads: Mapping[str, int]) -> str:
+    return min(members, key=lambda member: (loads[member], member))
+
+
+def _level(
+    order: Sequence[ReadPartition],
+    wanters: Mapping[ReadPartition, Sequence[str]],
+    owners: dict[ReadPartition, str],
+    loads: dict[str, int],
+    limit: int,
+) -> bool:
+    """Move partitions whose owner has more than `limit`, and two more than another that wants it.
+
+    Return whether one moved.
+    """
+    moved = False
+    if max(loads.values(), default=0) - min(loads.values(), default=0) <= 1:
+        return False
+    for partition in order:
+        if loads[owners[partition]] <= limit:
+            continue
+        light = _lightest(wanters[partition], loads)
+        if loads[owners[partition]] - loads[light] > 1:
+            loads[owners[partition]] -= 1
+            loads[light] += 1
+            owners[partition] = light
+            moved = True
+    return moved
 
 
 class Hold(msgspec.Struct):

@@ -15,8 +15,7 @@ from collections.abc import AsyncIterator
 
 from memq.errors import QueueError
 from memq.limits import POLL_BYTES_MAX
-from memq.notification import Entries, Entry, PointerReader, Span
-from memq.notification.refusals import checked_span
+from memq.notification import Entries, Entry, PointerReader, Span, checked_span
 from memq.topic import ReadPartition
 
 

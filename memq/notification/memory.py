@@ -7,9 +7,18 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from memq.errors import NotFoundError, QueueRefusedError
-from memq.notification import Entries, Entry, GroupState, Membership, Publication, Span
+from memq.notification import (
+    Entries,
+    Entry,
+    GroupState,
+    Membership,
+    Publication,
+    Span,
+    check_epoch,
+    check_publication,
+    missing_partition,
+)
 from memq.notification.groups import Group
-from memq.notification.refusals import check_epoch, check_publication, missing_partition
 from memq.notification.waiters import Waiters, until_reached
 from memq.runtime.clock import Clock
 from memq.topic import Committed, ReadPartition, check_group

@@ -9,8 +9,7 @@ import msgspec
 
 from memq.errors import MemqError, QueueError
 from memq.limits import POLL_BYTES_MAX
-from memq.notification import Entries, Entry, GroupState, Membership, Span
-from memq.notification.refusals import check_position, checked_span
+from memq.notification import Entries, Entry, GroupState, Membership, Span, check_position, checked_span
 from memq.protocol.frames import Api
 from memq.protocol.messages import (
     AdminAnswer,

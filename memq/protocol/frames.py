@@ -1,6 +1,8 @@
-"""Frames: a 16-byte prefix and a body.
+"""Frames, a 16-byte prefix and a body: bytes to frames and back, without I/O.
 
-Bytes to frames and back, without I/O (tables in docs/formats.md).
+Their tables are in docs/formats.md.
+
+A FORWARD's body names the partition for which the block is, as JSON behind its length, and then has the block.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import NamedTuple
 
 from memq.errors import ForeignProtocolError, ProtocolError, TooLargeError, UnsupportedVersionError
 from memq.limits import BLOCK_BYTES_MAX, CONTROL_BODY_BYTES_MAX, FRAME_PREFIX_BYTES, KIB, READ_BYTES_MAX
+from memq.protocol.messages import Forward, decode_message, encode_message
 
 PREFIX = struct.Struct("<IBBHQ")  # body length, api, flags, stream, argument
 WRITE_PREFIX = struct.Struct("<IBBHq")  # a WRITE's argument is signed
@@ -21,6 +24,26 @@ ACK_PLACES_MAX = 1_024  # in one ACK; records beyond it are acked without a plac
 HELLO_MAGIC = int.from_bytes(b"memqP1\r\n", "little")
 HELLO_BODY_BYTES_MAX = 4 * KIB
 VERSIONS = (1, 1)  # least and greatest protocol version that this package speaks
+_LENGTH = struct.Struct("<H")
+HEAD_BYTES_MAX = 1 * KIB  # of the JSON and its length: a frame has that much room next to its block
+
+
+def encode_forward(request: int, message: Forward, block_bytes: int) -> bytes:
+    """Build what goes before a block of that many bytes: the frame's prefix and the head of its body."""
+    head = encode_message(message)
+    assert _LENGTH.size + len(head) <= HEAD_BYTES_MAX, f"head of {len(head)} bytes"
+    prefix = encode_prefix(Api.FORWARD, 0, request, _LENGTH.size + len(head) + block_bytes)
+    return prefix + _LENGTH.pack(len(head)) + head
+
+
+def decode_forward(body: bytes | bytearray | memoryview) -> tuple[Forward, int]:
+    """Return the head of a FORWARD's body, and where in it the block begins. Raises: ProtocolError."""
+    if len(body) < _LENGTH.size:
+        raise ProtocolError(f"FORWARD has a body of {len(body)} bytes")
+    start = _LENGTH.size + _LENGTH.unpack_from(body)[0]
+    if start > min(len(body), HEAD_BYTES_MAX):
+        raise ProtocolError(f"FORWARD's head ends at {start}, its body at {len(body)}")
+    return decode_message(bytes(body[_LENGTH.size : start]), Forward), start
 
 
 class Api(IntEnum):

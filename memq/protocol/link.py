@@ -11,8 +11,7 @@ import msgspec
 from memq import __version__
 from memq.errors import DamagedMessageError, MemqError, ProtocolError, TimedOutError, UnreachableError
 from memq.protocol.connection import ConnectionState, Conversation, Side
-from memq.protocol.forward import encode_forward
-from memq.protocol.frames import HELLO_MAGIC, VERSIONS, Api, Frame, FrameReader, encode_frame
+from memq.protocol.frames import HELLO_MAGIC, VERSIONS, Api, Frame, FrameReader, encode_forward, encode_frame
 from memq.protocol.messages import (
     Forward,
     Hello,

@@ -19,9 +19,8 @@ from memq.broker.traffic import Traffic
 from memq.errors import FencedError, InvalidRequestError, UnreachableError
 from memq.governor import Assignment, BrokerEntry, Load
 from memq.governor.balance import balanced
-from memq.governor.governor import CHANGES_AT_ONCE_MAX, Governor
+from memq.governor.governor import CHANGES_AT_ONCE_MAX, Governor, Planner
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
-from memq.governor.planner import Planner
 from memq.governor.planning import AssignmentPlan, ClusterView
 from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import AckLevel, Api, Frame

@@ -19,8 +19,7 @@ from memq.errors import IdentityConflictError, MovedError, NotFoundError, NotRea
 from memq.format.blocks.header import parse_header
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.notification import Entries, Publication
-from memq.protocol.forward import decode_forward, encode_forward
-from memq.protocol.frames import AckLevel, Api
+from memq.protocol.frames import AckLevel, Api, decode_forward, encode_forward
 from memq.protocol.link import Link, connect_link
 from memq.protocol.messages import Forward, Nack, decode_message
 from memq.runtime.network import parse_address

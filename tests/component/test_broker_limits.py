@@ -15,7 +15,7 @@ from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.producer.delivery import AsyncDelivery
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import NotFoundError, OverLimitError
-from memq.governor.widening import join, split
+from memq.governor.planning import join, split
 from memq.limits import KIB
 from memq.protocol.frames import Api, encode_frame
 from memq.protocol.messages import MetadataRequest, encode_message

@@ -13,12 +13,10 @@ from memq.broker.api.call import Call
 from memq.broker.api.cluster_requests import ClusterRequests
 from memq.governor import BrokerEntry, Load
 from memq.governor.balance import balanced
-from memq.governor.governor import Governor
+from memq.governor.governor import Governor, Planner
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
-from memq.governor.planner import Planner
-from memq.governor.planning import ClusterView
+from memq.governor.planning import JOIN_REST_MS, SPLIT_REST_MS, ClusterView, join, neighbours, reshapes, split
 from memq.governor.registry import check_topic
-from memq.governor.widening import JOIN_REST_MS, SPLIT_REST_MS, join, neighbours, reshapes, split
 from memq.limits import SLOTS
 from memq.protocol.connection import ANONYMOUS
 from memq.protocol.messages import AdminAnswer, DescribeCluster

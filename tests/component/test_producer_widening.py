@@ -15,7 +15,7 @@ from memq.client.producer.producer import AsyncProducer
 from memq.client.producer.send_buffer import SendBuffer
 from memq.client.producer.settings import ProducerSettings
 from memq.governor.memory import MemoryCoordinator
-from memq.governor.widening import join, neighbours, split
+from memq.governor.planning import join, neighbours, split
 from memq.limits import KIB
 from memq.runtime.network import Runtime
 from memq.storage_handlers import Buffer

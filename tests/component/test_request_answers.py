@@ -19,8 +19,7 @@ from memq.broker.ingest.quotas import ClientLimits
 from memq.broker.ingest.rate_limit import RatePerSecond
 from memq.errors import DamagedMessageError
 from memq.limits import MIB
-from memq.protocol.forward import encode_forward
-from memq.protocol.frames import HELLO_MAGIC, PREFIX, VERSIONS, AckLevel, Api, Frame, encode_frame
+from memq.protocol.frames import HELLO_MAGIC, PREFIX, VERSIONS, AckLevel, Api, Frame, encode_forward, encode_frame
 from memq.protocol.messages import (
     AdminAnswer,
     AdminRequest,

@@ -12,14 +12,11 @@ import pytest
 
 from memq.errors import CorruptDataError, MemqError, QueueError
 from memq.format.pointer import read_pointer
-from memq.notification import Entry, GroupState, Publication, Span
+from memq.notification import Entry, GroupState, Publication, Span, missing_partition
 from memq.notification.log_reader import valid_seek
-from memq.notification.refusals import missing_partition
 from memq.notification.sqlite import groups, log
-from memq.notification.sqlite.file import SqliteFile
-from memq.notification.sqlite.queue import SqliteQueue
-from memq.notification.sqlite.rows import checksum
-from memq.notification.sqlite.schema import APPLICATION_ID, SCHEMA
+from memq.notification.sqlite.file import SqliteFile, checksum
+from memq.notification.sqlite.queue import APPLICATION_ID, SCHEMA, SqliteQueue
 from memq.topic import ReadPartition
 from tests.contract.manual_clock import ManualClock
 from tests.contract.queues import HANG_S, STALE_MS, committed, part, publication

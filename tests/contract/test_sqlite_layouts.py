@@ -18,8 +18,7 @@ import pytest
 from memq.errors import CorruptDataError, EpochFencedError, QueueError
 from memq.notification import Publication, Span
 from memq.notification.sqlite.file import SqliteFile
-from memq.notification.sqlite.queue import SqliteQueue
-from memq.notification.sqlite.schema import APPLICATION_ID, SCHEMA, UPGRADES
+from memq.notification.sqlite.queue import APPLICATION_ID, SCHEMA, UPGRADES, SqliteQueue
 from tests.contract.manual_clock import ManualClock
 from tests.contract.queues import STALE_MS, committed, part
 

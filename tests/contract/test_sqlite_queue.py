@@ -29,11 +29,9 @@ from memq.errors import (
 from memq.notification import Publication, Span
 from memq.notification.log_reader import all_entries
 from memq.notification.sqlite import log
-from memq.notification.sqlite.file import SqliteFile
+from memq.notification.sqlite.file import SqliteFile, checksum
 from memq.notification.sqlite.group_commit import Writer
-from memq.notification.sqlite.queue import SqliteQueue
-from memq.notification.sqlite.rows import checksum
-from memq.notification.sqlite.schema import APPLICATION_ID, SCHEMA
+from memq.notification.sqlite.queue import APPLICATION_ID, SCHEMA, SqliteQueue
 from memq.runtime.clock import SystemClock
 from memq.runtime.logs import EventLog
 from tests.contract.queues import HANG_S, STALE_MS, committed, part

@@ -13,8 +13,7 @@ import pytest
 
 from memq.errors import CorruptDataError, MemqError
 from memq.governor.registry import Registry
-from memq.governor.standalone import StandaloneCoordinator
-from memq.governor.topics_file import load_registry, topics_file
+from memq.governor.standalone import StandaloneCoordinator, load_registry, topics_file
 from memq.runtime.clock import SystemClock
 from memq.topic import TopicSettings
 from tests.contract.coordinators import topic

@@ -15,12 +15,11 @@ from memq.notification import Entry, Publication
 from memq.notification.kafka.admin import Asked, KafkaAdmin, Place
 from memq.notification.kafka.failures import LastErrors
 from memq.notification.kafka.library import consumer_of
-from memq.notification.kafka.names import Names
 from memq.notification.kafka.queue import KafkaQueue
 from memq.notification.kafka.reading import fetcher as fetcher_module
 from memq.notification.kafka.reading.fetcher import EntryFetcher
 from memq.notification.kafka.reading.offsets import Offsets
-from memq.notification.kafka.settings import KafkaSettings, kafka_settings
+from memq.notification.kafka.settings import KafkaSettings, Names, kafka_settings
 from memq.notification.kafka.topic_metadata_cache import TopicMetadataCache
 from memq.runtime.clock import SystemClock
 from memq.runtime.logs import EventLog

@@ -30,9 +30,9 @@ from memq.errors import (
     QueueRefusedError,
 )
 from memq.notification import Publication, Span
-from memq.notification.kafka.names import Names
 from memq.notification.kafka.queue import KafkaQueue
 from memq.notification.kafka.reading.offsets import Offsets
+from memq.notification.kafka.settings import Names
 from memq.notification.kafka.topic_metadata_cache import TopicMetadataCache
 from memq.runtime.clock import SystemClock
 from memq.topic import ReadPartition

@@ -16,7 +16,7 @@ from memq.broker.upkeep.retention import look_after
 from memq.compaction.plan import ColdRule
 from memq.errors import MemqError, VersionConflictError
 from memq.governor import BrokerEntry
-from memq.governor.widening import join, neighbours, split
+from memq.governor.planning import join, neighbours, split
 from memq.limits import KIB, MIB
 from memq.runtime.network import Address, Runtime
 from memq.settings import BrokerSettings

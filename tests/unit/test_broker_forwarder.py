@@ -33,8 +33,7 @@ from memq.format.pointer import encode_pointer
 from memq.format.ranges import RangeSet
 from memq.limits import FORWARD_S_MAX, KIB
 from memq.notification import Entries, Publication
-from memq.protocol.forward import decode_forward
-from memq.protocol.frames import Api
+from memq.protocol.frames import Api, decode_forward
 from memq.protocol.link import Link
 from memq.protocol.messages import Done
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, read_partitions

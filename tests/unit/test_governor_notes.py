@@ -9,9 +9,8 @@ import pytest
 
 from memq.errors import MemqError, TermFencedError, UnreachableError, VersionConflictError
 from memq.governor import Assignment
-from memq.governor.governor import Governor
+from memq.governor.governor import Governor, Planner
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
-from memq.governor.planner import Planner
 from memq.governor.planning import AssignmentChange, AssignmentPlan, ClusterView
 from memq.runtime.logs import OUTAGE_INTERVAL_S, EventLog
 from tests.contract.manual_clock import ManualClock

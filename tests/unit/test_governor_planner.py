@@ -6,9 +6,8 @@ import asyncio
 import threading
 
 from memq.governor.balance import balanced
-from memq.governor.governor import view_of
+from memq.governor.governor import AT_ONCE_PARTITIONS_MAX, Planner, view_of
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
-from memq.governor.planner import AT_ONCE_PARTITIONS_MAX, Planner
 from memq.governor.planning import AssignmentPlan, ClusterView
 from tests.unit.test_governor_balance import broker, topic
 

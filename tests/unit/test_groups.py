@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from memq.errors import GenerationFencedError, InvalidRequestError, MemqError, TooLargeError
 from memq.notification import Membership, groups
-from memq.notification.assignment import balance
-from memq.notification.groups import SESSION_TIMEOUT_MS_MAX, SESSION_TIMEOUT_MS_MIN, Group
+from memq.notification.groups import SESSION_TIMEOUT_MS_MAX, SESSION_TIMEOUT_MS_MIN, Group, balance
 from memq.topic import Committed, Position, ReadPartition
 
 TIMEOUT_MS = 1_000

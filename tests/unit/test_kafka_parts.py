@@ -17,11 +17,10 @@ from memq.notification import Entry
 from memq.notification.kafka.failures import LastErrors
 from memq.notification.kafka.groups.holdings import Holdings
 from memq.notification.kafka.groups.hosted_groups import decode_commit, encode_metadata
-from memq.notification.kafka.names import Names
 from memq.notification.kafka.reading import fetcher as fetcher_module
 from memq.notification.kafka.reading.fetcher import LOOKS_MAX, AssignedConsumer, EntryFetcher
 from memq.notification.kafka.reading.tail_cache import ENTRY_BYTES, TailCache
-from memq.notification.kafka.settings import OWN, KafkaSettings, kafka_settings
+from memq.notification.kafka.settings import OWN, KafkaSettings, Names, kafka_settings
 from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
 from memq.topic import Committed, Position, ReadPartition, Totals

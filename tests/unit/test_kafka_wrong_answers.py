@@ -19,12 +19,11 @@ from memq.notification.kafka import queue as queue_module
 from memq.notification.kafka import topics as topics_module
 from memq.notification.kafka.admin import KafkaAdmin
 from memq.notification.kafka.failures import LastErrors
-from memq.notification.kafka.groups import positions
-from memq.notification.kafka.names import Names
+from memq.notification.kafka.groups import requests
 from memq.notification.kafka.queue import KafkaQueue
 from memq.notification.kafka.reading import offsets as offsets_module
 from memq.notification.kafka.reading.source import KafkaSource, SourceTopic
-from memq.notification.kafka.settings import kafka_settings
+from memq.notification.kafka.settings import Names, kafka_settings
 from memq.notification.log_reader import all_entries
 from memq.runtime.network import Runtime
 from memq.topic import ReadPartition
@@ -410,7 +409,7 @@ def test_a_position_that_kafka_does_not_tell_is_not_taken_for_none(
     async def work(queue: KafkaQueue) -> None:
         part = TopicPartition(TOPIC, 0, INVALID)
         part_with_error: Any = _Refused(part, KafkaError(code))
-        monkeypatch.setattr(positions, "consumer_of", lambda *given: _Committed([part_with_error]))
+        monkeypatch.setattr(requests, "consumer_of", lambda *given: _Committed([part_with_error]))
         with pytest.raises(QueueError, match="reading the positions of group"):
             await queue.committed("report", [PARTITION])
 

@@ -23,8 +23,7 @@ from memq.errors import (
     TimedOutError,
     UnreachableError,
 )
-from memq.protocol.forward import decode_forward
-from memq.protocol.frames import HELLO_MAGIC, VERSIONS, Api, Frame, FrameReader, encode_frame
+from memq.protocol.frames import HELLO_MAGIC, VERSIONS, Api, Frame, FrameReader, decode_forward, encode_frame
 from memq.protocol.link import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, Link, connect_link
 from memq.protocol.messages import (
     Done,

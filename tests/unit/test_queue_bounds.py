@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from memq import notification
 from memq.errors import EpochFencedError, InvalidRequestError, MemqError, QueueError, TooLargeError
 from memq.limits import POINTER_BYTES_MAX
-from memq.notification import Publication, Span, refusals
-from memq.notification.refusals import check_epoch, check_position, check_publication, checked_span
+from memq.notification import Publication, Span, check_epoch, check_position, check_publication, checked_span
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.clock import SystemClock
 from memq.topic import Committed, Position, ReadPartition, Totals
 
 PARTITION = ReadPartition("clicks", "0" * 32, 3)
-EPOCH_END, TIME_MS_END = refusals.EPOCH_END, refusals.TIME_MS_END
-OFFSET_END, INDEX_END, TOTAL_END = refusals.OFFSET_END, refusals.RECORD_INDEX_END, refusals.TOTAL_END
+EPOCH_END, TIME_MS_END = notification.EPOCH_END, notification.TIME_MS_END
+OFFSET_END, INDEX_END, TOTAL_END = notification.OFFSET_END, notification.RECORD_INDEX_END, notification.TOTAL_END
 
 
 def publication(epoch: int = 1, time_ms: int = 1, size: int = 1) -> Publication:

@@ -20,8 +20,7 @@ from memq.broker.partitions import Partitions
 from memq.broker.services import Services
 from memq.broker.spool.held_records import HeldRecords
 from memq.errors import MemqError, ThrottledError, TooLargeError
-from memq.protocol.forward import decode_forward
-from memq.protocol.frames import HELLO_MAGIC, Api, Frame, check_version, encode_frame, encode_prefix
+from memq.protocol.frames import HELLO_MAGIC, Api, Frame, check_version, decode_forward, encode_frame, encode_prefix
 from memq.protocol.messages import Hello, HelloAnswer, decode_message, encode_message, has_checksum, nack_of
 from memq.runtime.process import keep_freed_blocks
 from memq.runtime.tasks import ByteBudget, TaskOwner

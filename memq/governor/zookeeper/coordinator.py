@@ -22,9 +22,8 @@ from memq.governor import Assignment, BrokerEntry, Load
 from memq.governor.registry import check_topic, encode_topic, released_by
 from memq.governor.watchers import Watchers
 from memq.governor.zookeeper import layout, mirror
-from memq.governor.zookeeper.decoded import DecodedNodes, MirroredValue
 from memq.governor.zookeeper.layout import Government
-from memq.governor.zookeeper.mirror import Mirror, gathered
+from memq.governor.zookeeper.mirror import DecodedNodes, Mirror, MirroredValue, gathered
 from memq.governor.zookeeper.session import (
     Check,
     Make,

@@ -4,6 +4,9 @@ A watch fires once, after a change or when the connection is lost; then what it 
 reader fetches it with a new watch. kazoo's answers and watches come by different threads, so that a watch may fire
 before the answer of its own read is here: what that answer says is returned, and not kept. An event that is lost
 would leave an old answer here as long as the session lasts. So a part is read again each minute, all in half an hour.
+
+`DecodedNodes` caches decoded values by version, and `MirroredValue` what was put together of them, once for each change
+of any: at rest a broker reads all of it every 10 s, twice when it governs, and 50,000 assignments took 60 ms each time.
 """
 
 from __future__ import annotations
@@ -11,13 +14,58 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from memq.governor.zookeeper.session import Node, ZookeeperSession
 
 T = TypeVar("T")
 REFRESH_S = 60.0  # between two refreshes
 REFRESHED_MIN, REFRESHED_SHARE = 64, 30  # nodes that are read again at once: so many, or all divided by this
+Value = TypeVar("Value")
+
+
+class DecodedNodes(Generic[Value]):
+    """Values of one kind, each with the node that it was decoded from."""
+
+    def __init__(self, decode: Callable[[str, Node], Value]) -> None:
+        self._decode = decode
+        self._kept: dict[str, tuple[Node, Value]] = {}
+
+    def values(self, paths: Sequence[str], nodes: Sequence[Node | None]) -> list[Value]:
+        """Return what the nodes hold that are there, in this order. Only these are kept.
+
+        Raises: CorruptDataError.
+        """
+        kept: dict[str, tuple[Node, Value]] = {}
+        for path, node in zip(paths, nodes, strict=True):
+            if node is None:
+                continue
+            known = self._kept.get(path)
+            kept[path] = known if known is not None and known[0] is node else (node, self._decode(path, node))
+        self._kept = kept
+        return [value for _, value in kept.values()]
+
+
+class MirroredValue(Generic[Value]):
+    """One value that is read from a mirror, and read again only when that has changed.
+
+    Nobody may change it.
+    """
+
+    def __init__(self, mirror: Mirror) -> None:
+        self._mirror = mirror
+        self._read: tuple[int, Value] | None = None
+
+    async def value(self, read: Callable[[], Awaitable[Value]]) -> Value:
+        """Return the value as it is now. Raises: what `read` does."""
+        before = self._mirror.stamp()
+        if before is not None and self._read is not None and self._read[0] == before:
+            return self._read[1]
+        self._read = None
+        found = await read()
+        if before is not None and self._mirror.stamp() == before:  # nothing of it was new: it is of one moment
+            self._read = before, found
+        return found
 
 
 class _Watch:

@@ -6,23 +6,21 @@ import asyncio
 from collections.abc import Sequence
 
 from memq.errors import ClosedError, DeniedError, NotFoundError, QueueError
-from memq.notification import Entries, Entry, GroupState, Membership, Publication, Span
+from memq.notification import Entries, Entry, GroupState, Membership, Publication, Span, check_publication, checked_span
 from memq.notification.kafka.admin import KafkaAdmin, Place
 from memq.notification.kafka.failures import LastErrors
 from memq.notification.kafka.groups.hosted_groups import HostedGroups, Parts
 from memq.notification.kafka.groups.requests import KafkaGroupRequests
 from memq.notification.kafka.library import admin_of
-from memq.notification.kafka.names import Names
 from memq.notification.kafka.reading.fetcher import EntryFetcher
 from memq.notification.kafka.reading.follower import Follower
 from memq.notification.kafka.reading.offsets import Offsets
 from memq.notification.kafka.reading.tail_cache import TailCache
 from memq.notification.kafka.rights import Rights
 from memq.notification.kafka.sender import Sender
-from memq.notification.kafka.settings import KafkaSettings
+from memq.notification.kafka.settings import KafkaSettings, Names
 from memq.notification.kafka.topic_metadata_cache import TopicMetadataCache
 from memq.notification.kafka.topics import KafkaTopics
-from memq.notification.refusals import check_publication, checked_span
 from memq.notification.waiters import Waiters, until_reached
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime

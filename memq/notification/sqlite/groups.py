@@ -4,7 +4,7 @@ A group's membership is one row of JSON, written only when its generation change
 a member was heard is a row of its own, since that changes with every heartbeat. Nothing is kept of a request that is
 refused.
 
-**Damage.** Each row has a checksum (`memq.notification.sqlite.rows`), and that of a position continues the one of its
+**Damage.** Each row has a checksum (`memq.notification.sqlite.file`), and that of a position continues the one of its
 partition's name and id. A group counts its positions: one that is missing would pass for "nothing committed", and its
 consumers for new ones. A group that is not found and has positions is damage, too.
 """
@@ -22,8 +22,8 @@ import msgspec
 from memq.errors import CorruptDataError, NotFoundError
 from memq.notification import GroupState, Membership
 from memq.notification.groups import Group
+from memq.notification.sqlite.file import checksum, is_sound
 from memq.notification.sqlite.log import LogRow, damaged, find_row, log_rows, partition_row
-from memq.notification.sqlite.rows import checksum, is_sound
 from memq.topic import Committed, Position, ReadPartition, Totals
 
 

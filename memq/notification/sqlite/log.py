@@ -8,7 +8,7 @@ used again.
 **Time.** Queue times are nearly, but not surely, in order. Each entry carries the greatest time up to it, which only
 grows, so the first entry at or after a time is found by bisection, without an index that every publish would pay for.
 
-**Damage.** Each row has a checksum (`memq.notification.sqlite.rows`), that of an entry and an epoch continues the one
+**Damage.** Each row has a checksum (`memq.notification.sqlite.file`), that of an entry and an epoch continues the one
 of its partition's name and id. An entry whose row is damaged or missing between `begin` and `next` is shown without a
 body, as a pointer that the queue has lost: each reader has a rule for that. All other damage is a CorruptDataError: of
 a partition's row and of an epoch, a missing epoch (`epochs` counts them), and entries behind the end, over which
@@ -28,10 +28,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from memq.errors import CorruptDataError, MemqError
-from memq.notification import Entries, Entry, Publication, Span
-from memq.notification.refusals import check_epoch, missing_partition
-from memq.notification.sqlite.file import COPY_HINT
-from memq.notification.sqlite.rows import NEVER, checksum, is_sound
+from memq.notification import Entries, Entry, Publication, Span, check_epoch, missing_partition
+from memq.notification.sqlite.file import COPY_HINT, NEVER, checksum, is_sound
 from memq.topic import ReadPartition
 
 RESTORE_HINT = f"{COPY_HINT}, or rebuild it with 'memq restore'"

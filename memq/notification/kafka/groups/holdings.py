@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from memq.errors import GenerationFencedError
-from memq.notification import Membership
+from memq.notification import Membership, check_position
 from memq.notification.groups import Hold
-from memq.notification.refusals import check_position
 from memq.topic import Committed, ReadPartition
 
 

@@ -13,15 +13,12 @@ from typing import Any
 from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException, TopicPartition
 
 from memq.errors import GenerationFencedError, InvalidRequestError, NotFoundError, QueueError, ThrottledError
-from memq.notification import GroupState, Membership
+from memq.notification import OFFSET_END, RECORD_INDEX_END, TOTAL_END, GroupState, Membership, check_position
 from memq.notification.groups import OUTSIDE_GENERATION, check_member
 from memq.notification.kafka.admin import KafkaAdmin
 from memq.notification.kafka.groups.member import HostedMember
-from memq.notification.kafka.groups.positions import Positions
-from memq.notification.kafka.groups.requests import KafkaGroupRequests
-from memq.notification.kafka.names import Names
-from memq.notification.kafka.settings import KafkaSettings
-from memq.notification.refusals import OFFSET_END, RECORD_INDEX_END, TOTAL_END, check_position
+from memq.notification.kafka.groups.requests import KafkaGroupRequests, Positions
+from memq.notification.kafka.settings import KafkaSettings, Names
 from memq.runtime.clock import Clock
 from memq.runtime.tasks import TaskOwner
 from memq.topic import Committed, Position, ReadPartition, Totals

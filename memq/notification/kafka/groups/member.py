@@ -15,7 +15,7 @@ from memq.errors import ClosedError, DeniedError, GenerationFencedError, Invalid
 from memq.notification.kafka.failures import LastErrors
 from memq.notification.kafka.groups.holdings import Holdings
 from memq.notification.kafka.library import consumer_of, end_threads
-from memq.notification.kafka.names import Names
+from memq.notification.kafka.settings import Names
 from memq.runtime.threads import ThreadPool
 from memq.topic import ReadPartition
 
