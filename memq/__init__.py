@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from memq import errors as errors
     from memq.client.admin import Admin as Admin
     from memq.client.consumer.batch import Batch as Batch
+    from memq.client.consumer.batch import Record as Record
     from memq.client.consumer.consumer import Consumer as Consumer
     from memq.client.consumer.consumer import read_arrow as read_arrow
-    from memq.client.consumer.record import Record as Record
     from memq.client.observers.collector import ClientCollector as ClientCollector
     from memq.client.producer.delivery import Ack as Ack
     from memq.client.producer.delivery import Delivery as Delivery
@@ -36,7 +36,7 @@ _HOMES = {
     "MemqError": "memq.errors",
     "Position": "memq.topic",
     "Producer": "memq.client.producer.producer",
-    "Record": "memq.client.consumer.record",
+    "Record": "memq.client.consumer.batch",
     "aio": "memq.aio",
     "errors": "memq.errors",
     "read_arrow": "memq.client.consumer.consumer",

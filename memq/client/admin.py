@@ -12,8 +12,8 @@ from typing import Any
 
 from memq.client.arguments import check_connect_timeout, public_name, runtime_of
 from memq.client.broker_router import BrokerRouter
+from memq.client.consumer.batch import TopicPartition, place_of
 from memq.client.consumer.offset_resolver import Lag, OffsetResolver
-from memq.client.consumer.record import TopicPartition, place_of
 from memq.client.consumer.settings import Point, check_point, point_of
 from memq.client.lifecycle import AsyncClosing, Background, BlockingClient
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
 from memq.client.consumer.progress import expired_error
 from memq.client.io_thread import io_thread
 from memq.client.link_pool import LinkPool, bootstrap_addresses
-from memq.client.observers.reporter import CLOSE_S_MAX, STEP_S_MAX, JobReporter, ReportCarrier
+from memq.client.observers.reporter import CLOSE_S_MAX, STEP_S_MAX, JobReporter
 from memq.errors import RetryableError
 from memq.format.pointer import read_pointer
 from memq.format.report import BeginReason
@@ -60,7 +60,7 @@ class StreamReport:
         self._topics = topics
         self._at: dict[ReadPartition, Position] = {}
         self._pool = pool
-        self._reporter = JobReporter("spark-reader", name, runtime, pool, ReportCarrier)
+        self._reporter = JobReporter("spark-reader", name, runtime, pool)
 
     @property
     def interval_ms(self) -> int:

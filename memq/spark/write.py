@@ -16,7 +16,6 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from memq.client.bulk.direct_writer import DirectIdentity, DirectWriter
 from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
 from memq.client.io_thread import io_thread
-from memq.client.observers.reporter import ReportCarrier
 from memq.errors import InvalidRequestError, InvalidSettingError
 from memq.format.blocks.header import CODECS
 from memq.format.manifest import StagedObject
@@ -175,7 +174,7 @@ class StagedTask:
     @classmethod
     async def opened(cls, options: WriteOptions, writer: str) -> StagedTask:
         """Ask the cluster what it is. Raises: UnreachableError, DeniedError."""
-        commits = StagedCommits(options.brokers, writer, carrier=ReportCarrier)
+        commits = StagedCommits(options.brokers, writer, audit=True)
         try:
             await commits.connect()
             return cls(commits, open_stores(options, {commits.store.name: commits.store.url}), options, writer)

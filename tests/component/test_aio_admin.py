@@ -10,8 +10,8 @@ import pytest
 
 from memq.broker.broker import Broker
 from memq.client.admin import ANSWER_S, GROUPS_NAMED_MAX, AsyncAdmin
+from memq.client.consumer.batch import TopicPartition
 from memq.client.consumer.consumer import AsyncConsumer
-from memq.client.consumer.record import TopicPartition
 from memq.client.consumer.settings import Point
 from memq.client.link_pool import LinkPool
 from memq.client.producer.producer import AsyncProducer

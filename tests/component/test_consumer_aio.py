@@ -11,8 +11,8 @@ import pytest
 
 import memq.aio
 from memq.broker.broker import Broker
+from memq.client.consumer.batch import TopicPartition
 from memq.client.consumer.fetch.fetcher import ReadMode
-from memq.client.consumer.record import TopicPartition
 from memq.errors import CorruptDataError, DeniedError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.limits import KIB

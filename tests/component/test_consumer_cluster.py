@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import memq
+from memq.client.consumer.batch import TopicPartition
 from memq.client.consumer.fetch import fetch_scheduler
 from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
-from memq.client.consumer.record import TopicPartition
 from memq.client.consumer.settings import Point
 from memq.errors import (
     ClosedError,

@@ -11,8 +11,8 @@ from awscrt.checksums import crc32c
 
 from memq.broker.broker import Broker
 from memq.client.admin import AsyncAdmin
+from memq.client.consumer.batch import TopicPartition
 from memq.client.consumer.consumer import AsyncConsumer
-from memq.client.consumer.record import TopicPartition
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import (
     ClosedError,

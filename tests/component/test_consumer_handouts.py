@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 import memq
 from memq.client.consumer.assigned import Assigned
-from memq.client.consumer.batch import Batch
+from memq.client.consumer.batch import Batch, TopicPartition
 from memq.client.consumer.core import AHEAD_SHARE
 from memq.client.consumer.fetch.partition_cursor import PartitionCursor
 from memq.client.consumer.fetch.ready_batches import ReadyBatch, ReadyBatches
-from memq.client.consumer.record import TopicPartition
 from memq.limits import MIB
 from memq.testing import Cluster
 from memq.topic import Committed, Position, ReadPartition, TopicSettings, Totals

@@ -23,10 +23,10 @@ from memq.broker.ingest.rate_limit import RatePerSecond
 from memq.broker.process import metrics_of
 from memq.cli.exporter import RoundCollector, audit_metrics, lag_metrics
 from memq.client.admin import GroupDescription, PartitionProgress
+from memq.client.consumer.batch import TopicPartition
 from memq.client.consumer.core import ConsumerStats
 from memq.client.consumer.fetch.partition_cursor import Counts
 from memq.client.consumer.offset_resolver import Lag
-from memq.client.consumer.record import TopicPartition
 from memq.client.producer.core import ProducerStats
 from memq.observe.metrics import METRICS, lines_of
 from memq.runtime.network import Runtime

@@ -15,9 +15,9 @@ from memq.audit.minutes import MINUTE_MS
 from memq.broker.api import group_requests
 from memq.broker.broker import Broker
 from memq.client.admin import AsyncAdmin
+from memq.client.consumer.batch import TopicPartition
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.consumer.offset_resolver import Lag
-from memq.client.consumer.record import TopicPartition
 from memq.client.log_answers import LOG_S, LOGS_AT_ONCE_MAX, LogAnswers, ask_logs
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import MemqError, NotFoundError, QueueError, ThrottledError

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from memq.client.admin import Admin
+from memq.client.consumer.batch import TopicPartition
 from memq.client.consumer.consumer import Consumer
-from memq.client.consumer.record import TopicPartition
 from memq.client.consumer.settings import OnDamaged
 from memq.client.producer.producer import Producer
 from memq.errors import CorruptDataError, MemqError, NotFoundError

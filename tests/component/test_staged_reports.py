@@ -8,7 +8,6 @@ from memq.broker.broker import Broker
 from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.observers.audit_recorder import AuditRecorder, StagedRecorder
-from memq.client.observers.reporter import ReportCarrier
 from memq.format.manifest import StagedObject, decode_manifest
 from memq.format.object import parse_index, parse_trailer
 from memq.format.pointer import decode_pointer
@@ -127,7 +126,7 @@ def test_a_commit_reports_what_its_pointers_hold_and_an_old_one_says_nothing() -
             assert isinstance(store, MemoryHandler)
             objects = await staged(store, topic, 300)
             for _ in range(2):  # the second one is notified that all is there
-                async with StagedCommits(broker.address, WRITER, carrier=ReportCarrier) as commits:
+                async with StagedCommits(broker.address, WRITER, audit=True) as commits:
                     await commits.topics(["clicks"])
                     await commits.commit(1, objects, store)
             reports = await heard(broker, 2)
@@ -147,7 +146,7 @@ def test_a_commit_reports_what_its_pointers_hold_and_an_old_one_says_nothing() -
                         merged.setdefault(producer, RangeSet()).add(*piece)
                 assert {(producer, piece) for producer, ranges in merged.items() for piece in ranges} == queued
             for runtime, batch in ((Runtime(clock=Later()), 1), (Runtime(), 2)):
-                async with StagedCommits(broker.address, WRITER, runtime=runtime, carrier=ReportCarrier) as commits:
+                async with StagedCommits(broker.address, WRITER, runtime=runtime, audit=True) as commits:
                     await commits.topics(["clicks"])
                     await commits.commit(batch, await staged(store, topic, 10) if batch > 1 else (), store)
             assert len({report.client for report in await heard(broker, 3)}) == 3

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from memq.aio import Admin, Consumer, Producer
-from memq.client.consumer.record import TopicPartition
+from memq.client.consumer.batch import TopicPartition
 from memq.errors import FencedError, RetryableError
 from memq_localstack.servers import Server
 from tests.integration.queued_broker import QUEUES, queued_broker

@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from memq.client.consumer.batch import Batch
+from memq.client.consumer.batch import Batch, TopicPartition
 from memq.client.consumer.consumer import AsyncConsumer
-from memq.client.consumer.record import TopicPartition
 from memq.errors import MemqError, NotFoundError, PositionExpiredError
 from memq.runtime.network import Runtime
 from memq.topic import Position, ReadPartition, Topic

@@ -23,8 +23,7 @@ from memq.cli.records.consume import last_offset, record_printer
 from memq.cli.records.produce import split_keys, split_records
 from memq.cli.records.record_text import decode_record, encode_record, parse_delimiter, parse_format
 from memq.cli.run import EXIT_CODES, program
-from memq.client.consumer.batch import Batch, Slice
-from memq.client.consumer.record import TopicPartition
+from memq.client.consumer.batch import Batch, Slice, TopicPartition
 from memq.errors import InvalidRequestError, InvalidSettingError, TooLargeError
 from memq.format.batch import BlockPiece
 from memq.format.blocks.builder import BlockBuilder

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import memq
-from memq.client.consumer.record import TopicPartition
+from memq.client.consumer.batch import TopicPartition
 from memq.client.consumer.settings import check_point, point_of
 from memq.client.producer.fields import RecordColumns, RecordFields, check_fields, check_many, header_pairs
 from memq.client.producer.settings import ProducerSettings

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from awscrt.checksums import crc32c
 
-from memq.client.consumer.batch import Batch, Damage, Slice
-from memq.client.consumer.record import Record, TopicPartition
+from memq.client.consumer.batch import Batch, Damage, Record, Slice, TopicPartition
 from memq.errors import CorruptDataError
 from memq.format.batch import BlockPiece
 from memq.format.blocks.header import check_block

@@ -9,10 +9,9 @@ from awscrt.checksums import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.client.consumer.batch import Batch
+from memq.client.consumer.batch import Batch, TopicPartition
 from memq.client.consumer.fetch import partition_cursor as flow_module
 from memq.client.consumer.fetch.partition_cursor import SUCCESSORS, CursorState, PartitionCursor, ReadyRange, successor
-from memq.client.consumer.record import TopicPartition
 from memq.errors import CorruptDataError, PositionExpiredError, UnsupportedFormatError
 from memq.format.blocks.columns import BlockReader
 from memq.format.blocks.header import parse_header

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from memq.errors import GenerationFencedError, InvalidNameError, InvalidRequestError, InvalidSettingError, QueueError
 from memq.notification import Entry
-from memq.notification.kafka.failures import LastErrors
 from memq.notification.kafka.groups.holdings import Holdings
 from memq.notification.kafka.groups.hosted_groups import decode_commit, encode_metadata
+from memq.notification.kafka.library import LastErrors
 from memq.notification.kafka.reading import fetcher as fetcher_module
 from memq.notification.kafka.reading.fetcher import LOOKS_MAX, AssignedConsumer, EntryFetcher
 from memq.notification.kafka.reading.tail_cache import ENTRY_BYTES, TailCache

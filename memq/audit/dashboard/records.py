@@ -21,8 +21,8 @@ from memq.audit.dashboard.view import BlockPage, BlockRow, ObjectPage, RecordRow
 from memq.audit.finding import Finding
 from memq.audit.live.verification import Verification, verify_finding
 from memq.client.broker_router import BrokerRouter
+from memq.client.consumer.batch import Record, block_records
 from memq.client.consumer.consumer import AsyncConsumer
-from memq.client.consumer.record import Record, block_records
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.client.metadata import ClusterMetadata
 from memq.errors import InvalidRequestError, MemqError, NotFoundError

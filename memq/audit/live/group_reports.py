@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from memq.client.consumer.batch import TopicPartition
 from memq.client.consumer.consumer import AsyncConsumer
-from memq.client.consumer.record import TopicPartition
 from memq.errors import GenerationFencedError, InvalidRequestError
 from memq.format.pointer import Pointer, read_pointer
 from memq.format.report import AUDIT_TOPIC

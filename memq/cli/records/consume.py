@@ -16,9 +16,8 @@ import click
 from memq.cli.options import LastRecords, Start, json_option, parse_start, section_values, setting_options, settings_of
 from memq.cli.output import count_text, talk
 from memq.cli.records.record_text import encode_record, parse_delimiter, parse_format
-from memq.client.consumer.batch import Batch
+from memq.client.consumer.batch import Batch, Record, TopicPartition
 from memq.client.consumer.consumer import Consumer
-from memq.client.consumer.record import Record, TopicPartition
 from memq.client.consumer.settings import OnDamaged, OnExpired, Point
 from memq.errors import NotFoundError
 from memq.runtime.clock import SystemClock

@@ -4,6 +4,8 @@ Blocks are cut by the records alone, and the producer id and the sequences are g
 the same order again sends the same blocks, and owners and readers drop them for the dedup window of the topic. The
 records of a task that runs again may come in another order: then its blocks bear sequences that other blocks have. The
 owner compares checksums and refuses them, and they are sent once more under the identity of the next order.
+
+`FixedIdentityWriter` sends blocks under such an identity (producer id, sequences), for imports, too.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ the source's offsets are the sequences; the source's group keeps the plan, which
 (`memq.client.bulk.block_cutter`). Nothing is kept on the machine that copies. What a killed run had on its way is cut
 as the next run cuts it, so that it is dropped as the copy that it is: by its owner or by readers, within the dedup
 window.
+
+`ImportProgress` reads from the target's queue what a topic holds of one producer, and the place of a sequence.
 """
 
 from __future__ import annotations

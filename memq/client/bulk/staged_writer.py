@@ -16,7 +16,7 @@ from memq.client.lifecycle import AsyncClosing
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
 from memq.client.metadata import ClusterMetadata
 from memq.client.observers.audit_recorder import StagedRecorder
-from memq.client.observers.reporter import STEP_S_MAX, JobReporter, MakeCarrier
+from memq.client.observers.reporter import STEP_S_MAX, JobReporter
 from memq.client.owner_requests import OwnerRequests
 from memq.client.producer.fields import BytesLike, HeadersLike, check_fields, check_many
 from memq.errors import InvalidRequestError, NotFoundError, ObjectExistsError, TimedOutError, TooOldError
@@ -129,7 +129,7 @@ class StagedWriter:
 class StagedCommits(AsyncClosing):
     """The driver's side: what the cluster is, and the commits of one writer's batches.
 
-    With a `carrier` it reports to the audit, as a writer of Spark, where the cluster asks for that.
+    With `audit` it reports to the audit, as a writer of Spark, where the cluster asks for that.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class StagedCommits(AsyncClosing):
         *,
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         runtime: Runtime | None = None,
-        carrier: MakeCarrier | None = None,
+        audit: bool = False,
     ) -> None:
         self._runtime = runtime_of(runtime)
         self._writer = check_name(writer, "writer")
@@ -149,8 +149,8 @@ class StagedCommits(AsyncClosing):
         self._owners = OwnerRequests(self._runtime, self._pool, self._metadata, ANSWER_S)
         self._connect_timeout_s = check_connect_timeout(connect_timeout_ms) / 1000
         self._reporter: JobReporter | None = None
-        if carrier is not None:
-            self._reporter = JobReporter("spark-writer", writer, self._runtime, self._pool, carrier)
+        if audit:
+            self._reporter = JobReporter("spark-writer", writer, self._runtime, self._pool)
 
     async def close(self) -> None:
         """Disconnect, with a last word to the audit."""

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from memq.client.consumer.batch import Damage
+from memq.client.consumer.batch import Damage, TopicPartition, place_of
 from memq.client.consumer.fetch.partition_cursor import Copy, PartitionCursor, PointerSlot, ReadyRange
 from memq.client.consumer.progress import CommitLedger
-from memq.client.consumer.record import TopicPartition, place_of
 from memq.format.report import BeginReason
 from memq.topic import Committed, Position, Topic, TopicSettings
 

@@ -11,12 +11,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from memq.client.arguments import check_callbacks, check_timeout, check_tracer_provider, public_name, runtime_of
-from memq.client.consumer.batch import Batch
+from memq.client.consumer.batch import Batch, TopicPartition, place_of
 from memq.client.consumer.core import CLOSE_S_MAX, ConsumerCore, ConsumerStats
 from memq.client.consumer.fetch.fetcher import BatchFetcher, ReadMode
 from memq.client.consumer.group_membership import AssignmentEvents
 from memq.client.consumer.offset_resolver import Lag
-from memq.client.consumer.record import TopicPartition, place_of
 from memq.client.consumer.settings import ConsumerSettings, OnDamaged, OnExpired, Point, topics_of
 from memq.client.lifecycle import AsyncClosing, Background, BlockingClient
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses

@@ -14,7 +14,7 @@ from functools import partial
 
 from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.assigned import Assigned, ConsumerObserver
-from memq.client.consumer.batch import Batch, Damage
+from memq.client.consumer.batch import Batch, Damage, TopicPartition, place_of
 from memq.client.consumer.dead_letters import DeadLetters
 from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
 from memq.client.consumer.fetch.fetcher import BatchFetcher, MakeFetcher
@@ -24,7 +24,6 @@ from memq.client.consumer.group_membership import AssignmentEvents
 from memq.client.consumer.group_session import Committer, GroupSession
 from memq.client.consumer.offset_resolver import Lag, OffsetResolver
 from memq.client.consumer.opener import Opener
-from memq.client.consumer.record import TopicPartition, place_of
 from memq.client.consumer.settings import ConsumerSettings, Point, check_point
 from memq.client.link_pool import LinkPool
 from memq.client.log_answers import LogAnswers, ask_logs

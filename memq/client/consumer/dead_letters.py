@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memq.client.consumer.batch import Damage
-from memq.client.consumer.record import TopicPartition
+from memq.client.consumer.batch import Damage, TopicPartition
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import TooLargeError
 from memq.runtime.network import Address, Runtime, format_address

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from memq.client.consumer.assigned import Assigned, ConsumerObserver, ReadObserver
+from memq.client.consumer.batch import place_of
 from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
 from memq.client.consumer.fetch.partition_cursor import PartitionCursor
 from memq.client.consumer.offset_resolver import OffsetResolver, window_ms
-from memq.client.consumer.record import place_of
 from memq.client.consumer.settings import ConsumerSettings, Point, point_of
 from memq.errors import InvalidRequestError, MemqError, NotFoundError, QueueError, RetryableError
 from memq.format.report import BeginReason

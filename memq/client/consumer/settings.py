@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from memq.client.arguments import check_client_id, check_connect_timeout, check_zone
+from memq.client.consumer.batch import TopicPartition
 from memq.client.consumer.fetch.fetcher import ReadMode
-from memq.client.consumer.record import TopicPartition
 from memq.client.link_pool import CONNECT_TIMEOUT_MS
 from memq.client.producer.fields import check_switch
 from memq.client.stores import check_s3

@@ -42,8 +42,28 @@ class _QuietLog(EventLog):
         super().debug(event, text)
 
 
+class Carrier(Protocol):
+    """Brings reports to the audit topic, over the connections of the client."""
+
+    async def homes(self) -> int:
+        """Return the number of partitions of the audit topic. Raises: MemqError when it can't be reached."""
+        ...
+
+    def send(self, home: int, report: bytes) -> None:
+        """Send a report to a partition of the audit topic. Raises: MemqError when there is no room for it."""
+        ...
+
+    async def write(self, timeout_s: float) -> None:
+        """Write what was sent to the sockets, as far as that goes within `timeout_s`."""
+        ...
+
+    async def close(self, timeout_s: float) -> None:
+        """Write what was sent to the sockets, within `timeout_s`, and let go; connections stay."""
+        ...
+
+
 class ReportCarrier:
-    """See `memq.client.observers.reporter.Carrier`. At most 2 MiB of reports wait for their acks."""
+    """Sends reports as a producer does. At most 2 MiB of reports wait for their acks."""
 
     def __init__(self, runtime: Runtime, pool: LinkPool) -> None:
         self._core = ProducerCore(
@@ -73,31 +93,6 @@ class ReportCarrier:
         asyncio.get_running_loop().call_soon(self._core.drain)
 
 
-def reporting(kind: Kind, name: str) -> Callable[[Runtime, LinkPool, TaskOwner], Reporter]:
-    """Return a maker of the observer that reports to the audit, where the cluster asks for reports."""
-    return lambda runtime, pool, tasks: Reporter(kind, name, runtime, pool, tasks, ReportCarrier)
-
-
-class Carrier(Protocol):
-    """Brings reports to the audit topic, over the connections of the client."""
-
-    async def homes(self) -> int:
-        """Return the number of partitions of the audit topic. Raises: MemqError when it can't be reached."""
-        ...
-
-    def send(self, home: int, report: bytes) -> None:
-        """Send a report to a partition of the audit topic. Raises: MemqError when there is no room for it."""
-        ...
-
-    async def write(self, timeout_s: float) -> None:
-        """Write what was sent to the sockets, as far as that goes within `timeout_s`."""
-        ...
-
-    async def close(self, timeout_s: float) -> None:
-        """Write what was sent to the sockets, within `timeout_s`, and let go; connections stay."""
-        ...
-
-
 class Named(Protocol):
     """A topic, as far as reports name it."""
 
@@ -125,7 +120,13 @@ class Reporter:
     _close_s_max = CLOSE_S_MAX
 
     def __init__(
-        self, kind: Kind, name: str, runtime: Runtime, pool: LinkPool, tasks: TaskOwner, carrier: MakeCarrier
+        self,
+        kind: Kind,
+        name: str,
+        runtime: Runtime,
+        pool: LinkPool,
+        tasks: TaskOwner,
+        carrier: MakeCarrier = ReportCarrier,
     ) -> None:
         self.lost = 0
         self._kind: Kind = kind
@@ -234,7 +235,9 @@ class JobReporter(Reporter):
 
     _close_s_max = STEP_S_MAX
 
-    def __init__(self, kind: Kind, name: str, runtime: Runtime, pool: LinkPool, carrier: MakeCarrier) -> None:
+    def __init__(
+        self, kind: Kind, name: str, runtime: Runtime, pool: LinkPool, carrier: MakeCarrier = ReportCarrier
+    ) -> None:
         events = EventLog(runtime.clock)
         self._own_tasks = TaskOwner(
             lambda error: events.info("audit.not-reported", f"nothing is reported any more: {error!r}"), events
@@ -245,3 +248,8 @@ class JobReporter(Reporter):
         """See `Reporter.close`."""
         await super().close(timeout_s)
         await self._own_tasks.stop()
+
+
+def reporting(kind: Kind, name: str) -> Callable[[Runtime, LinkPool, TaskOwner], Reporter]:
+    """Return a maker of the observer that reports to the audit, where the cluster asks for reports."""
+    return lambda runtime, pool, tasks: Reporter(kind, name, runtime, pool, tasks)

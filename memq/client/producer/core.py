@@ -1,4 +1,7 @@
-"""The shared core of producers, sync and asyncio: the senders of all partitions on one loop."""
+"""The shared core of producers, sync and asyncio: the senders of all partitions on one loop.
+
+`InstanceFencing` lets an instance of a named producer begin in each partition.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Makes librdkafka clients from plain settings: logs go to Python, bad settings raise memq errors."""
+"""librdkafka behind one door: makes its clients, takes its logs, and translates its errors.
+
+This is the one place that judges librdkafka's codes and explains timeouts.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,17 @@ from typing import Any, TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from memq.errors import InvalidSettingError
+from memq.errors import (
+    DeniedError,
+    GenerationFencedError,
+    InvalidRequestError,
+    InvalidSettingError,
+    MemqError,
+    NotFoundError,
+    QueueError,
+    QueueRefusedError,
+    TooLargeError,
+)
 from memq.runtime.logs import RateLimit
 from memq.runtime.threads import ThreadPool
 
@@ -18,6 +31,136 @@ Client = TypeVar("Client", AdminClient, Consumer, Producer)
 Complain = Callable[[KafkaError], None]
 CLOSE_S = 10.0  # how long a call of the library may take that ends a client
 LOGGER = logging.getLogger("memq.kafka")
+_NOT_THERE = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+_DENIED = {  # by the answer to a request
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "the right to use the topic",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "the right to use the group",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "a right on the cluster (Create, Alter, Describe, or IdempotentWrite)",
+}
+_UNTRUSTED = (
+    "its certificate is not of an authority in ssl.ca.location of [kafka], or does not name the host that is connected "
+    "to: name the authority's file, and the host in queue = kafka://HOST:PORT as the certificate does"
+)
+# A connection that was not let in. The same codes come while Kafka goes down or up, so no request is denied by them.
+_NOT_LET_IN = {
+    KafkaError._SSL: _UNTRUSTED,
+    KafkaError._AUTHENTICATION: "Kafka denies to log in: check sasl.* in [kafka]",
+    KafkaError.SASL_AUTHENTICATION_FAILED: "Kafka denies to log in: check sasl.* in [kafka]",
+    KafkaError.UNSUPPORTED_SASL_MECHANISM: "Kafka denies this login: choose another sasl.mechanism in [kafka]",
+}
+# Of librdkafka's texts for these codes: the connection ended before Kafka had judged the certificate or the login.
+_BROKEN_OFF = ("disconnected", "transport failure", "connection reset", "timed out", "end of file")
+SILENT = (KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPORT)
+_FENCED = {
+    KafkaError.UNKNOWN_MEMBER_ID,
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.FENCED_INSTANCE_ID,
+    KafkaError.STALE_MEMBER_EPOCH,
+    KafkaError.FENCED_MEMBER_EPOCH,
+}
+_TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
+_INVALID = {  # and what to do
+    KafkaError.POLICY_VIOLATION: "Kafka has a policy of its own: let it allow what the message names",
+    KafkaError.INVALID_REPLICATION_FACTOR: "set replication_factor in [kafka] to at most as many as Kafka has brokers",
+    KafkaError.INVALID_CONFIG: "correct [kafka]",
+    KafkaError.INVALID_SESSION_TIMEOUT: "set session_timeout_ms_min in [kafka] to what Kafka allows",
+    KafkaError.UNSUPPORTED_VERSION: "use a newer Kafka",
+}
+
+
+def _failure(error: KafkaError | KafkaException, doing: str, behind: KafkaError | None) -> MemqError:
+    """Return memq's error for one of Kafka's that was met while `doing` something.
+
+    `behind` is what a connection complained of. It explains the error, and never changes its kind.
+    """
+    found = error.args[0] if isinstance(error, KafkaException) else error
+    code, text = found.code(), found.str()
+    said = f"{doing}: {text.lower() if text else found.name()}" + (f" ({behind.str().lower()})" if behind else "")
+    if code in _NOT_THERE:
+        return NotFoundError(said)
+    if code in (KafkaError.INVALID_TIMESTAMP, KafkaError.INVALID_RECORD):
+        return QueueRefusedError(said)
+    if code in _DENIED:
+        return DeniedError(said, hint=f"Kafka denies {_DENIED[code]}")
+    if code in _TOO_LARGE:
+        return TooLargeError(said)
+    if code in _INVALID:
+        return InvalidRequestError(said, hint=_INVALID[code])
+    return QueueError(said, hint=_NOT_LET_IN.get(code) or (_NOT_LET_IN.get(behind.code(), "") if behind else ""))
+
+
+def is_not_there(error: KafkaError) -> bool:
+    """Whether a topic or a partition is not there."""
+    return error.code() in _NOT_THERE
+
+
+def code_of(error: MemqError) -> int | None:
+    """Return Kafka's code behind one of memq's errors; None when it has no such cause."""
+    cause = error.__cause__
+    code: int | None = cause.args[0].code() if isinstance(cause, KafkaException) else None
+    return code
+
+
+class LastErrors:
+    """The last complaint of all clients of one queue.
+
+    A certificate or a login that is refused shows nowhere else.
+    A complaint explains a request that was not answered, and never changes the kind of its error: Kafka breaks off
+    handshakes when it stops and when it starts, and an outage is no denial. Clients call `note` on their own threads;
+    it only sets an attribute.
+    """
+
+    def __init__(self) -> None:
+        self._last: KafkaError | None = None
+        self._answered = False
+
+    def note(self, error: KafkaError) -> None:
+        """Take what a client complains of, as its `error_cb`."""
+        last, code = self._last, error.code()
+        if last is not None:
+            if code == KafkaError._ALL_BROKERS_DOWN:  # counts them, and has no reason
+                return
+            if code == KafkaError._TRANSPORT and last.code() in _NOT_LET_IN:  # what is lost is lost for that reason
+                return
+        self._last = error
+
+    def settled(self) -> None:
+        """Forget it: Kafka has answered."""
+        self._last = None
+        self._answered = True
+
+    def denial(self, doing: str) -> DeniedError | None:
+        """Return the error for a login or a certificate that was refused, None for any other complaint.
+
+        Only for a Kafka that has never answered: a running one refuses for a moment what it takes a moment later.
+        """
+        last = self._last
+        if last is None or self._answered or last.code() not in _NOT_LET_IN:
+            return None
+        text = last.str().lower()
+        if any(words in text for words in _BROKEN_OFF):
+            return None
+        return DeniedError(f"{doing}: {text}", hint=_NOT_LET_IN[last.code()])
+
+    def failure(self, error: KafkaError | KafkaException, doing: str) -> MemqError:
+        """Return memq's error for a request that failed, with the complaint that explains it."""
+        return _failure(error, doing, self._last if _code(error) in SILENT else None)
+
+    def group_failure(self, error: KafkaError | KafkaException, doing: str, *, member: bool = False) -> MemqError:
+        """Return memq's error for a request about a group that failed.
+
+        Only a member can be fenced. "No such topic" may pass: Kafka answers that while it loads the topic's metadata.
+        """
+        found = self.failure(error, doing)
+        if member and _code(error) in _FENCED:
+            return GenerationFencedError(str(found))
+        return QueueError(str(found)) if isinstance(found, NotFoundError) else found
+
+
+def _code(error: KafkaError | KafkaException) -> int:
+    found = error.args[0] if isinstance(error, KafkaException) else error
+    code: int = found.code()
+    return code
 
 
 class _Seldom(logging.Filter):

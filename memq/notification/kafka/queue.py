@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from memq.errors import ClosedError, DeniedError, NotFoundError, QueueError
 from memq.notification import Entries, Entry, GroupState, Membership, Publication, Span, check_publication, checked_span
 from memq.notification.kafka.admin import KafkaAdmin, Place
-from memq.notification.kafka.failures import LastErrors
 from memq.notification.kafka.groups.hosted_groups import HostedGroups, Parts
 from memq.notification.kafka.groups.requests import KafkaGroupRequests
-from memq.notification.kafka.library import admin_of
+from memq.notification.kafka.library import LastErrors, admin_of
 from memq.notification.kafka.reading.fetcher import EntryFetcher
 from memq.notification.kafka.reading.follower import Follower
 from memq.notification.kafka.reading.offsets import Offsets

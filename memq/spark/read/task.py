@@ -17,7 +17,7 @@ from memq.client.consumer.fetch.fetcher import BatchFetcher
 from memq.client.consumer.fetch.lookback import Lookback, Novelty
 from memq.client.io_thread import io_thread
 from memq.client.link_pool import LinkPool, bootstrap_addresses
-from memq.client.observers.reporter import STEP_S_MAX, JobReporter, ReportCarrier
+from memq.client.observers.reporter import STEP_S_MAX, JobReporter
 from memq.errors import CorruptDataError, MemqError, NotFoundError, UnsupportedFormatError
 from memq.format.batch import BlockPiece, missing_batch
 from memq.format.blocks.columns import BlockReader
@@ -313,7 +313,7 @@ class TaskReport:
         self._damages: list[tuple[BatchPart, ReportedDamage]] = []
         self._pool = LinkPool(runtime, bootstrap_addresses(audit.brokers), client_id="spark")
         self._pool.audit_ms = audit.interval_ms  # as the driver heard it; no broker was asked yet
-        self._reporter = JobReporter("spark-task", audit.name, runtime, self._pool, ReportCarrier)
+        self._reporter = JobReporter("spark-task", audit.name, runtime, self._pool)
 
     def note(self, stage: Stage, part: BatchPart, header: BlockHeader, low: int, high: int) -> None:
         """Note that the records of a block from `low` up to `high` were given out, or left out."""

@@ -1,4 +1,7 @@
-"""Fetches stored batches from the store or through a broker, checks them, cuts them into blocks."""
+"""Fetches stored batches from the store or through a broker, checks them, cuts them into blocks.
+
+`RangeCoalescer` combines reads of neighbouring ranges of one object within a loop turn into one request.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 A log that fails or hangs delays its own partition alone. A partition goes apart when its log fails, or when its answer
 passes over offsets, so that other answers must confirm it. It returns to the long poll with its next sound answer.
+
+`Retries` counts and logs failures of polls and fetches, waits, and raises those that do not pass.
 """
 
 from __future__ import annotations
