@@ -290,7 +290,7 @@ class Link(asyncio.BufferedProtocol):
         """Return since when nothing has come from the broker, when that is longer; else ""."""
         if not self.heard_s or self._runtime.clock.monotonic() - self.heard_s < seconds:
             return ""
-        return f"; it is silent since {time_before(self._runtime.clock, self.heard_s)}"
+        return f", silent since {time_before(self._runtime.clock, self.heard_s)}"
 
     def _error_in(self, frame: Frame) -> MemqError:
         return error_of(decode_message(frame.body, Nack, checksum_wanted=self._checksums))
