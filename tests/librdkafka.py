@@ -95,6 +95,7 @@ class Library:
     fatal: deque[KafkaError] = field(default_factory=deque)  # raised by the next polls of producers, before reports
     kept: int = 0  # how many deletions of records or topics are called done, and are not
     denied_absence: int = 0  # how many deletions are answered "not there", and are not done
+    lingering: int = 0  # how many times a topic is shown that was deleted
     asked: int = 0  # how many offsets were asked for
     read: int = 0  # how many partitions were read
     mute: bool = False  # whether nothing comes to those who read
@@ -136,6 +137,10 @@ class FakeAdmin:
         return {name: self._described(name) for name in names}
 
     def _described(self, name: str) -> Future[Any]:
+        if name not in self._library.topics and self._library.lingering > 0:
+            self._library.lingering -= 1
+            leader = SimpleNamespace(id=1)
+            return _done(SimpleNamespace(partitions=[SimpleNamespace(id=0, leader=leader)], topic_id=f"id of {name}"))
         if name not in self._library.topics or self._library.unknown > 0:
             self._library.unknown -= 1
             return _done(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))

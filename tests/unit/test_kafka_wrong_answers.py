@@ -113,6 +113,19 @@ def test_a_trim_is_done_when_kafka_shows_it(library: Library) -> None:
     over(work)
 
 
+def test_a_topic_that_kafka_shows_for_a_moment_after_its_deletion_is_deleted(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics_module, "READY_PAUSE_S", 0.0)
+
+    async def work(queue: KafkaQueue) -> None:
+        library.lingering = 2
+        await queue.drop([PARTITION])
+        assert TOPIC not in library.topics
+
+    over(work)
+
+
 @pytest.mark.parametrize("lie", ["kept", "denied_absence"])
 def test_a_topic_is_deleted_when_kafka_shows_it_no_more(
     library: Library, lie: str, monkeypatch: pytest.MonkeyPatch

@@ -99,7 +99,6 @@ class KafkaTopics:
             doing = f"deleting Kafka topic '{topic}'"
             with suppress(NotFoundError):
                 await self._admin.ask(answer, doing)
-            self._looks.drop(topic)  # what it showed before is no reason any more to doubt that it is gone
             await self._until_gone(topic, doing)
 
     async def trim(self, topic: str, number: int, before: int) -> None:
@@ -214,6 +213,7 @@ class KafkaTopics:
     async def _until_gone(self, topic: str, doing: str) -> None:
         """Wait until Kafka does not show a deleted topic any more. Raises: DeniedError, QueueError."""
         for _ in range(READY_TRIES):
+            self._looks.drop(topic)  # what it showed before is no reason any more to doubt that it is gone
             if not await self._looks.count(topic):
                 return
             await asyncio.sleep(READY_PAUSE_S)
