@@ -13,7 +13,7 @@ from memq.broker.ingest.connection import Connection
 from memq.broker.ingest.intake import Intake
 from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, ClientLimits, Quotas
 from memq.broker.ingest.slabs import SLAB_BYTES, SlabPool
-from memq.broker.metrics import Counters
+from memq.broker.metrics import Counters, Traffic
 from memq.broker.partition.recent_batch_cache import RecentBatchCache
 from memq.broker.partition.storing import SharedObjects
 from memq.broker.partitions import Partitions
@@ -22,9 +22,7 @@ from memq.broker.spool import SpoolDisk
 from memq.broker.spool.held_records import HeldRecords
 from memq.broker.spool.replay import Replay
 from memq.broker.spool.writer import Spool
-from memq.broker.start_step import start_step
-from memq.broker.traffic import Traffic
-from memq.broker.upkeep.audit_topic import make_audit_topic
+from memq.broker.start import make_audit_topic, start_step
 from memq.errors import (
     CorruptDataError,
     FencedError,

@@ -1,4 +1,4 @@
-"""The broker's counters as plain integers, and their export to Prometheus in one registry."""
+"""A broker's counters, their export to Prometheus, and its partitions' load for the governor."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from dataclasses import dataclass, field, fields
 from prometheus_client.core import HistogramMetricFamily, Metric
 
 from memq.broker.ingest.quotas import Quotas
+from memq.governor import Load
 from memq.observe.metrics import METRICS, lines_of
 from memq.storage_handlers import CountingStore, StorageHandler
 
 LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+LOADS_MAX = 1_000  # partitions whose load is reported, the busiest first: one node of the coordinator holds them
+_LOAD_DIGITS = 2
+
+Place = tuple[str, int]
 
 
 class Histogram:
@@ -146,3 +151,37 @@ class QuotaCollector:
             if count
         )
         yield lines_of("memq_broker_over_limit", over)
+
+
+@dataclass(slots=True)
+class Traffic:
+    """The load of partitions from their published totals, as rates between two samples.
+
+    A partition that was not open at both of them has none yet.
+    """
+
+    _last: dict[Place, int] = field(default_factory=dict)
+    _last_s: float = 0.0
+
+    def look(self, stored_bytes: Mapping[Place, int], now_s: float) -> list[Load]:
+        """Return the rates since the last look, rounded so that a steady rate is reported once.
+
+        Idle ones are left out.
+        `stored_bytes`: what each partition committed since its creation.
+        """
+        last, span_s = self._last, now_s - self._last_s
+        self._last, self._last_s = dict(stored_bytes), now_s
+        if span_s <= 0:
+            return []
+        rates = {place: (count - last[place]) / span_s for place, count in stored_bytes.items() if place in last}
+        busy = sorted(((-_rounded(rate), place) for place, rate in rates.items() if rate >= 1))[:LOADS_MAX]
+        return [Load(topic_id=place[0], partition=place[1], bytes_s=-rate) for rate, place in sorted(busy, key=_place)]
+
+
+def _place(entry: tuple[int, Place]) -> Place:
+    return entry[1]
+
+
+def _rounded(rate: float) -> int:
+    """Return a rate with two digits that count: 123456 is 120000."""
+    return int(float(f"{rate:.{_LOAD_DIGITS}g}"))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 
-from memq.broker.api.http import HttpPort
 from memq.broker.broker import Broker
+from memq.broker.http import HttpPort
 from memq.broker.metrics import CounterCollector, QuotaCollector, StoreCollector
 from memq.broker.partition.topic_processor import given_up_text
 from memq.broker.signals import Signals

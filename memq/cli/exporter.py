@@ -13,7 +13,7 @@ from memq.audit.finding import EVIDENCE_MAX, Finding
 from memq.audit.live.report_partition import Client
 from memq.audit.live.view import AuditView, TopicSummary, latencies
 from memq.audit.minutes import MINUTE_MS, QUEUE, CountSide, percentile_name
-from memq.broker.api.http import HttpPort
+from memq.broker.http import HttpPort
 from memq.broker.signals import Signals
 from memq.client.admin import AsyncAdmin, GroupDescription
 from memq.errors import MemqError, NotFoundError, UnreachableError

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from memq.broker.broker import Broker
-from memq.broker.spool.memory import MemorySpool
+from memq.broker.spool.files import MemorySpool
 from memq.client.admin import Admin
 from memq.client.consumer.batch import Record
 from memq.client.consumer.consumer import Consumer

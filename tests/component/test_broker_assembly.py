@@ -23,7 +23,7 @@ from memq.broker.assembly import (
     serve_cluster,
 )
 from memq.broker.broker import Broker
-from memq.broker.restore.cluster import restore_cluster
+from memq.broker.restore.restore import restore_cluster
 from memq.broker.spool.files import SpoolFiles
 from memq.broker.upkeep.sweep_cluster import cluster_lists, cluster_sweep
 from memq.errors import (

@@ -14,8 +14,8 @@ import pytest
 from memq.broker.broker import HAND_OVER_S, Broker
 from memq.broker.ingest.connection import Connection
 from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, ClientLimits
+from memq.broker.metrics import Traffic
 from memq.broker.spool import SpoolDisk
-from memq.broker.traffic import Traffic
 from memq.errors import FencedError, InvalidRequestError, UnreachableError
 from memq.governor import Assignment, BrokerEntry, Load
 from memq.governor.balance import balanced

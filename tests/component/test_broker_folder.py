@@ -18,7 +18,7 @@ from awscrt.checksums import crc32c
 from memq.broker import dev
 from memq.broker.broker import Broker
 from memq.broker.process import Companion
-from memq.broker.restore.folder import restore_folder
+from memq.broker.restore.restore import restore_folder
 from memq.broker.signals import Signals
 from memq.broker.upkeep.sweep_cluster import folder_lists, folder_sweep
 from memq.client.admin import AsyncAdmin
@@ -316,7 +316,7 @@ def test_a_queue_that_is_gone_is_restored_as_a_whole(folder: Folder, monkeypatch
         synced.append((folder.path / "queue.sqlite").exists())
         sync_folder(path)
 
-    monkeypatch.setattr("memq.broker.restore.folder.sync_folder", noted)
+    monkeypatch.setattr("memq.broker.restore.restore.sync_folder", noted)
 
     async def work() -> None:
         await folder.fill()

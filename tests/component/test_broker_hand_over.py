@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from memq.broker.broker import HAND_OVER_S, Broker
-from memq.broker.spool.memory import MemorySpool
+from memq.broker.spool.files import MemorySpool
 from memq.errors import InvalidRequestError, UnreachableError
 from memq.format.pointer import decode_pointer
 from memq.governor.memory import MemoryCoordinator

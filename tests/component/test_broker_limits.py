@@ -8,8 +8,7 @@ import contextlib
 import pytest
 
 from memq.broker.broker import Broker
-from memq.broker.ingest.quotas import ClientLimits, Quotas
-from memq.broker.ingest.rate_limit import RatePerSecond
+from memq.broker.ingest.quotas import ClientLimits, Quotas, RatePerSecond
 from memq.client.admin import AsyncAdmin
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.producer.delivery import AsyncDelivery

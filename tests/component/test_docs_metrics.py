@@ -18,8 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import memq
 from memq.audit.live.view import TopicSummary
 from memq.audit.minutes import MinuteRow
-from memq.broker.ingest.quotas import ClientLimits
-from memq.broker.ingest.rate_limit import RatePerSecond
+from memq.broker.ingest.quotas import ClientLimits, RatePerSecond
 from memq.broker.process import metrics_of
 from memq.cli.exporter import RoundCollector, audit_metrics, lag_metrics
 from memq.client.admin import GroupDescription, PartitionProgress

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from memq.broker.api.call import Call
+from memq.broker.api import Call
 from memq.broker.api.cluster_requests import ClusterRequests
 from memq.governor import BrokerEntry, Load
 from memq.governor.balance import balanced

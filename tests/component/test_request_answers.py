@@ -15,8 +15,7 @@ from memq import __version__
 from memq.broker.api import requests
 from memq.broker.api.requests import ANSWERS_SHARE, HELD_MS_MAX
 from memq.broker.broker import Broker
-from memq.broker.ingest.quotas import ClientLimits
-from memq.broker.ingest.rate_limit import RatePerSecond
+from memq.broker.ingest.quotas import ClientLimits, RatePerSecond
 from memq.errors import DamagedMessageError
 from memq.limits import MIB
 from memq.protocol.frames import HELLO_MAGIC, PREFIX, VERSIONS, AckLevel, Api, Frame, encode_forward, encode_frame

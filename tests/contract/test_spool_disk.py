@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from memq.broker.spool import SpoolDisk
-from memq.broker.spool.files import ASIDE, SpoolFiles, _spool_error
-from memq.broker.spool.memory import MemorySpool
+from memq.broker.spool.files import ASIDE, MemorySpool, SpoolFiles, _spool_error
 from memq.errors import ClosedError, SpoolError
 from tests.simulation.disk import SICKNESSES, DiskFaults, HostDisk, SimDisk
 

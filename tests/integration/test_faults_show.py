@@ -17,8 +17,7 @@ from prometheus_client import CollectorRegistry
 
 import memq
 from memq.broker.broker import Broker
-from memq.broker.ingest.quotas import ClientLimits
-from memq.broker.ingest.rate_limit import RatePerSecond
+from memq.broker.ingest.quotas import ClientLimits, RatePerSecond
 from memq.broker.metrics import StoreCollector
 from memq.broker.process import metrics_of
 from memq.broker.spool.files import SpoolFiles, sizes_in

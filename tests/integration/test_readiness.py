@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from memq.broker.api.http import HttpPort
 from memq.broker.broker import Broker
+from memq.broker.http import HttpPort
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification import NotificationQueue
 from memq.notification.memory import MemoryQueue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 SWEEP = "memq/broker/upkeep/sweep.py"
 RETENTION = "memq/broker/upkeep/retention.py"
-COLD_RETENTION = "memq/broker/upkeep/cold_retention.py"
+COLD_RETENTION = "memq/broker/upkeep/retention.py"
 COMPACTION = "memq/compaction/compaction.py"
 COLD_PLAN = "memq/compaction/plan.py"
 COLD_READER = "memq/compaction/reader.py"

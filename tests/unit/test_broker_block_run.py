@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from awscrt.checksums import crc32c
 
-from memq.broker.ingest.block_run import sound_run
+from memq.broker.ingest.intake import sound_run
 from memq.broker.ingest.slabs import Slab, SlabPool
 from memq.broker.partition.append import BlockRun, ProducerState, Stream
 from memq.format.blocks.header import CHECKED_FROM

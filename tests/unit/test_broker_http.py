@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from memq.broker.api import http, readiness
-from memq.broker.api.http import CONNECTIONS_MAX, REQUEST_BYTES_MAX, REQUEST_TIMEOUT_S, HttpPort
+from memq.broker import http
+from memq.broker.http import CONNECTIONS_MAX, REQUEST_BYTES_MAX, REQUEST_TIMEOUT_S, HttpPort
 from memq.broker.metrics import CounterCollector, Counters
 from memq.errors import StoreError
 from memq.runtime.clock import SystemClock
@@ -119,8 +119,8 @@ def test_what_is_not_ready_is_said_with_the_cause_and_alive_all_the_same() -> No
 
 
 def test_a_check_that_hangs_is_not_ready_and_the_next_one_finds_what_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert readiness.READY_S < 2, "who lost store or queue is told within 2 s"
-    monkeypatch.setattr(readiness, "READY_S", 0.05)
+    assert http.READY_S < 2, "who lost store or queue is told within 2 s"
+    monkeypatch.setattr(http, "READY_S", 0.05)
     back, checks = asyncio.Event(), []
 
     async def hanging() -> None:

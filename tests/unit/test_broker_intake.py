@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memq.broker.ingest.connection import Outbox
 from memq.broker.ingest.intake import MOVED_BYTES_MAX, Intake, Region
-from memq.broker.ingest.outbox import Outbox
 from memq.broker.ingest.slabs import READ_BYTES_MIN, TRIM_SHARE, Slab, SlabPool
 from memq.broker.partition.append import ProducerState, Stream
 from memq.errors import ThrottledError

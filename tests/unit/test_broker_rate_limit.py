@@ -7,9 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memq.broker.ingest import quotas
-from memq.broker.ingest.quota_settings import client_limits, parse_limit
-from memq.broker.ingest.quotas import CLIENTS_MAX, ClientLimits, Quotas
-from memq.broker.ingest.rate_limit import Limiter, RatePerSecond, TokenBucket, refusal_of, room_of
+from memq.broker.ingest.quotas import (
+    CLIENTS_MAX,
+    ClientLimits,
+    Limiter,
+    Quotas,
+    RatePerSecond,
+    TokenBucket,
+    client_limits,
+    parse_limit,
+    refusal_of,
+    room_of,
+)
 from memq.errors import InvalidNameError, InvalidSettingError
 from memq.topic import LimitMode, Topic, TopicSettings, equal_slots
 from tests.contract.manual_clock import ManualClock

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from awscrt.checksums import crc32c
 
-from memq.broker.restore.present_log import PresentLog, held_in
 from memq.broker.restore.rebuild import (
     BatchPlace,
     FoundBatch,
+    PresentLog,
     Rebuilder,
     at_least,
     find_batch,
@@ -21,6 +21,7 @@ from memq.broker.restore.rebuild import (
     places_in,
     staged_places,
 )
+from memq.broker.restore.restore import held_in
 from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import parse_header, scope_of

@@ -11,7 +11,7 @@ from awscrt.checksums import crc32c
 from msgspec.structs import replace
 
 from memq.broker.restore.restore import Restorer
-from memq.broker.upkeep.cold_retention import expired_parts
+from memq.broker.upkeep.retention import expired_parts
 from memq.broker.upkeep.sweep import Sweep
 from memq.client.consumer.fetch.fetcher import BatchFetcher
 from memq.compaction.compaction import leave_queue, manifest_of

@@ -12,7 +12,7 @@ import pytest
 
 from memq.broker.ingest.connection import UNSENT_BYTES_MAX, Connection
 from memq.broker.ingest.intake import Region
-from memq.broker.ingest.rate_limit import Limiter, RatePerSecond
+from memq.broker.ingest.quotas import Limiter, RatePerSecond
 from memq.broker.ingest.slabs import Slab
 from memq.broker.partition.append import BlockRun, ProducerState, Refused, Stream, Throttled
 from memq.broker.partition.ownership import Ownership

@@ -9,8 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from memq.broker.api import group_requests
-from memq.broker.api.call import Ask, Call
+from memq.broker.api import Ask, Call, group_requests
 from memq.broker.api.group_requests import WAIT_MS_MAX, GroupRequests
 from memq.broker.partitions import not_owner
 from memq.errors import (

@@ -9,7 +9,7 @@ from typing import Any, cast, get_args, get_type_hints
 import msgspec
 import pytest
 
-from memq.broker.api.call import Call
+from memq.broker.api import Call
 from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.operations import Operation, Operations, operations_of

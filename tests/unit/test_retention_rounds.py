@@ -14,8 +14,7 @@ import pytest
 from memq.broker.metrics import Counters
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services, SweptNow
-from memq.broker.upkeep.cold_retention import expired_parts, first_old_ms, trim_cold
-from memq.broker.upkeep.retention import NAMED_MAX, expired, retire, sweep
+from memq.broker.upkeep.retention import NAMED_MAX, expired, expired_parts, first_old_ms, retire, sweep, trim_cold
 from memq.compaction.reader import ColdFiles, ColdReader
 from memq.errors import QueueError
 from memq.format.cold import ColdManifest

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from memq.broker.ingest.slabs import SlabPool
+from memq.broker.spool.files import MemorySpool
 from memq.broker.spool.forwarding import Forwarder
-from memq.broker.spool.memory import MemorySpool
 from memq.broker.spool.replay import READ_TRIES, WORKS_MAX, Replay
 from memq.broker.spool.segments import Segment
 from memq.broker.spool.unpublished_blocks import UnpublishedBlocks

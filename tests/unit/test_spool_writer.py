@@ -17,7 +17,7 @@ from memq.broker.partition.append import BlockRun, Stream
 from memq.broker.partition.ownership import Ownership
 from memq.broker.partition.ring import SlotState
 from memq.broker.spool import writer
-from memq.broker.spool.memory import MemorySpool
+from memq.broker.spool.files import MemorySpool
 from memq.broker.spool.writer import Spool
 from memq.errors import InvalidSettingError, MemqError, SpoolError
 from memq.format.blocks.header import scope_of

@@ -1,1 +1,25 @@
-"""Requests of clients and operators to a broker: frames and HTTP."""
+"""Requests of clients and operators to a broker: `Call` is one of them, on its way to its handler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from memq.broker.ingest.connection import Connection
+from memq.protocol.connection import Principal
+
+Ask = TypeVar("Ask", bound=msgspec.Struct)
+Answer = msgspec.Struct | bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Ask]):
+    """A request that was read, and the principal that makes it."""
+
+    connection: Connection
+    principal: Principal
+    stream: int
+    ask: Ask
+    attachment: Any = None  # the result of `Operation.prepare`; of a FORWARD: the slab, begin and end of its block

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from memq.broker.api.call import Answer, Call
+from memq.broker.api import Answer, Call
 from memq.broker.api.stream_requests import checked_sequence, producer_id_of
-from memq.broker.ingest.rate_limit import RatePerSecond
+from memq.broker.ingest.quotas import RatePerSecond
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services
 from memq.broker.spool.held_records import HeldRecords, Source

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from memq.broker.api.call import Answer, Call
+from memq.broker.api import Answer, Call
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services
 from memq.errors import MemqError, NotFoundError, NotReadyError, QueueError, TooLargeError

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, NamedTuple
 
-from memq.broker.api.call import Answer, Ask, Call
+from memq.broker.api import Answer, Ask, Call
 from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.stream_requests import StreamRequests

@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from memq import __version__
-from memq.broker.api.call import Call
+from memq.broker.api import Call
 from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.operations import Operation, operations_of
 from memq.broker.api.stream_requests import StreamRequests
 from memq.broker.api.topic_requests import TopicRequests
 from memq.broker.ingest.connection import Connection
-from memq.broker.ingest.rate_limit import refusal_of
+from memq.broker.ingest.quotas import refusal_of
 from memq.broker.ingest.slabs import Slab
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services

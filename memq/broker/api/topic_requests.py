@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from memq.broker.api.call import Answer, Call
+from memq.broker.api import Answer, Call
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services
-from memq.broker.upkeep.cold_retention import trim_cold
+from memq.broker.upkeep.retention import trim_cold
 from memq.errors import NotFoundError, StoreError, TooLargeError
 from memq.limits import READ_BYTES_MAX
 from memq.protocol.messages import (

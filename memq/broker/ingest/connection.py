@@ -1,7 +1,7 @@
 """One client connection: bytes into slabs, blocks checked in place, frames to their handlers.
 
-What is plainly right goes the short way, many blocks at once (`memq.broker.ingest.block_run`); everything else is
-judged here, one frame after another.
+What is plainly right goes the short way, many blocks at once (`memq.broker.ingest.intake`); everything else is
+judged here, one frame after another. Answers leave through the `Outbox`, which notices a client that does not read.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol, cast
 
-from memq.broker.ingest.block_run import sound_run
-from memq.broker.ingest.intake import Intake, Region
-from memq.broker.ingest.outbox import Outbox
-from memq.broker.ingest.rate_limit import Limiters
+from memq.broker.ingest.intake import Intake, Region, sound_run
+from memq.broker.ingest.quotas import Limiters
 from memq.broker.ingest.slabs import Slab
 from memq.broker.partition.append import (
     ACCEPTED,
@@ -50,6 +48,7 @@ from memq.protocol.frames import (
     encode_frame,
 )
 from memq.protocol.messages import Redirect, Throttle, encode_message, nack_of
+from memq.runtime.clock import Clock
 from memq.runtime.network import peer_text
 
 THROTTLE_MS = 100
@@ -442,3 +441,54 @@ def _http_answer(error: MemqError) -> bytes:
     body = f"{error}\n{error.hint}\n".encode()
     head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n"
     return head.encode() + b"Connection: close\r\n\r\n" + body
+
+
+class Outbox:
+    """The writing half of a connection. `congested` while the client reads its answers too slowly."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.standing_since_s = 0.0  # while congested: when the client last read some of what waits for it
+        self._clock = clock
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._unsent_bytes_seen = 0
+
+    @property
+    def congested(self) -> bool:
+        """Whether more waits than the socket likes to hold."""
+        return not self._writable.is_set()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that the socket has not taken yet."""
+        return self.transport.get_write_buffer_size() if self.transport is not None else 0
+
+    def write(self, frame: bytes) -> None:
+        """Send a frame; after the end it is dropped."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.write(frame)
+
+    def stop(self) -> None:
+        """The socket is full."""
+        self._writable.clear()
+        self.standing_since_s = self._clock.monotonic()
+        self._unsent_bytes_seen = self.unsent_bytes
+
+    def go_on(self) -> None:
+        """The socket takes more, or the connection is gone: nobody waits any longer."""
+        self._writable.set()
+
+    async def writable(self) -> None:
+        """Wait until the socket takes more, or the connection is closed."""
+        await self._writable.wait()
+
+    def look(self, now_s: float) -> None:
+        """Notice whether the client has read since the last look, however little."""
+        if self.unsent_bytes < self._unsent_bytes_seen:
+            self.standing_since_s = now_s
+        self._unsent_bytes_seen = self.unsent_bytes
+
+    def stands(self, now_s: float, timeout_ms: int) -> bool:
+        """Whether the client has not read for this long, although something waits for it."""
+        return self.congested and now_s - self.standing_since_s > timeout_ms / 1000

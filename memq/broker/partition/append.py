@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from memq.broker.ingest.rate_limit import Limiters
+from memq.broker.ingest.quotas import Limiters
 from memq.broker.ingest.slabs import Extent
 from memq.errors import MemqError, MovedError, ThrottledError
 from memq.format.pointer import ProducerEnd

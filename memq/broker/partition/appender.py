@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from memq.broker.ingest.rate_limit import Limiters, refusal_of, room_of
+from memq.broker.ingest.quotas import Limiters, refusal_of, room_of
 from memq.broker.partition.append import (
     ACCEPTED,
     REPEATED,
@@ -19,6 +20,8 @@ from memq.broker.partition.append import (
     Throttled,
     turned_away,
 )
+from memq.broker.partition.known_blocks import EpochHolder, KnownBlocks
+from memq.broker.partition.ownership import Ownership
 from memq.broker.partition.ring import SlotState
 from memq.broker.spool.writer import Spool
 from memq.broker.staging.staged_batch import StagedBatch
@@ -28,18 +31,43 @@ from memq.format.pointer import ProducerEnd
 from memq.protocol.frames import AckLevel
 from memq.topic import Topic
 
-if TYPE_CHECKING:
-    from memq.broker.partition.ownership import Ownership
-    from memq.broker.partition.topic_processor import TopicProcessor
-
 FULL_RETRY_MS = 100
 WAITS_HINT = "repair what the broker waits for: it tries again without end"
 
 
-class Appender:
-    """Implements `memq.broker.partition.append.Partition` for one `TopicProcessor`, over all its epochs."""
+class RingHolder(EpochHolder, Protocol):
+    """The owner of a partition, as its appender sees it."""
 
-    def __init__(self, processor: TopicProcessor) -> None:
+    topic: Topic
+    scope: int
+    delivery_timeout_ms: int
+    draining: bool
+    failure: MemqError | None
+    moved_to: str  # where its next owner listens, "" while that is not known
+    known: KnownBlocks
+    changed: asyncio.Event  # a batch was published, or the partition given up: who waits clears it first
+
+    def owned(self) -> Ownership:
+        """Return what is known of the present epoch."""
+        ...
+
+    def pump(self) -> None:
+        """Execute the instructions of the ring now."""
+        ...
+
+    def pump_soon(self) -> None:
+        """Execute the instructions of the ring in the next step of the event loop."""
+        ...
+
+    async def end_producer(self, end: ProducerEnd) -> None:
+        """Record in the queue where a producer ended. Raises: the failure of the partition."""
+        ...
+
+
+class Appender:
+    """Implements `memq.broker.partition.append.Partition` for one partition, over all its epochs."""
+
+    def __init__(self, processor: RingHolder) -> None:
         self._processor = processor
         self._streams: dict[Stream, None] = {}
         self._limiters: Limiters = ()

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from memq.broker.partition.append import ProducerState
+from memq.broker.partition.batch import SealedBatch
+from memq.broker.partition.ownership import Ownership
 from memq.broker.partition.pointer_resolver import search_of
-from memq.broker.partition.ring import BatchSlot
+from memq.broker.partition.ring import BatchSlot, Ring
+from memq.broker.services import Services
 from memq.errors import IdentityConflictError, MemqError, RetryableError, ThrottledError
 from memq.format.blocks.header import BlockHeader, StoredBlock, parse_header
 from memq.limits import BLOCK_HEADER_BYTES
@@ -23,12 +26,7 @@ from memq.notification.log_reader import valid_seek
 from memq.notification.stored_blocks import Claim, Copies, claim_of, conflict_of, stored_block
 from memq.protocol.frames import AckPlace
 from memq.runtime.tasks import TaskOwner
-from memq.topic import CLOCK_ERROR_MS
-
-if TYPE_CHECKING:
-    from memq.broker.partition.batch import SealedBatch
-    from memq.broker.partition.ownership import Ownership
-    from memq.broker.partition.topic_processor import TopicProcessor
+from memq.topic import CLOCK_ERROR_MS, ReadPartition
 
 RECENT_BATCHES = 4  # whose headers are kept: most of what is sent again was published while its ack was lost
 RECENT_BLOCKS_MAX = 4_096  # of each of them, 72 bytes a block; others are looked up
@@ -37,10 +35,25 @@ ANSWERS_MAX = 16_384  # then all are looked up again
 LOOK_UP_MS = 100
 
 
+class EpochHolder(Protocol):
+    """The owner of a partition, over all its epochs. `ring` and `own` are those of the present epoch."""
+
+    services: Services
+    partition: int
+    read_partition: ReadPartition
+    ring: Ring
+    own: Ownership | None
+
+    @property
+    def name(self) -> str:
+        """Its name in logs and errors."""
+        ...
+
+
 class KnownBlocks:
     """One partition's knowledge of the content of its blocks in this epoch."""
 
-    def __init__(self, processor: TopicProcessor, tasks: TaskOwner) -> None:
+    def __init__(self, processor: EpochHolder, tasks: TaskOwner) -> None:
         self._processor = processor
         self._tasks = tasks
         self._recent: deque[tuple[bytes, int | None]] = deque(maxlen=RECENT_BATCHES)

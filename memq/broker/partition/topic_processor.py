@@ -26,8 +26,7 @@ from memq.broker.partition.batch import (
 )
 from memq.broker.partition.known_blocks import KnownBlocks, any_shown
 from memq.broker.partition.opening import moved_error, open_partition, release_partition
-from memq.broker.partition.ownership import Ownership, Phase
-from memq.broker.partition.producer_fencing import check_instance, next_instance
+from memq.broker.partition.ownership import Ownership, Phase, check_instance, next_instance
 from memq.broker.partition.publishing import Publisher
 from memq.broker.partition.recent_batch_cache import RecentBatch
 from memq.broker.partition.ring import BatchSlot, Ring, RingLimits

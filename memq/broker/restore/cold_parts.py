@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from memq.broker.restore.rebuild import BatchPlace, FoundBatch, places_in
+from memq.broker.restore.rebuild import BatchPlace, FoundBatch, Identity, places_in
 from memq.compaction.reader import ColdFiles
 from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format.cold import ColdManifest
@@ -17,8 +17,6 @@ from memq.format.pointer import NamedProducer, Pointer, read_pointer
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.confirmed_reads import read_index
 from memq.topic import ReadPartition, Topic, read_partitions
-
-Identity = tuple[int, int, int]  # write partition, epoch, batch sequence
 
 
 @dataclass(slots=True)

@@ -11,9 +11,10 @@ other records.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from memq.broker.partition.batch import producer_ranges
 from memq.errors import CorruptDataError
@@ -21,9 +22,12 @@ from memq.format.batch import BlockPiece, cut_blocks, is_whole, numbered_entries
 from memq.format.blocks.header import Buffer, scope_of
 from memq.format.manifest import Manifest
 from memq.format.object import BatchEntry, BlockEntry, ObjectIndex, batch_checksum, open_object, parse_trailer
-from memq.format.pointer import Location, NamedProducer, Pointer, bounded_ranges
+from memq.format.pointer import Location, NamedProducer, Pointer, bounded_ranges, read_pointer
 from memq.limits import POINTER_RANGES_MAX, TRAILER_BYTES
+from memq.notification import Entry
 from memq.topic import Topic, Totals, writer_id
+
+Identity = tuple[int, int, int]  # write partition, epoch, batch sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,3 +251,55 @@ class Rebuilder:
 
 def _identity(entry: BatchEntry, block: BlockEntry) -> tuple[int, ...]:
     return entry.partition, block.producer_id, block.first_sequence, block.next_sequence, block.checksum
+
+
+@dataclass(slots=True)
+class PresentLog:
+    """The present beginning of a log that may be lost: empty, part of a restore, or complete.
+
+    Owners begin with `opened`, above all epochs before. So a log that begins with it, and has no object of a lower
+    epoch, was never lost; one that was restored has all objects of lower epochs before it; and one that retention has
+    cut (`trimmed`) was in use for long. A log that only has data is what a restore has made so far.
+    `opened`: the first epoch of each write partition.
+    """
+
+    trimmed: bool = False
+    batches: set[Identity] = field(default_factory=set)
+    opened: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether owners have opened it: then nothing can be put before that any more."""
+        return self.trimmed or bool(self.opened)
+
+    def should_have(self, places: Iterable[BatchPlace]) -> list[BatchPlace]:
+        """Return the batches that belong before the first opening.
+
+        A staged one has no epoch that would say it.
+        """
+        return [
+            place
+            for place in places
+            if not self.trimmed and place.writer is None and place.epoch < self.opened.get(place.partition, math.inf)
+        ]
+
+    def has(self, place: BatchPlace) -> bool:
+        """Whether a batch has its pointer."""
+        return (place.partition, place.epoch, place.batch_sequence) in self.batches
+
+    def has_pointer(self, pointer: Pointer) -> bool:
+        """Whether a batch's pointer is there."""
+        return (pointer.partition, pointer.epoch, pointer.batch_sequence) in self.batches
+
+    def note(self, entry: Entry) -> None:
+        """Take the next entry of the log; a damaged one counts for nothing.
+
+        Raises: UnsupportedFormatError for one of a newer version: it may be of a batch, which would get another.
+        """
+        pointer = read_pointer(entry.body, newer="raise")
+        if not isinstance(pointer, Pointer):
+            return
+        if pointer.kind == "data":
+            self.batches.add((pointer.partition, pointer.epoch, pointer.batch_sequence))
+        elif pointer.kind == "opened":
+            self.opened.setdefault(pointer.partition, pointer.epoch)

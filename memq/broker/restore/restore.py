@@ -1,4 +1,4 @@
-"""Fills a lost queue from the objects: reads those of a topic in order, publishes pointers.
+"""Fills a lost queue, of a cluster or a data folder, from the objects: one pointer for each batch.
 
 Each read partition is restored on its own: what owners use is left as it is, and only checked.
 """
@@ -6,18 +6,21 @@ Each read partition is restored on its own: what owners use is left as it is, an
 from __future__ import annotations
 
 import heapq
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from awscrt.checksums import crc32c
 
+from memq.broker.assembly import open_coordinator, open_queue, open_store
+from memq.broker.process import STORE_NAME
 from memq.broker.restore.cold_parts import ColdBatches, cold_batches, places_below, retire_manifests
-from memq.broker.restore.present_log import PresentLog, held_in
 from memq.broker.restore.rebuild import (
     BatchPlace,
     FoundBatch,
+    PresentLog,
     Rebuilder,
     at_least,
     find_batch,
@@ -37,10 +40,19 @@ from memq.errors import (
 from memq.format.key import ObjectKey, cold_prefix, parse_object_key, shared_prefix, staged_prefix, topic_prefix
 from memq.format.manifest import Manifest, manifest_under
 from memq.format.pointer import Pointer, encode_pointer
+from memq.governor.data_folder import DataFolder
+from memq.governor.standalone import StandaloneCoordinator
 from memq.notification import NotificationQueue, Publication
+from memq.notification.log_reader import entries_between, valid_span
+from memq.notification.sqlite.file import copy_database
+from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.clock import Clock
+from memq.runtime.network import Runtime
+from memq.settings import PartSettings
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way, read_sealed
+from memq.storage_handlers.files import sync_folder
+from memq.storage_handlers.filesystem import FilesystemHandler
 from memq.topic import ReadPartition, Topic, read_partitions
 
 T = TypeVar("T")
@@ -330,3 +342,111 @@ def _refused(partition: ReadPartition) -> MemqError:
         f"the queue refuses pointers of topic '{partition.topic}' that are dated now",
         hint="set the clocks of this machine and of the queue's",
     )
+
+
+async def held_in(queue: NotificationQueue, partition: ReadPartition, writers: Iterable[int]) -> PresentLog:
+    """Read a log until each of its write partitions was opened, or to its end.
+
+    Raises: as the queue and `PresentLog.note`.
+    """
+    span = await valid_span(queue, partition)
+    held = PresentLog(trimmed=0 < span.begin < span.end)  # retention leaves the last pointers
+    unopened = set(writers)
+    if held.trimmed or not unopened:
+        return held
+    async for entries in entries_between(queue, partition, span.begin, span.end):
+        for entry in entries:
+            held.note(entry)
+        unopened -= held.opened.keys()
+        if not unopened:
+            break
+    return held
+
+
+async def restore_cluster(
+    cluster: str,
+    parts: PartSettings,
+    *,
+    dry_run: bool = False,
+    moved: Callable[[int], None] = lambda count: None,
+    runtime: Runtime | None = None,
+) -> list[Restored]:
+    """Restore the queue for all topics that the coordinator knows; return the results of each.
+
+    What the queue holds already stays, and what is intact is left alone; called again after it was interrupted, it
+    continues where it was. `moved` gets the number of objects that are done.
+    Raises: InvalidRequestError while brokers run; MemqError of the parts.
+    """
+    runtime = runtime or Runtime()
+    coordinator = open_coordinator(parts, runtime, cluster)
+    try:
+        running = [broker.id for broker in await coordinator.brokers()]
+        if running:
+            raise InvalidRequestError(
+                f"brokers run: {', '.join(running)}",
+                hint="stop them; a killed one disappears after its session timeout",
+            )
+        store = open_store(parts, runtime, cluster)
+        queue = open_queue(parts, runtime, cluster)
+        restorer = Restorer(cluster, STORE_NAME, store, queue, runtime.clock, dry_run=dry_run, moved=moved)
+        try:
+            return [await restorer.restore(topic) for topic in await coordinator.topics()]
+        finally:
+            await queue.close()
+            await store.close()
+    finally:
+        await coordinator.close()
+
+
+async def restore_folder(
+    path: Path,
+    *,
+    dry_run: bool = False,
+    moved: Callable[[int], None] = lambda count: None,
+    runtime: Runtime | None = None,
+) -> list[Restored]:
+    """Restore the queue of the data folder at `path` for all topics; return the results of each.
+
+    The new queue appears whole or not at all: with half of it a start would sweep the objects that it does not name.
+    `moved` gets the number of objects that are done.
+    A queue that is there keeps what it has, and gets the partitions whose log it lost.
+    Raises: InvalidRequestError when the folder is in use; CorruptDataError of a damaged queue; MemqError of its parts.
+    """
+    runtime = runtime or Runtime()
+    folder = DataFolder.open(path, runtime.random, queue_gone=True)
+    try:
+        made = folder.tmp / folder.queue.name
+        _remove(made)
+        if folder.queue.exists() and folder.queue.stat().st_size:
+            copy_database(folder.queue, made, "queue")  # partitions that it has, and positions of groups, stay
+        told = await _restore(folder, made, runtime, dry_run, moved)
+        if not dry_run:
+            _remove(folder.queue)  # an empty file, or the log of the one that is gone
+            made.replace(folder.queue)
+            sync_folder(path)
+        return told
+    finally:
+        folder.close()
+
+
+async def _restore(
+    folder: DataFolder, made: Path, runtime: Runtime, dry_run: bool, moved: Callable[[int], None]
+) -> list[Restored]:
+    store = FilesystemHandler(folder.objects, folder.tmp)
+    queue = SqliteQueue(made, runtime.clock)
+    coordinator = StandaloneCoordinator(folder.topics, folder.cluster, runtime.clock)
+    restorer = Restorer(folder.cluster, STORE_NAME, store, queue, runtime.clock, dry_run=dry_run, moved=moved)
+    try:
+        return [await restorer.restore(topic) for topic in await coordinator.topics()]
+    finally:
+        await coordinator.close()
+        await queue.close()
+        await store.close()
+        if dry_run:
+            _remove(made)
+
+
+def _remove(queue: Path) -> None:
+    """Remove a queue's file and the files that SQLite keeps next to it."""
+    for ending in ("", "-wal", "-shm", "-journal"):
+        queue.with_name(queue.name + ending).unlink(missing_ok=True)

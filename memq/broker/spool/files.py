@@ -1,4 +1,4 @@
-"""The spool's disk as a folder of files: appended to and fsynced in a thread, one at a time."""
+"""The spool's disk: a folder of files, appended to and fsynced in a thread; in memory for tests."""
 
 from __future__ import annotations
 
@@ -165,3 +165,37 @@ def _written_ms(path: Path, now_ms: int) -> int:
         return path.stat().st_mtime_ns // 1_000_000
     except FileNotFoundError:
         return now_ms
+
+
+class MemorySpool:
+    """A `SpoolDisk` that survives its broker, and nothing else."""
+
+    def __init__(self) -> None:
+        self.segments: dict[str, bytearray] = {}
+        self.aside: dict[str, bytearray] = {}
+
+    async def sizes(self) -> dict[str, int]:
+        """See `SpoolDisk.sizes`."""
+        return {name: len(data) for name, data in sorted(self.segments.items())}
+
+    async def read(self, name: str) -> bytes:
+        """See `SpoolDisk.read`."""
+        return bytes(self.segments[name])
+
+    async def append(self, name: str, buffers: Sequence[Buffer]) -> None:
+        """See `SpoolDisk.append`."""
+        data = self.segments.setdefault(name, bytearray())
+        for buffer in buffers:
+            data += buffer
+
+    async def remove(self, name: str) -> None:
+        """See `SpoolDisk.remove`."""
+        self.segments.pop(name, None)
+
+    async def set_aside(self, name: str) -> str:
+        """See `SpoolDisk.set_aside`."""
+        self.aside[name] = self.segments.pop(name)
+        return name
+
+    async def close(self) -> None:
+        """See `SpoolDisk.close`."""

@@ -1,4 +1,4 @@
-"""Hands ack=1 blocks of lost epochs to the new owners, and keeps them until they are published.
+"""Hands ack=1 blocks of lost epochs to the new owners, and takes those of other brokers.
 
 Theory: a block that was acked with 1 has nobody else who would send it again, and another owner may have published it
 all the same: its producer sends it again when the ack was lost, and a publish of the lost epoch may land late. So
@@ -15,18 +15,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
+from memq.broker.ingest.slabs import Slab
+from memq.broker.partition.append import Accepted, AwaitedAck, BlockRun, Redirected
 from memq.broker.partition.pointer_resolver import PointerResolver, search_of
 from memq.broker.partition.topic_processor import TopicProcessor, given_up_text
 from memq.broker.services import Services
-from memq.broker.spool.forwarded_block import take_forwarded
 from memq.broker.spool.unpublished_blocks import UnpublishedBlock, UnpublishedBlocks
 from memq.errors import (
     CorruptDataError,
+    DrainingError,
     MemqError,
     NotFoundError,
+    NotReadyError,
     OutcomeUnknownError,
     RetryableError,
     TimedOutError,
+    TooOldError,
     UnreachableError,
 )
 from memq.format.blocks.header import check_block, parse_header, scope_of
@@ -34,6 +38,7 @@ from memq.format.ranges import Range, RangeSet
 from memq.limits import FORWARD_S_MAX, MIB
 from memq.notification.log_reader import valid_span
 from memq.notification.stored_blocks import Copies, claim_of, conflict_of
+from memq.protocol.frames import AckLevel
 from memq.protocol.link import Link, connect_link
 from memq.protocol.messages import Forward
 from memq.runtime.clock import backoff_s
@@ -48,6 +53,7 @@ IN_FLIGHT_BLOCKS_MAX = 32
 IN_FLIGHT_BYTES_MAX = 4 * MIB
 
 Place = Callable[[Topic, int], Awaitable[TopicProcessor | str]]
+READY_TIMEOUT_S = 10.0
 
 
 class Forwarder:
@@ -314,3 +320,34 @@ def _damage(held: UnpublishedBlocks, block: UnpublishedBlock) -> MemqError | Non
 def _let_go_of_all(held: UnpublishedBlocks) -> None:
     for block in list(held.blocks):
         held.let_go(block)
+
+
+async def take_forwarded(processor: TopicProcessor, slab: Slab, start: int, end: int, absent_s: float) -> None:
+    """Bring the block at `start` to `end` of a slab into the queue once, even if other brokers do so.
+
+    `absent_s` (monotonic): the queue did not hold it then. What is known of the queue must reach back to that moment,
+    and it does for the delivery timeout. The caller holds the slab until this returns.
+    Raises: TooOldError: read the queue and come again; NotReadyError, MovedError, DrainingError, ThrottledError;
+    IdentityConflictError, CorruptDataError: it can't be taken at all.
+    """
+    try:
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            await processor.ready()
+    except TimeoutError as error:
+        raise NotReadyError(f"{processor.name} is still being opened") from error
+    header = check_block(slab.view[start:end], processor.scope)
+    first, next_, now_s = header.first_sequence, header.next_sequence, processor.services.runtime.clock.monotonic()
+    if (now_s - absent_s) * 1000 > processor.delivery_timeout_ms:
+        raise TooOldError(f"block {first} was looked for over {processor.delivery_timeout_ms} ms ago")
+    waiter = AwaitedAck()
+    stream = processor.appender.open_stream(0, waiter, header.producer_id, AckLevel.ALL, first, limiters=None)
+    try:
+        outcome = processor.appender.append(stream, BlockRun([(slab, start, end)], first, next_, end - start), now_s)
+        if isinstance(outcome, Redirected):
+            raise DrainingError(f"{processor.name} is being drained")
+        if not isinstance(outcome, Accepted):
+            raise outcome.error
+        processor.hurry()  # who waits gives up before a batch may come of age
+        await waiter.acked
+    finally:
+        processor.appender.close_stream(stream)

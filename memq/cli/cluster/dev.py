@@ -31,7 +31,7 @@ def dev(config: str | None, profile: str | None, **flags: Value | None) -> int:
     import uvloop
 
     from memq.broker.dev import serve
-    from memq.broker.ingest.quota_settings import client_limits
+    from memq.broker.ingest.quotas import client_limits
     from memq.broker.process import calm_collector
     from memq.cli.cluster.embedded_services import Beside, auditor_beside, dashboard_beside, state_beside
 

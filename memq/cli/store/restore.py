@@ -67,13 +67,13 @@ def restore(*, dry_run: bool, as_json: bool, config: str | None, profile: str | 
 
 def _restore(settings: Settings, *, dry_run: bool) -> list[Restored]:
     if any(settings.origins[name] != "default" for name in rules_of(PartSettings)):
-        from memq.broker.restore.cluster import restore_cluster
+        from memq.broker.restore.restore import restore_cluster
 
         with GrowingCount("restore", "objects") as counted:
             return asyncio.run(
                 restore_cluster(settings.broker().cluster, settings.parts(), dry_run=dry_run, moved=counted.move)
             )
-    from memq.broker.restore.folder import restore_folder
+    from memq.broker.restore.restore import restore_folder
 
     data = Path(str(settings.broker().data))
     if not (data / "topics.sqlite").is_file():

@@ -1,0 +1,66 @@
+"""Steps of a start that are repeated until they succeed, and the creation of the audit topic."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from memq.broker.partitions import Partitions
+from memq.broker.services import Services
+from memq.errors import MemqError, UnreachableError
+from memq.format.report import AUDIT_TOPIC
+from memq.runtime.clock import backoff_s
+from memq.runtime.logs import EventLog
+from memq.runtime.network import Runtime
+from memq.topic import TopicSettings
+
+T = TypeVar("T")
+
+START_STEP_S = 30.0  # an election of ZooKeeper, or a pause that costs the session, takes seconds
+BACKOFF_S_MAX = 1.0
+RETRY_S = 1.0
+
+
+async def start_step(runtime: Runtime, events: EventLog, name: str, step: Callable[[], Awaitable[T]]) -> T:
+    """Do a step that may be done twice, again and again while the coordinator is away, for `START_STEP_S`.
+
+    Raises: UnreachableError after that; whatever else the step raises.
+    """
+    until_s, tries = runtime.clock.monotonic() + START_STEP_S, 0
+    while True:
+        try:
+            return await step()
+        except UnreachableError as error:
+            if runtime.clock.monotonic() >= until_s:
+                raise
+            tries += 1
+            events.warning("start-retry", f"{name}, try {tries}: {error}")
+            await asyncio.sleep(backoff_s(runtime.random, tries, base_s=0.1, most_s=BACKOFF_S_MAX))
+
+
+async def make_audit_topic(services: Services, partitions: Partitions) -> None:
+    """Make `_memq_audit`, however often it takes; where it is there already, it stays as it is.
+
+    No broker serves later for this: until the topic is there, clients keep what they have to report. It is tried until
+    an answer says that all of it is done: a topic that is known may lack its place in the queue.
+    """
+    settings, failing = services.settings, services.events.outage("audit-topic-failed", "audit-topic-made")
+    topic = audit_topic_settings(settings.audit_retention_ms)
+    while True:
+        try:
+            await partitions.create(AUDIT_TOPIC, settings.audit_partitions, topic, exist_ok=True, internal=True)
+        except MemqError as error:
+            failing.failed(str(error))
+            await asyncio.sleep(RETRY_S)
+        else:
+            failing.passed()
+            return
+
+
+def audit_topic_settings(retention_ms: int) -> TopicSettings:
+    """Return the settings of `_memq_audit`: reports are small and many, and nobody waits for their acks.
+
+    So their batches wait for each other, and share objects: a few PUTs a second for any number of clients.
+    """
+    return TopicSettings(retention_ms=retention_ms, shared_objects=True, seal_when_idle=False)
