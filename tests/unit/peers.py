@@ -28,6 +28,7 @@ from memq.protocol.frames import HELLO_MAGIC, VERSIONS, AckLevel, Api, Frame, en
 from memq.protocol.messages import Hello, HelloAnswer, encode_message
 from memq.runtime.clock import SystemClock
 from memq.runtime.network import Runtime
+from memq.runtime.waits import Waits
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Topic, equal_slots
@@ -58,7 +59,7 @@ class HoldingPartition:
         self.moved_to = "near:1"
         self.own: Ownership | None = None
         limits = Quotas(SystemClock(), NO_CLIENT_LIMITS)
-        self.services = SimpleNamespace(limits=limits, spool=None, counters=Counters())
+        self.services = SimpleNamespace(limits=limits, spool=None, counters=Counters(), waits=Waits(SystemClock()))
         self.known = SimpleNamespace(holds=lambda producer, header: (False, None), places_of=lambda *claim: [])
         self.appender = Appender(cast(Any, self))
         self.ring = Ring(RingLimits(1 << 20, 200_000, 7, 1.0, seal_when_idle=True, uploads_in_flight_max=1))
