@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memq.audit.account import HeldWord
-from memq.audit.held import HELD_MS, HeldAnswer, Sought
-from memq.audit.held_questions import HeldQuestions
+from memq.audit.held import HELD_MS, HeldAnswer, HeldQuestions, Sought
 from memq.audit.minutes import active_ms
 from memq.format.ranges import RangeSet
 from tests.unit.audited import TOPIC, pointer

@@ -17,8 +17,7 @@ import msgspec
 
 from memq.audit.account import ACKS_ALL, Account, Balance, Evidence, Fate, HeldWord, RecentRanges, apart, common
 from memq.audit.finding import IN_GROUP, IN_QUEUE, Finding, Kind
-from memq.audit.held import HELD_MS, HeldAnswer, Sought, doubt_of
-from memq.audit.held_questions import HeldQuestions
+from memq.audit.held import HELD_MS, HeldAnswer, HeldQuestions, Sought, doubt_of
 from memq.audit.live.event_minute import EventMinutes
 from memq.audit.live.group_readers import distrust_reading, take_reading
 from memq.audit.live.open_findings import OpenFindings
