@@ -20,7 +20,7 @@ from folders import claim, clear
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession, functions
 
-from memq_localstack.spark import spark_environment
+from memq_localstack.java import spark_environment
 
 TOPIC = "flights"
 FIELDS = "carrier STRING, hour INT, dep_delay DOUBLE, arr_delay DOUBLE"

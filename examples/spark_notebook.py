@@ -21,7 +21,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 import memq
 from memq.spark.pipelines.__main__ import pipelines
 from memq.spark.pipelines.topic_files import place_of_text, read_files
-from memq_localstack.spark import spark_environment
+from memq_localstack.java import spark_environment
 
 ended = ExitStack()
 atexit.register(ended.close)

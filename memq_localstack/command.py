@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from memq_localstack.errors import LocalstackError
+from memq_localstack import LocalstackError
 from memq_localstack.s3 import BUCKET
 from memq_localstack.servers import S3Server
 from memq_localstack.stack import BROKER, NAME, STARTS, Found, down, state_folder, status, up

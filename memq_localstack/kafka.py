@@ -7,9 +7,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from memq_localstack.errors import LocalstackError
-from memq_localstack.jars import class_path, one_at_a_time
-from memq_localstack.java import SMALL, find_java
+from memq_localstack import LocalstackError
+from memq_localstack.java import SMALL, class_path, find_java, one_at_a_time
 from memq_localstack.launch import Launch
 from memq_localstack.ports import HOST
 

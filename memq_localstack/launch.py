@@ -18,8 +18,7 @@ from typing import Self
 
 import msgspec
 
-from memq_localstack import guard
-from memq_localstack.errors import LocalstackError
+from memq_localstack import LocalstackError, guard
 from memq_localstack.ports import answers
 from memq_localstack.processes import LOOK_EVERY_S, Identity, identity_of
 

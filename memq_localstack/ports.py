@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import socket
 
-from memq_localstack.errors import LocalstackError
+from memq_localstack import LocalstackError
 
 HOST = "127.0.0.1"
 FIRST, LAST = 20_000, 31_999  # Linux gives out 32768 and up, macOS and Windows 49152 and up

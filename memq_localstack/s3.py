@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from memq_localstack.errors import LocalstackError
+from memq_localstack import LocalstackError
 from memq_localstack.launch import Launch
 from memq_localstack.ports import HOST
 

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import http.client
 import ssl
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from memq_localstack import broker, kafka, s3, zookeeper
-from memq_localstack.errors import LocalstackError
+from memq_localstack import LocalstackError, kafka, s3, zookeeper
 from memq_localstack.launch import Launch, NotReadyError, Server
-from memq_localstack.ports import free_ports, is_free
+from memq_localstack.ports import HOST, free_ports, is_free
 from memq_localstack.s3 import ADMIN, Identity, signed_headers
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 PORT_TRIES_MAX = 5
+DRAIN_TIMEOUT_S = 60.0  # a broker stores and acks what it holds; a store that is slow makes that long
 REQUEST_TIMEOUT_S = 30
 
 
@@ -174,7 +175,20 @@ def start_broker(folder: Path, config: Path, name: str, port: int = 0, *, argume
     Raises:
         LocalstackError: a port is taken, or it ended; the message has the end of its log.
     """
-    return _start(Server, folder, port, broker.PORTS, lambda ports: broker.launch(config, name, ports, arguments))
+    command = [sys.executable, "-m", "memq", "broker", "--config", str(config), "--broker-id", name]
+    command += ["--spool", str(config.parent / name / "spool"), "--host", HOST]
+
+    def launch(ports: list[int]) -> Launch:
+        return Launch(
+            kind=name,
+            command=(*command, "--port", str(ports[0]), "--http-port", "-1", *arguments),
+            address=f"{HOST}:{ports[0]}",
+            ports=tuple(ports),
+            ready=("memq ready: ",),
+            stop_timeout_s=DRAIN_TIMEOUT_S,
+        )
+
+    return _start(Server, folder, port, 1, launch)
 
 
 def _start(kind: type[Handle], folder: Path, port: int, count: int, launch: Callable[[list[int]], Launch]) -> Handle:

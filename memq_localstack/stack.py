@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from memq_localstack.errors import LocalstackError
+from memq_localstack import LocalstackError
 from memq_localstack.launch import Server
 from memq_localstack.s3 import BUCKET, preferred
 from memq_localstack.servers import S3Server, start_broker, start_kafka, start_s3, start_zookeeper

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from memq_localstack.jars import class_path
-from memq_localstack.java import SMALL, find_java
+from memq_localstack.java import SMALL, class_path, find_java
 from memq_localstack.launch import Launch
 from memq_localstack.ports import HOST
 

@@ -13,7 +13,7 @@ import memq
 from benchmarks.children.samples import lines
 from benchmarks.dev import dev_broker
 from benchmarks.spark.turns import Meter
-from memq_localstack.spark import spark_environment
+from memq_localstack.java import spark_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

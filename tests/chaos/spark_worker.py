@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import memq.errors
-from memq_localstack.spark import spark_environment
+from memq_localstack.java import spark_environment
 from tests.chaos.clients import QUERIES
 from tests.chaos.journal import COPIES
 from tests.chaos.workers import PASSING, Worker, run_worker

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from memq.runtime.clock import SystemClock
 from memq_localstack import s3
-from memq_localstack.jars import class_path
-from memq_localstack.java import SMALL, find_java
+from memq_localstack.java import SMALL, class_path, find_java
 from memq_localstack.launch import Launch, Server
 from memq_localstack.ports import HOST, free_ports
 from memq_localstack.servers import S3Server, start_kafka, start_s3

@@ -17,11 +17,9 @@ import yaml
 from memq.notification.kafka.settings import kafka_settings
 from memq.settings import load_settings
 from memq.storage_handlers.s3.settings import read_bucket
-from memq_localstack import kafka, ports, zookeeper
+from memq_localstack import LocalstackError, kafka, ports, zookeeper
 from memq_localstack.command import main as run
-from memq_localstack.errors import LocalstackError
-from memq_localstack.jars import pinned
-from memq_localstack.java import RELEASE_MIN, find_java, release_of
+from memq_localstack.java import RELEASE_MIN, find_java, pinned, release_of
 from memq_localstack.launch import Launch, Server
 from memq_localstack.ports import free_ports
 from memq_localstack.processes import Identity, identity_of

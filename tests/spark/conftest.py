@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from memq_localstack.java import SMALL
-from memq_localstack.spark import spark_environment
+from memq_localstack.java import SMALL, spark_environment
 from tests.servers import DevServer, dev_server
 
 ROOT = Path(__file__).parents[2]

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pyspark
 
-from memq_localstack.java import SMALL
+from memq_localstack.java import SMALL, spark_environment
 from memq_localstack.launch import Launch, Server
 from memq_localstack.ports import HOST, free_ports
-from memq_localstack.spark import spark_environment
 from tests.spark.conftest import ROOT
 
 SPARK_HOME = Path(pyspark.__file__).parent
