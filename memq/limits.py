@@ -1,9 +1,11 @@
-"""Bounds that the formats and the protocol promise.
+"""Bounds that the formats and the protocol promise, and the version of the library.
 
 A value beyond one is refused before anything is allocated.
 """
 
 from __future__ import annotations
+
+VERSION = "0.1.0"  # the public name is `memq.__version__`
 
 KIB = 1 << 10
 MIB = 1 << 20

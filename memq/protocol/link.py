@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol, TypeVar, cast
 
 import msgspec
 
-from memq import __version__
 from memq.errors import DamagedMessageError, MemqError, ProtocolError, TimedOutError, UnreachableError
+from memq.limits import VERSION
 from memq.protocol.connection import ConnectionState, Conversation, Side
 from memq.protocol.frames import HELLO_MAGIC, VERSIONS, Api, Frame, FrameReader, encode_forward, encode_frame
 from memq.protocol.messages import (
@@ -213,7 +213,7 @@ class Link(asyncio.BufferedProtocol):
         hello = Hello(
             least_version=VERSIONS[0],
             greatest_version=VERSIONS[1],
-            client=f"{client}/{__version__}",
+            client=f"{client}/{VERSION}",
             client_id=client_id,
         )
         self._conversation.said(Side.CLIENT, Api.HELLO)

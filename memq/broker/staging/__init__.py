@@ -1,1 +1,0 @@
-"""Batches that writers put into the store themselves: checked and published."""
