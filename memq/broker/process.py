@@ -13,10 +13,10 @@ from memq.broker.broker import Broker
 from memq.broker.http import HttpPort
 from memq.broker.metrics import CounterCollector, QuotaCollector, StoreCollector
 from memq.broker.partition.topic_processor import given_up_text
-from memq.broker.signals import Signals
 from memq.broker.upkeep.retention import look_after
 from memq.errors import InvalidSettingError, MemqError, UnreachableError
 from memq.runtime.network import Runtime, format_address
+from memq.runtime.process import Signals
 from memq.settings import BrokerSettings
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from memq.audit.live.report_partition import Client
 from memq.audit.live.view import AuditView, TopicSummary, latencies
 from memq.audit.minutes import MINUTE_MS, QUEUE, CountSide, percentile_name
 from memq.broker.http import HttpPort
-from memq.broker.signals import Signals
 from memq.client.admin import AsyncAdmin, GroupDescription
 from memq.errors import MemqError, NotFoundError, UnreachableError
 from memq.observe.metrics import LAG_SERIES_MAX, lines_of
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Address, Runtime, format_address
+from memq.runtime.process import Signals
 
 ROUND_S = 15.0
 Ask = Callable[[], Awaitable[Sequence[Metric]]]

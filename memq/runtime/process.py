@@ -8,9 +8,11 @@ interpreter's teardown. A program that uses memq as a library ends as it wants t
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import logging
 import os
+import signal
 import sys
 import threading
 from contextlib import suppress
@@ -97,3 +99,22 @@ def end_process(code: int) -> NoReturn:
         with suppress(OSError, ValueError):  # its reader is gone, or it was closed
             stream.flush()
     os._exit(code)
+
+
+class Signals:
+    """Catches both signals from the start on, until `close`. Made on the running loop."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._caught)
+
+    def _caught(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+    def close(self) -> None:
+        """Give the signals back."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.remove_signal_handler(number)

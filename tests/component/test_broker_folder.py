@@ -19,7 +19,6 @@ from memq.broker import dev
 from memq.broker.broker import Broker
 from memq.broker.process import Companion
 from memq.broker.restore.restore import restore_folder
-from memq.broker.signals import Signals
 from memq.broker.upkeep.sweep_cluster import folder_lists, folder_sweep
 from memq.client.admin import AsyncAdmin
 from memq.client.producer.producer import AsyncProducer
@@ -30,6 +29,7 @@ from memq.governor.data_folder import DataFolder
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.clock import SystemClock
 from memq.runtime.network import Runtime
+from memq.runtime.process import Signals
 from memq.settings import BrokerSettings
 from memq.storage_handlers.files import sync_folder
 from memq.storage_handlers.filesystem import FilesystemHandler

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from memq.broker.partition.ownership import Phase
+from memq.broker.partition.staged_batch import StagedBatch
 from memq.broker.partition.topic_processor import TopicProcessor
 from memq.broker.spool.unpublished_blocks import UnpublishedBlocks
-from memq.broker.staging.staged_batch import StagedBatch
 from memq.errors import (
     CorruptDataError,
     EpochFencedError,

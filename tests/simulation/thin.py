@@ -46,7 +46,7 @@ TABLE: dict[str, tuple[float, ...]] = {
     "memq.broker.spool.writer:GROUP_BYTES_MAX": (1, 2_000),
     "memq.broker.spool.replay:WORKS_MAX": (1,),
     "memq.runtime.tasks:PARTITIONS_AT_ONCE_MAX": (1,),
-    "memq.broker.staging.publisher:READS_AT_ONCE_MAX": (1,),
+    "memq.broker.api.staged_publisher:READS_AT_ONCE_MAX": (1,),
     "memq.broker.upkeep.sweep:SWEPT_KEYS_MAX": (5, 20),  # all logs and lists are read for each so many
     "memq.format.packed_file:LISTED_MAX": (1, 3),
     "memq.governor.governor:CHANGES_AT_ONCE_MAX": (1,),

@@ -24,7 +24,7 @@ from memq.broker.partition.batch import (
     staged_pointer,
 )
 from memq.broker.partition.ring import BatchSlot, Ring, RingLimits
-from memq.broker.staging.staged_batch import StagedBatch
+from memq.broker.partition.staged_batch import StagedBatch
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import DELTA_SATURATED, HEADER, BlockHeader, check_block, parse_header
 from memq.format.blocks.header_table import HeaderTable, latency_of

@@ -28,7 +28,7 @@ from memq.broker.partition.ring import (
     RingLimits,
     SlotState,
 )
-from memq.broker.staging.staged_batch import StagedBatch
+from memq.broker.partition.staged_batch import StagedBatch
 from memq.errors import MemqError
 from memq.format.pointer import Location
 from memq.protocol.frames import AckLevel, AckPlace

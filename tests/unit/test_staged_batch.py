@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from awscrt.checksums import crc32c
 
-from memq.broker.staging.staged_batch import StagedBatch, check_place, staged_batch, staged_index
+from memq.broker.partition.staged_batch import StagedBatch, check_place, staged_batch, staged_index
 from memq.errors import CorruptDataError, InvalidRequestError, MemqError
 from memq.format.blocks.header import parse_header
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index

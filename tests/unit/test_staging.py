@@ -9,12 +9,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from memq.broker.partition.appender import Appender
-from memq.broker.partition.named_producers import NamedProducers
-from memq.broker.partition.ownership import Ownership
-from memq.broker.partition.topic_processor import TopicProcessor
-from memq.broker.staging import publisher
-from memq.broker.staging.publisher import (
+from memq.broker.api import staged_publisher as publisher
+from memq.broker.api.staged_publisher import (
     INDEX_BYTES_MAX,
     _check,
     _held,
@@ -22,7 +18,11 @@ from memq.broker.staging.publisher import (
     _until_s,
     publish_staged,
 )
-from memq.broker.staging.staged_batch import StagedBatch
+from memq.broker.partition.appender import Appender
+from memq.broker.partition.named_producers import NamedProducers
+from memq.broker.partition.ownership import Ownership
+from memq.broker.partition.staged_batch import StagedBatch
+from memq.broker.partition.topic_processor import TopicProcessor
 from memq.errors import (
     InvalidNameError,
     InvalidRequestError,

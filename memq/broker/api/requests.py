@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from memq import __version__
 from memq.broker.api import Call
 from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_requests import GroupRequests
@@ -20,6 +19,7 @@ from memq.broker.partitions import Partitions
 from memq.broker.services import Services
 from memq.broker.spool.held_records import HeldRecords
 from memq.errors import MemqError, ThrottledError, TooLargeError
+from memq.limits import VERSION
 from memq.protocol.frames import HELLO_MAGIC, Api, Frame, check_version, decode_forward, encode_frame, encode_prefix
 from memq.protocol.messages import Hello, HelloAnswer, decode_message, encode_message, has_checksum, nack_of
 from memq.runtime.process import keep_freed_blocks
@@ -221,7 +221,7 @@ class Requests:
             version=version,
             broker=settings.broker_id,
             cluster=settings.cluster,
-            memq=__version__,
+            memq=VERSION,
             audit_ms=settings.audit_interval_ms if settings.audit else 0,
         )
         return encode_frame(Api.HELLO, 0, HELLO_MAGIC, encode_message(answer))

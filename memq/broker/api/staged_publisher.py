@@ -15,8 +15,8 @@ from functools import partial
 
 from memq.broker.partition.named_producers import batch_of
 from memq.broker.partition.ownership import Ownership
+from memq.broker.partition.staged_batch import StagedBatch, check_place, staged_batch, staged_index
 from memq.broker.partition.topic_processor import TopicProcessor
-from memq.broker.staging.staged_batch import StagedBatch, check_place, staged_batch, staged_index
 from memq.errors import InvalidRequestError, MemqError, MovedError, TooLargeError, TooOldError
 from memq.format.key import staged_prefix
 from memq.format.object import ObjectIndex

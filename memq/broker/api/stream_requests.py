@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from memq.broker.api import Answer, Call
+from memq.broker.api.staged_publisher import publish_staged
 from memq.broker.partition.topic_processor import TopicProcessor
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services
 from memq.broker.spool.forwarding import take_forwarded
-from memq.broker.staging.publisher import publish_staged
 from memq.errors import InvalidRequestError, LogLostError, MovedError, NotFoundError, NotReadyError, ThrottledError
 from memq.format.pointer import ProducerEnd
 from memq.format.ranges import RangeSet

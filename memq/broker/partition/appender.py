@@ -23,8 +23,8 @@ from memq.broker.partition.append import (
 from memq.broker.partition.known_blocks import EpochHolder, KnownBlocks
 from memq.broker.partition.ownership import Ownership
 from memq.broker.partition.ring import SlotState
+from memq.broker.partition.staged_batch import StagedBatch
 from memq.broker.spool.writer import Spool
-from memq.broker.staging.staged_batch import StagedBatch
 from memq.errors import MemqError, MovedError, ThrottledError
 from memq.format.blocks.header import parse_header
 from memq.format.pointer import ProducerEnd

@@ -15,8 +15,8 @@ from enum import Enum, auto
 
 from memq.broker.ingest.slabs import Extent, Slab
 from memq.broker.partition.append import BlockRun, Stream
+from memq.broker.partition.staged_batch import StagedBatch
 from memq.broker.spool.segments import Ticket
-from memq.broker.staging.staged_batch import StagedBatch
 from memq.protocol.frames import AckLevel, AckPlace
 
 GROUP_S_MAX = 0.002  # how long a batch that could be stored at once waits for blocks that are just coming in

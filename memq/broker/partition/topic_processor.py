@@ -30,10 +30,10 @@ from memq.broker.partition.ownership import Ownership, Phase, check_instance, ne
 from memq.broker.partition.publishing import Publisher
 from memq.broker.partition.recent_batch_cache import RecentBatch
 from memq.broker.partition.ring import BatchSlot, Ring, RingLimits
+from memq.broker.partition.staged_batch import StagedBatch
 from memq.broker.partition.storing import SharedObjects, key_s, store_object
 from memq.broker.services import Services
 from memq.broker.spool.unpublished_blocks import UnpublishedBlocks
-from memq.broker.staging.staged_batch import StagedBatch
 from memq.errors import DrainingError, FencedError, MemqError, MovedError, ObjectExistsError, TooOldError
 from memq.format.blocks.header import scope_of
 from memq.format.pointer import NamedProducer, Pointer, ProducerEnd

@@ -163,7 +163,7 @@ def verify(finding: str, config: str | None, profile: str | None, **flags: Value
 
 
 async def _serve(brokers: str, state: Database, keep_ms: int, dashboard: Beside | None) -> int:
-    from memq.broker.signals import Signals
+    from memq.runtime.process import Signals
 
     signals = Signals()
     try:
