@@ -53,6 +53,24 @@ def open_coordinator(settings: PartSettings, runtime: Runtime, cluster: str) -> 
     return _chosen("coordinator", settings.coordinator, COORDINATORS)(settings, runtime, cluster)
 
 
+@asynccontextmanager
+async def opened_parts(
+    settings: PartSettings, runtime: Runtime, cluster: str
+) -> AsyncIterator[tuple[MarkedCoordinator, StorageHandler, NotificationQueue]]:
+    """Open the three parts that the settings name, and close them at the end. Raises: as `open_store`."""
+    coordinator = open_coordinator(settings, runtime, cluster)
+    try:
+        store = open_store(settings, runtime, cluster)
+        queue = open_queue(settings, runtime, cluster)
+        try:
+            yield coordinator, store, queue
+        finally:
+            await queue.close()
+            await store.close()
+    finally:
+        await coordinator.close()
+
+
 async def check_part(
     name: str, parts: PartSettings, settings: BrokerSettings, *, runtime: Runtime | None = None
 ) -> str:
@@ -106,18 +124,8 @@ async def check_pointers(
 
     Raises: as `LostLogs.check`.
     """
-    runtime = runtime or Runtime()
-    coordinator = open_coordinator(parts, runtime, settings.cluster)
-    try:
-        store = open_store(parts, runtime, settings.cluster)
-        queue = open_queue(parts, runtime, settings.cluster)
-        try:
-            return await LostLogs(settings.cluster, store, queue, coordinator).check()
-        finally:
-            await queue.close()
-            await store.close()
-    finally:
-        await coordinator.close()
+    async with opened_parts(parts, runtime or Runtime(), settings.cluster) as (coordinator, store, queue):
+        return await LostLogs(settings.cluster, store, queue, coordinator).check()
 
 
 async def _closed_after(check: Awaitable[object], close: Callable[[], Awaitable[None]]) -> None:

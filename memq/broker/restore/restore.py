@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from awscrt.checksums import crc32c
 
-from memq.broker.assembly import open_coordinator, open_queue, open_store
+from memq.broker.assembly import opened_parts
 from memq.broker.process import STORE_NAME
 from memq.broker.restore.cold_parts import ColdBatches, cold_batches, places_below, retire_manifests
 from memq.broker.restore.rebuild import (
@@ -378,24 +378,15 @@ async def restore_cluster(
     Raises: InvalidRequestError while brokers run; MemqError of the parts.
     """
     runtime = runtime or Runtime()
-    coordinator = open_coordinator(parts, runtime, cluster)
-    try:
+    async with opened_parts(parts, runtime, cluster) as (coordinator, store, queue):
         running = [broker.id for broker in await coordinator.brokers()]
         if running:
             raise InvalidRequestError(
                 f"brokers run: {', '.join(running)}",
                 hint="stop them; a killed one disappears after its session timeout",
             )
-        store = open_store(parts, runtime, cluster)
-        queue = open_queue(parts, runtime, cluster)
         restorer = Restorer(cluster, STORE_NAME, store, queue, runtime.clock, dry_run=dry_run, moved=moved)
-        try:
-            return [await restorer.restore(topic) for topic in await coordinator.topics()]
-        finally:
-            await queue.close()
-            await store.close()
-    finally:
-        await coordinator.close()
+        return [await restorer.restore(topic) for topic in await coordinator.topics()]
 
 
 async def restore_folder(

@@ -6,17 +6,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from memq.broker.assembly import open_coordinator, open_queue, open_store
+from memq.broker.assembly import open_store, opened_parts
 from memq.broker.upkeep.sweep import Sweep
 from memq.broker.upkeep.sweep_lists import SweepLists
-from memq.governor import Coordinator
 from memq.governor.data_folder import DataFolder, cluster_of
 from memq.governor.standalone import StandaloneCoordinator
-from memq.notification import NotificationQueue
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.network import Runtime
 from memq.settings import PartSettings
-from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.filesystem import FilesystemHandler
 
 Note = Callable[[str], None]
@@ -31,14 +28,8 @@ async def cluster_sweep(
     Raises: MemqError of the parts.
     """
     runtime = runtime or Runtime()
-    coordinator = open_coordinator(parts, runtime, cluster)
-    try:
-        store = open_store(parts, runtime, cluster)
-        queue = open_queue(parts, runtime, cluster)
-        async with _sweep(cluster, store, queue, coordinator, runtime, note, confirm_ms) as found:
-            yield found
-    finally:
-        await coordinator.close()
+    async with opened_parts(parts, runtime, cluster) as (coordinator, store, queue):
+        yield Sweep(cluster, store, queue, coordinator, runtime.clock, note, confirm_ms)
 
 
 @asynccontextmanager
@@ -56,9 +47,10 @@ async def folder_sweep(
         queue = SqliteQueue(folder.queue, runtime.clock)
         coordinator = StandaloneCoordinator(folder.topics, folder.cluster, runtime.clock)
         try:
-            async with _sweep(folder.cluster, store, queue, coordinator, runtime, note, confirm_ms) as found:
-                yield found
+            yield Sweep(folder.cluster, store, queue, coordinator, runtime.clock, note, confirm_ms)
         finally:
+            await queue.close()
+            await store.close()
             await coordinator.close()
     finally:
         folder.close()
@@ -86,21 +78,4 @@ async def folder_lists(path: Path, note: Note) -> AsyncIterator[SweepLists]:
     try:
         yield SweepLists(cluster_of(path), store, note)
     finally:
-        await store.close()
-
-
-@asynccontextmanager
-async def _sweep(
-    cluster: str,
-    store: StorageHandler,
-    queue: NotificationQueue,
-    coordinator: Coordinator,
-    runtime: Runtime,
-    note: Note,
-    confirm_ms: int,
-) -> AsyncIterator[Sweep]:
-    try:
-        yield Sweep(cluster, store, queue, coordinator, runtime.clock, note, confirm_ms)
-    finally:
-        await queue.close()
         await store.close()
