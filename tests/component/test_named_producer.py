@@ -8,9 +8,15 @@ import msgspec
 import pytest
 
 from memq.broker.broker import Broker
-from memq.broker.partition.named_producers import NamedProducers, batch_of
 from memq.broker.partition.opening import open_partition
-from memq.broker.partition.ownership import RETRY_MS_MAX, Ownership, check_instance, next_instance
+from memq.broker.partition.ownership import (
+    RETRY_MS_MAX,
+    NamedProducers,
+    Ownership,
+    batch_of,
+    check_instance,
+    next_instance,
+)
 from memq.broker.partition.topic_processor import TopicProcessor
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memq.broker.broker import Broker
-from memq.broker.partition.named_producers import NamedProducers
+from memq.broker.partition.ownership import NamedProducers
 from memq.client.arguments import runtime_of
 from memq.client.bulk.block_cutter import Cut, Cutter
 from memq.client.bulk.direct_writer import FixedIdentityWriter

@@ -19,8 +19,7 @@ from memq.broker.api.staged_publisher import (
     publish_staged,
 )
 from memq.broker.partition.appender import Appender
-from memq.broker.partition.named_producers import NamedProducers
-from memq.broker.partition.ownership import Ownership
+from memq.broker.partition.ownership import NamedProducers, Ownership
 from memq.broker.partition.staged_batch import StagedBatch
 from memq.broker.partition.topic_processor import TopicProcessor
 from memq.errors import (

@@ -13,8 +13,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from memq.broker.partition.named_producers import batch_of
-from memq.broker.partition.ownership import Ownership
+from memq.broker.partition.ownership import Ownership, batch_of
 from memq.broker.partition.staged_batch import StagedBatch, check_place, staged_batch, staged_index
 from memq.broker.partition.topic_processor import TopicProcessor
 from memq.errors import InvalidRequestError, MemqError, MovedError, TooLargeError, TooOldError
