@@ -19,7 +19,7 @@ from memq.broker.partition.append import BlockRun, ProducerState, Stream
 from memq.broker.partition.appender import Appender
 from memq.broker.partition.ownership import Ownership
 from memq.broker.partition.recent_batch_cache import RecentBatchCache
-from memq.broker.partition.ring import Ring, RingLimits
+from memq.broker.partition.ring import Ring, RingLimits, RingStream
 from memq.broker.services import Services
 from memq.format.blocks.header import check_block, scope_of
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
@@ -44,6 +44,7 @@ def append_to(
     ring: Ring, stream: Stream, first: int, count: int, slab: Slab, start: int, end: int, now_s: float
 ) -> bool:
     """Append one block to a ring; False when that is full."""
+    assert isinstance(stream, RingStream)
     return ring.extend(stream, BlockRun([(slab, start, end)], first, first + count, end - start), now_s)
 
 
@@ -138,7 +139,7 @@ class Peer:
         self.connection.connection_made(cast(asyncio.Transport, self.wire))
         if sends_blocks:
             producer, partition = ProducerState(number + 1), house.partition.appender
-            self.connection.bind(Stream(1, self.connection, partition, producer, AckLevel.NONE, 0))
+            self.connection.bind(RingStream(1, self.connection, partition, producer, AckLevel.NONE, 0))
         self.data = bytearray(HELLO)
         self.blocks: list[bytes] = []
         self.bodies: list[bytes] = []

@@ -23,7 +23,7 @@ from memq.broker.partition.batch import (
     seal_batch,
     staged_pointer,
 )
-from memq.broker.partition.ring import BatchSlot, Ring, RingLimits
+from memq.broker.partition.ring import BatchSlot, Ring, RingLimits, RingStream
 from memq.broker.partition.staged_batch import StagedBatch
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import DELTA_SATURATED, HEADER, BlockHeader, check_block, parse_header
@@ -87,7 +87,7 @@ def filled_slot(producers: list[int], cell_bytes: int = 7) -> tuple[BatchSlot, b
     at, body = 0, b""
     for number, producer in enumerate(producers):
         nobody = cast(AckSink, None)
-        new = Stream(producer, nobody, cast(Partition, None), ProducerState(producer), AckLevel.ALL, 0)
+        new = RingStream(producer, nobody, cast(Partition, None), ProducerState(producer), AckLevel.ALL, 0)
         stream, first = streams.get(producer, (new, 0))
         data, count = _block(producer, first, number, cell_bytes)
         at += 16  # where a frame's prefix would be

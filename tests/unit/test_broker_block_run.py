@@ -10,7 +10,8 @@ from awscrt.checksums import crc32c
 
 from memq.broker.ingest.intake import sound_run
 from memq.broker.ingest.slabs import Slab, SlabPool
-from memq.broker.partition.append import BlockRun, ProducerState, Stream
+from memq.broker.partition.append import BlockRun, ProducerState
+from memq.broker.partition.ring import RingStream
 from memq.format.blocks.header import CHECKED_FROM
 from memq.limits import BLOCK_HEADER_BYTES, BLOCK_RAW_BYTES_MAX, BLOCK_RECORDS_MAX, KIB, SEQUENCE_END, TIME_MS_END
 from memq.protocol.frames import AckLevel
@@ -35,7 +36,7 @@ def sound(
     """Check them as those of a stream at `sequence`, whose producer is known up to `known`."""
     producer = ProducerState(PRODUCER)
     producer.next = known
-    stream = Stream(1, cast(Any, None), HoldingPartition().appender, producer, AckLevel.NONE, sequence)
+    stream = RingStream(1, cast(Any, None), HoldingPartition().appender, producer, AckLevel.NONE, sequence)
     return sound_run(stream, slab, 0, end, oldest_ms=oldest_ms, blocks_max=blocks, bytes_max=size)
 
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from memq.broker.ingest.connection import Outbox
 from memq.broker.ingest.intake import MOVED_BYTES_MAX, Intake, Region
 from memq.broker.ingest.slabs import READ_BYTES_MIN, TRIM_SHARE, Slab, SlabPool
-from memq.broker.partition.append import ProducerState, Stream
+from memq.broker.partition.append import ProducerState
+from memq.broker.partition.ring import RingStream
 from memq.errors import ThrottledError
 from memq.limits import (
     KIB,
@@ -448,7 +449,7 @@ def test_an_ack_or_a_throttle_for_a_stream_that_is_gone_is_not_sent() -> None:
     def work() -> None:
         _, peer = connected_peer()
         connection, first = peer.connection, peer.connection.streams[1]
-        second = Stream(1, connection, HoldingPartition().appender, ProducerState(1), AckLevel.ALL, 0)
+        second = RingStream(1, connection, HoldingPartition().appender, ProducerState(1), AckLevel.ALL, 0)
         connection.bind(second)
         peer.wire.written.clear()
         connection.send_ack(first, AckLevel.ALL, 5, 1)

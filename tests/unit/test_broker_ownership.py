@@ -8,9 +8,8 @@ import msgspec
 import pytest
 
 from memq.broker.ingest.slabs import Slab
-from memq.broker.partition.append import Stream
 from memq.broker.partition.ownership import ADOPTED_MAX, SUCCESSORS, Ownership, Phase
-from memq.broker.partition.ring import Ring, RingLimits
+from memq.broker.partition.ring import Ring, RingLimits, RingStream
 from memq.broker.spool.unpublished_blocks import UnpublishedBlock, UnpublishedBlocks
 from memq.format.blocks.header import parse_header
 from memq.format.pointer import NamedProducer, Pointer, ProducerRanges
@@ -336,7 +335,7 @@ def test_a_lost_epoch_holds_what_it_acked_with_1_until_no_publish_of_it_can_land
     own.read_to, own.handed_over_s = 9, 111.0
     at, released = 0, list[Slab]()
     for producer, acks in ((7, AckLevel.ONE), (8, AckLevel.ALL), (9, AckLevel.ALL)):
-        stream = Stream(1, cast(Any, None), cast(Any, None), own.producer(producer), acks, 0)
+        stream = RingStream(1, cast(Any, None), cast(Any, None), own.producer(producer), acks, 0)
         for first in range(2):
             block = block_of(topic, first, [b"v"], producer=producer)
             slab.view[at : at + len(block)] = block

@@ -26,6 +26,7 @@ from memq.broker.partition.ring import (
     BatchSlot,
     Ring,
     RingLimits,
+    RingStream,
     SlotState,
 )
 from memq.broker.partition.staged_batch import StagedBatch
@@ -57,9 +58,9 @@ class Nobody:
         """Take it."""
 
 
-def stream_of(producer_id: int = 1, acks: int = AckLevel.ALL) -> Stream:
+def stream_of(producer_id: int = 1, acks: int = AckLevel.ALL) -> RingStream:
     """A stream of a producer, without a partition behind it."""
-    return Stream(1, Nobody(), cast(Partition, None), ProducerState(producer_id), acks, 0)
+    return RingStream(1, Nobody(), cast(Partition, None), ProducerState(producer_id), acks, 0)
 
 
 def slab() -> Slab:

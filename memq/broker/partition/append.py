@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from memq.broker.ingest.quotas import Limiters
 from memq.broker.ingest.slabs import Extent
@@ -19,9 +19,6 @@ from memq.format.pointer import ProducerEnd
 from memq.format.ranges import RangeSet
 from memq.protocol.frames import AckPlace
 from memq.topic import Topic
-
-if TYPE_CHECKING:
-    from memq.broker.partition.ring import BatchSlot, SlotRun
 
 
 class BlockRun(NamedTuple):
@@ -202,8 +199,6 @@ class Stream:
         "producer",
         "producer_epoch",
         "producer_id",
-        "run",
-        "run_slot",
         "sink",
     )
 
@@ -231,5 +226,3 @@ class Stream:
         self.expected = sequence
         self.open = True
         self.positions = positions
-        self.run: SlotRun | None = None
-        self.run_slot: BatchSlot | None = None

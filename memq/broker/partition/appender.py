@@ -22,7 +22,7 @@ from memq.broker.partition.append import (
 )
 from memq.broker.partition.known_blocks import EpochHolder, KnownBlocks
 from memq.broker.partition.ownership import Ownership
-from memq.broker.partition.ring import SlotState
+from memq.broker.partition.ring import RingStream, SlotState
 from memq.broker.partition.staged_batch import StagedBatch
 from memq.broker.spool.writer import Spool
 from memq.errors import MemqError, MovedError, ThrottledError
@@ -120,6 +120,7 @@ class Appender:
 
     def append(self, stream: Stream, run: BlockRun, now_s: float) -> Outcome:
         """Take a run, all of it or nothing."""
+        assert isinstance(stream, RingStream), "`open_stream` made it"
         if self.spool is not None:
             refusal = self._spool_refusal(stream)
             if refusal is not None:
@@ -174,7 +175,7 @@ class Appender:
         """Bind a stream; only after `ready`, and one of a named producer after `admit_producer`."""
         producer = self._processor.owned().producer(producer_id)
         producer.streams += 1
-        stream = Stream(number, sink, self, producer, acks, sequence, producer_epoch, limiters, positions=positions)
+        stream = RingStream(number, sink, self, producer, acks, sequence, producer_epoch, limiters, positions=positions)
         self._streams[stream] = None
         return stream
 
@@ -234,7 +235,7 @@ class Appender:
     def _spool_refusal(self, stream: Stream) -> MemqError | None:
         return self.spool.refusal if self.spool is not None and stream.acks == AckLevel.ONE else None
 
-    def _is_repeated(self, stream: Stream, run: BlockRun) -> bool:
+    def _is_repeated(self, stream: RingStream, run: BlockRun) -> bool:
         """Judge a block below a producer's known end: True when it is here or in the queue.
 
         A duplicate is acked only when the copy that it duplicates is in the queue, and never before

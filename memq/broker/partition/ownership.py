@@ -96,7 +96,7 @@ class QueueTail:
 
 
 class NamedProducers:
-    """The names of one write partition, by producer id: what is remembered of them beyond the dedup window.
+    """The names of one write partition by producer id, remembered for longer than the dedup window.
 
     Theory. A named producer's sequences are dense from 0: its owner opens no stream for it beyond what the queue holds.
     So one number, the sequence after its last, says which of them are committed, for as long as the name is remembered.

@@ -52,6 +52,13 @@ SUCCESSORS: dict[SlotState, frozenset[SlotState]] = {
 }
 
 
+class RingStream(Stream):
+    """A stream as the ring has it: `run` is that of its last blocks, `run_slot` the batch that acks them."""
+
+    run: SlotRun | None = None
+    run_slot: BatchSlot | None = None
+
+
 class SlotRun:
     """Blocks of one stream in one batch, in order and without a gap: sequences `first` up to `next`.
 
@@ -243,7 +250,7 @@ class Ring:
             return self.limits.batch_blocks_max, self.limits.batch_bytes_max
         return self.limits.batch_blocks_max - len(slot.extents), self.limits.batch_bytes_max - slot.bytes
 
-    def extend(self, stream: Stream, blocks: BlockRun, now_s: float) -> bool:
+    def extend(self, stream: RingStream, blocks: BlockRun, now_s: float) -> bool:
         """Add checked blocks to the open batch; False when it has no room for all, and then nothing changed.
 
         The slot takes one reference on each slab that it points into.
