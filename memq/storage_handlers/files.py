@@ -402,14 +402,16 @@ class Folders:
             number = self._begun
             self._begun += 1
             self._under_way[number] = None
-        failed = True
+        failed, begun = True, False
         try:
-            sync_folder(f"{self._root}/{folder}")
+            with _opened_folder(f"{self._root}/{folder}") as handle:
+                begun = True
+                os.fsync(handle)
             failed = False
         finally:
             with self._lock:
-                if failed:
-                    self._failed += 1
+                self._failed += failed
+                if failed and begun:  # a folder that could not be opened lost nothing: the next sync has its names
                     new = [each for each in self._pinned if each not in self._durable and _above(each) == folder]
                     self._doubtful.update(dict.fromkeys(new))
                 del self._under_way[number]
@@ -469,8 +471,14 @@ def _above(folder: str) -> str:
 
 def sync_folder(folder: Path | str) -> None:
     """Make the names in `folder` survive the loss of power."""
+    with _opened_folder(folder) as handle:
+        os.fsync(handle)
+
+
+@contextmanager
+def _opened_folder(folder: Path | str) -> Iterator[int]:
     handle = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
     try:
-        os.fsync(handle)
+        yield handle
     finally:
         os.close(handle)

@@ -280,6 +280,37 @@ def test_a_folder_whose_name_was_part_of_a_failed_sync_is_not_relied_on(
     files.put("t/new/one", [b"x"], crc32c(b"x"))
 
 
+def test_a_folder_that_could_not_be_opened_for_its_sync_is_synced_by_the_next_put(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was synced, so nothing is lost: a store that was away for a moment takes the same key again."""
+    for name in ("objects/t", "tmp"):
+        (tmp_path / name).mkdir(parents=True)
+    files = ObjectFiles(tmp_path / "objects", tmp_path / "tmp")
+    files.put("t/before", [b"x"], crc32c(b"x"))
+    opened, away = os.open, [tmp_path / "objects" / "t"]
+
+    def open_file(path: str | Path, *options: int) -> int:
+        if Path(path) in away:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        return opened(path, *options)
+
+    monkeypatch.setattr(os, "open", open_file)
+    with pytest.raises(NotADirectoryError):
+        files.put("t/new/one", [b"x"], crc32c(b"x"))
+    away.clear()
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(handle: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{handle}"))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    files.put("t/new/one", [b"x"], crc32c(b"x"))
+    assert str(tmp_path / "objects" / "t") in synced
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KiB."""
