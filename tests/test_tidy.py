@@ -8,6 +8,7 @@ import importlib
 import pkgutil
 import re
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,26 @@ def test_classes_are_narrow() -> None:
 def is_state_machine(node: ast.ClassDef) -> bool:
     """Whether this is a Hypothesis machine: its methods are rules, one for each event."""
     return any(isinstance(base, ast.Name) and base.id == "RuleBasedStateMachine" for base in node.bases)
+
+
+def test_no_module_imports_itself_over_others() -> None:
+    """No circle of imports, also not of those for types alone."""
+    modules = {
+        name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", "."): path
+        for path in files()
+        if name_of(path).startswith("memq/")
+    }
+    imports: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        found = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Import | ast.ImportFrom)]
+        names = [alias.name for node in found if isinstance(node, ast.Import) for alias in node.names]
+        for node in found:
+            if isinstance(node, ast.ImportFrom) and node.module:
+                parts = [f"{node.module}.{alias.name}" for alias in node.names]
+                names += [part if part in modules else node.module for part in parts]
+        imports[module] = {name for name in names if name in modules and name != module}
+    assert len(imports) > 100
+    TopologicalSorter(imports).prepare()  # CycleError names the circle
 
 
 def test_no_file_has_a_vague_name() -> None:

@@ -324,7 +324,7 @@ KEEPING_BUGS = (
         aspects=("disk", "audit-command"),
     ),
     Planted(
-        "an older instance goes on",
+        "an older instance continues",
         "memq.broker.partition.topic_processor",
         "TopicProcessor.admit_producer",
         swap(
@@ -346,7 +346,7 @@ KEEPING_BUGS = (
         aspects=("house", "staged"),
     ),
     Planted(
-        "an instance begins beside its predecessor's blocks",
+        "an instance begins next to blocks of its predecessor",
         "memq.broker.partition.topic_processor",
         "TopicProcessor.begin_producer",
         swap("self.own is own", "False"),
