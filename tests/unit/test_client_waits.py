@@ -58,9 +58,7 @@ def test_a_request_that_a_silent_broker_owes_is_logged_and_its_error_says_since_
         assert line.startswith(f"client.waits: broker {broker.address} has not answered since 20")
         assert line.endswith("Z (METADATA)")
         await pass_time(6)
-        with pytest.raises(
-            TimedOutError, match=rf"{broker.address} did not answer METADATA in 9 s, silent since 20"
-        ):
+        with pytest.raises(TimedOutError, match=rf"{broker.address} did not answer METADATA in 9 s, silent since 20"):
             await asked
         assert pool.waits.describe().startswith(f"broker {broker.address} fails since 20")
         broker.script = lambda connection, frame: False
