@@ -410,7 +410,8 @@ class Folders:
             failed = False
         finally:
             with self._lock:
-                self._failed += failed
+                if failed:
+                    self._failed += 1
                 if failed and begun:  # a folder that could not be opened lost nothing: the next sync has its names
                     new = [each for each in self._pinned if each not in self._durable and _above(each) == folder]
                     self._doubtful.update(dict.fromkeys(new))

@@ -556,7 +556,6 @@ def test_settings_that_can_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kazoo.client", None)
     monkeypatch.delitem(sys.modules, "memq.governor.zookeeper.coordinator")
     monkeypatch.delitem(sys.modules, "memq.governor.zookeeper.session")
-    monkeypatch.delitem(sys.modules, "memq.governor.zookeeper.session")
     with pytest.raises(InvalidSettingError, match="needs kazoo") as caught:
         open_from_settings(PartSettings(coordinator="zookeeper://a"), Runtime(), "test")
     assert caught.value.hint == "pip install 'memq[zookeeper]'"

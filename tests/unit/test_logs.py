@@ -89,7 +89,7 @@ def test_there_is_one_way_to_log() -> None:
     theirs = {
         "runtime/process.py",
         "audit/dashboard/server.py",
-        "governor/zookeeper/client.py",
+        "governor/zookeeper/session.py",
         "notification/kafka/library.py",
     }
     assert doors - theirs == {"runtime/logs.py", "cli/output.py"}, "log by EventLog: it bounds the rate of each event"
