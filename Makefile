@@ -41,7 +41,7 @@ check: tools $(DEV)             ## everything that CI runs
 	  $(PYTHON) -m pytest -qq --collect-only tests >/dev/null; \
 	  wait $$types && exit $$others
 	$(PYTEST) --durations=25 tests
-	@$(MUTATE) --gate --sample 18 --hand-sample 9 --seed $(COMMIT) --seconds 100 --jobs 2
+	@$(MUTATE) --gate --sample 12 --hand-sample 6 --seed $(COMMIT) --seconds 70 --jobs 2
 
 tools:                          ## what the tests want of apt, if root on Debian runs this
 	@.ci/tools

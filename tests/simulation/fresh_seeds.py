@@ -22,12 +22,12 @@ def fresh_start(root: Path = ROOT) -> int:
     return FIRST + int(hashlib.sha256(_version(root).encode()).hexdigest(), 16) % SPAN
 
 
-def some_of(items: Iterable[T]) -> list[T]:
-    """Return the third of the items that is this commit's turn, in order; all of them in a soak."""
+def some_of(items: Iterable[T], part: int) -> list[T]:
+    """Return one of `part` parts of the items, drawn from the commit, in order; all of them in a soak."""
     known = list(items)
     if SOAKING:
         return known
-    chosen = random.Random(fresh_start()).sample(range(len(known)), (len(known) + 2) // 3)
+    chosen = random.Random(fresh_start()).sample(range(len(known)), -(-len(known) // part))
     return [known[at] for at in sorted(chosen)]
 
 
