@@ -11,7 +11,7 @@ from memq.protocol import link
 from memq.protocol.frames import Api, Frame, FrameReader
 from memq.testing import Cluster
 
-RECORDS = 40
+RECORDS = 12
 
 
 class Flipping(FrameReader):
