@@ -24,10 +24,12 @@ class CommitRules:
         ] = {}  # who was notified last that it holds it, and since which generation
         self._stored: dict[Key, list[Position]] = {}
         self._asked: dict[tuple[str, ReadPartition, str], Position] = {}  # what a member asked for last
+        self._joined: dict[tuple[str, str], int] = {}  # the generation in which a member of a group joined last
 
     def granted(self, group: str, member: str, membership: Membership, *, joined: bool) -> None:
         """The queue answers a member; one that joins gets all partitions again, some of them only by a later answer."""
         if joined:
+            self._joined[group, member] = membership.generation
             for key in [key for key in self._asked if key[0] == group and key[2] == member]:
                 del self._asked[key]
         for partition in membership.assigned:
@@ -47,8 +49,16 @@ class CommitRules:
                 self._fail(f"{who}, and member '{holder}' holds it since generation {since}")
             self._stored.setdefault((group, partition), []).append(position)
 
-    def asked(self, group: str, member: str, positions: Iterable[tuple[ReadPartition, Position]]) -> None:
-        """A member asks for positions to be stored: such calls may land late, but none is asked for behind another."""
+    def asked(
+        self, group: str, member: str, generation: int, positions: Iterable[tuple[ReadPartition, Position]]
+    ) -> None:
+        """A broker asks for a member's positions to be stored: none is asked for behind another.
+
+        A broker that was paused may ask for what the member sent before it joined again. Such a call is no step back of
+        the member. It must be refused, which `stored` checks.
+        """
+        if generation < self._joined.get((group, member), 0):
+            return
         for partition, position in positions:
             before = self._asked.get((group, partition, member), position)
             if position < before and not self.goes_back:

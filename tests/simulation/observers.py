@@ -82,10 +82,10 @@ class Observers:
         self._lasting.commits.granted(group, member, membership, joined=joined)
         self._transient.commits.granted(group, member, membership, joined=joined)
 
-    def asked(self, group: str, member: str, positions: Places) -> None:
+    def asked(self, group: str, member: str, generation: int, positions: Places) -> None:
         """See `cloud.Observer`."""
         for checker, places in self._split(positions):
-            checker.commits.asked(group, member, places)
+            checker.commits.asked(group, member, generation, places)
 
     def stored_by(self, group: str, member: str, generation: int, positions: Places) -> None:
         """See `cloud.Observer`."""

@@ -51,7 +51,7 @@ class QueueObserver(Protocol):
         """A member knows what it holds."""
         ...
 
-    def asked(self, group: str, member: str, positions: list[tuple[ReadPartition, Position]]) -> None:
+    def asked(self, group: str, member: str, generation: int, positions: list[tuple[ReadPartition, Position]]) -> None:
         """A member asks for positions to be stored."""
         ...
 
@@ -237,7 +237,7 @@ class SimQueue:
         """See `Groups.commit`."""
         copied = dict(positions)
         places = [(partition, committed.position) for partition, committed in copied.items()]
-        self._observer.asked(group, member, places)
+        self._observer.asked(group, member, generation, places)
 
         async def land() -> None:
             await self._queue.commit(group, member, generation, copied)

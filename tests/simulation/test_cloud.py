@@ -55,7 +55,7 @@ class Seen:
     def granted(self, group: str, member: str, membership: Membership, *, joined: bool) -> None:
         """Not checked here."""
 
-    def asked(self, group: str, member: str, positions: list[tuple[ReadPartition, Position]]) -> None:
+    def asked(self, group: str, member: str, generation: int, positions: list[tuple[ReadPartition, Position]]) -> None:
         """Not checked here."""
 
     def stored_by(
