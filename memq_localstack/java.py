@@ -34,7 +34,7 @@ SMALL = (
     "-XX:+UnlockDiagnosticVMOptions",  # else the next one is refused
     "-XX:-BytecodeVerificationRemote",
 )
-# PySpark names its own sources first, in a zip, which Python compiles anew at each start: 1.05 s in place of 0.35.
+# PySpark names its own sources first, in a zip, which Python compiles again at each start: 1.05 s in place of 0.35.
 # Spark gives a streaming source's Python 10 s, fixed, to start: on a busy machine three times the work is too much.
 _WITHOUT_ZIPS = """#!/bin/sh
 set -f

@@ -77,7 +77,7 @@ class Auditor:
 
     What `sought` returns then is unproven, unless brokers are asked for it, `take_answer` has what they said, and the
     read partitions of `sought_in` are opened again and read on to their ends.
-    `minutes`, if given, is told of every block, for who wants the verdict as a table, too.
+    `minutes`, if given, gets every block: for a verdict as a table.
     """
 
     def __init__(self, topic: Topic, *, through: str = THROUGH_STORE, minutes: Minutes | None = None) -> None:

@@ -65,7 +65,7 @@ class Services:
     lost_logs: dict[tuple[str, int], str] = field(default_factory=dict)  # write partitions not opened, and why
     swept: SweptNow = field(default_factory=SweptNow)
     deleted_since: dict[str, int] = field(default_factory=dict)  # topics whose logs are left, by id; Unix ms
-    waits: Waits = field(init=False)  # what it waits for itself: producers that wait for acks are told
+    waits: Waits = field(init=False)  # what it waits for itself; producers that wait for acks learn it
     events: EventLog = field(init=False)  # one for all parts: the rate of an event is that of the broker
     cold: ColdFiles = field(init=False)
     pointers: ColdReader = field(init=False)

@@ -428,7 +428,7 @@ def test_a_topic_that_is_gone_is_told_and_the_others_go_on(cluster: Cluster, mon
 
 
 class NotedScheduler(FetchScheduler):
-    """What reads for a consumer; the last one that was made is noted."""
+    """The readers of a consumer; the last one that was made is noted."""
 
     last: FetchScheduler
 

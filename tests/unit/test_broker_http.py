@@ -119,7 +119,7 @@ def test_what_is_not_ready_is_said_with_the_cause_and_alive_all_the_same() -> No
 
 
 def test_a_check_that_hangs_is_not_ready_and_the_next_one_finds_what_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert http.READY_S < 2, "who lost store or queue is told within 2 s"
+    assert http.READY_S < 2, "a broker that lost store or queue says so within 2 s"
     monkeypatch.setattr(http, "READY_S", 0.05)
     back, checks = asyncio.Event(), []
 

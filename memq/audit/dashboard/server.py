@@ -1,6 +1,6 @@
 """The dashboard over HTTP: access control, pages and their queries, and the listener.
 
-Theory. A page of somebody else's, open in the same browser, can send requests to a listener on loopback. It must not be
+Theory. A page of another site, open in the same browser, can send requests to a listener on loopback. It must not be
 able to read answers or to change anything: so the Host header must name this machine (else a name of that page's own
 may point here), nothing is said of cross-origin sharing, and what changes something must come from a page of ours.
 Beyond loopback a token is asked for as the password of basic authentication, which browsers keep for one origin; the

@@ -102,7 +102,7 @@ class LiveAudit:
                 if not logged:
                     logged = True
                     ready()
-            except FencedError as error:  # this member was away: it begins anew with what is stored
+            except FencedError as error:  # this member was away: it begins again with what is stored
                 self._homes.clear()
                 self._outage.failed(str(error))
             except RetryableError as error:

@@ -93,7 +93,7 @@ async def _claim(services: Services, topic: Topic, partition: int, seen: int) ->
                 if broker.session == current.session and broker.id != services.settings.broker_id:
                     raise NotReadyError(f"partition {partition} of topic '{topic.name}' is drained by '{broker.id}'")
         claimed = msgspec.structs.replace(current, epoch=max(current.epoch, seen) + 1, session=services.session)
-        with suppress(VersionConflictError):  # somebody was faster: look again
+        with suppress(VersionConflictError):  # another process was faster: read again
             return (await services.coordinator.set_assignment(claimed)).epoch
 
 

@@ -383,7 +383,7 @@ class TopicProcessor:
                 put_s = await store_object(self.services, own_object(sealed), f"{self.name} batch {slot.number}")
             if put_s is None:
                 put_s = await self._sharing.store(sealed, slot.slabs)
-        except ObjectExistsError as error:  # a key is used once: somebody else writes with our epoch
+        except ObjectExistsError as error:  # a key is used once: another process writes with our epoch
             self.fence(error)
             return
         if self.services.traces is not None:

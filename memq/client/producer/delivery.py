@@ -42,7 +42,7 @@ class Promise:
         self._outcome: Ack | MemqError | None = None
         self._callbacks: list[Callable[[], object]] = []
         self._lock = threading.Lock()
-        self.observed = False  # somebody waits for the outcome or has seen it
+        self.observed = False  # a caller waits for the outcome or has seen it
 
     def done(self) -> bool:
         """Whether the block is acked or has failed."""

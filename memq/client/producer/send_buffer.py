@@ -60,7 +60,7 @@ class SendBuffer:
         self.waiting = 0  # how many callers wait for room; `room_made` is called while there are some
         self.releases = 0  # how often memory was given back
         self.refusal: MemqError | None = None
-        self.why_late: Callable[[], str] = str  # says why acks are late: who has no room is told
+        self.why_late: Callable[[], str] = str  # why acks are late, for the error of a full buffer
         self._settings = settings
         self._runtime = runtime
         self._producer_id = producer_id
@@ -451,7 +451,7 @@ class SendBuffer:
     def seal(self, cut: list[PendingBlock]) -> None:
         """Seal blocks that were cut: without the lock, so that threads compress side by side.
 
-        A large one goes aside when somebody there is idle, and the caller fills the next one meanwhile.
+        A large one goes aside when a thread there is idle, and the caller fills the next one meanwhile.
         """
         for pending in cut:
             if self.aside is None or pending.claimed < ASIDE_BYTES_MIN or not self.aside(self._seal, pending):

@@ -70,7 +70,7 @@ _BY_CODE = {
     "InvalidToken": Meaning.DENIED,
     "NoSuchBucket": Meaning.NO_BUCKET,
     "NoSuchKey": Meaning.NO_KEY,
-    "NoSuchUpload": Meaning.TRY_AGAIN,  # 404: of a multipart upload that somebody ended
+    "NoSuchUpload": Meaning.TRY_AGAIN,  # 404: of a multipart upload that another client ended
 }
 _FINAL_CODES = (
     *("AuthorizationHeaderMalformed", "EntityTooLarge", "EntityTooSmall", "InvalidArgument", "InvalidBucketName"),

@@ -173,8 +173,8 @@ class PartitionCursor:
     """The machine of one read partition, from `start` on, to `end` when there is one.
 
     With `pass_damage` damaged blocks are passed over, else the flow stays before the first one; `pass_expired` says the
-    same of what retention took. `known` is what is known to lie before the start (none of it when it is a place that
-    somebody named), None where the start is what there is: what goes before its first record is no loss.
+    same of what retention took. `known` is what is known to lie before the start (none of it when the caller named
+    the place), None where the start is what there is: what goes before its first record is no loss.
     """
 
     def __init__(
