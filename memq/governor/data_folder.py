@@ -56,8 +56,8 @@ class DataFolder:
         A new cluster is called `name` and what `draw` draws.
         `queue_gone` says that the queue's file may be missing next to objects: it is about to be restored.
         Raises: InvalidRequestError when another process holds it, naming its pid, or when its `lock` is a file
-        that memq did not make; DeniedError when it can't be written; CorruptDataError when a part is missing or damaged;
-        UnsupportedFormatError when a newer memq made it; StoreError when the disk is full or fails.
+        that memq did not make; DeniedError when it can't be written; CorruptDataError when a part is missing or
+        damaged; UnsupportedFormatError when a newer memq made it; StoreError when the disk is full or fails.
         """
         try:
             _make_each([*reversed(path.parents), path])
