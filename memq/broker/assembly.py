@@ -15,7 +15,7 @@ from memq.broker.broker import Broker
 from memq.broker.ingest.quotas import client_limits
 from memq.broker.process import STORE_NAME, run_broker, traces_of
 from memq.broker.spool.files import SpoolFiles
-from memq.broker.start import start_step
+from memq.broker.start_steps import start_step
 from memq.broker.store_mark import StoreMark
 from memq.broker.upkeep.lost_logs import LostLogs
 from memq.errors import InvalidSettingError, LogLostError, MemqError

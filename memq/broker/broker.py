@@ -22,7 +22,7 @@ from memq.broker.spool import SpoolDisk
 from memq.broker.spool.held_records import HeldRecords
 from memq.broker.spool.replay import Replay
 from memq.broker.spool.writer import Spool
-from memq.broker.start import make_audit_topic, start_step
+from memq.broker.start_steps import make_audit_topic, start_step
 from memq.errors import (
     CorruptDataError,
     FencedError,

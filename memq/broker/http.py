@@ -1,6 +1,6 @@
-"""The HTTP port: is the broker alive, is it ready, and what does it count.
+"""The HTTP port of a broker: `/healthz`, `/readyz` with the check behind it, and `/metrics`.
 
-One small request, one answer, closed.
+A connection has one small request and one answer, and is closed.
 """
 
 from __future__ import annotations

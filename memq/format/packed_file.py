@@ -1,6 +1,7 @@
-"""Files in the store that are not objects: a 16-byte head and packed JSON, as the list of a sweep.
+"""Packed files in the store, a 16-byte head and packed JSON, and one kind of them: lists of a sweep.
 
-The codec bounds what comes out, and the checksum covers all but itself: a file is whole, or it is damage.
+Manifests and parts of compacted partitions (`memq.format.cold`) are the other kinds. The codec bounds what comes out,
+and the checksum covers all but itself: a file is whole, or it is damage.
 """
 
 from __future__ import annotations

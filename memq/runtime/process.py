@@ -1,4 +1,4 @@
-"""A process of memq: memory settings of its C library, and its end without destructors.
+"""A process of memq: memory settings of its C library, its signals, its end without destructors.
 
 Theory. When all is closed and flushed, what is left to do is to leave. librdkafka's destructors wait for requests and
 threads of their own, and were seen to wait for ever after a connection had broken under a request: a broker that had

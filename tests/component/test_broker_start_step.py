@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from memq.broker import start
+from memq.broker import start_steps
 from memq.errors import UnreachableError
 from memq.governor.memory import MemoryCoordinator
 from memq.runtime.logs import EventLog
@@ -51,7 +51,7 @@ def test_a_start_waits_for_a_coordinator_that_stops_in_the_middle(call: str, mon
 
 
 def test_a_coordinator_that_stays_away_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "START_STEP_S", 0.0)
+    monkeypatch.setattr(start_steps, "START_STEP_S", 0.0)
 
     async def work() -> None:
         async with rig() as cluster:
@@ -76,11 +76,11 @@ def test_each_try_of_a_step_is_named_and_waits_twice_as_long_until_its_time_is_o
             raise UnreachableError("ZooKeeper does not answer")
 
         with pytest.raises(UnreachableError):
-            await start.start_step(runtime, EventLog(runtime.clock), "register", step)
+            await start_steps.start_step(runtime, EventLog(runtime.clock), "register", step)
 
     run_skipping(work())
     pauses_s = [later - first for first, later in pairwise(asked_s)]
-    assert pauses_s == pytest.approx([0.2, 0.4, 0.8, *[start.BACKOFF_S_MAX] * (len(pauses_s) - 3)])
-    assert asked_s[-2] < start.START_STEP_S <= asked_s[-1]
+    assert pauses_s == pytest.approx([0.2, 0.4, 0.8, *[start_steps.BACKOFF_S_MAX] * (len(pauses_s) - 3)])
+    assert asked_s[-2] < start_steps.START_STEP_S <= asked_s[-1]
     text = "start-retry: register, try {}: ZooKeeper does not answer"
     assert log_lines(caplog)[:5] == [text.format(number) for number in range(1, 6)]

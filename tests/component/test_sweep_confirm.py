@@ -13,7 +13,7 @@ from awscrt.checksums import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.broker.upkeep.pointers import keys_of
+from memq.broker.upkeep.log_reading import keys_of
 from memq.broker.upkeep.sweep import Sweep, Unnamed
 from memq.broker.upkeep.sweep_lists import ALL
 from memq.errors import CorruptDataError, InvalidRequestError, UnsupportedFormatError

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from awscrt.checksums import crc32c
 
-from memq.broker.upkeep.pointers import keys_of
+from memq.broker.upkeep.log_reading import keys_of
 from memq.broker.upkeep.sweep import Sweep
 from memq.format.key import is_staged_object
 from memq.format.pointer import Pointer, encode_pointer

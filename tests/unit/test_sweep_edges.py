@@ -9,8 +9,8 @@ from typing import cast
 import msgspec
 import pytest
 
+from memq.broker.upkeep.log_reading import READINGS_MAX, whole_log
 from memq.broker.upkeep.orphan_objects import OrphanObjects, OrphanTopics, forgotten_topic, lost_log
-from memq.broker.upkeep.pointers import READINGS_MAX, whole_log
 from memq.broker.upkeep.sweep import Sweep
 from memq.broker.upkeep.sweep_lists import ALL, PendingObject, SweepLists
 from memq.compaction.reader import ColdFiles

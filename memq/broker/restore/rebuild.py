@@ -1,5 +1,7 @@
 """Pointers from objects: what each object's index says is the pointer that its batch had. Pure.
 
+`PresentLog` says from the pointers that a log still has whether the log is lost, in use, or restored in part.
+
 Theory. A pointer holds nothing that its object does not say, but for its place in the queue and what `skip` and the
 totals owe to it. Within a write partition batches were published by epoch and batch sequence, so taken in that order
 they have their places again. What lay there without a pointer (an upload of an owner that was fenced) can't be

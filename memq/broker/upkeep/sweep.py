@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from memq.broker.upkeep.log_coverage import LogCoverage
+from memq.broker.upkeep.log_reading import READINGS_MAX, LogReading, keys_of
 from memq.broker.upkeep.orphan_objects import Claim, OrphanObjects, OrphanTopics, Place, forgotten_topic
-from memq.broker.upkeep.pointers import READINGS_MAX, LogReading, keys_of
 from memq.broker.upkeep.sweep_lists import SweepLists
 from memq.compaction.reader import ColdFiles
 from memq.errors import CorruptDataError, NotFoundError
