@@ -79,6 +79,16 @@ def test_inspect_records(made: Made, capsys: pytest.CaptureFixture[str]) -> None
     assert records[0]["headers"] == [["trace", "1"]]
 
 
+def test_inspect_of_a_file_that_is_no_object_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_bytes(b"no object of memq, and longer than an index and a trailer, which are at the end of one\n" * 2)
+    assert run(["inspect", str(path)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"memq: error: {path}: object of 174 bytes ends with"), error
+    assert "it is no object of memq, or its end is damaged" in error
+    assert f"'memq verify {path}'" in error
+
+
 def test_inspect_shows_a_spool_segment_and_its_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = bytearray((Path(__file__).parents[1] / "golden" / "segment.spool").read_bytes())
     path = tmp_path / "00.spool"

@@ -104,7 +104,11 @@ def describe(name: str, as_json: bool, config: str | None, profile: str | None, 
 def alter(
     name: str, texts: tuple[str, ...], as_json: bool, config: str | None, profile: str | None, **flags: Value | None
 ) -> None:
-    """Change settings of a topic, as --set retention_ms=7d --set batch_bytes_max=16MiB."""
+    """Change settings of a topic, as --set retention_ms=7d --set batch_bytes_max=16MiB.
+
+    No option sets the number of partitions. With --set write_partitions_max=N the governor makes up to N of them when
+    the traffic needs them.
+    """
     settings = parse_topic_settings(texts)
     if not settings:
         raise click.UsageError("nothing to change: give --set KEY=VALUE")

@@ -44,7 +44,11 @@ def inspect(target: str, records: bool, as_json: bool, config: str | None, profi
     if is_segment(data):
         print_segment(one.name, data, as_json=as_json)
         return
-    index = open_object(data)
+    try:
+        index = open_object(data)
+    except CorruptDataError as error:
+        hint = f"it is no object of memq, or its end is damaged; 'memq verify {one.name}' finds its sound blocks"
+        raise CorruptDataError(f"{one.name}: {error}", hint=hint) from error
     if as_json:
         print_json({"object": one.name, "bytes": len(data), **_index_json(index)})
         return

@@ -72,7 +72,7 @@ def _reader(path: Path) -> Callable[[], memoryview]:
     def read() -> memoryview:
         """Return a file's bytes. Raises: OSError, TooLargeError; InvalidRequestError for a pipe or a device."""
         if not path.is_file():
-            raise InvalidRequestError(f"'{path}' is no regular file")
+            raise InvalidRequestError(f"'{path}' is no regular file", hint="name a file, a folder or s3://BUCKET/KEY")
         check_size(str(path), path.stat().st_size)
         return memoryview(path.read_bytes())
 
