@@ -16,7 +16,7 @@ from memq.format.blocks.header import Buffer
 from memq.format.pointer import encode_pointer
 from memq.format.ranges import RangeSet
 from memq.limits import POLL_BYTES_MAX
-from memq.notification import Entries
+from memq.notification import Entries, Span
 from memq.notification.remote import Polled
 from memq.runtime.logs import EventLog
 from memq.topic import ReadPartition, Topic, TopicSettings, Totals, equal_slots
@@ -190,6 +190,45 @@ def test_pointers_that_one_answer_leaves_out_are_read_and_two_answers_are_believ
             (audit,) = world.audits[log]
             stream = audit.books.streams.get(100 + log.partition)
             assert list(stream.account.delivered if stream else []) == list(RangeSet(read))
+        assert (world.nexts(), world.lacking()) == ([4] * LOGS, [])
+        await world.follower.close()
+
+    run_skipping(work())
+
+
+class LateBeginning(LentQueue):
+    """Says in one answer that the logs begin at offset `begin`, and leaves out what lies before it, if `hides`."""
+
+    begin = 3
+    hides = True
+
+    async def poll(
+        self, offsets: dict[ReadPartition, int], wait_ms: int = 0, bytes_max: int = POLL_BYTES_MAX
+    ) -> list[Polled]:
+        found = await super().poll(offsets, wait_ms, bytes_max)
+        begin, self.begin = self.begin, 0
+        if not begin:
+            return found
+        least = begin if self.hides else 0
+        left = [Entries((e for e in each.entries if e.offset >= least), each.entries.next) for each in found]
+        spans = [Span(begin, each.span.end) for each in found]
+        return [replace(each, span=span, entries=it) for each, span, it in zip(found, spans, left, strict=True)]
+
+
+@pytest.mark.parametrize("hides", [True, False])
+def test_a_beginning_that_one_answer_calls_too_late_costs_no_pointer(hides: bool) -> None:
+    async def work() -> None:
+        world = Followed()
+        queue = LateBeginning(world.sick, world.clock)
+        queue.hides = hides
+        world.lent, world.follower = queue, LogFollower(queue, world.read, EventLog(world.clock))
+        for _ in range(4):
+            await (world.publish() if world.published else world.start())
+        await world.follow()
+        for log in world.logs:
+            (audit,) = world.audits[log]
+            assert list(audit.books.streams[100 + log.partition].account.delivered) == [(0, 40)]
+            assert not audit.books.expired
         assert (world.nexts(), world.lacking()) == ([4] * LOGS, [])
         await world.follower.close()
 

@@ -104,7 +104,7 @@ class LogFollower:
         """Ask for several logs, and take each answer up to its first hole.
 
         One that begins with a hole is asked for again, as in `memq.notification.log_reader`: entries that one answer
-        leaves out may be there.
+        leaves out may be there, also before what it calls the beginning of the log.
         """
         answer = await self._ask(offsets)
         doubtful = {each.partition: offsets[each.partition] for each in answer if _begins_with_hole(each, offsets)}
@@ -129,7 +129,7 @@ class LogFollower:
         try:
             async with asyncio.timeout(INDEXES_S_MAX):
                 for audit in audits:
-                    audit.begin_at(polled.span.begin)
+                    audit.begin_at(min(polled.span.begin, first_of(polled.entries)))
                     await self._take_entries(audit, polled)
         except RetryableError as error:
             return error
@@ -232,7 +232,7 @@ class LogFollower:
 
 
 def _begins_with_hole(polled: Polled, offsets: Mapping[ReadPartition, int]) -> bool:
-    return polled.error is None and first_of(polled.entries) > max(offsets[polled.partition], polled.span.begin)
+    return polled.error is None and first_of(polled.entries) > offsets[polled.partition]
 
 
 def _fuller(one: Polled, other: Polled | None) -> Polled:
