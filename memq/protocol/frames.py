@@ -36,14 +36,17 @@ def encode_forward(request: int, message: Forward, block_bytes: int) -> bytes:
     return prefix + _LENGTH.pack(len(head)) + head
 
 
-def decode_forward(body: bytes | bytearray | memoryview) -> tuple[Forward, int]:
-    """Return the head of a FORWARD's body, and where in it the block begins. Raises: ProtocolError."""
+def decode_forward(body: bytes | bytearray | memoryview, *, checksum_wanted: bool = False) -> tuple[Forward, int]:
+    """Return the head of a FORWARD's body, and where in it the block begins.
+
+    Raises: ProtocolError; as `decode_message`.
+    """
     if len(body) < _LENGTH.size:
         raise ProtocolError(f"FORWARD has a body of {len(body)} bytes")
     start = _LENGTH.size + _LENGTH.unpack_from(body)[0]
     if start > min(len(body), HEAD_BYTES_MAX):
         raise ProtocolError(f"FORWARD's head ends at {start}, its body at {len(body)}")
-    return decode_message(bytes(body[_LENGTH.size : start]), Forward), start
+    return decode_message(bytes(body[_LENGTH.size : start]), Forward, checksum_wanted=checksum_wanted), start
 
 
 class Api(IntEnum):

@@ -87,7 +87,7 @@ class Link(asyncio.BufferedProtocol):
         self._request_id = 0
         self.heard_s = 0.0  # monotonic time of the last bytes from the broker
         self._ready_at = 0.0
-        self._checksums = False  # whether the broker sends one with each message
+        self.checksums = False  # whether the broker sends one with each message
         self._failure: MemqError | None = None
 
     # ---- what owners call ----------------------------------------------------------------
@@ -121,7 +121,7 @@ class Link(asyncio.BufferedProtocol):
         """
         body = encode_message(message)
         frame = await self._exchange(api, lambda number: encode_frame(api, stream, number, body), timeout_s=timeout_s)
-        return decode_message(frame.body, answer, checksum_wanted=self._checksums)
+        return decode_message(frame.body, answer, checksum_wanted=self.checksums)
 
     async def read(self, request: ReadRequest, *, timeout_s: float = REQUEST_TIMEOUT_S) -> bytes | bytearray:
         """Return the bytes of an object's range, read by the broker. Raises: as `request`."""
@@ -220,7 +220,7 @@ class Link(asyncio.BufferedProtocol):
         self.write(encode_frame(Api.HELLO, 0, HELLO_MAGIC, encode_message(hello)))
         frame = await self._answer_of(0, Api.HELLO, timeout_s)
         answer = decode_message(frame.body, HelloAnswer)
-        self._checksums = has_checksum(frame.body)
+        self.checksums = has_checksum(frame.body)
         self.broker, self.cluster, self.audit_ms = answer.broker, answer.cluster, answer.audit_ms
 
     async def _exchange(self, api: Api, frame_of: Callable[[int], bytes], *more: memoryview, timeout_s: float) -> Frame:
@@ -293,7 +293,7 @@ class Link(asyncio.BufferedProtocol):
         return f", silent since {time_before(self._runtime.clock, self.heard_s)}"
 
     def _error_in(self, frame: Frame) -> MemqError:
-        return error_of(decode_message(frame.body, Nack, checksum_wanted=self._checksums))
+        return error_of(decode_message(frame.body, Nack, checksum_wanted=self.checksums))
 
     def _fail(self, error: MemqError) -> None:
         self._failure = self._failure or error

@@ -374,3 +374,23 @@ def test_a_forwarded_block_is_answered_on_the_connection_and_its_bytes_do_not_co
         assert pool.leased_bytes == at.broker.intake.slab.size
 
     served(work)
+
+
+def test_a_forwarded_block_without_the_checksum_that_its_broker_sends_is_refused() -> None:
+    """A broker of an earlier release sends none."""
+
+    async def work(at: Served) -> None:
+        topic, old, new = await at.topic(), at.lines.call(at.broker.address), at.call()
+        hello = Hello(least_version=VERSIONS[0], greatest_version=VERSIONS[1])
+        old.say(encode_frame(Api.HELLO, 0, HELLO_MAGIC, msgspec.json.encode(hello)))
+        old.heard()
+        ask = Forward(topic=topic.name, topic_id=topic.id, partition=0, absent_ms=0)
+        head, block = msgspec.json.encode(ask), block_of(topic, 0, [b"v"], producer=7)
+        body = len(head).to_bytes(2, "little") + head + block
+        for client, code in ((new, "damaged-message"), (old, "")):
+            client.say(encode_frame(Api.FORWARD, 0, 41, body))
+            await skip(1)
+            (frame,) = client.heard()
+            assert (decode_message(frame.body, Nack).code if frame.api == Api.ERROR else "") == code
+
+    served(work)

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec import json
 
 from memq.client.link_pool import LinkPool
 from memq.client.producer.delivery import Ack
@@ -180,14 +181,24 @@ def test_a_block_that_never_left_timed_out() -> None:
     assert run(test).blocks == {}
 
 
-def test_what_no_broker_says_ends_the_connection_and_the_block_is_sent_again() -> None:
+@pytest.mark.parametrize(
+    ("api", "said"),
+    [
+        (Api.THROTTLE, b"no message"),
+        (Api.THROTTLE, json.encode(Throttle(retry_after_ms=3_600_000))),
+        (Api.NACK, json.encode(nack_of(CorruptDataError("damaged block")))),
+    ],
+    ids=["garbage", "throttle", "nack"],
+)
+def test_what_no_broker_says_ends_the_connection_and_the_block_is_sent_again(api: Api, said: bytes) -> None:
+    """A broker whose HELLO has a checksum says nothing without one."""
     spoken: list[int] = []
 
     def babble(connection: ToyConnection, frame: Frame) -> bool:
         if frame.api != Api.WRITE or spoken:
             return False
         spoken.append(frame.stream)
-        connection.transport.write(encode_frame(Api.THROTTLE, frame.stream, 0, b"no message"))
+        connection.transport.write(encode_frame(api, frame.stream, 0, said))
         return True
 
     async def test(broker: ToyBroker) -> None:

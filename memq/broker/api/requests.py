@@ -166,7 +166,7 @@ class Requests:
 
     async def _take_forward(self, connection: Connection, frame: Frame, slab: Slab, start: int) -> None:
         try:
-            ask, head_bytes = decode_forward(frame.body)
+            ask, head_bytes = decode_forward(frame.body, checksum_wanted=connection.checksums)
         except MemqError as error:
             self._send(connection, frame, _error_frame(frame, error))
             return

@@ -51,7 +51,7 @@ from memq.format.blocks.header import base_ms_of
 from memq.format.report import Stage
 from memq.protocol.frames import WRITE_PREFIX, AckLevel, Api, Frame, decode_places
 from memq.protocol.link import Link
-from memq.protocol.messages import Close, Done, Nack, Open, Redirect, Throttle, decode_message, error_of
+from memq.protocol.messages import Close, Done, Message, Nack, Open, Redirect, Throttle, decode_message, error_of
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime, parse_address
 from memq.runtime.tasks import TaskOwner
@@ -402,21 +402,25 @@ class PartitionSender:
             self._forget_open()
             if frame.api == Api.OPEN:
                 return Opened()
-            return OpenFailed(error_of(decode_message(frame.body, Nack)), now_s)
+            return OpenFailed(error_of(self._message(frame, Nack)), now_s)
         if frame.api == Api.ACK:
             places, self._acked_s = decode_places(frame.body), now_s
             return Acked(frame.argument, places) if frame.flags >= self._parts.settings.acks else None
         if frame.api == Api.NACK:
-            return Nacked(frame.argument, error_of(decode_message(frame.body, Nack)), now_s)
+            return Nacked(frame.argument, error_of(self._message(frame, Nack)), now_s)
         if frame.api == Api.THROTTLE:
-            throttle = decode_message(frame.body, Throttle)
+            throttle = self._message(frame, Throttle)
             text = throttle.text or f"{self._name} is throttled"
             return StreamRefused(
                 ThrottledError(text, hint=throttle.hint, retry_after_ms=throttle.retry_after_ms), now_s
             )
         moved = MovedError(f"{self._name} moved")
-        moved.address = decode_message(frame.body, Redirect).address
+        moved.address = self._message(frame, Redirect).address
         return StreamRefused(moved, now_s)
+
+    def _message(self, frame: Frame, kind: type[Message]) -> Message:
+        assert self._session is not None, "a frame comes on the stream of a session"
+        return decode_message(frame.body, kind, checksum_wanted=self._session.link.checksums)
 
     # ---- time ------------------------------------------------------------------------------------------
 
