@@ -60,7 +60,7 @@ class Waits:
     def on(self, who: str, what: str, since_s: float | None = None) -> Iterator[Wait]:
         """Note that `who` owes `what`, since now or an earlier time (monotonic s), until the end of the block.
 
-        An end by a RetryableError is no answer, unless the wait says so.
+        An end by a RetryableError is no answer, unless the wait says so, nor is one by a TimeoutError.
         """
         wait = Wait(what, self._clock.monotonic() if since_s is None else since_s)
         owing = self._owing.get(who) or self._add(who, wait.since_s)
@@ -74,6 +74,9 @@ class Waits:
         except RetryableError as error:
             answered = wait.answered
             wait.cause = str(error)
+            raise
+        except TimeoutError:
+            wait.cause = f"no answer in {self._clock.monotonic() - wait.since_s:.0f} s"
             raise
         except Exception:
             answered = True
@@ -90,7 +93,10 @@ class Waits:
         return owing is not None and self._is_late(owing)
 
     def describe(self, *, failing: bool = False) -> str:
-        """Return who owes what for `LATE_S`, since when and why; with `failing` where tries have failed."""
+        """Return who owes what for `LATE_S`, since when and why; with `failing` where tries have failed.
+
+        May be called on any thread: a producer that has no room asks on its user's.
+        """
         late = [owing for owing in list(self._owing.values()) if self._is_late(owing)]
         return "; ".join(self._text(owing) for owing in late if not failing or _cause(owing))[:TEXT_CHARS_MAX]
 
@@ -140,7 +146,7 @@ class Waits:
         return fresh and now_s - owing.since_s >= LATE_S
 
     def _text(self, owing: _Owing) -> str:
-        what = next((f" ({wait.what})" for wait in owing.waits), "")
+        what = next((f" ({wait.what})" for wait in list(owing.waits)), "")
         since, cause = time_before(self._clock, owing.since_s), _cause(owing)
         if cause:
             return f"{owing.who} fails since {since}{what}: {cause}"
@@ -148,7 +154,7 @@ class Waits:
 
 
 def _cause(owing: _Owing) -> str:
-    return next((wait.cause for wait in owing.waits if wait.cause), owing.cause)
+    return next((wait.cause for wait in list(owing.waits) if wait.cause), owing.cause)
 
 
 def time_before(clock: Clock, monotonic_s: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import ExitStack
 
 import pytest
 
@@ -101,6 +102,39 @@ def test_errors_that_are_answers_and_what_is_cancelled_leave_nothing() -> None:
         await asyncio.gather(one, other, return_exceptions=True)
         assert not waits.is_late(STORE), "what is left is owed for 2 s"
         newer.cancel()
+
+    run_skipping(work())
+
+
+def test_no_answer_in_time_is_none() -> None:
+    async def work() -> None:
+        waits = Waits(skipping_runtime().clock)
+        with pytest.raises(TimeoutError):
+            await hang(waits, "a pointer", 30, TimeoutError())
+        assert waits.describe(failing=True) == f"{STORE} fails since {START}: no answer in 30 s"
+        await hang(waits, "a pointer", 1)
+        assert waits.describe() == ""
+
+    run_skipping(work())
+
+
+def test_what_is_owed_can_be_described_while_the_loop_notes_more() -> None:
+    async def work() -> None:
+        waits = Waits(skipping_runtime().clock)
+        with ExitStack() as more:
+
+            class Meanwhile(str):
+                """No cause; while one thread asks for it, that of the loop notes another wait."""
+
+                __slots__ = ()
+
+                def __bool__(self) -> bool:
+                    more.enter_context(waits.on(STORE, "object 1"))
+                    return False
+
+            more.enter_context(waits.on(STORE, "object 0")).cause = Meanwhile()
+            await skip(LATE_S)
+            assert waits.describe() == f"{STORE} has not answered since {START} (object 0)"
 
     run_skipping(work())
 
