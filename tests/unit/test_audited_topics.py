@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
 
 from memq.audit.live import audited_topics
-from memq.audit.live.audited_topics import AuditedTopics
-from memq.errors import InvalidNameError, NotFoundError, UnreachableError
+from memq.audit.live.audited_topics import AuditedTopics, find_topic
+from memq.errors import InvalidNameError, NotFoundError, NotReadyError, UnreachableError
 from memq.format.report import AUDIT_TOPIC
+from memq.protocol.messages import Metadata, MetadataRequest, TopicMetadata
 from memq.topic import Topic
 from tests.unit.audited import TOPIC
 
@@ -80,6 +82,28 @@ def test_topics_stay_as_they_are_while_nobody_answers() -> None:
         with pytest.raises(UnreachableError):
             await topics.refresh()
         assert topics.by_id == {TOPIC.id: TOPIC}
+
+    asyncio.run(work())
+
+
+def test_an_earlier_topic_of_the_name_that_the_coordinator_did_not_confirm_is_no_end_of_the_later_one() -> None:
+    async def work() -> None:
+        answer = Metadata(cluster="c", brokers=[], topics=[TopicMetadata(topic=TOPIC, owners=[])])
+        answer.unconfirmed = [TOPIC.name]
+
+        async def ask(request: MetadataRequest) -> Metadata:
+            assert request.topics == [TOPIC.name]
+            return answer
+
+        topics = AuditedTopics(Brokers().list, partial(find_topic, ask))
+        with pytest.raises(NotReadyError):
+            await topics.learn(TOPIC.name, AGAIN.id)
+        answer.unconfirmed, answer.topics[0].topic = [], AGAIN
+        await topics.learn(TOPIC.name, AGAIN.id)
+        assert topics.by_id == {AGAIN.id: AGAIN}
+        answer.topics, answer.missing = [], [TOPIC.name]
+        await topics.refresh()
+        assert topics.by_id == {}
 
     asyncio.run(work())
 

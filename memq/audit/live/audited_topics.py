@@ -9,13 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from memq.errors import InvalidRequestError, NotFoundError
+from memq.errors import InvalidRequestError, NotFoundError, NotReadyError
+from memq.protocol.messages import Metadata, MetadataRequest
 from memq.topic import Topic, is_internal
 
 GONE_MAX = 4_096  # ids of topics that are gone, and are not asked for again
 
 ListTopics = Callable[[], Awaitable[Sequence[Topic]]]  # raises RetryableError
 FindTopic = Callable[[str], Awaitable[Topic]]  # by name; raises RetryableError, NotFoundError, InvalidRequestError
+AskMetadata = Callable[[MetadataRequest], Awaitable[Metadata]]
+
+
+async def find_topic(ask: AskMetadata, name: str) -> Topic:
+    """Return a topic as the coordinator has it.
+
+    A broker that can't ask the coordinator may know an earlier topic of that name, and not the one that is meant.
+    Raises: NotReadyError then; NotFoundError; as `ask`.
+    """
+    answer = await ask(MetadataRequest(topics=[name]))
+    if name in answer.unconfirmed:
+        raise NotReadyError(f"no broker could ask the coordinator for topic '{name}'")
+    for found in answer.topics:
+        return found.topic
+    raise NotFoundError(f"topic '{name}' does not exist")
 
 
 class AuditedTopics:

@@ -11,12 +11,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
 from memq.audit.held import AskHeld
 from memq.audit.holders import Holders
-from memq.audit.live.audited_topics import AuditedTopics
+from memq.audit.live.audited_topics import AuditedTopics, find_topic
 from memq.audit.live.group_reports import GroupReports, Page
 from memq.audit.live.log_follower import LogFollower
 from memq.audit.live.partition import PartitionAudit
@@ -31,12 +32,13 @@ from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.consumer.fetch.fetcher import ReadRange
 from memq.client.link_pool import LinkPool, bootstrap_addresses
+from memq.client.metadata import ClusterMetadata
 from memq.errors import FencedError, MemqError, NotFoundError, RetryableError
 from memq.format.report import AUDIT_TOPIC, Report, ReportedDamage, ReportPart, decode_report, home_of
 from memq.notification.remote import RemoteQueue
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime
-from memq.topic import AUDIT_GROUP, ReadPartition, Topic
+from memq.topic import AUDIT_GROUP, ReadPartition
 
 INTERVAL_S = 1.0  # a round at least so often
 PAGES_MAX = 200  # of reports in one round
@@ -328,11 +330,7 @@ async def live_audit(brokers: str, state: Database, keep_ms: int, runtime: Runti
         owners = OwnerEnds(runtime, pool)
         stack.push_async_callback(owners.close)
         asks = holders.ask, owners.ask
-
-        async def find(name: str) -> Topic:
-            return (await admin.topic(name)).topic
-
-        topics = AuditedTopics(admin.topics, find)
+        topics = AuditedTopics(admin.topics, partial(find_topic, ClusterMetadata(runtime, pool).ask))
         audit = LiveAudit(reports, topics, queue, any_broker.read, *asks, store, runtime, keep_ms)
         stack.push_async_callback(audit.close)
         yield audit
