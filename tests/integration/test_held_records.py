@@ -13,6 +13,7 @@ from memq.cli import main
 from tests.integration.test_spool import HOLDING, TIMEOUT_S
 from tests.load import addresses_of
 from tests.memq_process import BrokerServer
+from tests.owners import owner_of, owners_of
 from tests.processes import BrokerProcess
 from tests.servers import dev_server
 
@@ -83,13 +84,11 @@ def test_an_owner_that_was_killed_leaves_in_doubt_what_it_acked_and_holds_it_whe
         admin.create_topic("clicks", settings=SLOW)
     with memq.Producer(addresses_of(brokers), acks=1, linger_ms=1, block_bytes=2048) as producer:
         acked(producer)
-        with memq.Admin(addresses_of(brokers)) as admin:
-            (owner,) = admin.topic("clicks").owners
-        victim = next(broker for broker in brokers if broker.name == owner.broker)
-        witness = next(broker for broker in brokers if broker is not victim)
+        victim, witness = owner_of(0, owners_of(brokers[0]), brokers)
         audits = Audits(witness, capsys)
         victim.kill()
-    assert audits.missing() == {"unproven hole": RECORDS}
+        producer.close(timeout=TIMEOUT_S)  # it reports its end to the next owner
+    assert audits.missing() == {"unproven hole": RECORDS}, json.dumps(audits.verdict)
     (hole,) = (each for each in audits.verdict["findings"] if each["kind"] == "unproven hole")
     assert hole["places"][0]["cause"].startswith(f"broker '{victim.name}' may hold them"), hole
     victim.start()

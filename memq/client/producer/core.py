@@ -242,16 +242,19 @@ class ProducerCore:
             ) from error
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Refuse new records, flush for at most `timeout_s`, report the streams' ends, close everything.
+        """Refuse new records, flush and report the streams' ends for at most `timeout_s`, close everything.
 
-        None waits for the delivery timeout, and long enough beyond it for each block to get its own error.
+        None flushes for the delivery timeout, and long enough beyond it for each block to get its own error; then it
+        reports ends for 2 s: without an owner of a partition, its end is not reported, and that is no error.
 
         Raises: TimedOutError with the number of records that were given up.
         """
         self.buffer.refuse(ClosedError("the producer is closed"))
+        began_s = self._runtime.clock.monotonic()
         try:
             await self.flush(self._settings.delivery_timeout_s + _SETTLE_S if timeout_s is None else timeout_s)
-            await self._report_ends(CLOSE_TIMEOUT_S if timeout_s is None else min(CLOSE_TIMEOUT_S, timeout_s))
+            took_s = self._runtime.clock.monotonic() - began_s
+            await self._report_ends(CLOSE_TIMEOUT_S if timeout_s is None else max(0.0, timeout_s - took_s))
         except TimedOutError as error:
             raise TimedOutError(str(error), hint="their deliveries say which may have been stored") from error
         finally:
@@ -442,7 +445,7 @@ class ProducerCore:
     # ---- the end ---------------------------------------------------------------------------------------
 
     async def _report_ends(self, timeout_s: float) -> None:
-        """Say CLOSE on every stream, so that the audit can prove the tail; not for longer than a short while."""
+        """Say CLOSE on every stream within `timeout_s`, so that the audit can prove what was sent last."""
         senders = list(self._senders.values())
         for sender in senders:
             sender.finish()

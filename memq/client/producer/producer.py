@@ -293,6 +293,9 @@ class Producer(BaseProducer, BlockingClient):
     def close(self, timeout: float | None = None) -> None:
         """Flush for at most `timeout` seconds (the delivery timeout when None), then let go of everything.
 
+        Its end is reported to each partition's owner within the same time (2 s more when None), so that an audit can
+        prove what was sent last; that an owner was not reached is no error.
+
         Closing twice is fine. Raises: TimedOutError with the number of records that were given up; the first error of
         a record that failed and whose delivery the program has not read, without an `on_ack`.
         """
@@ -464,6 +467,9 @@ class AsyncProducer(BaseProducer, AsyncClosing):
 
     async def close(self, timeout: float | None = None) -> None:
         """Flush for at most `timeout` seconds (the delivery timeout when None), then let go of everything.
+
+        Its end is reported to each partition's owner within the same time (2 s more when None), so that an audit can
+        prove what was sent last; that an owner was not reached is no error.
 
         Raises: TimedOutError with the number of records that were given up; the first error of a record that
         failed and whose delivery the program has not read.
