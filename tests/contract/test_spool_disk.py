@@ -15,7 +15,7 @@ import pytest
 from memq.broker.spool import SpoolDisk
 from memq.broker.spool.files import ASIDE, MemorySpool, SpoolFiles, _spool_error
 from memq.errors import ClosedError, SpoolError
-from tests.simulation.disk import SICKNESSES, DiskFaults, HostDisk, SimDisk
+from memq.simulation.ports.disk import SICKNESSES, DiskFaults, HostDisk, SimDisk
 
 ONE, TWO = "0000000000000001-aaaaaaaa.spool", "0000000000000002-bbbbbbbb.spool"
 Opened = Callable[[], SpoolDisk]

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import pytest
 
 from memq.runtime.clock import SystemClock
+from memq.simulation.ports.faults import LEVELS
 from tests.mutation.fork_pool import Send
 from tests.mutation.live_code import LiveCode, UnreachableError
 from tests.mutation.mutant import Mutant
-from tests.simulation.faults import LEVELS
 from tests.simulation.plan import draw_plan
 from tests.simulation.scenario import run_plan
 

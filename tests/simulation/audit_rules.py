@@ -17,8 +17,8 @@ from memq.errors import CorruptDataError, NotFoundError
 from memq.format.blocks.header import Buffer
 from memq.format.pointer import Location
 from memq.notification import Entries, PointerReader, Span
+from memq.simulation.world.node import EPOCH_MS
 from memq.topic import ReadPartition, Topic
-from tests.simulation.node import EPOCH_MS
 from tests.simulation.read_log import ReadLog
 from tests.simulation.reader import LogEntry, Source, delivered_twice
 

@@ -18,7 +18,7 @@ from memq.audit.live.view import AuditView, TopicSummary
 from memq.audit.minutes import MinuteRow
 from memq.errors import AuditStateError, MemqError
 from memq.runtime.network import Runtime
-from tests.simulation.node import Node
+from memq.simulation.world.node import Node
 
 LIVE_AUDITOR = "live-auditor"
 KEEP_MS = 10**10  # longer than a run

@@ -6,17 +6,17 @@ from collections.abc import Callable
 
 from memq.format.report import Report
 from memq.runtime.network import Runtime
+from memq.simulation.ports.cloud import Doors
+from memq.simulation.ports.faults import LEVELS
+from memq.simulation.world.node import EPOCH_MS, Node
+from memq.simulation.world.world import World
 from tests.simulation.auditor import LIVE_AUDITOR, AuditDatabase, StoredAudit, run_auditor
 from tests.simulation.auditor_faults import STATION, AuditorFaults, send_report
 from tests.simulation.auditor_rules import AuditorRules
-from tests.simulation.cloud import Doors
-from tests.simulation.cluster import SimCluster
-from tests.simulation.faults import LEVELS
+from tests.simulation.checked_cluster import CheckedCluster
 from tests.simulation.live_play import LATER_MS
 from tests.simulation.live_rules import LiveRules
-from tests.simulation.node import EPOCH_MS, Node
 from tests.simulation.plan import Plan
-from tests.simulation.world import World
 
 READS_S_MAX = 120.0
 LOOK_S = 1.0
@@ -27,7 +27,7 @@ DATABASE_FAULT_RATE = 0.05  # of its transactions, in bad weather
 class AuditorLife:
     """The auditor of a run. `weather` says whether the weather lasts: then its database fails now and then."""
 
-    def __init__(self, world: World, plan: Plan, cluster: SimCluster, weather: Callable[[], bool]) -> None:
+    def __init__(self, world: World, plan: Plan, cluster: CheckedCluster, weather: Callable[[], bool]) -> None:
         self._world = world
         self._plan = plan
         self._cluster = cluster

@@ -25,12 +25,12 @@ from memq.format.pointer import decode_pointer
 from memq.format.ranges import RangeSet
 from memq.format.report import AUDIT_TOPIC
 from memq.notification import Publication
+from memq.simulation.world.node import FOREVER, Node
 from memq.topic import Position, ReadPartition, TopicSettings
 from tests.simulation.cold_rules import ColdRules
 from tests.simulation.commit_rules import CommitRules
 from tests.simulation.group_rules import GroupRules
 from tests.simulation.lag import LagCheck
-from tests.simulation.node import FOREVER, Node
 from tests.simulation.owner_rules import OwnerRules, Refusal
 from tests.simulation.read_log import ReadLog
 from tests.simulation.reader import Delivered, FindingError, LogEntry, Source, read_entry, resume

@@ -9,16 +9,17 @@ from memq.compaction.compaction import BatchCopier, compact
 from memq.compaction.reader import ColdFiles
 from memq.errors import MemqError
 from memq.runtime.network import Runtime
-from tests.simulation.cloud import Doors
-from tests.simulation.cluster import CLUSTER, SimCluster
-from tests.simulation.node import Node
+from memq.simulation.cluster import CLUSTER
+from memq.simulation.ports.cloud import Doors
+from memq.simulation.world.node import Node
+from tests.simulation.checked_cluster import CheckedCluster
 
 COMPACTOR = "compactor"
 STORE = "main"
 PAUSE_S_MAX = 10.0
 
 
-async def run_compactor(node: Node, runtime: Runtime, cluster: SimCluster, doors: Doors) -> None:
+async def run_compactor(node: Node, runtime: Runtime, cluster: CheckedCluster, doors: Doors) -> None:
     """Compact all read partitions in turn; what fails is tried again, as a job that runs every night does."""
     rule = cluster.shape.cold
     assert rule is not None

@@ -10,19 +10,20 @@ from memq.client.consumer.batch import Batch, TopicPartition
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.errors import MemqError, NotFoundError, PositionExpiredError
 from memq.runtime.network import Runtime
+from memq.simulation.cluster import PORT
+from memq.simulation.world.node import Node
 from memq.topic import Position, ReadPartition, Topic
+from tests.simulation.checked_cluster import CheckedCluster
 from tests.simulation.checker import Checker
-from tests.simulation.cluster import PORT, SimCluster
 from tests.simulation.group_rules import GroupRules
 from tests.simulation.log_truth import watch_lag
-from tests.simulation.node import Node
 
 WANDER_RATE = 0.05
 WANDERS_MAX = 40  # of one life: who goes back for ever comes to the end of a long log by luck alone
 PAUSE_S_MAX = 2.0
 
 
-async def run_consumer(node: Node, runtime: Runtime, cluster: SimCluster, group: str, *, wanders: bool) -> None:
+async def run_consumer(node: Node, runtime: Runtime, cluster: CheckedCluster, group: str, *, wanders: bool) -> None:
     """Consume until the process dies; who `wanders` pauses and goes back now and then."""
     life = 0
     while True:
@@ -44,7 +45,7 @@ class Reader:
         name: str,
         group: str,
         node: Node,
-        cluster: SimCluster,
+        cluster: CheckedCluster,
         topics: Sequence[tuple[Topic, Checker]],
         *,
         wanders: bool,

@@ -2,52 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from memq.broker.broker import Broker
+from memq.simulation.chaos import STATES
+from memq.simulation.ports.calls import OTHER, WORKS, Met
 
-Met = dict[tuple[str, str], int]  # (fault, work): how often
-# The first words of the tasks' names (see `TaskOwner.start`), and the work that they do. What names itself after its
-# request comes from a client by way of a broker.
-WORKS = {
-    "open": "opening",
-    "upload": "uploading",
-    "shared": "uploading",
-    "publish": "publishing",
-    "forward": "forwarding",
-    "replay": "replaying",
-    "follow": "governing",
-    "tell": "governing",
-    "house": "upkeep",
-    "compactor": "upkeep",
-    "consumer": "reading",
-    "READ": "reading",
-    "POLL": "polling",
-    "COMMIT": "committing",
-    "JOIN": "grouping",
-    "HEARTBEAT": "grouping",
-}
-OTHER = "other"
 COLUMNS = (*dict.fromkeys(WORKS.values()), OTHER)
-STATES = ("not open", "idle", "open", "sealed", "storing", "stored", "published")  # of a partition at its owner
-
-
-def work_under_way() -> str:
-    """Return the work that the running task does."""
-    task = asyncio.current_task()
-    return OTHER if task is None else WORKS.get(task.get_name().split(" ")[0].split("-")[0], OTHER)
-
-
-def states_of(broker: Broker) -> dict[str, None]:
-    """Return the states that the partitions and the batches of a broker are in."""
-    found: dict[str, None] = {}
-    for processor in broker.partitions.at_work():
-        ring = processor.ring
-        slots = [slot.state.name.lower() for slot in (*ring.batches, *([ring.open] if ring.open else []))]
-        found |= dict.fromkeys(slots or (["not open"] if processor.own is None else ["idle"]))
-    return found
 
 
 @dataclass(slots=True)

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from memq.client.bulk.direct_writer import DirectIdentity, DirectWriter
 from memq.errors import MemqError
 from memq.runtime.network import Runtime
+from memq.simulation.world.node import Node
 from tests.simulation.checker import Checker
-from tests.simulation.node import Node
 from tests.simulation.plan import Plan
 
 TASKS_MAX = 2

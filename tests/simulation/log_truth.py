@@ -20,9 +20,10 @@ from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.log_answers import LOG_S, LogAnswers
 from memq.errors import MemqError
 from memq.runtime.network import Runtime
+from memq.simulation.ports.sick_part import SickPart
 from memq.topic import Position, ReadPartition, Topic
 from tests.simulation.read_log import ReadLog
-from tests.simulation.sick_part import START_S, SickPart
+from tests.simulation.sick_part_rules import START_S
 
 WATCHER = "watcher"
 ASK_S = 1.0

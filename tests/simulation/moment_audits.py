@@ -14,7 +14,7 @@ from memq.audit.verdict import Verdict
 from memq.errors import MemqError
 from memq.format.ranges import RangeSet
 from memq.runtime.network import Runtime
-from tests.simulation.node import Node
+from memq.simulation.world.node import Node
 from tests.simulation.reader import Source
 
 AUDIT_COMMAND = "audit-command"

@@ -9,9 +9,9 @@ from contextlib import suppress
 from memq.client.producer.delivery import Ack
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import MemqError
+from memq.simulation.world.node import Node
 from tests.simulation.checker import Checker
 from tests.simulation.named_rules import NamedRules
-from tests.simulation.node import Node
 from tests.simulation.plan import Plan
 
 SIZES = (0, 10, 300)

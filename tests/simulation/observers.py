@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 
 from memq.format.report import AUDIT_TOPIC
 from memq.notification import Membership, Publication
+from memq.simulation.ports.cloud import Observer
+from memq.simulation.world.node import Node
 from memq.topic import Position, ReadPartition
 from tests.simulation.checker import Checker
-from tests.simulation.node import Node
 
 Places = list[tuple[ReadPartition, Position]]
 
 
-class Observers:
+class Observers(Observer):
     """See `cloud.Observer`. `exists` says whether a topic of this id is there; its log may not be dropped then."""
 
     def __init__(

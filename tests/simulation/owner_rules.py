@@ -7,7 +7,7 @@ from typing import Literal
 
 from memq.format.ranges import RangeSet
 from memq.notification import Publication
-from tests.simulation.node import EPOCH_MS, FOREVER, Node
+from memq.simulation.world.node import EPOCH_MS, FOREVER, Node
 from tests.simulation.reader import FindingError, LogEntry, Source
 
 Refusal = Literal["epoch", "age"]

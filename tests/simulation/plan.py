@@ -13,11 +13,11 @@ import msgspec
 
 from memq.compaction.plan import ColdRule
 from memq.limits import KIB, MIB
+from memq.simulation.cluster import SETTINGS, WRITE_PARTITIONS_MAX, Shape
+from memq.simulation.ports.disk import DiskFaults
+from memq.simulation.ports.faults import LEVELS, Faults
+from memq.simulation.ports.lies import COORDINATOR_LIES, QUEUE_LIES, STORE_LIES, Lies
 from memq.topic import CLOCK_ERROR_MS, TopicSettings
-from tests.simulation.cluster import SETTINGS, WRITE_PARTITIONS_MAX, Shape
-from tests.simulation.disk import DiskFaults
-from tests.simulation.faults import LEVELS, Faults
-from tests.simulation.lies import COORDINATOR_LIES, QUEUE_LIES, STORE_LIES, Lies
 from tests.simulation.thin import CLOCK_ERROR, Constants, draw_constants
 
 ASPECTS = (

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from memq.simulation.world.world import SimulationError
 from tests.simulation.auditor_bugs import AUDITOR_BUGS
 from tests.simulation.bug import Planted, before, body, first, instead, omit, swap
 from tests.simulation.cold_bugs import COLD_BUGS
@@ -24,7 +25,6 @@ from tests.simulation.ownership_bugs import OWNERSHIP_BUGS
 from tests.simulation.plan import Plan, draw_plan, with_quick_failover
 from tests.simulation.scenario import run_plan
 from tests.simulation.topic_bugs import TOPIC_BUGS
-from tests.simulation.world import SimulationError
 
 BUGS = (
     Planted(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from memq.simulation.world.node import EPOCH_MS
 from memq.topic import TopicSettings
-from tests.simulation.node import EPOCH_MS
 from tests.simulation.reader import LogEntry
 
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from memq.runtime.clock import SystemClock
+from memq.simulation.ports.faults import LEVELS
+from memq.simulation.world.world import SimulationError
 from tests.simulation.coverage import Summary
-from tests.simulation.faults import LEVELS
 from tests.simulation.fresh_seeds import fresh_start
 from tests.simulation.plan import ASPECTS, draw_plan
 from tests.simulation.planted import BUGS, find
 from tests.simulation.scenario import Report, run_plan
-from tests.simulation.world import SimulationError
 
 FAILED_SHOWN_MAX = 20
 

@@ -16,35 +16,36 @@ from memq.compaction.reader import ColdFiles, ColdReader
 from memq.errors import MemqError
 from memq.format import pointer as pointer_format
 from memq.runtime.network import Runtime
+from memq.simulation.chaos import Chaos
+from memq.simulation.cluster import CLUSTER, PORT
+from memq.simulation.ports.calls import Met
+from memq.simulation.ports.cloud import Doors
+from memq.simulation.ports.faults import LEVELS
+from memq.simulation.world.node import Node
+from memq.simulation.world.world import World
 from tests.producer_cores import NotedCore, noted_cores
 from tests.simulation.audit_rules import AuditRules, object_reader
 from tests.simulation.auditor import LIVE_AUDITOR
 from tests.simulation.auditor_life import AuditorLife
-from tests.simulation.chaos import Chaos
-from tests.simulation.cloud import Doors
-from tests.simulation.cluster import CLUSTER, PORT, SimCluster
+from tests.simulation.checked_cluster import CheckedCluster
 from tests.simulation.compactor import COMPACTOR, run_compactor
 from tests.simulation.consumers import run_consumer
-from tests.simulation.coverage import Met
 from tests.simulation.direct_life import Checkpoint, DirectLife
-from tests.simulation.faults import LEVELS
 from tests.simulation.live_rules import LiveRules
 from tests.simulation.log_truth import WATCHER, LogTruth, run_watcher
 from tests.simulation.lost_log_rules import LostLogRules
 from tests.simulation.moment_audits import AUDIT_COMMAND, MomentAudits
 from tests.simulation.named_producer import NamedLife
 from tests.simulation.named_rules import NamedRules
-from tests.simulation.node import Node
 from tests.simulation.plain_producer import PlainProducer, Running
 from tests.simulation.plan import Plan
 from tests.simulation.restore_rules import RestoreRules
-from tests.simulation.sick_part import LOOK_S as LOOK_AT_OTHERS_S
-from tests.simulation.sick_part import OthersGoOn
+from tests.simulation.sick_part_rules import LOOK_S as LOOK_AT_OTHERS_S
+from tests.simulation.sick_part_rules import OthersGoOn
 from tests.simulation.staged_rules import StagedRules
 from tests.simulation.staged_writer import StagedLife
 from tests.simulation.thin import scaled
 from tests.simulation.topic_churn import TopicChurn
-from tests.simulation.world import World
 
 SIZES = (0, 0, 10, 10, 300, 300, 3_000)  # bytes of a value next to its name
 CALM_ACK_S = 4.5  # opening the partition, and a back-off of up to 2 s after that; what hangs waits 5 s and more
@@ -83,7 +84,7 @@ class Scenario:
     def __init__(self, world: World, plan: Plan) -> None:
         self.world = world
         self.plan = plan
-        self.cluster = SimCluster(world, plan.faults, plan.shape)
+        self.cluster = CheckedCluster(world, plan.faults, plan.shape)
         self.checker = self.cluster.checker
         self.checker.commits.goes_back = plan.wanders
         if plan.faults == LEVELS["calm"]():

@@ -8,8 +8,8 @@ from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
 from memq.errors import InvalidRequestError, MemqError
 from memq.format.manifest import StagedObject
 from memq.runtime.network import Runtime
+from memq.simulation.world.node import Node
 from memq.storage_handlers import StorageHandler
-from tests.simulation.node import Node
 from tests.simulation.plan import Plan
 from tests.simulation.staged_rules import StagedRules
 

@@ -15,12 +15,12 @@ from memq.format.key import cold_manifest_key
 from memq.format.pointer import Location, Pointer, ProducerRanges, encode_pointer
 from memq.format.ranges import RangeSet
 from memq.notification import Publication
+from memq.simulation.world.node import EPOCH_MS
+from memq.simulation.world.world import World
 from memq.topic import Position, ReadPartition, TopicSettings
 from tests.simulation.checker import Checker
-from tests.simulation.node import EPOCH_MS
 from tests.simulation.reader import delivered_twice
 from tests.simulation.retention_rules import RetentionRules
-from tests.simulation.world import World
 
 TOPIC_ID = "ab" * 16
 PARTITION = ReadPartition("t", TOPIC_ID, 0)

@@ -13,13 +13,13 @@ from awscrt.checksums import crc32c
 from memq.errors import QueueError, StoreError
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.governor import BrokerEntry
-from memq.notification import Membership, Publication
+from memq.notification import Publication
+from memq.simulation.ports.cloud import Cloud, Doors, Observer
+from memq.simulation.ports.faults import CallFaults, Faults
+from memq.simulation.world.node import Node
+from memq.simulation.world.world import SimulationError, World
 from memq.storage_handlers import Buffer
 from memq.topic import Position, ReadPartition
-from tests.simulation.cloud import Cloud, Doors
-from tests.simulation.faults import CallFaults, Faults
-from tests.simulation.node import Node
-from tests.simulation.world import SimulationError, World
 
 PARTITION = ReadPartition("t", "0" * 32, 0)
 BODY: list[Buffer] = [b"abc" * 1000, bytearray(b"def" * 5000)]
@@ -30,7 +30,7 @@ QUICK = CallFaults(latency_s_min=0.01, latency_s_max=0.02)
 OPENED = encode_pointer(Pointer(kind="opened", cluster="c", topic="t", topic_id="0" * 32, partition=0, epoch=1))
 
 
-class Seen:
+class Seen(Observer):
     """Writes down what landed, and when."""
 
     def __init__(self, world: World) -> None:
@@ -52,17 +52,6 @@ class Seen:
     def committed(self, group: str, partition: ReadPartition, position: Position) -> None:
         self.log.append((f"{group} {position}", self.world.now))
 
-    def granted(self, group: str, member: str, membership: Membership, *, joined: bool) -> None:
-        """Not checked here."""
-
-    def asked(self, group: str, member: str, generation: int, positions: list[tuple[ReadPartition, Position]]) -> None:
-        """Not checked here."""
-
-    def stored_by(
-        self, group: str, member: str, generation: int, positions: list[tuple[ReadPartition, Position]]
-    ) -> None:
-        """Not checked here."""
-
     def fetched(self, group: str, partition: ReadPartition, position: Position | None) -> None:
         self.log.append((f"{group}? {position}", self.world.now))
 
@@ -81,7 +70,8 @@ def run(
 
     with World(seed) as world:
         seen = Seen(world)
-        cloud = Cloud(world, Faults(store=call, queue=call, coordinator=call), seen)
+        cloud = Cloud(world, Faults(store=call, queue=call, coordinator=call))
+        cloud.observer = seen
         node = world.spawn("a", start)
         cloud.monitor.claimed(PARTITION.topic_id, 0, 1, node.index)
         if kill_at:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from memq.audit.dashboard.view import PartitionRow
+from memq.simulation.ports.sick_part import SickPart
 from memq.topic import Position, ReadPartition
 from tests.simulation.log_truth import PAGE_S, LogTruth
-from tests.simulation.sick_part import START_S, SickPart
+from tests.simulation.sick_part_rules import START_S
 from tests.simulation.test_checker import Log, block
 
 SICK, HEALTHY = 1, 0

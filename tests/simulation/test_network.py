@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from memq.errors import UnreachableError
-from tests.simulation.faults import NetworkFaults
-from tests.simulation.network import SimNetwork, Switch
-from tests.simulation.node import Node
+from memq.simulation.world.network import NetworkFaults, SimNetwork, Switch
+from memq.simulation.world.node import Node
+from memq.simulation.world.world import SimulationError, World
 from tests.simulation.toy import PORT, ClientProtocol, echo_client, echo_server
-from tests.simulation.world import SimulationError, World
 
 Main = Callable[[Node], Coroutine[Any, Any, None]]
 ROUGH = NetworkFaults(tiny_piece_rate=0.2, small_piece_rate=0.5, spurious_buffer_rate=0.3, window_bytes_min=100)

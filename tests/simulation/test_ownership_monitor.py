@@ -9,8 +9,8 @@ import pytest
 
 from memq.format.pointer import Location, Pointer, encode_pointer
 from memq.notification import Entries, Entry, Publication
+from memq.simulation.ports.ownership_monitor import OwnershipMonitor, Publish
 from memq.topic import ReadPartition
-from tests.simulation.ownership_monitor import OwnershipMonitor, Publish
 
 TOPIC_ID = "ab" * 16
 PARTITION = ReadPartition("t", TOPIC_ID, 0)

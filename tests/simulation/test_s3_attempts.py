@@ -7,13 +7,12 @@ import asyncio
 import pytest
 
 from memq.errors import StoreError
+from memq.simulation.world.network import NetworkFaults, SimNetwork, Switch
+from memq.simulation.world.node import Node
+from memq.simulation.world.world import World
 from memq.storage_handlers.s3.answers import StoreAnswer
 from memq.storage_handlers.s3.attempts import Attempts, S3Counters
 from memq.storage_handlers.s3.settings import read_bucket
-from tests.simulation.faults import NetworkFaults
-from tests.simulation.network import SimNetwork, Switch
-from tests.simulation.node import Node
-from tests.simulation.world import World
 
 CALLERS = 20
 DOWN_S = 60.0

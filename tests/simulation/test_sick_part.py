@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from memq.client.bulk import staged_writer
+from memq.simulation.ports.sick_part import SickPart
 from tests.simulation.owner_rules import MISREAD_MIN
-from tests.simulation.sick_part import ACK_S, START_S, OthersGoOn, SickPart
+from tests.simulation.sick_part_rules import ACK_S, START_S, OthersGoOn
 from tests.simulation.staged_rules import StagedRules
 from tests.simulation.test_checker import Log, block
 

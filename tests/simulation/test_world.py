@@ -9,11 +9,10 @@ import sys
 
 import pytest
 
-from tests.simulation.faults import NetworkFaults
-from tests.simulation.network import Switch
-from tests.simulation.node import Node
+from memq.simulation.world.network import NetworkFaults, Switch
+from memq.simulation.world.node import Node
+from memq.simulation.world.world import SimulationError, World
 from tests.simulation.toy import echo_client, echo_server
-from tests.simulation.world import SimulationError, World
 
 
 def toy_hash(seed: int, clients: int = 3) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from memq.errors import UnreachableError
-from tests.simulation.network import SimNetwork, Switch
-from tests.simulation.node import Node
+from memq.simulation.world.network import SimNetwork, Switch
+from memq.simulation.world.node import Node
 
 PORT = 7
 

@@ -1,68 +1,18 @@
-"""One partition whose log or objects fail or hang for a while, and the rule that nothing else waits for them."""
+"""The rule that no other partition waits for the one whose log or objects are sick."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 from memq.client.bulk import staged_writer
-from memq.errors import InvalidRequestError, QueueError, StoreError
-from memq.format.key import ObjectKey, parse_object_key
+from memq.simulation.ports.sick_part import SickPart
 from memq.topic import ReadPartition
 from tests.simulation.checker import Checker, SentRecord
 
-HANG_S = 40.0  # longer than anybody waits
-RECOVERY_S = 60.0  # for the log's own partition: a call that hangs, and the back-offs behind it
 ACK_S = 6.0  # of a record in another partition: its opening, and a back-off of up to 2 s
 READ_S = 20.0  # without progress of a group in another partition: two POLLs in a row may wait for a log that hangs
 START_S = 12.0  # of the world: brokers that start wait for a log that hangs
 LOOK_S = 0.5
-
-
-@dataclass(slots=True)
-class SickPart:
-    """What the queue or the store has of partition `number`: calls fail until `until_s` (virtual), or hang."""
-
-    number: int = -1
-    service: str = "queue"
-    until_s: float = 0.0
-    hangs: bool = False
-    healthy_s: dict[int, float] = field(default_factory=dict)  # from when on others may expect something of it
-    log_until_s: dict[int, float] = field(default_factory=dict)  # how long the log of each was sick the last time
-
-    def sicken(self, number: int, until_s: float, *, service: str, hangs: bool) -> None:
-        """Let a part be sick until then."""
-        self.number, self.until_s, self.service, self.hangs = number, until_s, service, hangs
-        self.healthy_s[number] = until_s + RECOVERY_S
-        if service == "queue":
-            self.log_until_s[number] = until_s
-
-    def was_log_sick(self, number: int, since_s: float) -> bool:
-        """Return whether the log of a partition was sick at or after `since_s`."""
-        return self.log_until_s.get(number, 0.0) >= since_s
-
-    async def reach_log(self, partition: ReadPartition, now_s: float) -> None:
-        """Raise QueueError while the log of the partition is sick."""
-        if self.service == "queue" and partition.partition == self.number and now_s < self.until_s:
-            await self._hang()
-            raise QueueError(f"the log of {partition.topic}/{partition.partition} is sick")
-
-    async def reach_object(self, key: str, now_s: float) -> None:
-        """Raise StoreError while the objects of its partition are sick."""
-        if self.service != "store" or now_s >= self.until_s:
-            return
-        try:
-            found = parse_object_key(key)
-        except InvalidRequestError:
-            return
-        if isinstance(found, ObjectKey) and found.partition == self.number:
-            await self._hang()
-            raise StoreError(f"object '{key}' lies in a part of the store that is sick")
-
-    async def _hang(self) -> None:
-        if self.hangs:
-            await asyncio.sleep(HANG_S)
 
 
 class OthersGoOn:

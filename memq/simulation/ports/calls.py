@@ -1,4 +1,4 @@
-"""Calls from a node to a service outside of all nodes (store, queue, coordinator), with everything that they may meet.
+"""Calls from a node to a service outside of all nodes: store, queue or coordinator, with their faults.
 
 A call flies to the service, happens there on the service's own node, and its answer flies back into the caller's
 loop, which may be paused or dead by then. What is on its way when the caller dies, or gives up, may still arrive.
@@ -12,16 +12,37 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from memq.errors import DeniedError, InvalidRequestError, MemqError, NotFoundError, QueueRefusedError
-from tests.simulation.coverage import Met, work_under_way
-from tests.simulation.faults import CallFaults
-from tests.simulation.lies import Liar
-from tests.simulation.node import Node
+from memq.simulation.ports.faults import CallFaults
+from memq.simulation.ports.lies import Liar
+from memq.simulation.world.node import Node
 
 T = TypeVar("T")
+Met = dict[tuple[str, str], int]  # (fault, work): how often
+# The first words of the tasks' names (see `TaskOwner.start`), and the work that they do. What names itself after its
+# request comes from a client by way of a broker.
+WORKS = {
+    "open": "opening",
+    "upload": "uploading",
+    "shared": "uploading",
+    "publish": "publishing",
+    "forward": "forwarding",
+    "replay": "replaying",
+    "follow": "governing",
+    "tell": "governing",
+    "house": "upkeep",
+    "compactor": "upkeep",
+    "consumer": "reading",
+    "READ": "reading",
+    "POLL": "polling",
+    "COMMIT": "committing",
+    "JOIN": "grouping",
+    "HEARTBEAT": "grouping",
+}
+OTHER = "other"
 
 
 class Fate(enum.StrEnum):
-    """What becomes of one call."""
+    """The outcome of one call."""
 
     FINE = "fine"
     BEFORE = "error before"
@@ -41,8 +62,14 @@ WRONG_ERRORS: dict[str, tuple[Fate, type[MemqError]]] = {
 }
 
 
+def work_under_way() -> str:
+    """Return the work that the running task does."""
+    task = asyncio.current_task()
+    return OTHER if task is None else WORKS.get(task.get_name().split(" ")[0].split("-")[0], OTHER)
+
+
 class Payload(Protocol):
-    """What a call carries by reference, read while it flies out."""
+    """Buffers that a call carries by reference. They are read while it flies out."""
 
     def read(self, *, whole: bool) -> None:
         """Read some more of the caller's buffers, or all that is left."""

@@ -1,32 +1,18 @@
-"""How sick the world is: rates and bounds of every fault, from calm to stormy. Times in seconds, rates from 0 to 1."""
+"""Rates (0 to 1) and bounds (seconds) of every fault, in four levels from calm to stormy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from tests.simulation.disk import DiskFaults
-from tests.simulation.lies import Lies
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkFaults:
-    """What links do between the drawn cuts: latency, and how bytes are cut into pieces."""
-
-    latency_s_min: float = 0.0001
-    latency_s_max: float = 0.001
-    spike_rate: float = 0.0
-    spike_s_max: float = 0.5
-    tiny_piece_rate: float = 0.02  # 1 to 3 bytes
-    small_piece_rate: float = 0.10  # 1 to 200 bytes
-    spurious_buffer_rate: float = 0.05  # get_buffer without buffer_updated, as uvloop does when nothing came
-    window_bytes_min: int = 16 << 10
-    window_bytes_max: int = 1 << 20
+from memq.simulation.ports.disk import DiskFaults
+from memq.simulation.ports.lies import Lies
+from memq.simulation.world.network import NetworkFaults
 
 
 @dataclass(frozen=True, slots=True)
 class CallFaults:
-    """What the calls of one service (store, queue, coordinator) meet. The rates add up to at most 1."""
+    """Faults of the calls of one service (store, queue, coordinator). The rates add up to at most 1."""
 
     latency_s_min: float = 0.001
     latency_s_max: float = 0.01
@@ -48,7 +34,7 @@ class CallFaults:
 
 @dataclass(frozen=True, slots=True)
 class ChaosFaults:
-    """What happens to processes and links: mean seconds between two of a kind (0: never), and how long they last."""
+    """Events of processes and links: mean seconds between two of a kind (0: never), and their length."""
 
     kill_every_s: float = 0.0
     down_s_max: float = 5.0
@@ -149,7 +135,7 @@ def stormy() -> Faults:
 
 
 def sleepy() -> Faults:
-    """Processes that sleep in the middle of everything, for longer than S and than their sessions; slow services."""
+    """Processes that pause for longer than S and than their sessions, and slow services."""
     call = CallFaults(latency_s_min=0.02, latency_s_max=0.3, after_rate=0.02, stall_rate=0.05, stall_s_max=3.0)
     return Faults(
         store=call,

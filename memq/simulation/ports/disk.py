@@ -1,4 +1,4 @@
-"""The disk of each host for the spool: it outlives processes, and of what was not fsynced a death leaves any part.
+"""The disk of each host for the spool. It outlives processes; bytes without an fsync may be lost.
 
 That holds for names, too: a segment that was removed may be back, until the folder is synced for a new one. For minutes
 a disk may be full, read-only, or fail to sync.
@@ -20,7 +20,7 @@ BACK_RATE = 0.3  # how often a segment whose removal was not synced is there aga
 
 @dataclass(frozen=True, slots=True)
 class DiskFaults:
-    """What calls of a disk meet: how long one takes, and how often a write fails before or after it is there."""
+    """Faults of a disk: how long a call takes, and how often a write fails before or after it is there."""
 
     latency_s_max: float = 0.005
     sync_s_max: float = 0.02

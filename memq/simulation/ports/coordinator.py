@@ -11,10 +11,10 @@ from memq.governor import Assignment, BrokerEntry, Load
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.governor.watchers import Watchers
 from memq.runtime.logs import EventLog
+from memq.simulation.ports.calls import Caller
+from memq.simulation.ports.ownership_monitor import OwnershipMonitor
+from memq.simulation.world.loop import SimTask
 from memq.topic import Topic
-from tests.simulation.calls import Caller
-from tests.simulation.loop import SimTask
-from tests.simulation.ownership_monitor import OwnershipMonitor
 
 WRITE_LIES = ("denied", "denied-landed")
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""Answers that are wrong: what a real store, queue, coordinator or disk was seen to say, for one call or for a while.
+"""Wrong answers of stores, queues, coordinators and disks, as real ones gave them, once or for long.
 
 A lie is an error of another kind than the fault that is behind it, or an answer that no error shows to be wrong. Where
 a port's contract rules a wrong answer out, its implementation makes an error of it; what is left is drawn here.
@@ -17,7 +17,7 @@ WRONG_BYTES = frozenset({"flipped", "foreign", "short"})
 
 @dataclass(frozen=True, slots=True)
 class Lies:
-    """Which lies the calls of a service meet: a share of single calls, and all of an episode. Times in seconds."""
+    """The lies of a service: for a share of its calls, and for all calls of an episode. Times in seconds."""
 
     kinds: tuple[str, ...] = ()
     rate: float = 0.0
@@ -36,7 +36,7 @@ class Episode:
 
 @dataclass(slots=True)
 class Liar:
-    """What one service tells wrongly."""
+    """Decides which answers of one service are wrong."""
 
     draw: random.Random
     lies: Lies = field(default_factory=Lies)
@@ -61,7 +61,7 @@ class Liar:
         return episode.kind
 
     def begin_episode(self, now_s: float, nodes: list[str]) -> None:
-        """Begin an episode, for one process or for all, when none lasts. Wrong bytes for minutes are damage, no lie."""
+        """Begin an episode, for one process or for all, if none lasts. Wrong bytes for minutes are damage."""
         kinds = [kind for kind in self.lies.kinds if kind not in WRONG_BYTES]
         if kinds and (self.episode is None or now_s >= self.episode.until_s):
             node = self.draw.choice(["", *nodes])

@@ -6,13 +6,10 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memq.runtime.network import Network, Runtime
-from tests.simulation.loop import SimLoop
-
-if TYPE_CHECKING:
-    from tests.simulation.world import World
+from memq.simulation.world.loop import Scheduler, SimLoop
 
 EPOCH_MS = 1_750_000_000_000  # the wall clock at virtual time 0
 FOREVER = float("inf")
@@ -21,7 +18,7 @@ FOREVER = float("inf")
 class NodeClock:
     """A node's view of time: its monotonic clock starts anywhere, its wall clock is off by `offset_ms`."""
 
-    def __init__(self, world: World, start_s: float, offset_ms: int) -> None:
+    def __init__(self, world: Scheduler, start_s: float, offset_ms: int) -> None:
         self._world = world
         self._start_s = start_s
         self.offset_ms = offset_ms
@@ -42,7 +39,7 @@ class Node:
     fault does not change what the node would have drawn.
     """
 
-    def __init__(self, world: World, index: int, name: str, offset_ms: int) -> None:
+    def __init__(self, world: Scheduler, index: int, name: str, offset_ms: int) -> None:
         self.world = world
         self.index = index
         self.name = name
@@ -65,7 +62,7 @@ class Node:
         return Runtime(clock=self.clock, random=self.random, network=network, host=self.name)
 
     def start(self, main: Callable[[Node], Coroutine[Any, Any, Any]]) -> None:
-        """Run `main`; the process exits with it. What it raises ends the world's run."""
+        """Run `main`; the process exits with it. An exception of `main` ends the run of the world."""
         self.main = self.loop.create_task(main(self), name=self.name)
         self.main.add_done_callback(self._main_done)
 

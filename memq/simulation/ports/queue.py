@@ -1,4 +1,4 @@
-"""One node's view of the notification queue: the in-memory queue behind calls that fail, hang and come late.
+"""The notification queue as one node sees it: in memory, behind calls that fail, hang and come late.
 
 It tells the monitor of ownership what each task hands over, what happens of it, and what comes back; what owners have
 read goes with their pointers to the observer: they must leave out what they know.
@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
 
 from memq.errors import QueueRefusedError
 from memq.format.pointer import decode_pointer
 from memq.notification import Entries, GroupState, Membership, Publication, Span
 from memq.notification.memory import MemoryQueue
+from memq.simulation.ports.calls import Caller
+from memq.simulation.ports.ownership_monitor import OwnershipMonitor, Task
+from memq.simulation.ports.sick_part import SickPart
+from memq.simulation.world.loop import SimTask
+from memq.simulation.world.node import EPOCH_MS, Node
 from memq.topic import Committed, Position, ReadPartition
-from tests.simulation.calls import Caller
-from tests.simulation.loop import SimTask
-from tests.simulation.node import EPOCH_MS, Node
-from tests.simulation.ownership_monitor import OwnershipMonitor, Task
-from tests.simulation.sick_part import SickPart
 
 NO_TASK: Task = (-1, -1)
 PUBLISH_LIES = ("denied", "not-found", "denied-landed", "refused-landed")
@@ -28,42 +27,34 @@ GROUP_LIES = ("denied", "denied-landed")
 OWNERS_WORK = ("open", "publish", "forward", "leave")
 
 
-class QueueObserver(Protocol):
-    """Who knows what landed in the queue, and what was asked of it, in the same step."""
+class QueueObserver:
+    """Learns what landed in the queue, and what was asked of it, in the same step."""
 
     def published(self, publication: Publication, offset: int, node: Node, read_to: int, handed_over_s: float) -> None:
         """A pointer of `node` is in the queue; its owner had read below `read_to` when it was handed over."""
-        ...
 
     def trimmed(self, partition: ReadPartition, before: int) -> None:
         """The pointers below `before` are gone."""
-        ...
 
     def dropped(self, partitions: Sequence[ReadPartition]) -> None:
         """The logs of a topic are gone."""
-        ...
 
     def committed(self, group: str, partition: ReadPartition, position: Position) -> None:
         """A group has stored a position."""
-        ...
 
     def granted(self, group: str, member: str, membership: Membership, *, joined: bool) -> None:
         """A member knows what it holds."""
-        ...
 
     def asked(self, group: str, member: str, generation: int, positions: list[tuple[ReadPartition, Position]]) -> None:
         """A member asks for positions to be stored."""
-        ...
 
     def stored_by(
         self, group: str, member: str, generation: int, positions: list[tuple[ReadPartition, Position]]
     ) -> None:
-        """What a member asked for in a generation is stored."""
-        ...
+        """The positions that a member asked for in a generation are stored."""
 
     def fetched(self, group: str, partition: ReadPartition, position: Position | None) -> None:
-        """Somebody asked where a group is; None when it has stored nothing."""
-        ...
+        """A client asked for the position of a group; None when the group has stored nothing."""
 
 
 class SimQueue:
@@ -183,7 +174,7 @@ class SimQueue:
         return not works_for_owner and bool(self._caller.lie("short-log"))
 
     def _early_end(self, partition: ReadPartition, span: Span) -> int:
-        """Return an end that is too low, not below one that this process has seen: that is an error of the port."""
+        """Return an end that is too low, but not below one that this process has seen (an error of the port)."""
         proven = self._proven.get(partition, span.begin)
         return max(span.begin, min(span.end, max(proven, span.end - 3)))
 

@@ -1,4 +1,4 @@
-"""The scheduler: one virtual time, many nodes, one seed; it picks the next callback and counts time for it."""
+"""The scheduler: one virtual time, many nodes, one seed. It picks the next callback and its duration."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self
 
-from tests.simulation.loop import SimLoop
-from tests.simulation.node import FOREVER, Node
-from tests.simulation.trace import Trace
+from memq.simulation.world.loop import SimLoop
+from memq.simulation.world.node import FOREVER, Node
+from memq.simulation.world.trace import Trace
 
 STEP_S_MAX = 40e-6  # what one callback costs at most, normally
 HICCUP_S_MAX = 0.02  # and seldom: a collection, a page fault, another process on the core
@@ -28,7 +28,7 @@ class SimulationError(AssertionError):
 
 
 class World:
-    """Runs nodes on virtual time. Use it as a context manager: it owns the thread's running loop while it runs.
+    """Runs nodes on virtual time. Use it as a context manager: it owns the running loop of the thread.
 
     Every callback costs its node a few microseconds of virtual time, drawn from the seed. That orders the nodes'
     callbacks against each other in ever new ways, lets time pass in a busy loop, and gives "before" and "after"
@@ -57,7 +57,7 @@ class World:
     # ---- seeded randomness -------------------------------------------------------------------
 
     def random(self, purpose: str) -> random.Random:
-        """Return the generator of one purpose: each has its own, so that one more draw here changes nothing there."""
+        """Return the generator of one purpose. Each has its own: a new draw for one changes no other."""
         if purpose not in self._randoms:
             self._randoms[purpose] = random.Random(f"{self.seed}/{purpose}")
         return self._randoms[purpose]
@@ -91,7 +91,7 @@ class World:
         heapq.heappush(self._events, (self.now + delay_s, self._schedule_random(), self._numbers, action))
 
     def wake(self, node: Node) -> None:
-        """See to it that `node` runs when it is due: loops call this when they get their first callback or timer."""
+        """Run `node` when it is due. Loops call this when they get their first callback or timer."""
         if node is self._running:
             return
         when = node.due()
@@ -164,7 +164,7 @@ class World:
             self.now = until
 
     def _run_node(self, node: Node, until: float) -> None:
-        """Run callbacks of `node` until another node's turn comes first. Half of all time is spent in this loop."""
+        """Run callbacks of `node` until another node's turn comes. A run spends half its time in this loop."""
         loop, events, draw = node.loop, self._events, self._schedule_random
         ready, timers = loop.ready, loop.timers
         self.trace.turn(node.index)

@@ -1,4 +1,4 @@
-"""A whole cluster in one world: brokers, producers and consumers as nodes, a scripted governor, and the checker."""
+"""A cluster in one world: brokers and clients as nodes, and the sessions that the coordinator ends."""
 
 from __future__ import annotations
 
@@ -20,17 +20,13 @@ from memq.governor.planning import join, neighbours, split
 from memq.limits import KIB, MIB
 from memq.runtime.network import Address, Runtime
 from memq.settings import BrokerSettings
+from memq.simulation.ports.cloud import Cloud, Doors
+from memq.simulation.ports.disk import HostDisk, SimDisk
+from memq.simulation.ports.faults import Faults
+from memq.simulation.world.network import SimNetwork, Switch
+from memq.simulation.world.node import EPOCH_MS, Node
+from memq.simulation.world.world import World
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, equal_slots, read_partitions
-from tests.simulation.checker import Checker
-from tests.simulation.cloud import Cloud, Doors
-from tests.simulation.disk import HostDisk, SimDisk
-from tests.simulation.faults import Faults
-from tests.simulation.log_truth import LogTruth
-from tests.simulation.network import SimNetwork, Switch
-from tests.simulation.node import EPOCH_MS, Node
-from tests.simulation.observers import Observers
-from tests.simulation.retention_rules import RetentionRules
-from tests.simulation.world import World
 
 CLUSTER = "sim"
 PORT = 9876
@@ -52,7 +48,7 @@ SETTINGS = TopicSettings(
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a cluster is made of. Times in ms."""
+    """The parts of a cluster and their settings. Times in ms."""
 
     brokers: int = 2
     partitions: int = 1
@@ -74,13 +70,14 @@ class Shape:
 
 
 class SimCluster:
-    """The parts, and what the scenario does with them. `switch`, `cloud` and `checker` may be used directly."""
+    """The parts, and what a scenario does with them. `switch` and `cloud` may be used directly."""
 
     def __init__(self, world: World, faults: Faults, shape: Shape) -> None:
         self.world = world
         self.shape = shape
         self.switch = Switch(world, faults.network)
-        self.cloud = Cloud(world, faults, self._observer(world, shape), refuse=shape.refuse)
+        self.objects: dict[str, bytes] = {}
+        self.cloud = Cloud(world, faults, refuse=shape.refuse)
         self.doors: dict[str, Doors] = {}
         self.disks: dict[str, HostDisk] = {}
         self.topic = Topic(
@@ -95,7 +92,6 @@ class SimCluster:
         for number in range(WRITE_PARTITIONS_MAX):
             self._watch(ReadPartition("t", TOPIC_ID, number))
         self.healed = False
-        self.truth: LogTruth | None = None  # what clients hear of logs is compared with
         self.brokers = [f"broker-{number}" for number in range(shape.brokers)]
         self.rounds = dict.fromkeys(self.brokers, 0)  # of retention and sweep that each broker has ended
         self.counters: list[Counters] = []  # of each life of a broker
@@ -104,33 +100,8 @@ class SimCluster:
         self._seen_s: dict[str, float] = {}
         self._entries: dict[str, BrokerEntry] = {}
 
-    def _observer(self, world: World, shape: Shape) -> Observers:
-        self.objects: dict[str, bytes] = {}
-        self.checker = Checker(
-            self.objects, shape.settings.dedup_window_ms, world.fail, lambda: world.now, refuse=shape.refuse
-        )
-        self.checker.on_disk = shape.settings.ack1 == "disk"
-        self.transient = Checker(
-            self.objects, shape.settings.dedup_window_ms, world.fail, lambda: world.now, refuse=shape.refuse
-        )
-        if shape.housekeeping_s:
-            for checker in (self.checker, self.transient):
-                checker.retention = RetentionRules(shape.settings, shape.clock_error_ms)
-        self._observers = Observers(TOPIC_ID, self.checker, self.transient, self._exists, world.fail)
-        return self._observers
-
-    def _exists(self, topic_id: str) -> bool:
-        return any(topic.id == topic_id for topic in self.cloud.cluster.registry.topics())
-
-    def leave(self) -> None:
-        """Check nothing any more: from now on the run does faults to what is there."""
-        self._observers.leave()
-        for partition in self.cloud.queue.logs:
-            self.cloud.monitor.drops(partition)
-
     def watch(self, topic: Topic) -> None:
-        """Tell the monitor of ownership, and who checks reports, of a topic that comes and goes."""
-        self.checker.reports.transient[topic.id] = None
+        """Let the monitor of ownership know a topic that comes and goes."""
         for partition in read_partitions(topic):
             self._watch(partition)
 
@@ -169,7 +140,10 @@ class SimCluster:
         self.world.trace.event(self.world.now, "jump", node.name, node.clock.offset_ms)
 
     def _draw_offset_ms(self) -> int:
-        """Return how far a node's wall clock is off the queue's; in "age" mode the queue refuses who is S behind."""
+        """Return how far a node's wall clock is off the queue's.
+
+        In "age" mode the queue refuses a node whose clock is S behind.
+        """
         shape, draw = self.shape, self.world.random("clock")
         half_ms = shape.clock_error_ms // 2
         stale_ms = shape.settings.stale_publish_ms // 3 if shape.refuse == "age" else half_ms
@@ -255,11 +229,6 @@ class SimCluster:
             self.world.trace.event(self.world.now, "stop", name)
             self.world.nodes[name].loop.call_soon(self._stops[name].set)
 
-    def left_objects(self, since_s: float) -> list[str]:
-        """Return the objects that a sweep should have taken, of all topics."""
-        of_others = dict.fromkeys(self.transient.left_objects(since_s))
-        return [key for key in self.checker.left_objects(since_s) if key in of_others]
-
     def addresses(self) -> list[Address]:
         """Return where brokers listen."""
         return [(name, PORT) for name in self.brokers]
@@ -271,7 +240,7 @@ class SimCluster:
     # ---- sessions, and moves by hand -------------------------------------------------------------
 
     def _govern(self) -> None:
-        """End the sessions of brokers that were silent too long; the governor among them assigns what they owned.
+        """End the sessions of brokers that were silent for too long. The governor assigns their partitions.
 
         Watchers hear of a change, and now and then of none: at every tick they took a fifth of all steps.
         """
@@ -300,7 +269,7 @@ class SimCluster:
         return node.alive and node.paused_until <= self.world.now and blocked_until <= self.world.now
 
     def move(self, partition: int, *, seize: bool = False) -> None:
-        """Give a partition to another live broker, as a planned move does; or as one does whose owner seems dead."""
+        """Give a partition to another live broker, by a plan, or (`seize`) because its owner seems dead."""
         registry = self.cloud.cluster.registry
         entry = registry.assignment(TOPIC_ID, partition)
         others = [broker.id for broker in registry.brokers() if broker.id != entry.broker]

@@ -1,4 +1,4 @@
-"""What happened in a run: one rolling hash over every event, and the last events in words for people."""
+"""The events of a run: one rolling hash over all of them, and the last ones in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of docs/ownership.md, checked on every step that owners take at the queue and the coordinator. Pure.
+"""The rules of docs/ownership.md, checked at every call of an owner to the queue or the coordinator.
 
 The model in `tests/model` shows that these rules keep the promises; this monitor shows that the product keeps the
 rules. It sees what the ports see: claims, reads and publishes, when each was handed over, when it happened at the
@@ -74,7 +74,7 @@ class Reading:
 
 @dataclass(slots=True)
 class Known:
-    """What requests have shown: offsets, the moments at which requests were handed over, and reads up to the end."""
+    """Offsets that requests have shown, the moments of these requests, and reads up to the end."""
 
     shown: RangeSet = field(default_factory=RangeSet)
     requests: deque[float] = field(default_factory=lambda: deque(maxlen=REQUESTS_MAX))
@@ -121,7 +121,7 @@ class Publish:
 
 
 class OwnershipMonitor:
-    """All partitions of one run. `fail` gets each finding; `refuse` is what the queue refuses: a low epoch, or age.
+    """All partitions of one run. `fail` gets each finding; the queue refuses low epochs, or old entries.
 
     `key_s` is for how long after its object was stored a batch may be published under its key.
     """

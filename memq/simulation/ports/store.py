@@ -1,4 +1,4 @@
-"""One node's view of the object store: the in-memory handler behind calls that fail, hang and come late.
+"""The object store as one node sees it: in memory, behind calls that fail, hang and come late.
 
 A put reads the caller's buffers by reference, piece by piece, until its request has arrived: who changes a buffer
 before the call has ended is found, since the checksum was given with the call.
@@ -16,11 +16,11 @@ from typing import Any
 from awscrt.checksums import crc32c
 
 from memq.errors import CorruptDataError, MemqError, RetryableError, StoreError
+from memq.simulation.ports.calls import Caller
+from memq.simulation.ports.sick_part import SickPart
+from memq.simulation.world.node import Node
 from memq.storage_handlers import Buffer, ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
-from tests.simulation.calls import Caller
-from tests.simulation.node import Node
-from tests.simulation.sick_part import SickPart
 
 SICK_SHARE = 4
 WRITE_LIES = ("denied", "denied-landed")
@@ -30,7 +30,7 @@ HEALED_AT_LISTING_RATE = 0.1
 
 
 class PutBody:
-    """The buffers of one put, read while the call flies; `settled` is done when nobody reads them any more."""
+    """The buffers of one put, read while the call flies; `settled` is done when nothing reads them."""
 
     def __init__(self, buffers: Sequence[Buffer], draw: Callable[[], float]) -> None:
         self._left = deque(memoryview(buffer).cast("B") for buffer in buffers if len(buffer))
@@ -76,7 +76,7 @@ class PutBody:
 
 @dataclass(slots=True)
 class Sickness:
-    """A part of the store that takes nothing until `until_s` (virtual): keys whose crc32 leaves `remainder`."""
+    """A part of the store refuses puts until `until_s` (virtual): keys whose crc32 leaves `remainder`."""
 
     until_s: float = 0.0
     remainder: int = 0

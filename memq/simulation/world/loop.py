@@ -1,4 +1,4 @@
-"""One node's event loop on virtual time: real asyncio tasks, futures and timeouts, but the world picks who runs next.
+"""One node's event loop on virtual time, for real asyncio tasks: the world picks the next callback.
 
 Asyncio keeps the tasks of a TaskGroup and the futures of `asyncio.wait` in sets, and cancels them in the sets' order,
 which is the order of memory addresses: it differs from run to run. So tasks and futures here hash by a number that
@@ -9,20 +9,48 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import random
 from asyncio.futures import _set_result_unless_cancelled  # type: ignore[attr-defined]  # how asyncio.sleep ends
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, copy_context
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
+from typing import Any, Protocol, TypeVar, TypeVarTuple, cast
 
-if TYPE_CHECKING:
-    from tests.simulation.node import Node
+from memq.simulation.world.trace import Trace
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 _CANCELLED_TIMERS_MAX = 256
 _TASKS_SWEEP_MIN = 64
+
+
+class Scheduler(Protocol):
+    """The world, as its processes use it."""
+
+    seed: int
+    now: float  # virtual seconds
+    trace: Trace
+
+    def random(self, purpose: str) -> random.Random:
+        """See `World.random`."""
+
+    def wake(self, node: Any) -> None:
+        """See `World.wake`."""
+
+    def schedule(self, delay_s: float, action: Callable[[], None]) -> None:
+        """See `World.schedule`."""
+
+    def fail(self, what: str, cause: BaseException | None = None) -> None:
+        """See `World.fail`."""
+
+
+class LoopOwner(Protocol):
+    """The process that a loop belongs to."""
+
+    world: Scheduler
+    name: str
+    alive: bool
 
 
 class SimTask(asyncio.Task[_T]):
@@ -50,7 +78,7 @@ class SimFuture(asyncio.Future[_T]):
 
 
 class SimHandle(asyncio.Handle):
-    """A callback. Asyncio's own asks its loop for the debug mode, which took a third of the time to make one."""
+    """A callback. The handle of asyncio asks for the debug mode: a third of the time to make one."""
 
     def __init__(
         self, callback: Callable[..., object], args: tuple[Any, ...], loop: SimLoop, context: Context | None
@@ -99,7 +127,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     Threads and sockets do not exist here: `run_in_executor` and `create_connection` raise NotImplementedError.
     """
 
-    def __init__(self, node: Node, start_s: float) -> None:
+    def __init__(self, node: LoopOwner, start_s: float) -> None:
         self.node = node
         self.ready: deque[asyncio.Handle] = deque()
         self.timers: list[tuple[float, int, asyncio.TimerHandle]] = []

@@ -1,17 +1,30 @@
-"""What happens to processes, links, clocks and the store while a scenario runs: kills, cuts, moves, jumps, sickness."""
+"""Events of a run: processes die or pause, links break, partitions move, clocks jump, services fail."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 
-from tests.simulation.cluster import SimCluster
-from tests.simulation.coverage import Met, states_of
-from tests.simulation.disk import SICKNESSES
-from tests.simulation.faults import ChaosFaults, calm
-from tests.simulation.lies import Liar
-from tests.simulation.node import Node
-from tests.simulation.store import SICK_SHARE
+from memq.broker.broker import Broker
+from memq.simulation.cluster import SimCluster
+from memq.simulation.ports.calls import Met
+from memq.simulation.ports.disk import SICKNESSES
+from memq.simulation.ports.faults import ChaosFaults, calm
+from memq.simulation.ports.lies import Liar
+from memq.simulation.ports.store import SICK_SHARE
+from memq.simulation.world.node import Node
+
+STATES = ("not open", "idle", "open", "sealed", "storing", "stored", "published")  # of a partition at its owner
+
+
+def states_of(broker: Broker) -> dict[str, None]:
+    """Return the states that the partitions and the batches of a broker are in."""
+    found: dict[str, None] = {}
+    for processor in broker.partitions.at_work():
+        ring = processor.ring
+        slots = [slot.state.name.lower() for slot in (*ring.batches, *([ring.open] if ring.open else []))]
+        found |= dict.fromkeys(slots or (["not open"] if processor.own is None else ["idle"]))
+    return found
 
 
 class Chaos:

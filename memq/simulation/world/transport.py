@@ -1,4 +1,4 @@
-"""One end of a simulated connection: asyncio's transport for buffered protocols, with the habits of a real one.
+"""One end of a simulated connection: a transport of asyncio that behaves as a real one does.
 
 Sender: `write` keeps the caller's buffer by reference and copies it only when it is "sent", at a later callback, as
 uvloop does when the socket is full: who changes a buffer too early sends garbage here, always. Receiver: bytes are
@@ -12,13 +12,10 @@ import asyncio
 import enum
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from memq.runtime.network import Address
-
-if TYPE_CHECKING:
-    from tests.simulation.network import Switch
-    from tests.simulation.node import Node
+from memq.simulation.world.node import Node
 
 READ_BYTES_MAX = 256 << 10
 HIGH_WATER_BYTES = 64 << 10
@@ -32,7 +29,7 @@ class End(enum.Enum):
 
 
 class Pipe:
-    """One direction of a connection behind the transports: bytes that fly, then the receiver's kernel buffer."""
+    """One direction of a connection: bytes that fly, then the kernel buffer of the receiver."""
 
     def __init__(self, window_bytes: int) -> None:
         self.window_bytes = window_bytes
@@ -47,6 +44,34 @@ class Pipe:
         return self.window_bytes - self.flying_bytes - len(self.inbox)
 
 
+class Carrier(Protocol):
+    """The switch, as a transport uses it."""
+
+    def draw_piece_bytes(self) -> int:
+        """See `Switch.draw_piece_bytes`."""
+
+    def draw_send_delay_s(self) -> float:
+        """See `Switch.draw_send_delay_s`."""
+
+    def draw_spurious_buffer(self) -> bool:
+        """See `Switch.draw_spurious_buffer`."""
+
+    def send(self, end: SimTransport, piece: bytes) -> None:
+        """See `Switch.send`."""
+
+    def send_end(self, end: SimTransport, how: End) -> None:
+        """See `Switch.send_end`."""
+
+    def delivered(self, end: SimTransport, count: int) -> None:
+        """See `Switch.delivered`."""
+
+    def node_died(self, end: SimTransport) -> None:
+        """See `Switch.node_died`."""
+
+    def forget_pair(self, end: SimTransport) -> None:
+        """See `Switch.forget_pair`."""
+
+
 class SimTransport(asyncio.Transport):
     """One end. `peer`, `inward` and `outward` are set by the switch before anything happens."""
 
@@ -54,7 +79,7 @@ class SimTransport(asyncio.Transport):
     inward: Pipe
     outward: Pipe
 
-    def __init__(self, switch: Switch, node: Node, number: int, address: Address, peer_address: Address) -> None:
+    def __init__(self, switch: Carrier, node: Node, number: int, address: Address, peer_address: Address) -> None:
         super().__init__({"peername": peer_address, "sockname": address})
         self.switch = switch
         self.node = node

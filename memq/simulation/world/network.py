@@ -1,4 +1,4 @@
-"""The simulated network: hosts, links, listeners, and the switch that carries bytes between transports.
+"""The simulated network: hosts, links, listeners, and the switch that carries bytes between them.
 
 A host is a node's name; `127.0.0.1`, `0.0.0.0` and the like mean the node itself. Links have a direction. A blocked
 link holds what flies, as TCP's retransmission does, and delivers it late, in order; or the connection dies, at both
@@ -13,13 +13,27 @@ from dataclasses import dataclass
 
 from memq.errors import UnreachableError
 from memq.runtime.network import Address, Listener, ProtocolFactory
-from tests.simulation.faults import NetworkFaults
-from tests.simulation.node import Node
-from tests.simulation.transport import READ_BYTES_MAX, End, Pipe, SimTransport
-from tests.simulation.world import World
+from memq.simulation.world.node import Node
+from memq.simulation.world.transport import READ_BYTES_MAX, End, Pipe, SimTransport
+from memq.simulation.world.world import World
 
 LOCAL = ("", "127.0.0.1", "localhost", "0.0.0.0", "::", "::1")
 SILENCE_S_MIN, SILENCE_S_MAX = 20.0, 120.0  # when a kernel gives up a silent peer
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkFaults:
+    """Faults of links between the drawn cuts: latency, and how bytes are cut into pieces."""
+
+    latency_s_min: float = 0.0001
+    latency_s_max: float = 0.001
+    spike_rate: float = 0.0
+    spike_s_max: float = 0.5
+    tiny_piece_rate: float = 0.02  # 1 to 3 bytes
+    small_piece_rate: float = 0.10  # 1 to 200 bytes
+    spurious_buffer_rate: float = 0.05  # get_buffer without buffer_updated, as uvloop does when nothing came
+    window_bytes_min: int = 16 << 10
+    window_bytes_max: int = 1 << 20
 
 
 @dataclass(slots=True)

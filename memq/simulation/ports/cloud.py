@@ -1,41 +1,38 @@
-"""What all nodes share: the store, the queue and the coordinator in memory, on a node of their own that never fails."""
+"""Store, queue and coordinator of all nodes, in memory, on a node of their own that never fails."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from memq.errors import QueueError, StoreError, UnreachableError
 from memq.governor.memory import MemoryCluster
 from memq.notification.memory import MemoryQueue
+from memq.simulation.ports.calls import Caller, Met
+from memq.simulation.ports.coordinator import SimCoordinator
+from memq.simulation.ports.faults import CallFaults, Faults
+from memq.simulation.ports.lies import Liar, Lies
+from memq.simulation.ports.ownership_monitor import OwnershipMonitor
+from memq.simulation.ports.queue import QueueObserver, SimQueue
+from memq.simulation.ports.sick_part import SickPart
+from memq.simulation.ports.store import Sickness, SimStore
+from memq.simulation.world.node import Node
+from memq.simulation.world.world import World
 from memq.storage_handlers.memory import MemoryHandler
-from tests.simulation.calls import Caller
-from tests.simulation.coordinator import SimCoordinator
-from tests.simulation.coverage import Met
-from tests.simulation.faults import CallFaults, Faults
-from tests.simulation.lies import Liar, Lies
-from tests.simulation.node import Node
-from tests.simulation.ownership_monitor import OwnershipMonitor
-from tests.simulation.queue import QueueObserver, SimQueue
-from tests.simulation.sick_part import SickPart
-from tests.simulation.store import Sickness, SimStore
-from tests.simulation.world import World
 
 NAME = "cloud"
 
 
-class Observer(QueueObserver, Protocol):
-    """Who knows what landed in the store and the queue, in the same step."""
+class Observer(QueueObserver):
+    """Learns what landed in the store and the queue, in the same step. A subclass may check it."""
 
     def stored(self, key: str) -> None:
         """An object is there (again)."""
-        ...
 
     def deleted(self, key: str) -> None:
         """An object is gone."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +52,15 @@ class Doors:
 
 
 class Cloud:
-    """The services themselves: `handler`, `queue` and `cluster` may be checked and damaged directly."""
+    """The services themselves: `handler`, `queue` and `cluster` may be checked and damaged directly.
 
-    def __init__(
-        self, world: World, faults: Faults, observer: Observer, *, refuse: Literal["epoch", "age"] = "epoch"
-    ) -> None:
+    Set `observer` before a node gets its doors.
+    """
+
+    def __init__(self, world: World, faults: Faults, *, refuse: Literal["epoch", "age"] = "epoch") -> None:
         self.world = world
         self.faults = faults
-        self.observer = observer
+        self.observer = Observer()
         self.node = world.spawn(NAME, _stay, offset_ms=0)
         self.handler = MemoryHandler(self.node.clock)
         self.queue = MemoryQueue(self.node.clock, refuse)

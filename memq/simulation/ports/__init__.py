@@ -1,0 +1,1 @@
+"""Store, queue, coordinator and disk as one process sees them: calls fail, hang, come late and lie."""

@@ -1,0 +1,1 @@
+"""Virtual time, processes and network: one seed decides what runs when."""

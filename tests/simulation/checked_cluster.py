@@ -1,0 +1,51 @@
+"""The cluster of a scenario: what lands in it goes to a checker for the lasting topic, and to one for the others."""
+
+from __future__ import annotations
+
+from memq.simulation.cluster import TOPIC_ID, Shape, SimCluster
+from memq.simulation.ports.faults import Faults
+from memq.simulation.world.world import World
+from memq.topic import Topic
+from tests.simulation.checker import Checker
+from tests.simulation.log_truth import LogTruth
+from tests.simulation.observers import Observers
+from tests.simulation.retention_rules import RetentionRules
+
+
+class CheckedCluster(SimCluster):
+    """A simulated cluster and its two checkers: `checker` of the lasting topic, `transient` of all others."""
+
+    def __init__(self, world: World, faults: Faults, shape: Shape) -> None:
+        super().__init__(world, faults, shape)
+        self.truth: LogTruth | None = None  # what clients learn of logs is compared with it
+        self.checker, self.transient = self._new_checker(), self._new_checker()
+        self.checker.on_disk = shape.settings.ack1 == "disk"
+        self._observers = Observers(TOPIC_ID, self.checker, self.transient, self._exists, world.fail)
+        self.cloud.observer = self._observers
+
+    def _new_checker(self) -> Checker:
+        world, shape = self.world, self.shape
+        window_ms = shape.settings.dedup_window_ms
+        checker = Checker(self.objects, window_ms, world.fail, lambda: world.now, refuse=shape.refuse)
+        if shape.housekeeping_s:
+            checker.retention = RetentionRules(shape.settings, shape.clock_error_ms)
+        return checker
+
+    def _exists(self, topic_id: str) -> bool:
+        return any(topic.id == topic_id for topic in self.cloud.cluster.registry.topics())
+
+    def watch(self, topic: Topic) -> None:
+        """Let the monitor of ownership, and the rules of reports, know a topic that comes and goes."""
+        self.checker.reports.transient[topic.id] = None
+        super().watch(topic)
+
+    def leave(self) -> None:
+        """Check nothing any more: from now on the run does faults to what is there."""
+        self._observers.leave()
+        for partition in self.cloud.queue.logs:
+            self.cloud.monitor.drops(partition)
+
+    def left_objects(self, since_s: float) -> list[str]:
+        """Return the objects that a sweep should have taken, of all topics."""
+        of_others = dict.fromkeys(self.transient.left_objects(since_s))
+        return [key for key in self.checker.left_objects(since_s) if key in of_others]
