@@ -1,1 +1,7 @@
 """A whole cluster on virtual time, under seeded faults, for tests of programs that use memq."""
+
+from memq.simulation.simulation import Process as Process
+from memq.simulation.simulation import Simulation as Simulation
+from memq.simulation.world.world import SimulationError as SimulationError
+
+__all__ = ["Process", "Simulation", "SimulationError"]

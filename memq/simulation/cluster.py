@@ -51,6 +51,7 @@ class Shape:
     """The parts of a cluster and their settings. Times in ms."""
 
     brokers: int = 2
+    topic: str = "t"
     partitions: int = 1
     refuse: Literal["epoch", "age"] = "epoch"
     session_timeout_ms: int = 2_000
@@ -81,16 +82,16 @@ class SimCluster:
         self.doors: dict[str, Doors] = {}
         self.disks: dict[str, HostDisk] = {}
         self.topic = Topic(
-            name="t",
+            name=shape.topic,
             id=TOPIC_ID,
             created_ms=0,
             settings=shape.settings.check(),
             partitions=equal_slots(shape.partitions),
         )
         self.cloud.monitor.key_s = shape.sweep_age_ms / 2000
-        self.read_partitions = [ReadPartition("t", TOPIC_ID, number) for number in range(shape.partitions)]
+        self.read_partitions = [ReadPartition(shape.topic, TOPIC_ID, number) for number in range(shape.partitions)]
         for number in range(WRITE_PARTITIONS_MAX):
-            self._watch(ReadPartition("t", TOPIC_ID, number))
+            self._watch(ReadPartition(shape.topic, TOPIC_ID, number))
         self.healed = False
         self.brokers = [f"broker-{number}" for number in range(shape.brokers)]
         self.rounds = dict.fromkeys(self.brokers, 0)  # of retention and sweep that each broker has ended
