@@ -20,7 +20,7 @@ HICCUP_S_MAX = 0.02  # and seldom: a collection, a page fault, another process o
 HICCUP_RATE = 1e-4
 COLLECT_STEPS = 200_000
 CLOCK_OFFSET_MS_MAX = 10_000
-# The set of all tasks, by its name in Python 3.11 and after it. It costs two calls for each task; nothing reads it here.
+# The set of all tasks, by its name in Python 3.11 and after it: two calls for each task, and nothing reads it here.
 _ALL_TASKS: Any = vars(asyncio.tasks).get("_all_tasks", vars(asyncio.tasks).get("_scheduled_tasks"))
 
 
