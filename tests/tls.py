@@ -22,6 +22,7 @@ def server_context(folder: Path, host: str) -> tuple[ssl.SSLContext, Path]:
     authority = (
         _builder(authority_name, authority_name, authority_key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False)
         .sign(authority_key, hashes.SHA256())
     )
     try:
@@ -32,6 +33,7 @@ def server_context(folder: Path, host: str) -> tuple[ssl.SSLContext, Path]:
     certificate = (
         _builder(subject, authority_name, key.public_key())
         .add_extension(x509.SubjectAlternativeName([name]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
         .sign(authority_key, hashes.SHA256())
     )
     authority_file, server_file = folder / f"authority-of-{host}.pem", folder / f"server-{host}.pem"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -15,13 +16,13 @@ from memq.audit.finding import IN_QUEUE, Kind
 from memq.audit.live.partition import PartitionAudit
 from memq.audit.live.partition_state import PartitionState
 from memq.audit.live.report_partition import Client
-from memq.audit.live.storage.database import Database, SqliteDatabase
+from memq.audit.live.storage.database import Answer, Database, Execute, SqliteDatabase
 from memq.audit.live.storage.state import decode_state
 from memq.audit.live.storage.store import AuditStore, PartitionChanges, Step
 from memq.audit.live.view import AuditView, latencies
 from memq.audit.minutes import QUEUE, MinuteRow
 from memq.audit.pointer_facts import RunningTotals
-from memq.errors import GenerationFencedError, NotFoundError
+from memq.errors import AuditStateError, GenerationFencedError, NotFoundError
 from memq.format.ranges import RangeSet
 from tests.postgres import postgres_url
 from tests.unit.audited import TOPIC
@@ -55,7 +56,10 @@ def a_step(owner: str, position: str, desk: Desk) -> Step:
     """Judge at a desk, and return what an auditor stores of that."""
     desk.judge()
     changes = PartitionChanges(TOPIC.name, desk.audit.books, desk.audit.take_rows(), desk.audit.take_findings())
-    return Step(2, owner, position, desk.home.clients, {KEY: changes})
+    return Step(2, owner, next(_numbers), position, desk.home.clients, {KEY: changes})
+
+
+_numbers = itertools.count()
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:
@@ -109,6 +113,42 @@ def test_who_lost_the_home_stores_nothing(open_database: Callable[[], Database])
             assert await view.version() == 0
             assert await store.books(KEY) is None
             assert (await other.take_home(2, "two"))[0] == ""
+
+    run(work)
+
+
+class Troubled:
+    """A database of which each piece of work fails twice: in its middle, and after it is done."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def run(self, work: Callable[[Execute], Answer]) -> Answer:
+        def broken(execute: Execute) -> Answer:
+            work(execute)
+            raise AuditStateError("in its middle")
+
+        with pytest.raises(AuditStateError, match="in its middle"):
+            await self._database.run(broken)
+        await self._database.run(work)  # its answer is lost
+        return await self._database.run(work)
+
+    async def close(self) -> None:
+        await self._database.close()
+
+
+def test_a_step_that_is_saved_again_is_stored_once(open_database: Callable[[], Database]) -> None:
+    async def work() -> None:
+        desk = Desk()
+        async with opened(lambda: Troubled(open_database())) as (store, view):
+            await store.take_home(2, "one")
+            for position, first, end in (("2:6:0", 0, 10), ("2:7:0", 10, 15)):
+                desk.sent(span("sent", (first, end)), span("acked", (first, end)))
+                desk.queue((PRODUCER, first, end))
+                await store.save(a_step("one", position, desk))
+            (minute,) = await view.minutes("clicks", MINUTE, MINUTE + 1)
+            assert minute.row.side(QUEUE)["committed"] == 15
+            assert await store.take_home(2, "one") == ("2:7:0", desk.home.clients)
 
     run(work)
 

@@ -49,6 +49,8 @@ class AuditDatabase:
             raise AuditStateError("the database does not answer")
         answer = self.at_once(work)
         await asyncio.sleep(self._draw.uniform(0, LATENCY_S_MAX))
+        if self._fails():
+            raise AuditStateError("the answer of the database is lost")
         return answer
 
     async def close(self) -> None:

@@ -49,7 +49,7 @@ def test_topics_come_in_portions_and_findings_hold_until_they_are_over(
         store, source = AuditStore(database), LiveSource(database, SystemClock())
         await store.take_home(0, "me")
         client = Client("consumer", "group", "host", 1, 0, 0, heard_ms=5, skew_ms=-3, silent=True)
-        step = Step(0, "me", "", {7: client})
+        step = Step(0, "me", 1, "", {7: client})
         for topic in ("a", "b", "c"):
             step.changes[f"id-{topic}", 0] = changes(topic, {NOW - 1: row(10), NOW: row(5), NOW - 100: row(99)})
         step.changes["id-a", 0].findings.append(lost("a", 3))
@@ -75,7 +75,7 @@ def test_topics_come_in_portions_and_findings_hold_until_they_are_over(
 
         over = lost("a", 0)
         over.resolved_ms = 1
-        step = Step(0, "me", "", {})
+        step = Step(0, "me", 2, "", {})
         step.changes["id-a", 0] = changes("a", {}, over)
         await store.save(step)
         third = await source.news(first.version)

@@ -270,8 +270,11 @@ def test_a_seal_at_any_point_of_a_send_loses_and_doubles_nothing(
         steps = iter(range(1, point + 1))
 
         def interrupt(frame: FrameType, event: str, _: object) -> Any:
-            frame.f_trace_opcodes = frame.f_code.co_name in ("send", "put_keyed")
             frame.f_trace_lines = False
+            if event == "call" and frame.f_code.co_name in ("send", "put_keyed"):
+                frame.f_trace = interrupt  # since Python 3.12 the next line takes effect in a frame with a trace,
+                frame.f_trace_opcodes = True
+                sys.settrace(interrupt)  # and from the next settrace on
             if event == "opcode" and next(steps, 0) == point:  # noqa: B023  # it is used within this turn only
                 sys.settrace(None)
                 hands.buffer.seal_open(partition)  # noqa: B023

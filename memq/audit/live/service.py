@@ -38,7 +38,7 @@ from memq.format.report import AUDIT_TOPIC, Report, ReportedDamage, ReportPart, 
 from memq.notification.remote import RemoteQueue
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime
-from memq.topic import AUDIT_GROUP, ReadPartition
+from memq.topic import AUDIT_GROUP, Position, ReadPartition
 
 INTERVAL_S = 1.0  # a round at least so often
 PAGES_MAX = 200  # of reports in one round
@@ -90,6 +90,7 @@ class LiveAudit:
         self._page: Page | None = None  # what was heard last, until it is taken: when that fails, it is taken again
         self._touched: dict[Key, None] = {}  # that reports were heard about, and not yet judged behind them
         self._round = 0
+        self._steps = 0
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Audit until cancelled; `ready` is called when the first round is done.
@@ -200,7 +201,10 @@ class LiveAudit:
 
     async def _take_page(self, home: _Home, page: Page) -> None:
         now_ms = self._clock.wall_ms()
+        reached = home.position and Position.parse(home.position)
         for position, body in page.reports:
+            if reached and Position.parse(position) < reached:
+                continue  # the home was lost for a moment: the group began again where it had committed
             try:
                 report = decode_report(body)
             except MemqError as error:  # its number is missing then, and what it said is unknown
@@ -212,7 +216,8 @@ class LiveAudit:
             for part in report.parts:
                 if (part.topic_id, part.partition) in home.partitions:
                     self._touched[part.topic_id, part.partition] = None
-        home.position = page.next
+        if not reached or Position.parse(page.next) > reached:
+            home.position = page.next
 
     async def _named(self, report: Report) -> Report:
         """Return the report with all damages named that the index can name."""
@@ -279,7 +284,8 @@ class LiveAudit:
     # ---- the state -----------------------------------------------------------------------------------
 
     def _step_of(self, number: int, home: _Home) -> Step:
-        step = Step(number, self._owner, home.position, home.audit.clients)
+        self._steps += 1
+        step = Step(number, self._owner, self._steps, home.position, home.audit.clients)
         for key, audit in home.partitions.items():
             rows, findings = audit.take_rows(), audit.take_findings()
             if rows or findings or audit.changed():

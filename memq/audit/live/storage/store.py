@@ -63,10 +63,14 @@ class PartitionChanges:
 
 @dataclass(slots=True)
 class Step:
-    """One transaction of an auditor: its progress in a home, and the results by write partition."""
+    """One transaction of an auditor: its progress in a home, and the results by write partition.
+
+    `number` is one of each step of an owner: a step whose answer was lost is stored once, though it is saved again.
+    """
 
     home: int
     owner: str
+    number: int
     position: str
     clients: dict[int, Client]
     changes: dict[Key, PartitionChanges] = field(default_factory=dict)
@@ -120,6 +124,8 @@ def _group(execute: Execute, name: str) -> str:
 
 
 def _take_home(execute: Execute, home: int, owner: str) -> tuple[str, bytes]:
+    execute("UPDATE audit_version SET number = number", ())  # one auditor at a time
+    execute("CREATE TABLE IF NOT EXISTS audit_steps (home BIGINT PRIMARY KEY, step TEXT NOT NULL)", ())  # as above
     found = execute("SELECT position, clients FROM homes WHERE home = ?", (home,))
     if found:
         execute("UPDATE homes SET owner = ? WHERE home = ?", (owner, home))
@@ -135,6 +141,12 @@ def _save(execute: Execute, step: Step) -> None:
     )
     if not stored:
         raise GenerationFencedError(f"partition {step.home} of _memq_audit was given to another auditor")
+    name = f"{step.owner} {step.number}"
+    if execute("SELECT home FROM audit_steps WHERE home = ? AND step = ?", (step.home, name)):
+        return  # it was stored before, and the answer was lost
+    execute(
+        "INSERT INTO audit_steps VALUES (?, ?) ON CONFLICT (home) DO UPDATE SET step = excluded.step", (step.home, name)
+    )
     version = _next_version(execute) if step.changes else 0
     for key, changes in step.changes.items():
         books, facts = encode_state(changes.books), msgspec.msgpack.encode(changes.facts)
@@ -161,12 +173,12 @@ def _next_version(execute: Execute) -> int:
 
 def _add_row(execute: Execute, key: Key, topic: str, minute: int, row: MinuteRow, version: int) -> None:
     found = execute("SELECT counts FROM minutes WHERE topic_id = ? AND part = ? AND minute = ?", (*key, minute))
-    if found:
-        row.add(decode_state(MinuteRow, bytes(found[0][0])))
+    total = decode_state(MinuteRow, bytes(found[0][0])) if found else MinuteRow()
+    total.add(row)  # the row itself stays: its step may be saved again
     execute(
         "INSERT INTO minutes VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (topic_id, part, minute) DO UPDATE SET"
         " counts = excluded.counts, version = excluded.version",
-        (*key, minute, topic, encode_state(row), version),
+        (*key, minute, topic, encode_state(total), version),
     )
 
 
