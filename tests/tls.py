@@ -22,6 +22,7 @@ def server_context(folder: Path, host: str) -> tuple[ssl.SSLContext, Path]:
     authority = (
         _builder(authority_name, authority_name, authority_key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_signs_certificates(), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False)
         .sign(authority_key, hashes.SHA256())
     )
@@ -56,4 +57,19 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicK
         .serial_number(x509.random_serial_number())
         .not_valid_before(_NOT_BEFORE)
         .not_valid_after(_NOT_AFTER)
+    )
+
+
+def _signs_certificates() -> x509.KeyUsage:
+    """Return the key usage of an authority, which clients ask for since Python 3.13."""
+    return x509.KeyUsage(
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=False,
+        encipher_only=False,
+        decipher_only=False,
     )
