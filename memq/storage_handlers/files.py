@@ -281,7 +281,7 @@ class ObjectFiles:
         with os.scandir(self.tmp) as found:
             for each in found:
                 if _TEMPORARY.fullmatch(each.name) and each.is_file(follow_symlinks=False):
-                    size += each.stat(follow_symlinks=False).st_size
+                    size += each.stat().st_size
                     os.unlink(each.path)
                     number += 1
         return number, size

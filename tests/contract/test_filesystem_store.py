@@ -427,6 +427,16 @@ def put_without_rights(folder: Path, answer: Connection) -> None:
     answer.send(asyncio.run(run()))
 
 
+def test_a_disk_that_gives_other_bytes_fails_the_check_of_the_store(
+    store: FilesystemHandler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "read_exactly", lambda file, key, offset, length: bytes(length))
+    with pytest.raises(StoreError, match="read back with other bytes") as caught:
+        asyncio.run(store.check())
+    assert caught.value.hint == "the disk fails: check the system's log"
+    assert [each for each in tmp_path.rglob("*") if each.is_file()] == []
+
+
 def test_a_folder_without_rights_is_denied_with_a_hint(open_folder: Path) -> None:
     async def prepare() -> None:
         store = open_filesystem(open_folder)

@@ -290,3 +290,15 @@ def test_what_was_contradicted_is_logged_by_its_place(caplog: pytest.LogCaptureF
 
     assert run_skipping(main()) == b"ok"
     assert log_lines(caplog) == ["bytes-differed: object 'key' had other bytes when it was fetched again: bad checksum"]
+
+
+def test_only_what_is_missing_is_reported_while_it_is_asked_for_and_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def read(way: Way[bytes]) -> bytes:
+        confirmed = ConfirmedReads(EventLog(LoopClock()), missing_s=30.0)
+        return await confirmed.read([way], lambda value: value.startswith(b"ok"))
+
+    assert run_skipping(read(scripted("object 'key'", b"bad"))) == b"bad"
+    assert log_lines(caplog) == []
+    with pytest.raises(NotFoundError):
+        run_skipping(read(hiding(31.0)))
+    assert log_lines(caplog) == ["object-missing: no object; asking again for 30 s"]
