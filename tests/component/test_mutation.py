@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import warnings
 
 import pytest
 
@@ -19,6 +20,7 @@ from tests.mutation.operators import Finder, mutants_of
 from tests.mutation.report import Verdict, clearly_below, score, table
 from tests.mutation.run import judge
 from tests.mutation.scope import PARTS, fast_files, files_of, part_of
+from tests.mutation.trial import free_leftovers
 
 SOURCE = '''
 from memq.errors import MemqError, QueueError
@@ -237,6 +239,32 @@ def test_a_mutant_that_its_tests_had_no_time_for_is_neither_found_nor_survived(
     ended = Ended(Task(mutant.key, lambda send: None), [{"at": "a::b", "limit_s": 1.0}, message])
     assert judge(mutant, ended).outcome == outcome
     assert score([judge(mutant, ended)]) == (0, int(outcome == "survived"))
+
+
+class Unclosed:
+    """Warns when it is freed."""
+
+    freed = 0
+
+    def __del__(self) -> None:
+        type(self).freed += 1
+        warnings.warn("unclosed", ResourceWarning, stacklevel=1)
+
+
+def test_what_a_failed_test_holds_is_freed_before_its_next_run() -> None:
+    """Else its warning fails that run, too, which is to show that the test passes without the mutant."""
+
+    def fail() -> None:
+        client = Unclosed()
+        raise AssertionError(client)
+
+    try:
+        fail()
+    except AssertionError as error:
+        sys.last_value = error  # as pytest does
+    free_leftovers()
+    assert Unclosed.freed == 1
+    assert not hasattr(sys, "last_value")
 
 
 def verdict(outcome: str, stage: str = "") -> Verdict:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import random
+import sys
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -67,6 +70,15 @@ def run_test(item: pytest.Item, following: pytest.Item | None) -> str:
     return failures.last
 
 
+def free_leftovers() -> None:
+    """Free what a failed test holds, and ignore the warnings about unclosed clients, which would fail its next run."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in ("last_type", "last_value", "last_traceback", "last_exc"):  # pytest keeps the failure in these
+            vars(sys).pop(name, None)
+        gc.collect()
+
+
 def run_seed(seed: int) -> str:
     """Run one simulation; return what it finds, "" for nothing."""
     try:
@@ -115,6 +127,7 @@ def _by_tests(
         send({"at": item.nodeid, "stage_now": stage, "limit_s": limit_s})
         if why := run_test(item, None):
             live.restore()
+            free_leftovers()
             send({"at": f"{item.nodeid}, without the mutant", "stage_now": stage, "limit_s": limit_s})
             if not run_test(item, None):  # else it says nothing about the mutant
                 return item.nodeid, why
