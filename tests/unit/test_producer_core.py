@@ -28,7 +28,7 @@ from memq.errors import (
 )
 from memq.limits import KIB
 from memq.protocol.frames import AckLevel, Api, Frame
-from memq.protocol.messages import AdminAnswer, AdminRequest, BeginProducer, WireInstance, decode_message
+from memq.protocol.messages import AdminAnswer, AdminRequest, BeginProducer, Open, WireInstance, decode_message
 from memq.topic import TopicSettings, producer_id_of
 from tests.producer_cores import NotedCore, note_cores
 from tests.stepped_time import step, stepped_runtime
@@ -165,6 +165,26 @@ def test_records_leave_before_the_next_one_fills_the_socket() -> None:
             assert len(broker.blocks) > 25
             await producer.flush()
         assert sum(header.count for header in broker.headers) == 501
+
+    run(test)
+
+
+def test_a_send_gives_way_behind_the_record_that_opened_a_block_and_not_again() -> None:
+    async def test(broker: ToyBroker) -> None:
+        broker.acking = False
+        producer = producer_on(broker, linger_ms=60_000)
+        await producer.send("clicks", b"under way")
+        await broker.until(lambda: len(broker.blocks) == 1)
+        given: list[str] = []
+        for value in ("opens", "second", "third"):
+            asyncio.get_running_loop().call_soon(given.append, value)
+            before = list(given)
+            await producer.send("clicks", value.encode())
+            given.append("gave way" if given != before else "kept on")
+            await turns(1)
+        assert given == ["opens", "gave way", "second", "gave way", "kept on", "third"]
+        with pytest.raises(TimedOutError):
+            await producer.close(0)
 
     run(test)
 
@@ -339,6 +359,13 @@ def test_a_topic_is_asked_for_again_when_it_was_asked_for_long_ago() -> None:
     run(test)
 
 
+def begun(frame: Frame) -> int:
+    """Return in which partition a named producer begins."""
+    ask = decode_message(frame.body, AdminRequest).ask
+    assert isinstance(ask, BeginProducer)
+    return ask.partition
+
+
 def version() -> int:
     """Return which version of the topic the last producer sends by."""
     route = NotedCore.last.buffer.route("clicks")
@@ -353,14 +380,12 @@ def test_a_named_producer_begins_in_a_new_partition_before_it_sends_there(
     note_cores(monkeypatch)
 
     async def test(broker: ToyBroker) -> None:
-        begun: list[int] = []
+        places: list[int] = []
 
         def serve(connection: ToyConnection, frame: Frame) -> bool:
             if frame.api == Api.ADMIN:
-                ask = decode_message(frame.body, AdminRequest).ask
-                assert isinstance(ask, BeginProducer)
-                begun.append(ask.partition)
-                if ask.partition == 1 and refused:
+                places.append(begun(frame))
+                if places[-1] == 1 and refused:
                     connection.refuse(frame, DeniedError("not you"))
                     return True
             return named(connection, frame)
@@ -368,11 +393,11 @@ def test_a_named_producer_begins_in_a_new_partition_before_it_sends_there(
         broker.script = serve
         async with producer_on(broker, name="job", linger_ms=0) as producer:
             await (await producer.send("clicks", b"1"))
-            assert begun == [0]
+            assert places == [0]
             broker.topics["clicks"] = msgspec.structs.replace(toy_topic(partitions=2), version=9)
             step(METADATA_AGE_S_MAX + 1)
             await (await producer.send("clicks", b"2"))
-            await until(lambda: begun == [0, 1])
+            await until(lambda: places == [0, 1])
             if refused:
                 await until(lambda: "producer.begin-failed" in caplog.text)
                 with pytest.raises(NotFoundError, match="no partition 1"):
@@ -384,7 +409,56 @@ def test_a_named_producer_begins_in_a_new_partition_before_it_sends_there(
                 assert isinstance(delivery.outcome, Ack)
                 assert delivery.outcome.first_sequence == 7
             await (await producer.send("clicks", b"4", partition=0))
-            assert begun == [0, 1]
+            assert places == [0, 1]
+
+    run(test)
+
+
+def test_a_named_producer_follows_a_topic_that_was_created_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its version may be lower than that of the topic before it."""
+    note_cores(monkeypatch)
+
+    async def test(broker: ToyBroker) -> None:
+        broker.topics["clicks"] = msgspec.structs.replace(toy_topic(), version=9)
+        broker.script = named
+        async with producer_on(broker, name="job", linger_ms=0) as producer:
+            await (await producer.send("clicks", b"1"))
+            broker.topics["clicks"] = toy_topic(topic_id="cd" * 16)
+            step(METADATA_AGE_S_MAX + 1)
+            await (await producer.send("clicks", b"2"))
+            await until(lambda: version() < 9)
+            await (await producer.send("clicks", b"3"))
+        assert [each.topic_id for each in broker.opens] == ["ab" * 16, "cd" * 16]
+
+    run(test)
+
+
+def test_a_topic_that_is_dropped_while_a_named_producer_begins_in_it_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    note_cores(monkeypatch)
+
+    async def test(broker: ToyBroker) -> None:
+        held: list[tuple[ToyConnection, Frame]] = []
+
+        def serve(connection: ToyConnection, frame: Frame) -> bool:
+            if frame.api == Api.ADMIN and begun(frame) == 1:
+                held.append((connection, frame))
+                return True
+            return named(connection, frame)
+
+        broker.script = serve
+        async with producer_on(broker, name="job", linger_ms=0) as producer:
+            await (await producer.send("clicks", b"1"))
+            broker.topics["clicks"] = msgspec.structs.replace(toy_topic(partitions=2), version=9)
+            step(METADATA_AGE_S_MAX + 1)
+            await (await producer.send("clicks", b"2"))
+            await broker.until(lambda: len(held) == 1)
+            NotedCore.last.buffer.drop_route("clicks")
+            named(*held[0])
+            await turns()
+            await (await producer.send("clicks", b"3", partition=1))
+            assert version() == 9
 
     run(test)
 
@@ -578,3 +652,34 @@ def test_a_sign_of_life_is_asked_for_once_and_any_answer_will_do() -> None:
             assert len(asked) == seen, "it owes nothing"
 
     run(test)
+
+
+def test_the_time_of_a_close_is_one_for_the_flush_and_the_ends_together() -> None:
+    async def test(broker: ToyBroker) -> None:
+        def no_owner_of_0(connection: ToyConnection, frame: Frame) -> bool:
+            return frame.api == Api.OPEN and decode_message(frame.body, Open).partition == 0
+
+        producer = producer_on(broker)
+        await (await producer.send("clicks", b"v", partition=0))
+        broker.acking = False
+        delivery = await producer.send("clicks", b"v", partition=1)
+        await broker.until(lambda: len(broker.blocks) == 2)
+        broker.script = no_owner_of_0
+        broker.cut()
+        await broker.until(lambda: [each.partition for each in broker.opens] == [0, 1, 1])
+        closing = asyncio.create_task(producer.close(100.0))
+        await turns()
+        step(60)
+        await turns()
+        for connection in broker.connections:
+            for stream in connection.streams:
+                connection.ack(stream)
+        await until(delivery.done)
+        await turns()
+        step(30)
+        await turns()
+        assert not closing.done(), "10 s are left to find an owner of partition 0 for its end"
+        step(11)
+        await closing
+
+    assert [each.next_sequence for each in run(test, ToyBroker(toy_topic(partitions=2))).closes] == [1]

@@ -156,6 +156,16 @@ def test_a_block_claims_little_at_first_and_doubles() -> None:
     assert hands.buffer.pending_bytes == 64 * KIB + BLOCK_COST_BYTES, "the next one is likely to become as large"
 
 
+def test_a_block_claims_at_once_what_many_records_need() -> None:
+    hands = Hands(block_bytes=64 * KIB)
+    hands.send(b"v")
+    (partition,) = hands.buffer.buffers()
+    assert partition.open is not None
+    raw = partition.open.raw_bytes
+    hands.send_many([bytes(95)] * 400)
+    assert hands.buffer.pending_bytes == raw + 400 * 100 + BLOCK_COST_BYTES, "and not the next power of two"
+
+
 def test_the_next_block_claims_no_more_than_the_last_one_needed_nor_half_of_the_memory() -> None:
     hands = Hands(block_bytes=64 * KIB, pending_bytes_max=200 * KIB)
     for _ in range(300):

@@ -369,7 +369,7 @@ class ProducerCore:
         except MemqError as error:
             self.events.warning("producer.begin-failed", f"topic '{topic.name}': {error}")
             return
-        if known is not None and known.topic.version < topic.version:
+        if known is not None:  # else the next record asks for the topic; metadata never go back to an older version
             self.buffer.add_route(topic)
 
     def _refresh_when_old(self, topic: str) -> None:
