@@ -285,17 +285,20 @@ def test_a_failure_holds_back_each_stream_from_its_first_block_on_and_passes() -
         failed, next_ = rig.disk.tried
         assert failed != next_, "the end of a segment that failed is unknown: it gets no more"
         assert list(rig.disk.segments) == [next_]
+        rig.disk.gate.clear()
+        rig.take(one, 999)
+        assert rig.spool.refusal is None, "what was refused waits no more"
 
     on_rig(work)
 
 
-async def sparse(rig: Rig, held: Producer, passing: Producer, segments: int) -> None:
-    """Write segments of which one small block is wanted each, and the rest is in the queue."""
+async def sparse(rig: Rig, held: Producer, passing: Producer, segments: int, blocks: int = 1) -> None:
+    """Write segments of which a few small blocks are wanted each, and the rest is in the queue."""
     scope = scope_of(bytes(16), 0)
     for number in range(segments):
         block = seal(build([(b"v", None, (), None, None)]), producer_id=1, first_sequence=number, scope=scope).data
         rig.slab.view[8 : 8 + len(block)] = block
-        rig.take(held, len(block))
+        rig.take(held, *[len(block)] * blocks)
         rig.take(passing, 900)
         await rig.written()
         rig.published(passing)
@@ -320,6 +323,37 @@ def test_what_is_wanted_of_segments_kept_for_little_is_copied_and_they_go() -> N
         rig.published(held)
         await rig.spool.settle()
         assert (rig.disk.segments, len(rig.spool.segments)) == ({}, 0)
+
+    on_rig(work)
+
+
+def test_a_copy_gives_way_to_others_after_every_few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "SLICE_ENTRIES", 2)
+
+    async def work(rig: Rig) -> None:
+        turns: list[int] = []
+        copies: list[int] = []
+        read, append = rig.disk.read, rig.disk.append
+        following: list[asyncio.Handle] = []
+
+        def turn() -> None:
+            turns.append(1)
+            following[:] = [asyncio.get_running_loop().call_soon(turn)]
+
+        async def noted_read(name: str) -> bytes:
+            turns.clear()
+            following[:] = [asyncio.get_running_loop().call_soon(turn)]
+            return await read(name)
+
+        async def noted_append(name: str, buffers: Sequence[Buffer]) -> None:
+            if following:
+                following.pop().cancel()
+                copies.append(len(turns))
+            await append(name, buffers)
+
+        rig.disk.read, rig.disk.append = noted_read, noted_append  # type: ignore[method-assign]
+        await sparse(rig, rig.producer(1), rig.producer(2), 12, blocks=5)
+        assert set(copies) == {2}
 
     on_rig(work)
 

@@ -105,7 +105,6 @@ class Spool:
         self._waiting_bytes_max = settings.memory_bytes_max // WAITING_SHARE
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
-        self._settled.set()
         self._failure: SpoolError | None = None
 
     # ---- life --------------------------------------------------------------------------------------
@@ -125,7 +124,6 @@ class Spool:
 
     async def settle(self) -> None:
         """Return when all that came is acked, or refused, and what is wanted no more is gone from the disk."""
-        await self._settled.wait()
         while self.disk is not None:
             self.segments.open = None
             self._settled.clear()
@@ -177,7 +175,6 @@ class Spool:
         pending.slab.references += 1
         self._waiting.append(pending)
         self._waiting_bytes += pending.bytes
-        self._settled.clear()
         self._wake.set()
 
     def freed(self) -> None:
