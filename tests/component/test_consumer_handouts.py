@@ -18,6 +18,7 @@ from memq.client.consumer.core import AHEAD_SHARE
 from memq.client.consumer.fetch.partition_cursor import PartitionCursor
 from memq.client.consumer.fetch.ready_batches import ReadyBatch, ReadyBatches
 from memq.limits import MIB
+from memq.storage_handlers import confirmed_reads
 from memq.testing import Cluster
 from memq.topic import Committed, Position, ReadPartition, TopicSettings, Totals
 
@@ -169,6 +170,21 @@ def test_what_is_at_hand_is_small_beside_the_budget(cluster: Cluster) -> None:
             take(consumer)
             held = sum(len(piece.data) for batch in at_hand() for piece in batch.pieces)
             assert held <= 1 * MIB // AHEAD_SHARE + 512
+
+
+def test_damage_goes_to_the_dead_letters_though_batches_around_it_are_made_ahead(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confirmed_reads, "PAUSE_S", 0.0)
+    send_apart(cluster, 3)
+    cluster.damage(cluster.records("clicks")[1].position, "clicks")
+    with memq.Consumer(cluster.address, "clicks", on_damaged="dead-letter") as consumer:
+        assert take(consumer).values() == [b"0"]
+        consumer.seek("clicks", 0, "beginning")
+        for _ in range(10):  # round trips, in which all three come
+            consumer.lag()
+        assert [take(consumer).values() for _ in range(3)] == [[b"0"], [], [b"2"]]
+        assert consumer.stats().dead_letters == 1
 
 
 def test_batches_that_are_done_are_not_kept(cluster: Cluster) -> None:

@@ -177,6 +177,20 @@ def test_tasks_and_the_checkpoint_are_reported_before_the_interval_is_over(tmp_p
         )
 
 
+def test_a_task_reports_what_it_has_read_while_it_reads_on(job: Job) -> None:
+    """A task may take hours: the audit would hold all of its records for missing."""
+    for _ in range(4):
+        job.send(2)
+    reader = job.follow()
+    split, *_ = reader.partitions(reader.initialOffset(), reader.latestOffset(reader.initialOffset(), ALL))
+    batches = reader.read(split)
+    for _ in range(3):
+        next(batches)
+    heard = Told(job.cluster)
+    heard.until(lambda: len(heard.stages("spark-task").get("fetched", ())) > 0)
+    assert sum(1 for _ in batches) > 0, "it was not at its end"
+
+
 def test_a_driver_that_continues_says_where(job: Job) -> None:
     job.send(4)
     reader = job.follow()

@@ -444,3 +444,18 @@ def test_an_entry_that_the_queue_has_lost_is_passed_over() -> None:
         assert await parts_on(lying, world.store, world.runtime, CLUSTER).compact(PARTITION, SETTINGS, RULE)
 
     asyncio.run(work())
+
+
+def test_a_reader_waits_for_what_comes_as_its_queue_does() -> None:
+    async def work() -> None:
+        shelf = Shelf()
+        await shelf.fill(1)
+        end = (await shelf.queue.span(LOG)).end
+        waiting = asyncio.create_task(shelf.reader.wait({LOG: end}, 60.0))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        await shelf.show(CLICKS, LOG)
+        await waiting
+
+    asyncio.run(work())

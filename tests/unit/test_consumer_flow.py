@@ -336,6 +336,16 @@ def test_ranges_that_a_pointer_could_not_name_come_from_the_index() -> None:
     assert [value for _, value in records(read(log, flow))] == Block(1, 3).values()
 
 
+def test_a_pointer_that_cannot_be_read_ends_no_look_back() -> None:
+    log = Log()
+    log.batch(Block(2, 0))
+    log.entries[0] = Entry(0, 0, b"{")
+    log.batch(Block(1, 0))
+    flow = flow_from(place(2))
+    assert flow.look_back(log.entries) == []
+    assert flow.lookback.seen(0, 1, 0, 3) == [(0, 3)], "a copy of what is behind it is left out"
+
+
 def retained(known: Totals | None, *, skip: bool = False) -> PartitionCursor:
     return PartitionCursor(PARTITION, BEGINNING, window_ms=WINDOW_MS, pass_expired=skip, known=known)
 

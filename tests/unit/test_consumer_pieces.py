@@ -213,6 +213,30 @@ def test_a_part_that_is_damaged_otherwise_each_time_is_asked_for_again() -> None
     assert is_whole(part.pieces)
 
 
+@pytest.mark.parametrize(
+    ("failure", "reads"),
+    [
+        (StoreError("down"), 1),  # it may pass: the caller tries again
+        (None, 3),  # what is missing was asked for three times
+    ],
+)
+def test_blocks_that_can_not_be_fetched_are_not_asked_for_as_a_whole_batch(
+    failure: Exception | None, reads: int
+) -> None:
+    shelf = Shelf(None, failure)
+
+    async def read(store: str, key: str, offset: int, length: int) -> Buffer:
+        return await shelf.get_range(key, offset, length)
+
+    async def main() -> None:
+        fetcher = BatchFetcher("broker", read, lambda store: None, ConfirmedReads(EventLog(LoopClock())))
+        await fetcher.fetch_blocks(POINTER, lambda entry: True)
+
+    with pytest.raises(StoreError if failure else NotFoundError):
+        run_skipping(main())
+    assert shelf.reads == reads
+
+
 def test_a_damaged_length_is_got_over_by_the_index() -> None:
     damaged = bytearray(stored_object())
     damaged[12] ^= 0xFF

@@ -432,6 +432,25 @@ def test_a_paused_partition_holds_nothing_and_leaves_the_room_to_others() -> Non
     reading(work())
 
 
+def test_a_partition_that_is_resumed_is_fetched_at_once() -> None:
+    """Not with the next answer of a poll, which may wait for seconds."""
+
+    async def work() -> None:
+        world = World(log_of(2))
+        reader = Reader(world)
+        reader.add(0)
+        await skip(0.5)
+        reader.reading.pause(partition_of(0), paused=True)
+        await skip(0.1)
+        before = world.fetched_count
+        reader.reading.pause(partition_of(0), paused=False)
+        await skip(0.01)
+        assert world.fetched_count == before + 2
+        await reader.tasks.stop()
+
+    reading(work())
+
+
 def test_reading_ends_when_each_partition_is_read_to_its_end() -> None:
     async def work() -> None:
         world = World(log_of(2, 1), log_of(3, 2))

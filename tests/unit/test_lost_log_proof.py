@@ -271,6 +271,20 @@ def test_a_cold_part_proves_that_the_log_held_something_and_a_manifest_that_does
     asyncio.run(work())
 
 
+def test_shared_objects_are_not_listed_for_a_topic_that_never_shared_them() -> None:
+    """There may be millions of them."""
+
+    async def work() -> None:
+        cluster = Cluster()
+        altered = msgspec.structs.replace(VIEWS, version=2)  # which may have ended the sharing
+        for topic in (await cluster.topic(CLICKS), await cluster.topic(altered)):
+            cluster.store.listed.clear()
+            assert await opens(cluster, topic, partition=0)
+            assert (shared_prefix(CLUSTER) in cluster.store.listed) is (topic is altered)
+
+    asyncio.run(work())
+
+
 def test_a_shared_object_proves_a_loss_by_its_index_and_others_that_do_not_read_hide_it_not() -> None:
     async def work() -> None:
         cluster = Cluster()

@@ -174,8 +174,9 @@ def test_an_object_that_can_not_be_read_is_damage_of_every_topic(listing: Listin
         with pytest.raises(CorruptDataError, match="object 'c/shared/"):
             listing.values(path)
         assert listing.values(path, onDamaged="skip") == [b"own"]
-        lost = rows_of({"path": str(listing.folder / path)}, columns="damage", onDamaged="skip")
+        lost = rows_of({"path": str(listing.folder / path)}, columns="damage,topic,partition,offset", onDamaged="skip")
         assert [row["damage"] is None for row in lost] == [False, True]
+        assert (lost[0]["topic"], lost[0]["partition"], lost[0]["offset"]) == ("", 0, 0), "it has no place"
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ from memq.errors import (
 )
 from memq.format.batch import BlockPiece
 from memq.format.pointer import Pointer
-from memq.limits import KIB
+from memq.limits import BLOCK_HEADER_BYTES, KIB
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.clock import SystemClock
 from memq.runtime.network import Runtime
@@ -419,6 +419,18 @@ def test_damage_that_is_skipped_is_a_row_of_its_own_where_it_is_asked_for(
     offset = Position(0, 0).offset
     place = {"topic": "clicks", "partition": 0, "offset": offset, "record_index": 0, "object": key, "orphan": False}
     assert lost == {**place, "value": None, "sequence": None}
+
+
+def test_damage_that_shows_when_the_payload_is_read_is_named_as_well(tmp_path: Path) -> None:
+    """The block has the right checksum over bytes that make no sense."""
+    topic = StoredTopic(tmp_path)
+    poisoned = bytearray(block([b"a", b"b"]))
+    poisoned[BLOCK_HEADER_BYTES] ^= 0x40
+    key = topic.write(repair(poisoned), block([b"c"], first=2))
+    with pytest.raises(CorruptDataError, match=rf"block 0 of object '{key}' at 0:0:0 of topic 'clicks': "):
+        rows_of(topic.options)
+    lost, sound = rows_of(topic.options, onDamaged="skip", columns="damage,value")
+    assert (json.loads(lost["damage"])["records"], sound["value"]) == (2, b"c")
 
 
 def test_a_read_that_begins_within_a_damaged_block_leaves_its_row_to_who_read_its_first_record(tmp_path: Path) -> None:
