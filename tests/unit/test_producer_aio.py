@@ -45,6 +45,7 @@ def test_a_record_arrives_as_it_was_sent() -> None:
     (reader,) = broker.readers()
     (record,) = reader.records()
     assert record == (b"v", "schlüssel".encode(), (("trace", b"1"), ("none", None)), 77, "web")
+    assert reader.header.producer_epoch == 0, "it has no name"
     assert reader.header.scope == scope_of(bytes.fromhex("ab" * 16), 0)
     assert (reader.header.slot_first, reader.header.slot_last) == (0, 65535)
     assert [(close.next_sequence, close.burned) for close in broker.closes] == [(1, [])]

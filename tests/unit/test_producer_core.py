@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import msgspec
 import pytest
 
 from memq.client.link_pool import LinkPool
-from memq.client.producer.core import METADATA_AGE_S_MAX, ProducerCore
+from memq.client.producer.core import METADATA_AGE_S_MAX, Observe, ProducerCore
 from memq.client.producer.delivery import Ack, AsyncDelivery
 from memq.client.producer.fields import check_fields
 from memq.client.producer.producer import AsyncProducer
@@ -26,10 +28,11 @@ from memq.errors import (
     TimedOutError,
     TooLargeError,
 )
+from memq.format.report import Stage
 from memq.limits import KIB
 from memq.protocol.frames import AckLevel, Api, Frame
 from memq.protocol.messages import AdminAnswer, AdminRequest, BeginProducer, Open, WireInstance, decode_message
-from memq.topic import TopicSettings, producer_id_of
+from memq.topic import Topic, TopicSettings, producer_id_of
 from tests.producer_cores import NotedCore, note_cores
 from tests.stepped_time import step, stepped_runtime
 from tests.unit.toy_broker import ToyBroker, ToyConnection, address_of, run, silent_at, toy_topic, turns, until
@@ -165,6 +168,25 @@ def test_records_leave_before_the_next_one_fills_the_socket() -> None:
             assert len(broker.blocks) > 25
             await producer.flush()
         assert sum(header.count for header in broker.headers) == 501
+
+    run(test)
+
+
+def test_what_waits_for_a_full_socket_leaves_when_it_has_room() -> None:
+    """Without acks nothing else comes from the broker that could set it going."""
+
+    async def test(broker: ToyBroker) -> None:
+        async with producer_on(broker, acks=0, codec="none", block_bytes=64 * KIB) as producer:
+            await producer.send("clicks", b"v")
+            await broker.until(lambda: len(broker.blocks) == 1)
+            (connection,) = (each for each in broker.connections if each.streams)
+            connection.transport.pause_reading()
+            for _ in range(300):
+                await producer.send("clicks", bytes(60_000))
+            await turns()
+            assert producer.stats().pending_records > 0, "more than a socket holds"
+            connection.transport.resume_reading()
+            await broker.until(lambda: len(broker.blocks) == 301)
 
     run(test)
 
@@ -515,7 +537,9 @@ def test_who_waits_for_room_goes_on_when_blocks_are_acked() -> None:
 # ---- the end, and connections that are lent --------------------------------------------------------
 
 
-def core_on(broker: ToyBroker, pool: LinkPool | None = None, **settings: Any) -> ProducerCore:
+def core_on(
+    broker: ToyBroker, pool: LinkPool | None = None, observe: Observe | None = None, **settings: Any
+) -> ProducerCore:
     def wake() -> None:
         asyncio.get_running_loop().call_soon(core.drain)
 
@@ -528,8 +552,43 @@ def core_on(broker: ToyBroker, pool: LinkPool | None = None, **settings: Any) ->
         lambda: None,
         producer_id=0x77,
         pool=pool,
+        observe=observe,
     )
     return core
+
+
+class Observed:
+    """Notes what becomes of blocks."""
+
+    def __init__(self) -> None:
+        self.stages: list[tuple[str, int, int]] = []
+
+    def part(self, topic: Topic, partition: int) -> Observed:
+        return self
+
+    def pass_stage(
+        self, stage: Stage, producer: int, first: int, next_: int, base_ms: int, now_ms: int, level: int = 0
+    ) -> None:
+        self.stages.append((stage, first, next_))
+
+    async def close(self, timeout_s: float | None) -> None:
+        """Finish at once."""
+
+
+def test_an_observer_hears_what_was_sent_acked_and_given_up() -> None:
+    async def test(broker: ToyBroker) -> None:
+        observed = Observed()
+        core = core_on(broker, observe=lambda *_: observed)
+        route = await core.route("clicks")
+        for script, stage in ((broker.script, "acked"), (refuse_writes, "gave-up")):
+            broker.script = script
+            delivery = core.buffer.put(route, check_fields(b"v"), None)
+            await until(delivery.done)
+            number = ("acked", "gave-up").index(stage)
+            assert observed.stages[-2:] == [("sent", number, number + 1), (stage, number, number + 1)]
+        await core.close(5)
+
+    run(test)
 
 
 def test_connections_that_are_lent_stay() -> None:
@@ -683,3 +742,20 @@ def test_the_time_of_a_close_is_one_for_the_flush_and_the_ends_together() -> Non
         await closing
 
     assert [each.next_sequence for each in run(test, ToyBroker(toy_topic(partitions=2))).closes] == [1]
+
+
+def test_a_closed_core_is_freed_though_its_blocks_had_time_left() -> None:
+    async def test(broker: ToyBroker) -> None:
+        broker.acking = False
+        core = core_on(broker)
+        core.buffer.put(await core.route("clicks"), check_fields(b"v"), None)
+        await broker.until(lambda: len(broker.blocks) == 1)
+        with pytest.raises(TimedOutError):
+            await core.close(0)
+        held = weakref.ref(core)
+        del core
+        await turns()
+        gc.collect()
+        assert held() is None, "no timer holds it until the delivery timeout"
+
+    run(test)
