@@ -253,6 +253,22 @@ class Model:
                 assert due.position.pointer_offset <= first
 
 
+def test_only_the_batch_of_the_question_under_way_is_put_back() -> None:
+    """One before it may wait for its partition's commit."""
+    model = Model()
+    model.add(0)
+    model.add(0)
+    for _ in range(2):
+        model.handouts.ask()
+        model.handouts.finish()
+        batch = model.handouts.take()
+    model.handouts.take_back()
+    assert model.handouts.take() is batch
+    model.handouts.ask()
+    model.handouts.take_back()
+    assert model.handouts.take() is None, "it has arrived"
+
+
 STEPS = st.lists(st.tuples(st.sampled_from(["add", "add", "take", "pause", "resume", "remove"]), st.integers(0, 2)))
 
 
