@@ -80,7 +80,15 @@ def test_a_slice_is_decoded_as_what_it_shows() -> None:
     assert decode(values.slice(3, 4)).columns[0].to_pylist() == [3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("kind", [pyarrow.binary(), pyarrow.list_(pyarrow.date32()), pyarrow.timestamp("us")])
-def test_types_that_json_does_not_hold_are_refused(kind: pyarrow.DataType) -> None:
-    with pytest.raises(InvalidSettingError, match="'f'"):
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [
+        (pyarrow.binary(), "f"),
+        (pyarrow.list_(pyarrow.date32()), "f"),
+        (pyarrow.struct([pyarrow.field("at", pyarrow.date32())]), "f.at"),
+        (pyarrow.timestamp("us"), "f"),
+    ],
+)
+def test_types_that_json_does_not_hold_are_refused(kind: pyarrow.DataType, field: str) -> None:
+    with pytest.raises(InvalidSettingError, match=f"'{field}'"):
         json_decoder([pyarrow.field("f", kind)])

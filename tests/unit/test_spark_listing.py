@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, LessThan
 
-from memq.errors import CorruptDataError, DeniedError, InvalidSettingError, NotFoundError
+from memq.errors import ClosedError, CorruptDataError, DeniedError, InvalidSettingError, NotFoundError
 from memq.format.blocks.header import parse_header, tag_bit
 from memq.format.key import cold_object_key, object_key, shared_object_key
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
@@ -19,6 +19,7 @@ from memq.runtime.network import Runtime
 from memq.spark.options import read_options
 from memq.spark.read.pruning import ReadFilter
 from memq.spark.read.raw import READS_MAX, RING_SLOTS_MAX, RawBatch, find_orphans, once, plan_raw, split_path
+from memq.spark.stores import StoreUrls, TaskStores
 from memq.topic import Topic, equal_slots
 from tests.unit.audited import TOPIC, data_pointer
 from tests.unit.blocks import NOW_MS, Record
@@ -274,6 +275,17 @@ def test_a_path_counts_from_the_current_folder(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     assert split_path(f"{scheme}objects/c-1/topics/clicks") == (f"file://{tmp_path}/objects", "c-1/topics/clicks/")
     assert split_path(f"{scheme}../objects") == (f"file://{tmp_path.parent}/objects", "")
+
+
+def test_stores_of_a_task_end_with_it(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with TaskStores(StoreUrls({"main": tmp_path.as_uri()}), Runtime()) as stores:
+            store = stores.open("main")
+            assert stores.open("main") is store
+        with pytest.raises(ClosedError):
+            await store.get("key")
+
+    asyncio.run(work())
 
 
 def test_a_path_without_objects_is_named(tmp_path: Path) -> None:

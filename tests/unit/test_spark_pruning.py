@@ -68,6 +68,13 @@ def test_times_in_microseconds_leave_in_all_that_match(times: list[int], bounds:
         assert wanted.may_match(batch_of(times, []))
 
 
+def test_a_batch_up_to_the_bounds_surely_matches_and_its_index_is_not_read() -> None:
+    wanted = ReadFilter(least_ms=3, greatest_ms=5)
+    assert wanted.surely_matches(batch_of([3, 5], []))
+    assert not wanted.surely_matches(batch_of([2, 5], []))
+    assert not wanted.surely_matches(batch_of([3, 6], []))
+
+
 def test_tags_are_compared_by_their_bits() -> None:
     wanted, left = take_filters([EqualTo(("tag",), "red")], DEFAULT_COLUMNS)
     assert len(left) == 1

@@ -273,6 +273,29 @@ def test_a_task_holds_as_many_bytes_ahead_as_it_may_and_one_batch_at_least(
         assert max(most) // (10 * KIB) == fits, prefetch
 
 
+def test_a_task_fetches_as_much_ahead_at_its_end_as_at_its_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = StoredTopic(tmp_path)
+    for number in range(12):
+        topic.write(block([bytes([number]) * (10 * KIB)], first=number))
+    ahead = list[int]()
+    fetch = BatchFetcher.fetch
+    read = 0
+
+    async def counted(self: BatchFetcher, pointer: Pointer) -> Sequence[BlockPiece]:
+        ahead.append(len(ahead) + 1 - read)
+        return await fetch(self, pointer)
+
+    monkeypatch.setattr(BatchFetcher, "fetch", counted)
+    options = {**topic.options, "columns": "value", "prefetchBytes": "64KiB"}
+    reader = MemqSource(options).reader(schema_of(options))
+    (split,) = reader.partitions()
+    for _ in reader.read(split):
+        read += 1
+    assert (read, ahead) == (12, [1, 2, 3, 4, 5, 6, *[7] * 6]), "the seventh begins when the first was handed out"
+
+
 # ---- filters ---------------------------------------------------------------------------------
 
 

@@ -91,9 +91,7 @@ def stretches_of(
     for number, split in enumerate(splits):
         for part in split.parts:
             found = begins[next(each)]
-            if not found:
-                found.append((number, Position(0, 0)))
-            elif found[-1][0] != number:
+            if not found or found[-1][0] != number:
                 found.append((number, Position(part.partition, part.offset, part.low)))
     tasks: list[list[TaskRange]] = [[] for _ in splits]
     for partition, found in begins.items():
