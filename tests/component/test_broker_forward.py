@@ -15,7 +15,15 @@ from memq.broker.partition.opening import _claim
 from memq.broker.partition.topic_processor import TopicProcessor
 from memq.broker.spool import forwarding
 from memq.broker.spool.unpublished_blocks import UnpublishedBlock, UnpublishedBlocks
-from memq.errors import IdentityConflictError, MovedError, NotFoundError, NotReadyError, ProtocolError, TooOldError
+from memq.errors import (
+    DrainingError,
+    IdentityConflictError,
+    MovedError,
+    NotFoundError,
+    NotReadyError,
+    ProtocolError,
+    TooOldError,
+)
 from memq.format.blocks.header import parse_header
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.notification import Entries, Publication
@@ -293,6 +301,27 @@ def test_who_is_handed_blocks_waits_for_no_others_however_long_the_topic_would()
             assert sum(each.records for each in await pointers(cluster, topic)) == 22
             link.close()
             await client.close()
+
+    asyncio.run(work())
+
+
+def test_an_owner_that_is_being_drained_says_so_and_takes_no_block() -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one")
+            topic = await one.partitions.create("clicks", 1, QUICK, exist_ok=False)
+            gate = gate_of(cluster)
+            link = await link_to(cluster, one)
+            now_s = cluster.runtime.clock.monotonic()
+            before = asyncio.create_task(forward(link, topic, 0, memoryview(block_of(topic, 0, [b"a"])), now_s))
+            processor = await until_sealed(one, topic)
+            draining = asyncio.create_task(processor.drain())
+            await asyncio.sleep(0)
+            with pytest.raises(DrainingError, match="is being drained"):
+                await forward(link, topic, 0, memoryview(block_of(topic, 1, [b"b"])), now_s)
+            gate.set()
+            await asyncio.gather(before, draining)
+            link.close()
 
     asyncio.run(work())
 

@@ -258,12 +258,13 @@ def test_only_the_batch_of_the_question_under_way_is_put_back() -> None:
     model = Model()
     model.add(0)
     model.add(0)
+    batches: list[Batch | None] = []
     for _ in range(2):
         model.handouts.ask()
         model.handouts.finish()
-        batch = model.handouts.take()
+        batches.append(model.handouts.take())
     model.handouts.take_back()
-    assert model.handouts.take() is batch
+    assert model.handouts.take() is batches[1]
     model.handouts.ask()
     model.handouts.take_back()
     assert model.handouts.take() is None, "it has arrived"

@@ -23,7 +23,6 @@ from memq.broker.services import Services
 from memq.broker.spool.unpublished_blocks import UnpublishedBlock, UnpublishedBlocks
 from memq.errors import (
     CorruptDataError,
-    DrainingError,
     MemqError,
     NotFoundError,
     NotReadyError,
@@ -343,8 +342,7 @@ async def take_forwarded(processor: TopicProcessor, slab: Slab, start: int, end:
     stream = processor.appender.open_stream(0, waiter, header.producer_id, AckLevel.ALL, first, limiters=None)
     try:
         outcome = processor.appender.append(stream, BlockRun([(slab, start, end)], first, next_, end - start), now_s)
-        if isinstance(outcome, Redirected):
-            raise DrainingError(f"{processor.name} is being drained")
+        assert not isinstance(outcome, Redirected), "nothing was awaited since it was ready, and so not draining"
         if not isinstance(outcome, Accepted):
             raise outcome.error
         processor.hurry()  # who waits gives up before a batch may come of age
