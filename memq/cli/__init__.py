@@ -41,9 +41,10 @@ def main(arguments: list[str] | None = None) -> int:
             return _say(f"memq {__version__}")
     try:
         from memq.cli.run import run
+
+        return run(arguments)
     except KeyboardInterrupt:  # half of a start is import
         return INTERRUPTED
-    return run(arguments)
 
 
 def _main_of_process(arguments: list[str]) -> int:
@@ -51,8 +52,10 @@ def _main_of_process(arguments: list[str]) -> int:
 
     Librdkafka's destructors may wait for ever: the process ends without them.
     """
-    from memq.runtime.process import end_process, own_process
-
+    try:
+        from memq.runtime.process import end_process, own_process
+    except KeyboardInterrupt:  # it imports asyncio: a third of a start
+        return INTERRUPTED
     own_process()
     code = main(arguments)
     if "confluent_kafka" in sys.modules:

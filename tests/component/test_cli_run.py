@@ -205,18 +205,20 @@ def test_a_closed_pipe_ends_quietly() -> None:
         assert process.wait() == 141
 
 
-def test_an_interrupt_while_the_command_line_is_imported_is_quiet() -> None:
+@pytest.mark.parametrize("module", ["memq.runtime.process", "memq.cli.run", "memq.cli.output", "memq.cli.cluster.doctor"])
+def test_an_interrupt_while_the_command_line_is_imported_is_quiet(module: str) -> None:
     script = """
 import sys
 from memq.cli import main
 class Interrupted:
     def find_spec(self, name, path, target=None):
-        if name == "memq.cli.run":
+        if name == sys.argv[2]:
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Interrupted())
-sys.exit(main(["config"]))
+sys.exit(main())
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    command = [sys.executable, "-c", script, "config", module]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
