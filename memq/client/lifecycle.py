@@ -11,13 +11,23 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
 
 from memq.client.io_thread import IoThread, forked_error, io_thread
 from memq.errors import InvalidRequestError, MemqError
 
 
-class AsyncClosing(ABC):
+class OneProcess:
+    """A client: its sockets and threads exist in one process only."""
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled or copied, as Spark and multiprocessing do with what a function uses."""
+        raise TypeError(
+            f"this {type(self).__name__} of memq can't be pickled or copied: create it in the process that uses it"
+        )
+
+
+class AsyncClosing(OneProcess, ABC):
     """A client on the caller's event loop, for `async with`."""
 
     _loop: asyncio.AbstractEventLoop | None = None
@@ -62,7 +72,7 @@ CoreType = TypeVar("CoreType", bound=Core)
 Result = TypeVar("Result")
 
 
-class BlockingClient(ABC):
+class BlockingClient(OneProcess, ABC):
     """A sync client: `with` closes it, and one that is forgotten warns."""
 
     _closed = True  # for __del__, should __init__ raise

@@ -205,7 +205,9 @@ def test_a_closed_pipe_ends_quietly() -> None:
         assert process.wait() == 141
 
 
-@pytest.mark.parametrize("module", ["memq.runtime.process", "memq.cli.run", "memq.cli.output", "memq.cli.cluster.doctor"])
+@pytest.mark.parametrize(
+    "module", ["memq.runtime.process", "memq.cli.run", "memq.cli.output", "memq.cli.cluster.doctor"]
+)
 def test_an_interrupt_while_the_command_line_is_imported_is_quiet(module: str) -> None:
     script = """
 import sys

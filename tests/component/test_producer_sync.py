@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import os
+import pickle
 import subprocess
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import closing
 from typing import Any, TypeVar
 
 import pytest
 
 import memq
+import memq.aio
 from memq.client import io_thread as io_thread_module
 from memq.client.io_thread import io_thread, new_event_loop
 from memq.client.lifecycle import Background
@@ -263,15 +267,18 @@ def test_errors_of_the_cluster_reach_the_caller(server: Server) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_child_must_not_use_what_its_parent_made(server: Server) -> None:
     producer = Producer(server.broker.address)
-    producer.send("clicks", b"parent").result(20)
+    acked = producer.send("clicks", b"parent")
+    acked.result(20)
+    pending = Delivery()  # of a block that the parent's thread would settle
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
         said = []
-        for use in (lambda: producer.send("clicks", b"child"), lambda: producer.flush(1), producer.stats):
+        uses = (lambda: producer.send("clicks", b"child"), lambda: producer.flush(1), producer.stats)
+        for use in (*uses, lambda: pending.result(1), lambda: pending.exception(1), lambda: acked.result(1)):
             try:
                 use()
-            except ForkedError as error:
+            except (ForkedError, TimedOutError) as error:
                 said.append(str(error))
         producer.close()  # does nothing, and does not hang
         with Producer(server.broker.address) as own:
@@ -282,11 +289,21 @@ def test_a_child_must_not_use_what_its_parent_made(server: Server) -> None:
     with os.fdopen(read_end, "rb") as pipe:
         said = pipe.read().decode().splitlines()
     assert os.waitpid(child, 0)[1] == 0
-    assert len(said) == 3
-    assert f"can't be used in process {child}" in said[0]
+    assert len(said) == 5
+    assert all(f"can't be used in process {child}" in each for each in said)
+    assert said[3].startswith("this delivery was created before fork()")
     producer.send("clicks", b"parent again").result(20)
     producer.close()
     assert sorted(value or b"" for value in server.broker.values()) == [b"child's own", b"parent", b"parent again"]
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_client_is_neither_pickled_nor_copied(copied: Callable[[object], object]) -> None:
+    nowhere = "127.0.0.1:1"  # no client connects before its first use
+    with closing(Producer(nowhere)) as producer, closing(memq.Consumer(nowhere, ["clicks"])) as consumer:
+        for client in (producer, consumer, memq.aio.Producer(nowhere), memq.aio.Consumer(nowhere, ["clicks"])):
+            with pytest.raises(TypeError, match="can't be pickled or copied: create it in the process that uses it"):
+                copied(client)
 
 
 def test_a_forgotten_producer_is_warned_of_and_still_sends(server: Server) -> None:

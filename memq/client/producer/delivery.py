@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 from memq.client.arguments import check_timeout
-from memq.client.io_thread import on_io_thread
+from memq.client.io_thread import forked_error, on_io_thread
 from memq.errors import InvalidRequestError, MemqError, NotReadyError, TimedOutError
 from memq.protocol.frames import AckLevel
 from memq.topic import Position
@@ -36,12 +37,13 @@ class Promise:
     It may be read from any thread.
     """
 
-    __slots__ = ("_callbacks", "_lock", "_outcome", "observed")
+    __slots__ = ("_callbacks", "_lock", "_outcome", "_process", "observed")
 
     def __init__(self) -> None:
         self._outcome: Ack | MemqError | None = None
         self._callbacks: list[Callable[[], object]] = []
         self._lock = threading.Lock()
+        self._process = os.getpid()  # in a child nobody settles it
         self.observed = False  # a caller waits for the outcome or has seen it
 
     def done(self) -> bool:
@@ -97,7 +99,8 @@ class Delivery(Promise):
         """Wait for the ack, at most `timeout` seconds, and return it.
 
         Raises: TimedOutError when it does not come in time (the record is still on its way); OutcomeUnknownError
-        when the producer gave up a block that it had sent; what the broker said against the block.
+        when the producer gave up a block that it had sent; what the broker said against the block; ForkedError in a
+        child, unless it was settled before.
         """
         outcome = self._wait(timeout)
         if isinstance(outcome, MemqError):
@@ -118,6 +121,8 @@ class Delivery(Promise):
         timeout_s = check_timeout(timeout)
         self.observed = True
         if not self.done():
+            if self._process != os.getpid():
+                raise forked_error("delivery")
             if on_io_thread():
                 raise InvalidRequestError("a callback can't wait for a delivery", hint="use add_done_callback")
             settled = threading.Event()
