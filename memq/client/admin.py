@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from memq.client.arguments import check_connect_timeout, public_name, runtime_of
 from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.batch import TopicPartition, place_of
 from memq.client.consumer.offset_resolver import Lag, OffsetResolver
-from memq.client.consumer.settings import Point, check_point, point_of
+from memq.client.consumer.settings import Point, check_point, named_partitions, point_of
 from memq.client.lifecycle import AsyncClosing, Background, BlockingClient
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
 from memq.client.log_answers import Key, LogAnswers, Value, ask_logs
@@ -265,7 +264,7 @@ class AsyncAdmin(AsyncClosing):
         found = (await self.topic(topic)).topic
         if not new_ok:
             await self._described(group)  # a misspelt name must not make a group
-        partitions = _named_partitions(found, to)
+        partitions = named_partitions(found, to)
         stored = await self._queue.committed(group, partitions)
         resets: dict[ReadPartition, Committed] = {}
         for partition in partitions:
@@ -422,26 +421,6 @@ def _numbers(partitions: Iterable[int]) -> frozenset[int]:
 def _topic_of(answer: AdminAnswer) -> Topic:
     assert answer.topic is not None, "the broker answered without a topic"
     return answer.topic
-
-
-def _named_partitions(topic: Topic, to: Point) -> list[ReadPartition]:
-    """Return the partitions that `to` says something of.
-
-    Raises: InvalidRequestError for one that is not there.
-    """
-    every = read_partitions(topic)
-    if isinstance(to, str | datetime):
-        return every
-    if isinstance(to, Mapping):
-        numbers = [number for name, number in to if name == topic.name]
-    else:
-        numbers = [position.read_partition for position in ([to] if isinstance(to, Position) else to)]
-    for number in numbers:
-        if not 0 <= number < topic.read_partitions:
-            raise NotFoundError(
-                f"topic '{topic.name}' has no partition {number}", hint=f"it has {topic.read_partitions}, from 0 on"
-            )
-    return [partition for partition in every if partition.partition in numbers]
 
 
 class Admin(BlockingClient):

@@ -186,6 +186,25 @@ def test_a_topic_that_is_not_there_is_said_at_once() -> None:
     with_broker(test)
 
 
+@pytest.mark.parametrize(
+    "places",
+    [
+        {"start": Position(1, 0, 0)},
+        {"start": [Position(0, 0, 0), Position(1, 0, 0)]},
+        {"end": {("clicks", 1): Position(1, 0, 0)}},
+    ],
+)
+def test_a_position_of_a_partition_that_is_not_there_is_refused(places: dict[str, Any]) -> None:
+    async def test(broker: Broker) -> None:
+        await fill(broker, 1)
+        with pytest.raises(NotFoundError, match="topic 'clicks' has no partition 1") as caught:
+            async with reader(broker, **places):
+                pass
+        assert caught.value.hint == "it has 1, from 0 on"
+
+    with_broker(test)
+
+
 # ---- places --------------------------------------------------------------------------------------
 
 

@@ -125,7 +125,8 @@ class Consumer(BaseConsumer, BlockingClient):
         topics: one topic or several.
         group: members of a group share the partitions, and its positions are stored; None reads everything.
         start: "beginning", "end", a datetime with a time zone (the first batch sealed at or after it), a Position, a
-            list of them, or {(topic, partition): Position}; holds only where the group has no stored position.
+            list of them, or {(topic, partition): Position}; a partition without one starts at its beginning. It holds
+            only where the group has no stored position. A time after the last batch is the end.
         end: the same; there the iteration stops. "end" is what is there when the partition is opened.
         auto_commit: commit what is done; a batch is, when the next one is asked for.
         auto_commit_interval_ms: how often.

@@ -24,7 +24,7 @@ from memq.client.consumer.group_membership import AssignmentEvents
 from memq.client.consumer.group_session import Committer, GroupSession
 from memq.client.consumer.offset_resolver import Lag, OffsetResolver
 from memq.client.consumer.opener import Opener
-from memq.client.consumer.settings import ConsumerSettings, Point, check_point
+from memq.client.consumer.settings import END, ConsumerSettings, Point, check_point, named_partitions
 from memq.client.link_pool import LinkPool
 from memq.client.log_answers import LogAnswers, ask_logs
 from memq.client.metadata import ClusterMetadata
@@ -147,7 +147,10 @@ class ConsumerCore:
             return
         await self._pool.reach(self.settings.connect_timeout_ms / 1000)
         for name in self.settings.topics:
-            self._topics[name] = (await self._metadata.topic(name, timeout_s=START_S_MAX)).topic
+            topic = (await self._metadata.topic(name, timeout_s=START_S_MAX)).topic
+            for point in (self.settings.start, self.settings.end or END):
+                named_partitions(topic, point)
+            self._topics[name] = topic
         self._started = True
         self._reading.start()
         self._tasks.start(self._opener.run(), "consumer opens partitions")

@@ -13,9 +13,9 @@ from memq.client.consumer.fetch.fetcher import ReadMode
 from memq.client.link_pool import CONNECT_TIMEOUT_MS
 from memq.client.producer.fields import check_switch
 from memq.client.stores import check_s3
-from memq.errors import InvalidRequestError, InvalidSettingError
+from memq.errors import InvalidRequestError, InvalidSettingError, NotFoundError
 from memq.limits import KIB, MIB
-from memq.topic import Position, check_group, check_name
+from memq.topic import Position, ReadPartition, Topic, check_group, check_name, read_partitions
 
 Point = str | datetime | Position | Sequence[Position] | Mapping[tuple[str, int], Position]
 OnDamaged = Literal["fail", "skip", "dead-letter"]
@@ -136,6 +136,26 @@ def point_of(point: Point, place: TopicPartition) -> str | int | Position:
     if isinstance(point, Mapping):
         return point.get(place, BEGINNING)
     return next((position for position in point if position.read_partition == place.partition), BEGINNING)
+
+
+def named_partitions(topic: Topic, point: Point) -> list[ReadPartition]:
+    """Return the partitions of which `point` has a position; all for a point without positions.
+
+    Raises: NotFoundError for a partition that the topic does not have: its position would be passed over.
+    """
+    every = read_partitions(topic)
+    if isinstance(point, str | datetime):
+        return every
+    if isinstance(point, Mapping):
+        numbers = [number for name, number in point if name == topic.name]
+    else:
+        numbers = [position.read_partition for position in ([point] if isinstance(point, Position) else point)]
+    for number in numbers:
+        if not 0 <= number < topic.read_partitions:
+            raise NotFoundError(
+                f"topic '{topic.name}' has no partition {number}", hint=f"it has {topic.read_partitions}, from 0 on"
+            )
+    return [partition for partition in every if partition.partition in numbers]
 
 
 def _check_place(key: object, name: str) -> None:
