@@ -381,6 +381,9 @@ def _file_layers(path: Path | None, profile: str | None) -> list[Layer]:
         raise InvalidSettingError(f"'profile' in {path} is not a table", hint="write [profile.NAME]")
     for name, part in (("", table), *profiles.items()):
         for key, (value, origin) in _flat(part, _origin(path, name)).items():
+            if isinstance(value, dict) and key not in RULES:
+                known = tuple(f"[{section}]" for section in (*SECTIONS, "profile.NAME"))
+                raise UnknownSettingError(f"unknown section [{key}] in {origin}", hint=did_you_mean(f"[{key}]", known))
             if "." not in key:
                 parse_value(key, value, origin)
     if profile and profile not in profiles:
@@ -410,13 +413,15 @@ def _origin(path: Path, profile: str) -> str:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # Windows writes a byte order mark
     except OSError as error:
         raise InvalidSettingError(
             f"can't read settings file {path}: {error.strerror}", hint="check the path of --config"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidSettingError(f"settings file {path} is not TOML: {error}", hint="key = value lines") from error
+        raise InvalidSettingError(
+            f"settings file {path} is not TOML: {error}", hint="write each setting as a line: name = value"
+        ) from error
 
 
 def _environment_layer(environment: Mapping[str, str]) -> Layer:

@@ -22,7 +22,9 @@ from memq.errors import InvalidSettingError, LogLostError, MemqError
 from memq.governor import Coordinator, MarkedCoordinator
 from memq.governor.data_folder import lock_folder, make_folder
 from memq.governor.standalone import StandaloneCoordinator
+from memq.governor.zookeeper.settings import ZookeeperSettings, check_together
 from memq.notification import NotificationQueue
+from memq.notification.kafka.settings import kafka_settings
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.protocol.link import connect_link
 from memq.runtime.logs import EventLog
@@ -32,6 +34,7 @@ from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.filesystem import FilesystemHandler
 
 EVERY_INTERFACE = ("0.0.0.0", "::")  # noqa: S104 - nothing is bound to them here
+_NO_KAFKA = "kafka://none"  # a section is checked without the URL of its queue
 NAMESAKE_TIMEOUT_S = 3.0  # how long a start waits for an answer of who has its id
 
 Part = TypeVar("Part")
@@ -40,6 +43,7 @@ Open = Callable[[PartSettings, Runtime, str], Part]
 
 def open_store(settings: PartSettings, runtime: Runtime, cluster: str) -> StorageHandler:
     """Return the store that the settings name. Raises: InvalidSettingError, and what its handler raises."""
+    check_sections(settings)
     return _chosen("store", settings.store, STORES)(settings, runtime, cluster)
 
 
@@ -51,6 +55,22 @@ def open_queue(settings: PartSettings, runtime: Runtime, cluster: str) -> Notifi
 def open_coordinator(settings: PartSettings, runtime: Runtime, cluster: str) -> MarkedCoordinator:
     """Return the coordinator that the settings name. Raises: as `open_store`."""
     return _chosen("coordinator", settings.coordinator, COORDINATORS)(settings, runtime, cluster)
+
+
+def check_sections(settings: PartSettings) -> None:
+    """Refuse a misspelt key of a section, also of a section that these settings do not use.
+
+    Without the extra `[s3]` its settings are not known here. Raises: UnknownSettingError, InvalidSettingError.
+    """
+    client_limits(settings.section("clients"))
+    for name in ("kafka", "source"):
+        kafka_settings(_NO_KAFKA, settings.section(name), name)
+    check_together(read_section("zookeeper", settings.section("zookeeper"), ZookeeperSettings))
+    if section := settings.section("s3"):
+        with suppress(ModuleNotFoundError):
+            from memq.storage_handlers.s3.settings import S3Settings
+
+            read_section("s3", section, S3Settings)
 
 
 @asynccontextmanager
@@ -226,24 +246,10 @@ def _path(name: str, url: str) -> Path:
 
 def _file_store(settings: PartSettings, runtime: Runtime, cluster: str) -> StorageHandler:
     root = _path("store", settings.store)
-    _check_s3_section(settings)
     tmp = root.parent / f"{root.name}.tmp"  # next to it: on the same file system, and in no listing
     make_folder(root)
     make_folder(tmp)
     return FilesystemHandler(root, tmp)
-
-
-def _check_s3_section(settings: PartSettings) -> None:
-    """Refuse a misspelt key in `[s3]` also while the store is a folder.
-
-    Without the extra `[s3]` its settings are not known here. Raises: UnknownSettingError, InvalidSettingError.
-    """
-    section = settings.section("s3")
-    if section:
-        with suppress(ModuleNotFoundError):
-            from memq.storage_handlers.s3.settings import S3Settings
-
-            read_section("s3", section, S3Settings)
 
 
 def _s3_store(settings: PartSettings, runtime: Runtime, cluster: str) -> StorageHandler:

@@ -193,6 +193,50 @@ def test_no_exit_code_is_hidden_by_a_wider_class() -> None:
         assert next(found for wide, found in EXIT_CODES if issubclass(kind, wide)) == code, f"{kind} at {at}"
 
 
+@pytest.mark.parametrize("name", ["doctor", "config", "dev"])
+@pytest.mark.parametrize(
+    ("text", "fault", "hint"),
+    [
+        (
+            '[s3]\nendpiont = "http://h"',
+            "unknown setting 'endpiont' in [s3] from",
+            "did you mean 'endpoint'?",
+        ),
+        ('[kafka]\nprefxi = "p."', "unknown setting 'prefxi' in [kafka] from memq.toml", "did you mean 'prefix'?"),
+        ('[kafka]\nacks = "1"', "setting 'acks' in [kafka] from memq.toml can't be set", ""),
+        ('[source]\nprefxi = "p."', "unknown setting 'prefxi' in [source] from memq.toml", "did you mean 'prefix'?"),
+        (
+            "[zookeeper]\nsesion_timeout_ms = 5",
+            "unknown setting 'sesion_timeout_ms' in",
+            "session_timeout_ms",
+        ),
+        (
+            '[clients]\ndefault = "fast"',
+            "[clients] = 'fast' begins with no mode",
+            "soft 10MiB/s",
+        ),
+        ('[kafak]\nprefix = "p."', "unknown section [kafak] in memq.toml", "did you mean '[kafka]'?"),
+        ("[tables]\nx = 1", "unknown section [tables] in memq.toml", "known are [s3], [kafka], [zookeeper]"),
+    ],
+)
+def test_a_mistake_in_a_section_is_named_before_anything_starts(
+    name: str, text: str, fault: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("memq.toml").write_text(text)
+    options = {"doctor": ["-b", "127.0.0.1:1"], "dev": ["--data", "memq.toml"], "config": []}  # where dev can't start
+    assert run([name, *options[name]]) == (1 if name == "doctor" else 2)
+    output = "".join(said(capsys))
+    assert fault in output
+    assert hint in output
+    assert not Path("memq-data").exists()
+
+
+def test_doctor_names_the_file_of_a_section(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("memq.toml").write_text('\ufeff[s3]\nregion = "eu-1"', encoding="utf-8")  # with the mark that Notepad writes
+    run(["doctor", "-b", "127.0.0.1:1"])
+    assert "settings: from --brokers, memq.toml\n" in said(capsys)[0]
+
+
 def test_a_closed_pipe_ends_quietly() -> None:
     script = "import sys; from memq.cli import main; sys.exit(main(['config', '--show-origin']))"
     with subprocess.Popen(

@@ -30,11 +30,13 @@ def dev(config: str | None, profile: str | None, **flags: Value | None) -> int:
     log_to_stderr(settings.log_level, settings.log_format)
     import uvloop
 
+    from memq.broker.assembly import check_sections
     from memq.broker.dev import serve
     from memq.broker.ingest.quotas import client_limits
     from memq.broker.process import calm_collector
     from memq.cli.cluster.embedded_services import Beside, auditor_beside, dashboard_beside, state_beside
 
+    check_sections(loaded.parts())
     limits = client_limits(loaded.parts().section("clients"))
     beside: list[Beside] = []
     open_state = state_beside(loaded.auditor(), Path(settings.data)) if settings.audit else None

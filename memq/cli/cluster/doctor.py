@@ -60,16 +60,27 @@ def _look(config: str | None, profile: str | None, flags: dict[str, Value | None
     yield CheckResult("memq", "ok", f"{__version__} on Python {platform.python_version()}, {platform.platform()}")
     yield from _packages()
     try:
-        settings = settings_of(config, profile, **flags)
+        settings = _checked_settings(config, profile, **flags)
     except MemqError as error:
         yield CheckResult("settings", "failed", str(error), error.hint)
         return
     origins = {origin for origin in settings.origins.values() if origin != "default"}
+    origins |= {origin for section in settings.sections.values() for _, origin in section.values()}
     yield CheckResult("settings", "ok", "from " + (", ".join(sorted(origins)) or "defaults alone"))
     yield from _machine(settings)
     yield from _spool(settings)
     yield from _parts(settings)
     yield _checked("broker", lambda: _broker(settings))
+
+
+def _checked_settings(config: str | None, profile: str | None, **flags: Value | None) -> Settings:
+    """Return the settings, after a check of their sections. Raises: UnknownSettingError, InvalidSettingError."""
+    settings = settings_of(config, profile, **flags)
+    if settings.sections and sys.platform != "win32":
+        from memq.broker.assembly import check_sections
+
+        check_sections(settings.parts())
+    return settings
 
 
 def _packages() -> Iterator[CheckResult]:
@@ -184,7 +195,7 @@ def config(show_origin: bool, as_json: bool, config: str | None, profile: str | 
 
     Flags override the environment (MEMQ_PORT), which overrides the settings file, which overrides the defaults.
     """
-    settings = settings_of(config, profile)
+    settings = _checked_settings(config, profile)
     sections = {
         f"{section}.{name}": ("***" if _SECRET.search(name) else value, origin)
         for section, named in settings.sections.items()
