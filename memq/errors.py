@@ -159,14 +159,14 @@ class StoreError(RetryableError):
     """The object store failed in a way that may pass."""
 
     code = "store-failed"
-    default_hint = "check the object store; the request is tried again"
+    default_hint = "check the object store; a broker or client that runs tries again by itself"
 
 
 class QueueError(RetryableError):
     """The notification queue failed in a way that may pass."""
 
     code = "queue-failed"
-    default_hint = "check the notification queue; the request is tried again"
+    default_hint = "check the notification queue; a broker or client that runs tries again by itself"
 
 
 class QueueRefusedError(RetryableError):

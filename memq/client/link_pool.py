@@ -19,7 +19,7 @@ from memq.limits import STREAMS_PER_CONNECTION_MAX
 from memq.protocol.frames import Frame
 from memq.protocol.link import Link, LinkOwner, broker_name, connect_link
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Address, Runtime, format_address, parse_address
+from memq.runtime.network import FILES_HINT, Address, Runtime, format_address, parse_address
 from memq.runtime.waits import Waits
 
 CONNECT_TIMEOUT_MS = 3_000  # the default for the first connection: a broker that starts is up in a second
@@ -185,6 +185,7 @@ class LinkPool:
         deadline_s = clock.monotonic() + timeout_s
         while not self.sessions():
             failures: list[str] = []
+            own_hint = ""  # of a fault on this side
             addresses = self.candidates()
             for address in addresses:
                 try:
@@ -192,12 +193,13 @@ class LinkPool:
                         await self.session(address)  # one that is given up here continues, and is met in the next round
                 except (UnreachableError, TimedOutError) as error:
                     failures.append(str(error))
+                    own_hint = FILES_HINT if error.hint == FILES_HINT else own_hint
                 except TimeoutError:
                     failures.append(f"{format_address(address)} does not answer")
                 else:
                     return
             if clock.monotonic() + _REACH_AGAIN_S >= deadline_s:
-                hint = "check the address, and that a broker runs there"
+                hint = own_hint or "check the address, and that a broker runs there"
                 raise UnreachableError(f"no broker answers: {'; '.join(failures[:5])}", hint=hint)
             await asyncio.sleep(_REACH_AGAIN_S)
 

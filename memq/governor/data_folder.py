@@ -247,4 +247,6 @@ def _folder_error(path: Path, error: OSError, what: str = "data folder", setting
         )
     if error.errno in (errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL):
         return InvalidRequestError(f"{what} '{path}' can't be made: {reason}", hint=f"choose another {setting}")
-    return StoreError(f"{what} '{path}' can't be opened: {reason}", hint="check the disk")
+    full = error.errno in (errno.EMFILE, errno.ENFILE)
+    hint = "raise the limit on open files (ulimit -n)" if full else "check the disk"
+    return StoreError(f"{what} '{path}' can't be opened: {reason}", hint=hint)

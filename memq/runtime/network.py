@@ -20,6 +20,7 @@ from typing import Protocol
 from memq.errors import UnreachableError
 from memq.runtime.clock import Clock, SystemClock
 
+FILES_HINT = "raise the limit on open files of this process (ulimit -n)"
 Address = tuple[str, int]
 ProtocolFactory = Callable[[], asyncio.BufferedProtocol]
 
@@ -94,7 +95,9 @@ class SocketNetwork:
         except TimeoutError as error:
             raise UnreachableError(f"{where} did not answer in {timeout_s:g} s") from error
         except (OSError, ValueError) as error:
-            raise UnreachableError(f"can't reach {where[:300]}: {_cause(error)}") from error
+            full = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)  # of this process
+            hint = FILES_HINT if full else ""
+            raise UnreachableError(f"can't reach {where[:300]}: {_cause(error)}", hint=hint) from error
         return protocol
 
 

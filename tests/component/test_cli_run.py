@@ -20,9 +20,12 @@ from memq.errors import (
     DeniedError,
     InvalidSettingError,
     NotFoundError,
+    QueueError,
+    StoreError,
     TimedOutError,
     UnreachableError,
 )
+from memq.testing import Cluster
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
@@ -175,6 +178,8 @@ def test_a_fault_of_memq_is_one_line_and_a_traceback_on_demand(
         (NotFoundError("x"), 3),
         (DeniedError("x"), 4),
         (UnreachableError("x"), 5),
+        (StoreError("x"), 5),
+        (QueueError("x"), 5),
         (TimedOutError("x"), 6),
         (TimeoutError("x"), 6),
         (ConnectionRefusedError(), 5),
@@ -235,6 +240,26 @@ def test_doctor_names_the_file_of_a_section(capsys: pytest.CaptureFixture[str]) 
     Path("memq.toml").write_text('\ufeff[s3]\nregion = "eu-1"', encoding="utf-8")  # with the mark that Notepad writes
     run(["doctor", "-b", "127.0.0.1:1"])
     assert "settings: from --brokers, memq.toml\n" in said(capsys)[0]
+
+
+def test_a_full_limit_on_open_files_is_named() -> None:
+    script = 'ulimit -n 11; exec "$0" -m memq topic list -b 127.0.0.1:1'
+    done = subprocess.run(["sh", "-c", script, sys.executable], capture_output=True, text=True, check=False, timeout=60)
+    assert "Too many open files" in done.stderr
+    assert "(ulimit -n)" in done.stderr
+    assert (done.returncode, done.stderr.count("\n")) == (5, 1)
+
+
+def test_a_line_that_is_too_large_is_named_by_its_number(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [b"x" * 1000] * 3000  # more than one chunk of the input
+    lines[2500] = b"y" * 1_100_000
+    Path("lines").write_bytes(b"\n".join(lines))
+    with Cluster() as cluster:
+        assert run(["produce", "clicks", "lines", "-b", cluster.address]) == 1
+    err = said(capsys)[1]
+    assert "record 2501 of the input: record values[" in err
+    assert "of 1100000 bytes is over record_bytes_max = 1048576 of 'clicks'" in err
+    assert "memq topic alter clicks --set record_bytes_max=SIZE" in err
 
 
 def test_a_closed_pipe_ends_quietly() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import shutil
@@ -13,8 +14,15 @@ from random import Random
 import msgspec
 import pytest
 
-from memq.errors import CorruptDataError, DeniedError, InvalidRequestError, MemqError, UnsupportedFormatError
-from memq.governor.data_folder import DataFolder
+from memq.errors import (
+    CorruptDataError,
+    DeniedError,
+    InvalidRequestError,
+    MemqError,
+    StoreError,
+    UnsupportedFormatError,
+)
+from memq.governor.data_folder import DataFolder, make_folder
 from memq.topic import check_name
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -43,6 +51,19 @@ def test_the_name_stays_and_differs_from_folder_to_folder(tmp_path: Path) -> Non
         names.append(folder.cluster)
         folder.close()
     assert names[0] == names[2] != names[1]
+
+
+@pytest.mark.parametrize(("number", "hint"), [(errno.EMFILE, "ulimit -n"), (errno.ENOSPC, "check the disk")])
+def test_a_folder_that_can_not_be_opened_has_a_hint_that_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, hint: str
+) -> None:
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(StoreError, match=f"can't be opened: {os.strerror(number)}") as raised:
+        make_folder(tmp_path / "data")
+    assert hint in raised.value.hint
 
 
 def test_a_moved_folder_opens(tmp_path: Path) -> None:

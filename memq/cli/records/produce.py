@@ -210,6 +210,14 @@ def line_sender(producer: Producer, shape: Shape, tally: SentCount) -> Callable[
     """Return what sends a list of lines: by columns when no record needs more than value and key."""
 
     def send(records: list[bytes]) -> None:
+        try:
+            send_all(records)
+        except TooLargeError as error:
+            longest = max(range(len(records)), key=lambda at: len(records[at]))
+            number = tally.records - len(records) + longest + 1
+            raise TooLargeError(f"record {number} of the input: {error}", hint=error.hint) from error
+
+    def send_all(records: list[bytes]) -> None:
         tally.records += len(records)
         tally.bytes += sum(map(len, records))
         keys, values = _columns(records, shape)

@@ -138,7 +138,15 @@ def check_size(size: int, topic: Topic) -> None:
     """Refuse a record of more bytes than its topic takes. Raises: TooLargeError."""
     bound = topic.settings.record_bytes_max
     if size > bound:
-        raise TooLargeError(f"record of {size} bytes is over record_bytes_max = {bound} of '{topic.name}'")
+        raise too_large(f"record of {size} bytes", bound, topic.name)
+
+
+def too_large(record: str, bound: int, topic: str) -> TooLargeError:
+    """Return the error for a record of more bytes than its topic takes."""
+    return TooLargeError(
+        f"{record} is over record_bytes_max = {bound} of '{topic}'",
+        hint=f"make it smaller, or raise the bound: memq topic alter {topic} --set record_bytes_max=SIZE",
+    )
 
 
 _KINDS = {bytes, type(None)}

@@ -14,7 +14,7 @@ from typing import Any
 from zlib import crc32
 
 from memq.client.producer.delivery import AsyncDelivery, Delivery
-from memq.client.producer.fields import RecordColumns, RecordFields, check_size
+from memq.client.producer.fields import RecordColumns, RecordFields, check_size, too_large
 from memq.client.producer.open_block import Gate, OpenBlock, PartitionBuffer, PendingBlock, Route
 from memq.client.producer.settings import ProducerSettings
 from memq.errors import BufferFullError, InvalidRequestError, MemqError, TooLargeError
@@ -574,5 +574,4 @@ def _check_sizes(route: Route, many: RecordColumns) -> None:
         sizes = many.sizes(start, start + _CHUNK_RECORDS)
         if max(sizes) > bound:
             number, size = next((number, size) for number, size in enumerate(sizes, start) if size > bound)
-            name = route.topic.name
-            raise TooLargeError(f"record {number} of {size} bytes is over record_bytes_max = {bound} of '{name}'")
+            raise too_large(f"record values[{number}] of {size} bytes", bound, route.topic.name)

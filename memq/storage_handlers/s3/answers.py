@@ -180,4 +180,4 @@ def _reach_hint(answer: StoreAnswer) -> str:
     text = answer.text.lower()
     if any(word in text for word in ("certificate", "ssl")):
         return "give the server's certificate authority as ca_file in [s3], and name the host as its certificate does"
-    return "" if answer.status else "check endpoint in [s3] and that the server runs; the request is tried again"
+    return "" if answer.status else "check endpoint in [s3] or in the store's URL, and that the server runs"
