@@ -328,12 +328,17 @@ def test_on_ack_hears_of_every_block_and_what_it_raises_changes_nothing(caplog: 
         heard.append(outcome)
         raise RuntimeError("the caller's own")
 
+    shown: list[object] = []
+
     async def test(broker: ToyBroker) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: shown.append(context["exception"]))
         async with AsyncProducer(broker.address, on_ack=on_ack) as producer:
             for number in range(3):
                 await (await producer.send("clicks", b"%d" % number))
 
     run(test)
+    assert [str(error) for error in shown] == ["the caller's own"]  # the first; by default it goes to stderr
     assert [outcome.first_sequence for outcome in heard if isinstance(outcome, Ack)] == [0, 1, 2]
     assert [record.event for record in caplog.records] == ["producer.callback-raised"] * 3  # type: ignore[attr-defined]
 

@@ -148,6 +148,7 @@ class ProducerCore:
         self._failures: list[tuple[Delivery | AsyncDelivery, MemqError]] = []
         self._watch: asyncio.TimerHandle | None = None
         self._ended: MemqError | None = None
+        self._callback_raised = False
         self._asked_s: dict[str, float] = {}
         self._naming = InstanceFencing(
             OwnerRequests(runtime, self._pool, self._metadata, settings.open_timeout_s), self.producer_id
@@ -347,6 +348,10 @@ class ProducerCore:
             callback()
         except Exception as error:  # noqa: BLE001  # the caller's own: it must not stop the producer
             self.events.error("producer.callback-raised", f"a callback raised {error!r}", error)
+            if not self._callback_raised:  # the log may be silent; the loop's handler writes to stderr by default
+                self._callback_raised = True
+                text = "a callback of a memq producer raised; further errors of callbacks are only in the log of 'memq'"
+                asyncio.get_running_loop().call_exception_handler({"message": text, "exception": error})
 
     def _heard(self, topic: Topic) -> None:
         """A topic may have been altered, or made again: later records follow its new map."""

@@ -168,7 +168,8 @@ class Producer(BaseProducer, BlockingClient):
         connect_timeout_ms: how long the first record tries to reach a broker; a restart later on is waited for.
         client_id: the name that brokers know this client by: its limits are set for it; "": its host's.
         zone: where this client runs: what any broker answers is asked of one in this zone, as long as one lives.
-        on_ack: called with the Ack or the error of every block, on the I/O thread; what it raises is logged.
+        on_ack: called with the Ack or the error of every block, on the I/O thread; what it raises is
+            logged, and the first such error is written to stderr.
         name: name of the producer, kept across restarts. Its newest instance fences the older ones, and reads from
             `resume_points` how many of its records each partition holds, also days later. It has acks="all" and ends
             with the first block that fails; the next instance sends that block again, and it is stored once.
