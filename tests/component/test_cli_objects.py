@@ -147,6 +147,12 @@ def test_verify_finds_damage_and_reads_the_rest(made: Made, capsys: pytest.Captu
     assert captured.err.startswith("memq: error: 1 of 1 objects damaged")
 
 
+def test_verify_of_a_folder_of_other_files_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.txt").write_text("not of memq" * 20)
+    assert run(["verify", str(tmp_path)]) == 1
+    assert "no file has a block of memq: name a data folder" in capsys.readouterr().err
+
+
 def test_verify_finds_a_block_that_the_index_does_not_name(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
     """The block is whole, its checksum too; only the index tells that it is another one."""
     data = bytearray(made.data)

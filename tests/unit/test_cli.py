@@ -150,6 +150,13 @@ def test_starts(text: str, start: object) -> None:
     assert parse_start(text, NOW_MS) == start
 
 
+def test_unix_seconds_are_not_taken_for_milliseconds() -> None:
+    with pytest.raises(InvalidSettingError, match="time '@1738310400' is in ms, and in 1970") as refused:
+        parse_start("@1738310400", NOW_MS)
+    assert refused.value.hint == "for Unix seconds write @1738310400000"
+    assert parse_start("@0", NOW_MS) == datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
 @pytest.mark.parametrize(
     "text", ["", "middle", "17", "@", "@x", "@-1", "@-1y", "1:2", "1:2:3:4", "@9999999999999999", "-"]
 )

@@ -212,10 +212,13 @@ def _report(tally: VerifiedCount, *, as_json: bool) -> None:
         pointers = f", {count_text(tally.pointers, 'pointer')}" if tally.pointers else ""
         click.echo(f"{count_text(tally.objects, 'object')}{blocks}, {records}{pointers}: {verdict}")
     if damaged:
-        text = f"{damaged} of {tally.objects:,} objects damaged"
+        text = f"{damaged:,} of {tally.objects:,} objects damaged"
         if tally.pointers:
             text = f"{damaged} objects damaged or missing, of {tally.objects:,} and of {tally.pointers:,} pointers"
-        raise CorruptDataError(text, hint="see the messages above")
+        hint = "see the messages above"
+        if damaged == tally.objects and not tally.blocks:
+            hint += "; no file has a block of memq: name a data folder of memq dev, or a folder of its objects"
+        raise CorruptDataError(text, hint=hint)
 
 
 @contextlib.contextmanager
