@@ -39,6 +39,7 @@ _TIME_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_00
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*\Z")
 _FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _INT_END = 1 << 52
+_UNIX_SECONDS = range(10**9, 10**10)  # 2001 to 2286; in ms January to April 1970
 
 SECTIONS = ("s3", "kafka", "zookeeper", "clients", "source")
 
@@ -332,6 +333,15 @@ def parse_size(text: str) -> int | None:
 def parse_time_ms(text: str) -> int | None:
     """Return milliseconds for `5s`, `1.5h`, `250ms`; None for anything else. A plain number needs a unit."""
     return _parse_quantity(text, _TIME_UNITS_MS)
+
+
+def parse_unix_ms(digits: str) -> int:
+    """Return a time in Unix ms. Raises: InvalidSettingError for one that must be meant in seconds."""
+    if int(digits) in _UNIX_SECONDS:
+        raise InvalidSettingError(
+            f"time {digits} is in ms, and in 1970", hint=f"a time in Unix seconds is written {digits}000"
+        )
+    return int(digits)
 
 
 def did_you_mean(word: str, names: Mapping[str, object] | tuple[str, ...], *, known: bool = True) -> str:

@@ -12,7 +12,7 @@ import click
 
 from memq.errors import InvalidRequestError, InvalidSettingError, UnreachableError
 from memq.runtime.network import Address, parse_address
-from memq.settings import DEFAULTS, RULES, Settings, Value, environment_settings, parse_time_ms
+from memq.settings import DEFAULTS, RULES, Settings, Value, environment_settings, parse_time_ms, parse_unix_ms
 from memq.topic import Position
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -38,7 +38,6 @@ _METAVARS = {
     "dashboard_token_file": "FILE",
 }
 _TIME_UNITS = (("h", 3_600_000), ("min", 60_000), ("s", 1_000))
-_SECONDS = range(10**9, 10**10)  # 2001 to 2286 in seconds, but January to April 1970 in ms
 _PLACES = "@2025-01-31T08:00:00Z, @1738310400000, @-1h or 0:17:3"
 _START_HINT = f"write beginning, end, stored, -100, {_PLACES}"
 _PLACE_HINT = f"write beginning, end, {_PLACES}"
@@ -181,11 +180,7 @@ def _parse_place(what: str, text: str, now_ms: int, hint: str) -> Place:
 def _parse_time(text: str, now_ms: int, hint: str) -> datetime.datetime:
     try:
         if re.fullmatch(r"\d{1,16}", text):
-            if int(text) in _SECONDS:
-                raise InvalidSettingError(
-                    f"time '@{text}' is in ms, and in 1970", hint=f"for Unix seconds write @{text}000"
-                )
-            return _moment(int(text))
+            return _moment(parse_unix_ms(text))
         if text.startswith("-"):
             ago_ms = parse_time_ms(text[1:])
             if ago_ms is not None:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from memq.errors import InvalidSettingError, UnknownSettingError
 from memq.limits import KIB, MIB
-from memq.settings import did_you_mean, parse_size
+from memq.settings import did_you_mean, parse_size, parse_unix_ms
 from memq.topic import Position, check_name
 
 COLUMNS = {
@@ -257,7 +257,7 @@ def _point(name: str, text: str, topics: tuple[str, ...]) -> Point:
     if all(parts):
         return dict(_placed(name, part, topics) for part in parts if part is not None)
     if text.isdigit():
-        return int(text)
+        return parse_unix_ms(text)
     try:
         time = datetime.fromisoformat(text)
     except ValueError:

@@ -151,9 +151,9 @@ def test_starts(text: str, start: object) -> None:
 
 
 def test_unix_seconds_are_not_taken_for_milliseconds() -> None:
-    with pytest.raises(InvalidSettingError, match="time '@1738310400' is in ms, and in 1970") as refused:
+    with pytest.raises(InvalidSettingError, match="time 1738310400 is in ms, and in 1970") as refused:
         parse_start("@1738310400", NOW_MS)
-    assert refused.value.hint == "for Unix seconds write @1738310400000"
+    assert refused.value.hint == "a time in Unix seconds is written 1738310400000"
     assert parse_start("@0", NOW_MS) == datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 

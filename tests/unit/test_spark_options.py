@@ -36,6 +36,7 @@ def test_names_are_read_in_any_case() -> None:
         ({"path": "b", "store": "file:s"}, "'path' and 'store' exclude each other"),
         ({"topics": "a", "brokers": "b:1", "queue": "sqlite:q", "store": "file:s"}, "exclude each other"),
         ({"topics": "a", "queue": "sqlite:q"}, "needs 'store'"),
+        ({"topics": "a", "start": "1738310400"}, "time 1738310400 is in ms, and in 1970"),
         ({"topics": "a", "columns": "key, valu"}, "'valu'"),
         ({"topics": "a", "columns": "key,key"}, "twice"),
         ({"topics": "a", "start": "yesterday"}, "no place"),

@@ -74,7 +74,7 @@ def _look(config: str | None, profile: str | None, flags: dict[str, Value | None
 
 
 def _checked_settings(config: str | None, profile: str | None, **flags: Value | None) -> Settings:
-    """Return the settings, after a check of their sections. Raises: UnknownSettingError, InvalidSettingError."""
+    """Return the settings with checked sections. Raises: UnknownSettingError, InvalidSettingError."""
     settings = settings_of(config, profile, **flags)
     if settings.sections and sys.platform != "win32":
         from memq.broker.assembly import check_sections
