@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import UnionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from memq.errors import InvalidSettingError
@@ -31,9 +32,23 @@ def public_name(name: str) -> Callable[[Function], Function]:
 
 def check_connect_timeout(value: object) -> int:
     """Return the setting when it holds. Raises: InvalidSettingError."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 86_400_000:
-        raise InvalidSettingError(f"connect_timeout_ms = {value!r} is outside 1 to 86400000")
+    check_number("connect_timeout_ms", value, 1, 86_400_000, int)
+    assert isinstance(value, int)
     return value
+
+
+def check_number(name: str, value: object, low: float, high: float, kinds: type | UnionType = int | float) -> None:
+    """Refuse what is no number, or out of bounds. Raises: InvalidSettingError."""
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        hint = "write a number, without a unit"
+        if isinstance(value, str):
+            from memq.settings import parse_size, parse_time_ms  # only a mistake needs it
+
+            meant = parse_size(value) if "bytes" in name else parse_time_ms(value)
+            hint = hint if meant is None else f"write {name}={meant}"
+        raise InvalidSettingError(f"{name} = {value!r} is no number", hint=hint)
+    if not low <= value <= high:  # type: ignore[operator]  # `kinds` has numbers only
+        raise InvalidSettingError(f"{name} = {value!r} is outside {low} to {high}")
 
 
 def check_client_id(value: str) -> str:

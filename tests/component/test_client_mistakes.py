@@ -83,7 +83,18 @@ ANY: Any = memq  # without the types that would say the same
         (lambda: ANY.Consumer(HERE, "c", s3={"deadline_ms": -1}), InvalidSettingError, "deadline_ms = '-1' from s3=…"),
         (lambda: ANY.Consumer(HERE, "c", s3={"access_key_id": "x"}), InvalidSettingError, "[s3] has one of access_key"),
         (lambda: ANY.Position.parse(5), TypeError, "a position is parsed from text as '0:17:3', not from int"),
-        (lambda: ANY.Consumer(HERE, "clicks", prefetch_bytes_max="64MiB"), InvalidSettingError, "'64MiB' is outside"),
+        (
+            lambda: ANY.Consumer(HERE, "clicks", prefetch_bytes_max="64MiB"),
+            InvalidSettingError,
+            "= '64MiB' is no number",
+        ),
+        (lambda: ANY.Producer(HERE, linger_ms="5ms"), InvalidSettingError, "linger_ms = '5ms' is no number"),
+        (lambda: ANY.Producer(HERE, linger_ms=-5), InvalidSettingError, "linger_ms = -5 is outside 0 to 60000"),
+        (
+            lambda: ANY.Admin(HERE, connect_timeout_ms=None),
+            InvalidSettingError,
+            "connect_timeout_ms = None is no number",
+        ),
         (lambda: ANY.Consumer(HERE, "clicks", read="store"), InvalidSettingError, "read = 'store' is not"),
         (lambda: ANY.Consumer(HERE, "clicks", auto_commit="false"), TypeError, "auto_commit must be bool, not str"),
         (
@@ -117,6 +128,21 @@ def test_a_client_that_is_made_wrongly(make: Callable[[], Any], kind: type[Excep
     with pytest.raises(kind, match=re.escape(said)):
         make()
     gc.collect(1)  # what __del__ of a client without __init__ raises would fail the test, as every warning does
+
+
+@pytest.mark.parametrize(
+    ("setting", "hint"),
+    [
+        ({"linger_ms": "5ms"}, "write linger_ms=5"),
+        ({"pending_bytes_max": "64MiB"}, "write pending_bytes_max=67108864"),
+        ({"linger_ms": "soon"}, "write a number, without a unit"),
+        ({"block_bytes": None}, "write a number, without a unit"),
+    ],
+)
+def test_a_setting_with_a_unit_gets_the_number_that_is_meant(setting: dict[str, Any], hint: str) -> None:
+    with pytest.raises(InvalidSettingError) as refused:
+        memq.Producer(HERE, **setting)
+    assert refused.value.hint == hint
 
 
 @pytest.mark.parametrize("face", [ANY, ANY.aio], ids=["memq", "memq.aio"])

@@ -77,7 +77,7 @@ def test_a_wrong_address_is_said_with_its_cause(client: Callable[[str, int], Non
 def test_the_timeout_of_the_first_connection_is_checked(client: Callable[[str, int], None]) -> None:
     for wrong in (0, -1, True, "3s", None):
         bad: Any = wrong
-        with pytest.raises(InvalidSettingError, match=r"connect_timeout_ms = .* is outside 1 to"):
+        with pytest.raises(InvalidSettingError, match=r"connect_timeout_ms = .* is (outside 1 to|no number)"):
             client(NOBODY, bad)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from memq.client.arguments import check_client_id, check_connect_timeout, check_zone
+from memq.client.arguments import check_client_id, check_connect_timeout, check_number, check_zone
 from memq.client.consumer.batch import TopicPartition
 from memq.client.consumer.fetch.fetcher import ReadMode
 from memq.client.link_pool import CONNECT_TIMEOUT_MS
@@ -61,9 +61,7 @@ class ConsumerSettings:
             "prefetch_bytes_max": (4 * KIB, 1 << 40),
         }
         for name, (low, high) in bounds.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-                raise InvalidSettingError(f"{name} = {value!r} is outside {low} to {high}")
+            check_number(name, getattr(self, name), low, high, int)
         check_switch("auto_commit", self.auto_commit)
         check_switch("audit", self.audit)
         check_connect_timeout(self.connect_timeout_ms)

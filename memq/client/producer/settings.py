@@ -6,7 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from memq.client.arguments import check_callbacks, check_client_id, check_connect_timeout, check_str, check_zone
+from memq.client.arguments import (
+    check_callbacks,
+    check_client_id,
+    check_connect_timeout,
+    check_number,
+    check_str,
+    check_zone,
+)
 from memq.client.link_pool import CONNECT_TIMEOUT_MS
 from memq.client.producer.delivery import Ack
 from memq.client.producer.fields import check_switch
@@ -96,11 +103,11 @@ def producer_settings(
     check_str("name", name)
     if name and acks != "all":
         raise InvalidSettingError(f"acks = {acks!r} of producer '{name}'", hint="a named producer has acks='all'")
-    _check_bounds("linger_ms", linger_ms, 0, 60_000)
-    _check_bounds("block_bytes", block_bytes, KIB, MIB)  # at 1 MiB the bounds of records and names can't be met
-    _check_bounds("pending_bytes_max", pending_bytes_max, 2 * block_bytes, 1 << 40)
-    _check_bounds("delivery_timeout_ms", delivery_timeout_ms, 1, 86_400_000)
-    _check_bounds("metadata_timeout_ms", metadata_timeout_ms, 1, 86_400_000)
+    check_number("linger_ms", linger_ms, 0, 60_000)
+    check_number("block_bytes", block_bytes, KIB, MIB)  # at 1 MiB the bounds of records and names can't be met
+    check_number("pending_bytes_max", pending_bytes_max, 2 * block_bytes, 1 << 40)
+    check_number("delivery_timeout_ms", delivery_timeout_ms, 1, 86_400_000)
+    check_number("metadata_timeout_ms", metadata_timeout_ms, 1, 86_400_000)
     return ProducerSettings(
         acks=_LEVELS[acks],
         codec=codec,
@@ -119,16 +126,11 @@ def producer_settings(
     )
 
 
-def _check_bounds(name: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise InvalidSettingError(f"{name} = {value!r} is outside {low} to {high}")
-
-
 def _full_wait_s(when_full: object) -> float | None:
     if when_full == "block":
         return None
     if when_full == "raise":
         return 0.0
-    if isinstance(when_full, bool) or not isinstance(when_full, int | float) or not 0 <= when_full <= 86_400:
+    if isinstance(when_full, bool) or not isinstance(when_full) or not 0 <= when_full <= 86_400:
         raise InvalidSettingError(f"when_full = {when_full!r} is not 'block', 'raise' or seconds")
     return float(when_full)
