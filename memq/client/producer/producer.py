@@ -353,7 +353,8 @@ class Producer(BaseProducer, BlockingClient):
 class AsyncProducer(BaseProducer, AsyncClosing):
     """Sends records to topics. Arguments as those of `memq.Producer`.
 
-    Use it as `async with`, on one event loop.
+    Use it as `async with`, on one event loop. A loop that ends before `close` or `flush` loses the records that are
+    pending: `send` waits for room in the buffer, and not for the ack.
     """
 
     _waiters: list[asyncio.Future[None]]
