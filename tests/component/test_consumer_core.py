@@ -371,14 +371,14 @@ def test_an_error_that_does_not_pass_is_raised_once_and_reading_goes_on(monkeypa
 # ---- damage that shows while the user reads --------------------------------------------------------
 
 
-async def send_poisoned(broker: Broker) -> None:
-    """Store three blocks; the payload of the second makes no sense though its checksum is right."""
+async def send_poisoned(broker: Broker, blocks: int = 3, poisoned: int = 1) -> None:
+    """Store some blocks; the payload of one makes no sense though its checksum is right."""
     client = await BareClient.connect(broker)
     topic = await client.topic()
     await client.open(topic)
-    for number in range(3):
+    for number in range(blocks):
         block = bytearray(block_of(topic, 2 * number, [b"%d" % number] * 2))
-        if number == 1:
+        if number == poisoned:
             block[BLOCK_HEADER_BYTES] ^= 0x40  # the length of the first value
             block[4:8] = crc32c(bytes(block[8:])).to_bytes(4, "little")
         client.write(write_frame(bytes(block)))
@@ -411,5 +411,27 @@ def test_damage_that_shows_while_it_is_read_follows_the_policy(policy: Any) -> N
                 (letter,) = [record async for batch in letters for record in batch]
             assert dict(letter.headers)["memq-topic"] == b"clicks"
             assert (letter.value or b"").startswith(b"mqB1")
+
+    with_broker(test)
+
+
+@pytest.mark.parametrize("policy", ["skip", "dead-letter"])
+def test_damage_that_shows_while_it_is_read_is_dealt_with_before_its_batch_is_committed(policy: Any) -> None:
+    """The batch behind it was made ahead: a consumer that was closed then had committed it, and counted nothing."""
+
+    async def test(broker: Broker) -> None:
+        await send_poisoned(broker, blocks=40, poisoned=30)
+        async with reader(broker, group="g", on_damaged=policy) as consumer:
+            for number in range(32):
+                batch = await consumer.poll(WAIT_S)
+                assert batch is not None
+                assert batch.values() == ([] if number == 30 else [b"%d" % number] * 2)
+            stats = consumer.stats()
+        assert (stats.counts.damaged_blocks, stats.counts.damaged_records) == (1, 2)
+        assert stats.dead_letters == int(policy == "dead-letter")
+        async with reader(broker, group="g", end="end") as consumer:
+            first = await consumer.poll(WAIT_S)
+            assert first is not None
+            assert first.values() == [b"31"] * 2, "the last batch was not done, the damaged one was"
 
     with_broker(test)

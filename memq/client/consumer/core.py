@@ -454,8 +454,12 @@ class ConsumerCore:
         return Batch(place, span, delivery.slices, damaged, key, report, writer)
 
     def _report(self, batch: Batch, damage: Damage) -> None:
-        """A payload turned out to be damaged while the user read it, in whatever thread."""
+        """A payload turned out to be damaged while the user read it, in whatever thread.
+
+        The next question must reach the I/O side: before its batch is done, and may be committed, this is dealt with.
+        """
         self._late_damage.append((batch, damage))
+        self._handouts.urgent = True
 
     async def _send_late_damage(self) -> None:
         while self._late_damage:
