@@ -470,7 +470,7 @@ class PublishStaged(msgspec.Struct, tag_field="op", tag="publish-staged", kw_onl
 
     They are the pieces from number `first` on of the `pieces_total` that the manifest (its crc32c) has for the
     partition; it was made at `created_ms`, Unix ms. Not to `remember` the writer leaves its repetition to the dedup
-    window.
+    window. With `any_manifest` a batch that was published from another manifest counts as this one.
     """
 
     topic: str
@@ -484,6 +484,7 @@ class PublishStaged(msgspec.Struct, tag_field="op", tag="publish-staged", kw_onl
     first: Int64
     pieces: list[WirePiece]
     remember: bool = True
+    any_manifest: bool = True
     created_ms: Int64 = 0
 
 

@@ -132,6 +132,12 @@ def _held(own: Ownership, ask: PublishStaged) -> int:
             )
         return ask.pieces_total
     if known.last_sequence >= known.pieces:
+        if known.manifest != ask.manifest and not ask.any_manifest:
+            raise InvalidRequestError(
+                f"batch {last} of writer '{ask.writer}' was committed before, by a manifest that is gone:"
+                " its rows and those of now can't be compared",
+                hint="give other rows a batch id of their own; for the same rows there is nothing to do",
+            )
         return ask.pieces_total
     if known.manifest != ask.manifest:
         raise InvalidRequestError(

@@ -196,7 +196,8 @@ class StagedCommits(AsyncClosing):
 
         The first commit of a batch decides what it is; a later one brings that to its end. When the later one has
         objects with other records, a job (without `source`) gets an InvalidRequestError after that. A stream, whose
-        micro-batch may be computed again with another result, logs it.
+        micro-batch may be computed again with another result, logs it. When the sweep has taken the first commit's
+        manifest, nobody can compare them: a job is refused, for a stream the batch is there.
         Batch ids of a writer grow; a batch below the last one is there already. Without `remember` no partition keeps
         the writer's name, and a commit is repeated within the dedup window only. `source` names the stream that the
         batch is of: the batch of another one is refused. Returns what the batch is.
@@ -316,6 +317,7 @@ class StagedCommits(AsyncClosing):
                     pieces_total=len(pieces),
                     first=done,
                     remember=remember,
+                    any_manifest=bool(manifest.source),
                     created_ms=manifest.created_ms,
                     pieces=[_wire(*piece) for piece in pieces[done : done + STAGED_PIECES_MAX]],
                 )
