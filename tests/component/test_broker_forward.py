@@ -18,6 +18,7 @@ from memq.broker.spool.unpublished_blocks import UnpublishedBlock, UnpublishedBl
 from memq.errors import (
     DrainingError,
     IdentityConflictError,
+    MemqError,
     MovedError,
     NotFoundError,
     NotReadyError,
@@ -194,6 +195,39 @@ def test_what_its_producer_sent_again_is_there_once() -> None:
             await found.one.drain()
             assert await found.records() == [("two", 3)]
             assert found.one.held_blocks() == []
+
+    asyncio.run(work())
+
+
+def test_a_copy_of_a_handed_over_block_that_was_acked_with_1_outlives_the_epoch_that_acked_it() -> None:
+    """Who handed the block over may die: then nobody else has it, and its producer has the ack of this owner."""
+
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one")
+            topic = await one.partitions.create("clicks", 1, QUICK, exist_ok=False)
+            gate = gate_of(cluster)
+            link, now_s = await link_to(cluster, one), cluster.runtime.clock.monotonic()
+            block = block_of(topic, 0, [b"a", b"b", b"c"])
+            handed = asyncio.create_task(forward(link, topic, 0, memoryview(block), now_s))
+            await until_sealed(one, topic)
+            client = await BareClient.connect(one)
+            await client.open(topic, acks=AckLevel.ONE)
+            client.write(write_frame(block))
+            assert (await client.frame()).argument == 3
+            link.close()  # its broker is killed
+            with pytest.raises(MemqError):
+                await handed
+            two = await cluster.start("two")
+            there = await seize(cluster, topic, two)
+            gate.set()
+            await one.drain()
+            assert [(each.broker, each.records) for each in await pointers(cluster, topic) if each.records] == [
+                ("two", 3)
+            ]
+            for each in (client, there):
+                await each.close()
+            await two.close()
 
     asyncio.run(work())
 

@@ -262,8 +262,9 @@ class Appender:
             else:
                 stream.run_slot = waits_for  # for the copies that follow: their acks cover this one
                 waits_for.later_acks.append((stream, run.next, places_of))
-        elif self.spool is not None and stream.acks == AckLevel.ONE:
+        elif stream.acks == AckLevel.ONE:
             if holder is not None:
                 holder.promised.append((stream.producer_id, run.first, run.next))
-            self.spool.take(stream, run, processor.topic.id_bytes, processor.owned(), holder)
+            if self.spool is not None:
+                self.spool.take(stream, run, processor.topic.id_bytes, processor.owned(), holder)
         return True
