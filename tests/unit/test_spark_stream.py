@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
+from memq.client.consumer.offset_resolver import OffsetResolver
 from memq.errors import InvalidRequestError, NotFoundError, PositionExpiredError, UnreachableError
+from memq.notification import Entry
 from memq.runtime.network import ProtocolFactory, Runtime
 from memq.spark.options import read_options
+from memq.spark.pipelines.rounds import plan_round
 from memq.spark.source import MemqSource
 from memq.spark.stream_offsets import StreamLag, lag
 from memq.spark.stream_reader import RETRY_S_MAX, MemqStreamReader, MicroBatchLimit, TopicStream
-from memq.topic import Topic, equal_slots
+from memq.topic import Position, Topic, equal_slots
 from tests.skipping_loop import run_skipping, skipping_runtime
 from tests.unit.blocks import NOW_MS
 from tests.unit.stored_topic import StoredTopic, block
@@ -209,6 +213,26 @@ def test_what_retention_took_ends_the_stream_or_is_passed_over(
     assert here.step() == numbers(2, 3, 4), "nothing of it is expired"
 
 
+def test_retention_that_is_at_work_while_a_micro_batch_is_planned_ends_the_stream(
+    follow: Follow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pointers were looked for before they were read: what went between the two was passed over in silence."""
+    topic, pages = topic_of(tmp_path, 2, 3), OffsetResolver.pages
+    query = follow(topic)
+    end = query.reader.latestOffset(query.at, ALL)
+
+    async def trimmed(self: OffsetResolver, *stretch: Any) -> AsyncIterator[list[Entry]]:
+        retention = Thread(target=topic.trim, args=(1,))
+        retention.start()
+        retention.join()
+        async for page in pages(self, *stretch):
+            yield page
+
+    monkeypatch.setattr(OffsetResolver, "pages", trimmed)
+    with pytest.raises(PositionExpiredError, match=r"0:0:0 .* is before 0:1:0"):
+        query.rows(query.at, end)
+
+
 def test_a_checkpoint_of_other_topics_is_refused(follow: Follow, tmp_path: Path) -> None:
     query = follow(topic_of(tmp_path, 1))
     (tmp_path / "other").mkdir()
@@ -300,3 +324,18 @@ def test_what_does_not_pass_ends_the_query_at_once(tmp_path: Path) -> None:
         await stream.close()
 
     asyncio.run(main())
+
+
+# ---- rounds of pipelines -----------------------------------------------------------------------
+
+
+def test_a_pipeline_names_what_retention_took_before_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A group that is caught up was set behind records that nobody had read, and nothing said so."""
+    topic = topic_of(tmp_path, 2, 3, 1)
+    options = read_options(topic.options)
+    for covered, said in ({}, False), ({0: Position(0, 1)}, True), ({0: Position(0, 2)}, False):
+        caplog.clear()
+        topic.trim(2)
+        found = asyncio.run(plan_round(options, covered, settled=False))
+        assert (found.starts[0], len(found.splits)) == (Position(0, 2), 1)
+        assert ("spark.expired: position 0:1:0 of topic 'clicks' is before 0:2:0" in caplog.text) == said

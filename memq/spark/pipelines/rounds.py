@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import cast
 
 from memq.audit.minutes import watermark_ms
+from memq.client.consumer.progress import expired_error
+from memq.runtime.logs import EventLog
 from memq.runtime.network import Runtime
 from memq.spark.access import Access, TopicPlace, open_access
 from memq.spark.options import ReadOptions
@@ -50,7 +52,7 @@ async def plan_round(
     """Plan what comes behind `covered`, or from the options' start where nothing is.
 
     There are no splits when nothing is left.
-    With `settled` it ends below the watermark. Where retention was faster it continues at what is left.
+    With `settled` it ends below the watermark. Where retention was faster it logs that, and continues at what is left.
     Raises: UnreachableError, NotFoundError; QueueError.
     """
     runtime = Runtime()
@@ -68,6 +70,7 @@ async def plan_round(
             taken, end = await _take(access, stretch, options, bytes_max)
             parts += taken
             starts[stretch.partition.partition], ends[stretch.partition.partition] = stretch.start, end
+            await _look_for_loss(access, stretch.partition, covered)
         settings = settings_of(options, access.urls, ReadFilter())
         return Round(topic, split_parts(parts, options.partition_bytes, settings), starts, ends)
 
@@ -88,6 +91,14 @@ async def _stretch(
     last = span.end if until_ms is None else await access.queue.seek_time(partition, until_ms)
     start = max(start, Position(number, span.begin))
     return Stretch(partition, start, max(start, min(end, Position(number, last))))
+
+
+async def _look_for_loss(access: Access, partition: ReadPartition, covered: Mapping[int, Position]) -> None:
+    """Log that retention took what comes behind a covered position; called when its pointers were read."""
+    position, begin = covered.get(partition.partition), (await access.places.span(partition)).begin
+    if position is not None and position.pointer_offset < begin:
+        events = EventLog(access.runtime.clock)
+        events.warning("spark.expired", f"{expired_error(partition, position, begin)}; reading continues there")
 
 
 async def _take(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from memq.client.consumer.offset_resolver import window_ms
+from memq.client.consumer.progress import expired_error
 from memq.client.io_thread import io_thread
 from memq.errors import MemqError, NotFoundError, RetryableError
 from memq.format.pointer import Pointer, read_pointer
@@ -80,6 +81,19 @@ async def place_of(
             return named
         point = otherwise
     return await access.places.position_of(point, partition, topic.settings)
+
+
+async def _check_left(access: Access, stretch: Stretch, options: ReadOptions) -> None:
+    """Check that retention took nothing behind a start that is a position, until its pointers were read.
+
+    Raises: PositionExpiredError.
+    """
+    partition, start = stretch.partition, stretch.start
+    if isinstance(options.start, Mapping) and (partition.topic, partition.partition) in options.start:
+        span = await access.places.span(partition)
+        first = await access.places.first_left(partition, start.pointer_offset, span)
+        if first is not None:
+            raise expired_error(partition, start, first)
 
 
 async def parts_of(
@@ -215,4 +229,5 @@ class MemqReader(DataSourceReader):
             for stretch in await stretches(access, self._options, self._wanted):
                 plan = plan_of(access, stretch, self._wanted, self._options)
                 parts += [part async for part in parts_of(access, stretch, plan)]
+                await _check_left(access, stretch, self._options)
             return splits_of(parts, self._options, settings_of(self._options, access.urls, self._wanted))
