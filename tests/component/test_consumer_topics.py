@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -10,8 +11,17 @@ from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.consumer.core import GONE_TRIES
 from memq.client.metadata import ClusterMetadata
 from memq.client.producer.producer import AsyncProducer
+from memq.errors import PositionExpiredError, QueueError
+from memq.format.pointer import decode_pointer
+from memq.governor.planning import split
+from memq.notification.remote import RemoteQueue
 from memq.protocol.messages import TopicMetadata
+from memq.topic import TopicSettings, read_partitions, slot_of_key
 from tests.brokers import run, running_broker
+
+LOW, HIGH = (
+    next(key for key in map(str.encode, "abcdefgh") if (slot_of_key(key) >= 1 << 15) == high) for high in (0, 1)
+)
 
 
 @pytest.mark.parametrize("group", [None, "g"])
@@ -46,5 +56,77 @@ def test_a_broker_that_does_not_know_the_topic_yet_costs_no_place(
                 second = await consumer.poll(20)
                 assert second is not None
                 assert second.values() == [b"after"], "not once more what was read before"
+
+    run(scenario())
+
+
+def test_what_retention_took_of_a_write_partition_that_came_meanwhile_is_no_silent_gap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What lay before the first pointer that is left was asked for the write partitions of the beginning alone."""
+    monkeypatch.setattr("memq.client.consumer.core.REFRESH_S", 0.05)
+    away, widened = asyncio.Event(), asyncio.Event()
+    poll, refresh = RemoteQueue.poll, ClusterMetadata.refresh
+
+    async def polled(*arguments: Any) -> Any:
+        if away.is_set():
+            raise QueueError("away")
+        return await poll(*arguments)
+
+    async def refreshed(self: ClusterMetadata, name: str, *, create: bool = False) -> TopicMetadata | None:
+        found, task = await refresh(self, name, create=create), asyncio.current_task()
+        if (
+            found is not None
+            and len(found.topic.partitions) == 2
+            and task is not None
+            and "refreshes" in task.get_name()
+        ):
+            widened.set()
+        return found
+
+    monkeypatch.setattr(RemoteQueue, "poll", polled)
+    monkeypatch.setattr(ClusterMetadata, "refresh", refreshed)
+
+    async def scenario() -> None:
+        async with running_broker() as broker:
+            topic = await broker.partitions.create("clicks", 1, TopicSettings(write_partitions_max=2), exist_ok=False)
+            consumer = AsyncConsumer(broker.address, "clicks", audit=False)
+            (log,) = read_partitions(topic)
+
+            async def send(key: bytes, *values: bytes) -> None:
+                async with AsyncProducer(broker.address, audit=False) as producer:
+                    for value in values:
+                        await (await producer.send("clicks", value, key=key))
+
+            async def read(count: int) -> list[bytes | None]:
+                found: list[bytes | None] = []
+                while len(found) < count:
+                    batch = await consumer.poll(20)
+                    assert batch is not None
+                    found += batch.values()
+                return found
+
+            await send(LOW, b"first")
+            assert await read(1) == [b"first"]
+            now_ms = broker.services.runtime.clock.wall_ms()  # of late: the governor leaves it alone
+            await broker.services.coordinator.alter_topic(split(topic, 0, now_ms))
+            await broker.partitions.refresh()
+            await widened.wait()
+            await send(HIGH, b"1", b"2", b"3")
+            assert await read(3) == [b"1", b"2", b"3"]
+            away.set()
+            await send(HIGH, b"4")  # it answers the poll under way
+            assert await read(1) == [b"4"]
+            await send(HIGH, b"gone", b"gone, too")
+            await send(LOW, b"left")
+            await send(HIGH, b"the last pointer of a write partition stays")
+            entries = await broker.services.queue.read(log, 0, 1 << 20)
+            pointers = {entry.offset: decode_pointer(entry.body) for entry in entries}
+            left = max(at for at, pointer in pointers.items() if (pointer.kind, pointer.partition) == ("data", 0))
+            await broker.services.queue.trim(log, left)
+            away.clear()
+            with pytest.raises(PositionExpiredError, match="2 records are gone"):
+                await read(1)
+            await consumer.close()
 
     run(scenario())

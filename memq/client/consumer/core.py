@@ -553,6 +553,7 @@ class ConsumerCore:
                 self._topics.pop(name, None)
                 if found is not None:
                     self._topics[name] = found.topic
+            self._reading.follow(self._topics)
             if self._group is not None:
                 self._group.share(self._partitions())
             self._group_changed()

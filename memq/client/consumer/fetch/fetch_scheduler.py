@@ -101,6 +101,13 @@ class FetchScheduler:
         self._work(assigned, self._begin(assigned), "consumer looks back")
         return assigned
 
+    def follow(self, topics: Mapping[str, Topic]) -> None:
+        """Take the write partitions that topics have by now: what retention takes of all of them is counted."""
+        for partition, assigned in self._assigned.items():
+            topic = topics.get(partition.topic)
+            if topic is not None and topic.id == partition.topic_id:
+                assigned.writers = topic.writers_of(partition)
+
     def keep(self, granted: Mapping[ReadPartition, int]) -> None:
         """Stop reading what is not among `granted`, or was read under another grant than the one of now."""
         for partition, assigned in list(self._assigned.items()):
