@@ -16,7 +16,7 @@ from memq.format.key import cold_object_key
 from memq.format.pointer import Location, Pointer, ProducerRanges, encode_pointer
 from memq.notification import Publication
 from memq.notification.memory import MemoryQueue
-from memq.topic import ReadPartition, TopicSettings
+from memq.topic import CLOCK_ERROR_MS, ReadPartition, TopicSettings
 from tests.contract.manual_clock import ManualClock
 from tests.unit.blocks import build, seal
 
@@ -175,6 +175,13 @@ def test_an_entry_is_cold_once_it_is_older_than_the_rule_says() -> None:
     assert spans_of(bodies, rule, age_ms=DAY_MS) == []
     assert spans_of(bodies, rule, age_ms=DAY_MS + 1) == [(0, 1)]
     assert spans_of(bodies * 3, rule, start=1) == [(1, 2), (2, 3)]
+
+
+def test_no_entry_is_cold_that_an_opening_rebuilds_the_dedup_window_from() -> None:
+    bodies, rule = [data_body(100)], ColdRule(age_ms=0, rest=True)
+    window_ms = TopicSettings().dedup_window_ms + CLOCK_ERROR_MS
+    assert spans_of(bodies, rule, age_ms=window_ms) == []
+    assert spans_of(bodies, rule, age_ms=window_ms + 1) == [(0, 1)]
 
 
 def test_a_run_ends_with_so_many_pointers_or_bytes_of_them_as_a_part_may_have(
