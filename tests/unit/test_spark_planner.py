@@ -312,6 +312,19 @@ def test_batches_are_forgotten_after_the_window_and_of_too_many_the_pointers_dec
     assert passed.holders(3 * WINDOW_MS, batch, [(1, (0, 10))]) == ()
 
 
+def test_batches_are_kept_for_longer_than_a_lookback_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It forgets in quarters: of what it calls seen, the holder must be known, or that one may be missing."""
+    remembered_ms, seen = WINDOW_MS * 5 // 4, [(1, (0, 10))]
+    batch, other = resent_pointer([(1, 0, True)]), resent_pointer([(2, 0, True)])
+    passed = EarlierBatches(WINDOW_MS)
+    passed.note(0, batch)
+    passed.note(remembered_ms, other)
+    assert passed.holders(remembered_ms, batch, seen) == (batch,)
+    monkeypatch.setattr(planner, "BATCHES_MAX", 2)
+    passed.note(remembered_ms, replace(other, producers=batch.producers))  # holds some of it, and is kept
+    assert passed.holders(remembered_ms, batch, seen) == (), "the first one, which was forgotten, may be missing"
+
+
 def test_batches_of_another_write_partition_hold_other_records() -> None:
     passed, batch = EarlierBatches(WINDOW_MS), resent_pointer([(1, 0, True)])
     passed.note(0, replace(batch, partition=batch.partition + 1))

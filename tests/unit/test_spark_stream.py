@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -13,14 +14,14 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from memq.client.consumer.offset_resolver import OffsetResolver
 from memq.errors import InvalidRequestError, NotFoundError, PositionExpiredError, UnreachableError
-from memq.notification import Entry
+from memq.notification import Entry, Span
 from memq.runtime.network import ProtocolFactory, Runtime
 from memq.spark.options import read_options
 from memq.spark.pipelines.rounds import plan_round
 from memq.spark.source import MemqSource
 from memq.spark.stream_offsets import StreamLag, lag
 from memq.spark.stream_reader import RETRY_S_MAX, MemqStreamReader, MicroBatchLimit, TopicStream
-from memq.topic import Position, Topic, equal_slots
+from memq.topic import Position, ReadPartition, Topic, equal_slots
 from tests.skipping_loop import run_skipping, skipping_runtime
 from tests.unit.blocks import NOW_MS
 from tests.unit.stored_topic import StoredTopic, block
@@ -160,6 +161,23 @@ def test_available_now_ends_at_the_end_of_now(follow: Follow, tmp_path: Path) ->
     assert query.step(ReadMaxRows(5)) == []
     query.restart()
     assert query.step() == numbers(2)
+
+
+def test_an_end_that_lags_behind_the_checkpoint_moves_no_stream_back(
+    follow: Follow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, span = topic_of(tmp_path, 2, 1), OffsetResolver.span
+    query = follow(topic)
+    assert query.step() == numbers(0, 1, 2)
+
+    async def lagging(self: OffsetResolver, partition: ReadPartition) -> Span:
+        return replace(await span(self, partition), end=1)
+
+    with monkeypatch.context() as behind:
+        behind.setattr(OffsetResolver, "span", lagging)
+        query.reader.prepareForTriggerAvailableNow()
+    assert query.reader.latestOffset(query.at, ALL) == query.at
+    assert query.step() == []
 
 
 def test_the_lag_is_what_is_stored_behind_a_micro_batch(follow: Follow, tmp_path: Path) -> None:
