@@ -375,6 +375,24 @@ def test_names_and_staged_batches_are_remembered_by_who_opens_the_new_queue() ->
     run(work())
 
 
+def test_the_queue_times_of_staged_batches_continue_those_before_them() -> None:
+    """They come behind the other batches, however early they were committed: a seek by time needs that order."""
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            topic = await fill(broker)
+            await stage(broker, topic, [b"x"], batch_id=7)
+            async with AsyncProducer(broker.address) as producer:
+                await (await producer.send("clicks", b"later"))
+            queue = MemoryQueue(SystemClock())
+            await restore(broker, queue, topic)
+            entries = await queue.read(read_partitions(topic)[0], 0, 1 << 20)
+            assert decode_pointer(entries[-1].body).named, "the staged one is the last"
+            assert [entry.time_ms for entry in entries] == sorted(entry.time_ms for entry in entries)
+
+    run(work())
+
+
 def test_staged_objects_that_nobody_committed_are_not_restored() -> None:
     async def work() -> None:
         async with running_broker() as broker:

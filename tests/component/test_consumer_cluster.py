@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import memq
-from memq.client.consumer.batch import TopicPartition
+from memq.client.consumer.batch import Damage, TopicPartition
+from memq.client.consumer.dead_letters import DeadLetters
 from memq.client.consumer.fetch import fetch_scheduler
 from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
 from memq.client.consumer.settings import Point
@@ -357,6 +358,30 @@ def test_dead_letters_hold_the_raw_block_with_its_origin(cluster: Cluster) -> No
     assert headers["memq-position"] == str(where).encode()
     assert letter.value is not None
     assert letter.value.startswith(b"mqB1")
+
+
+def test_a_seek_lets_go_of_a_batch_that_waits_for_its_dead_letters(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(cluster, b"0", b"1")
+    damaged, sound = (record.position for record in cluster.records("clicks"))
+    cluster.damage(damaged)
+    tried: list[Position] = []
+
+    async def stuck(self: DeadLetters, place: TopicPartition, damage: Damage) -> None:
+        tried.append(damage.position)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(DeadLetters, "send", stuck)
+    with memq.Consumer(cluster.address, "clicks", on_damaged="dead-letter") as consumer:
+        while not tried:
+            assert consumer.poll(timeout=0.1) is None
+        before = len(tried)
+        consumer.seek("clicks", 0, sound)
+        batch = consumer.poll(timeout=20)
+        assert batch is not None
+        assert batch.values() == [b"1"]
+        assert tried == [damaged] * before
 
 
 def test_a_missing_object_is_damage(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

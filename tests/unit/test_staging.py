@@ -269,6 +269,32 @@ def test_pieces_wait_for_those_of_a_requester_that_is_gone() -> None:
     asyncio.run(work())
 
 
+def test_what_is_held_is_known_when_those_of_a_requester_that_is_gone_are_settled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the same pieces get a second pointer, and count twice in the totals."""
+
+    async def work() -> None:
+        owner, read = Owner(), list[int]()
+        assert owner.own is not None
+
+        async def found(processor: Any, ask: PublishStaged, held: int, settle: Any) -> list[Any]:
+            read.append(held)
+            return []
+
+        monkeypatch.setattr(publisher, "_read", found)
+        owner.slots = [SimpleNamespace(staged=object())]
+        publishes = asyncio.create_task(publish_staged(seen(owner), asked(first=0)))
+        await turns(3)
+        owner.own.learn([msgspec.structs.replace(LAST, last_sequence=2)], 51)
+        owner.slots.pop()
+        owner.changed.set()
+        assert await publishes == 2
+        assert read == []
+
+    asyncio.run(work())
+
+
 @pytest.mark.parametrize(
     ("known", "changes", "read_from", "answer"),
     [
