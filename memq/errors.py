@@ -294,7 +294,7 @@ class OutOfSequenceError(InvalidRequestError):
 
 
 class IdentityConflictError(InvalidRequestError):
-    """A block is refused: the same producer id and sequences are stored with other content."""
+    """A block or staged batch is refused: its identity is stored with content that differs, or can't be compared."""
 
     code = "identity-conflict"
     default_hint = "send the records again under another producer id; look for two writers that share one identity"

@@ -16,7 +16,7 @@ from functools import partial
 from memq.broker.partition.ownership import Ownership, batch_of
 from memq.broker.partition.staged_batch import StagedBatch, check_place, staged_batch, staged_index
 from memq.broker.partition.topic_processor import TopicProcessor
-from memq.errors import InvalidRequestError, MemqError, MovedError, TooLargeError, TooOldError
+from memq.errors import IdentityConflictError, InvalidRequestError, MemqError, MovedError, TooLargeError, TooOldError
 from memq.format.key import staged_prefix
 from memq.format.object import ObjectIndex
 from memq.format.pointer import NamedProducer
@@ -133,7 +133,7 @@ def _held(own: Ownership, ask: PublishStaged) -> int:
         return ask.pieces_total
     if known.last_sequence >= known.pieces:
         if known.manifest != ask.manifest and not ask.any_manifest:
-            raise InvalidRequestError(
+            raise IdentityConflictError(
                 f"batch {last} of writer '{ask.writer}' was committed before, by a manifest that is gone:"
                 " its rows and those of now can't be compared",
                 hint="give other rows a batch id of their own; for the same rows there is nothing to do",

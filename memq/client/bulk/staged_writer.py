@@ -19,7 +19,14 @@ from memq.client.observers.audit_recorder import StagedRecorder
 from memq.client.observers.reporter import STEP_S_MAX, JobReporter
 from memq.client.owner_requests import OwnerRequests
 from memq.client.producer.fields import BytesLike, HeadersLike, check_fields, check_many
-from memq.errors import InvalidRequestError, NotFoundError, ObjectExistsError, TimedOutError, TooOldError
+from memq.errors import (
+    IdentityConflictError,
+    InvalidRequestError,
+    NotFoundError,
+    ObjectExistsError,
+    TimedOutError,
+    TooOldError,
+)
 from memq.format.key import manifest_key, manifest_prefix, staged_object_key
 from memq.format.manifest import Manifest, Place, StagedObject, StagedPiece, encode_manifest, manifest_under, same_rows
 from memq.limits import BATCH_ID_END, KIB, MIB, PRODUCER_ID_END, STAGED_PIECES_MAX
@@ -238,7 +245,8 @@ class StagedCommits(AsyncClosing):
     async def finish_last(self, store: StorageHandler) -> Manifest | None:
         """Complete the writer's last batch, whose driver may have died after publishing a part.
 
-        Returns what that batch is; None when there is none, or what was staged for it is not there any more.
+        Returns what that batch is; None when there is none, when what was staged for it is not there any more, or when
+        it was refused because an earlier attempt is there.
         Raises: TimedOutError: try again; otherwise as `commit`.
         """
         prefix = manifest_prefix(self.cluster, self._writer)
@@ -248,7 +256,7 @@ class StagedCommits(AsyncClosing):
         try:
             last, _ = await read_sealed(store, max(keys), manifest_under)
             return await self.commit(last.batch_id, last.objects, store, source=last.source)
-        except (NotFoundError, TooOldError):
+        except (IdentityConflictError, NotFoundError, TooOldError):
             return None
 
     async def is_decided(self, batch_id: int, store: StorageHandler) -> bool:
