@@ -131,6 +131,28 @@ def test_what_a_comparison_saw_behind_the_end_is_read_before_the_publish() -> No
     run(work())
 
 
+def test_what_a_comparison_saw_is_read_by_the_next_publish_when_the_time_of_this_one_is_over() -> None:
+    async def work() -> None:
+        owner = Owner()
+        queue = MemoryQueue(owner.clock)
+        publisher = await publisher_on(owner, queue)
+        assert await publisher.publish(owner.batch, 0)
+
+        async def compare() -> None:
+            higher = msgspec.structs.replace(owner.batch(), epoch=2)
+            await queue.publish(Publication(READ, 0, 2, owner.clock.wall_ms(), encode_pointer(higher)))
+            owner.own.unread = True
+            owner.clock.advance(1_000)
+
+        assert not await publisher.publish(owner.batch, 1, owner.clock.monotonic(), compare)
+        refused = owner.services.counters.publish_retries
+        with pytest.raises(EpochFencedError):
+            await publisher.publish(owner.batch, 1)
+        assert owner.services.counters.publish_retries == refused, "it is not left to the queue to refuse"
+
+    run(work())
+
+
 def test_the_queue_is_read_page_by_page_and_proves_as_of_the_last_page_s_request() -> None:
     """The answer took 10 s: a higher epoch that came meanwhile would be dated too late."""
 

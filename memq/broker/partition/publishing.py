@@ -67,7 +67,7 @@ class Publisher:
                     continue  # what landed meanwhile is read and compared, too
             pointer, time_ms, handed_over_s, read_to = build(), own.queue_time_ms(), self._now(), own.read_to
             if handed_over_s > until_s:
-                own.unread = tries > 0  # a try may land yet: it is looked for before the next one
+                own.unread = own.unread or tries > 0  # a try may land yet: it is looked for before the next one
                 return False
             repeated = own.handed_over == batch_sequence
             if batch_sequence is not None:
