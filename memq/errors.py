@@ -294,7 +294,7 @@ class OutOfSequenceError(InvalidRequestError):
 
 
 class IdentityConflictError(InvalidRequestError):
-    """A block or staged batch is refused: its identity is stored with content that differs, or can't be compared."""
+    """A block or staged batch is refused: other content, or unknown content, has its identity."""
 
     code = "identity-conflict"
     default_hint = "send the records again under another producer id; look for two writers that share one identity"
