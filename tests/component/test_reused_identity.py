@@ -14,9 +14,11 @@ from memq.client.link_pool import bootstrap_addresses
 from memq.client.producer.fields import RecordFields
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import IdentityConflictError
+from memq.format.key import manifest_key
 from memq.format.pointer import NamedProducer
 from memq.topic import TopicSettings
 from tests.brokers import run, running_broker, until
+from tests.component.test_staged_writer import WRITER, Rig, rigged
 from tests.producer_cores import NotedCore, note_cores
 
 
@@ -107,3 +109,19 @@ def test_a_clock_that_goes_back_takes_no_instance_and_no_sequence_back() -> None
     known = names.get(7)
     assert known is not None
     assert (known.epoch, known.last_sequence, known.last_seen_ms) == (3, 10, 9_000)
+
+
+def test_a_job_that_repeats_a_batch_whose_manifest_was_swept_is_refused() -> None:
+    """Nobody can compare its rows any more. The commit returned, and other rows were gone without a word."""
+
+    async def work(rig: Rig) -> None:
+        await rig.commits.commit(1, await rig.staged([b"a"]), rig.store)
+        await rig.store.delete(manifest_key("memq", WRITER, 1))
+        for _ in range(2):  # the second one finds the manifest of the first
+            with pytest.raises(IdentityConflictError, match=f"batch 1 of writer '{WRITER}' was committed before, by a"):
+                await rig.commits.commit(1, await rig.staged([b"b"]), rig.store)
+        assert await rig.commits.finish_last(rig.store) is None, "what was refused holds up no later batch"
+        await rig.commits.commit(2, await rig.staged([b"b"]), rig.store)
+        assert await rig.records() == [b"a", b"b"]
+
+    run(rigged(work, partitions=1))

@@ -20,7 +20,6 @@ from memq.client.owner_requests import OwnerRequests
 from memq.client.producer.fields import check_fields, check_many
 from memq.errors import (
     CorruptDataError,
-    IdentityConflictError,
     InvalidRequestError,
     NotFoundError,
     QueueError,
@@ -257,22 +256,6 @@ def test_a_writer_is_remembered_by_the_next_owner() -> None:
         await rig.store.delete(manifest_key("memq", WRITER, 1))  # too old: swept
         await rig.commits.commit(1, await rig.staged([b"another attempt, days later"]), rig.store, source="s")
         assert await rig.records() == [b"a"]
-
-    run(rigged(work, partitions=1))
-
-
-def test_a_job_that_repeats_a_batch_whose_manifest_was_swept_is_refused() -> None:
-    """Nobody can compare its rows any more. The commit returned, and other rows were gone without a word."""
-
-    async def work(rig: Rig) -> None:
-        await rig.commits.commit(1, await rig.staged([b"a"]), rig.store)
-        await rig.store.delete(manifest_key("memq", WRITER, 1))
-        for _ in range(2):  # the second one finds the manifest of the first
-            with pytest.raises(IdentityConflictError, match=f"batch 1 of writer '{WRITER}' was committed before, by a"):
-                await rig.commits.commit(1, await rig.staged([b"b"]), rig.store)
-        assert await rig.commits.finish_last(rig.store) is None, "what was refused holds up no later batch"
-        await rig.commits.commit(2, await rig.staged([b"b"]), rig.store)
-        assert await rig.records() == [b"a", b"b"]
 
     run(rigged(work, partitions=1))
 
