@@ -33,7 +33,8 @@ from memq.protocol.messages import (
     encode_message,
 )
 from memq.runtime.clock import SystemClock
-from memq.runtime.network import Runtime, parse_address
+from memq.runtime.network import parse_address
+from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Topic

@@ -18,7 +18,7 @@ from memq.compaction.reader import ColdFiles
 from memq.notification.sqlite import log
 from memq.notification.sqlite.file import checksum
 from memq.notification.sqlite.queue import SqliteQueue
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.filesystem import FilesystemHandler
 from memq.topic import ReadPartition, Topic, TopicSettings, read_partitions

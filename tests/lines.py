@@ -13,7 +13,8 @@ import msgspec
 from memq.errors import UnreachableError
 from memq.protocol.frames import HELLO_MAGIC, VERSIONS, Api, Frame, FrameReader, encode_frame
 from memq.protocol.messages import Hello, Nack, decode_message, encode_message
-from memq.runtime.network import Address, ProtocolFactory, Runtime, parse_address
+from memq.runtime.network import Address, ProtocolFactory, parse_address
+from memq.runtime.runtime import Runtime
 from tests.skipping_loop import skipping_runtime
 
 FULL_BYTES = 64 * 1024  # that wait in a socket before its protocol is asked to pause, as in asyncio

@@ -8,7 +8,7 @@ import selectors
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 
 Result = TypeVar("Result")
 VIRTUAL_S_MAX = 3_600.0

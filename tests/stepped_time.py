@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from memq.runtime.clock import SystemClock
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 
 
 class SteppedLoop(asyncio.SelectorEventLoop):

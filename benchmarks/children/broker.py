@@ -19,7 +19,8 @@ from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.limits import MIB
 from memq.notification.memory import MemoryQueue
 from memq.runtime.clock import SystemClock
-from memq.runtime.network import ProtocolFactory, Runtime, SocketListener, SocketNetwork
+from memq.runtime.network import ProtocolFactory, SocketListener, SocketNetwork
+from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers import Buffer, StorageHandler
 from memq.storage_handlers.filesystem import FilesystemHandler

@@ -21,7 +21,7 @@ from memq.format.key import shared_prefix, topic_prefix
 from memq.format.pointer import Location
 from memq.notification import Span
 from memq.notification.remote import Ask, RemoteQueue
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.storage_handlers import StorageHandler
 from memq.topic import ReadPartition, Topic
 

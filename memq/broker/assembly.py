@@ -28,7 +28,8 @@ from memq.notification.kafka.settings import kafka_settings
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.protocol.link import connect_link
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Runtime, format_address, parse_address
+from memq.runtime.network import format_address, parse_address
+from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings, PartSettings, did_you_mean, read_section
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.filesystem import FilesystemHandler

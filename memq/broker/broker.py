@@ -37,7 +37,8 @@ from memq.governor.governor import Governor
 from memq.notification import NotificationQueue
 from memq.protocol.frames import Api, encode_frame
 from memq.protocol.messages import Draining, encode_message
-from memq.runtime.network import Address, Listener, Runtime, format_address, parse_address
+from memq.runtime.network import Address, Listener, format_address, parse_address
+from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner, bunches
 from memq.settings import BrokerSettings
 from memq.storage_handlers import StorageHandler

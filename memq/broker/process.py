@@ -15,8 +15,9 @@ from memq.broker.metrics import CounterCollector, QuotaCollector, StoreCollector
 from memq.broker.partition.topic_processor import given_up_text
 from memq.broker.upkeep.retention import look_after
 from memq.errors import InvalidSettingError, MemqError, UnreachableError
-from memq.runtime.network import Runtime, format_address
+from memq.runtime.network import format_address
 from memq.runtime.process import Signals
+from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from memq.governor.balance import STRATEGIES
 from memq.governor.governor import Planner
 from memq.notification import NotificationQueue
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TimedSemaphore
 from memq.runtime.waits import Waits
 from memq.settings import BrokerSettings

@@ -12,7 +12,7 @@ from memq.errors import MemqError, UnreachableError
 from memq.format.report import AUDIT_TOPIC
 from memq.runtime.clock import backoff_s
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.topic import TopicSettings
 
 T = TypeVar("T")

@@ -18,8 +18,9 @@ from memq.client.admin import AsyncAdmin, GroupDescription
 from memq.errors import MemqError, NotFoundError, UnreachableError
 from memq.observe.metrics import LAG_SERIES_MAX, lines_of
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Address, Runtime, format_address
+from memq.runtime.network import Address, format_address
 from memq.runtime.process import Signals
+from memq.runtime.runtime import Runtime
 
 ROUND_S = 15.0
 Ask = Callable[[], Awaitable[Sequence[Metric]]]

@@ -37,7 +37,8 @@ from memq.protocol.messages import (
     TopicMetadata,
 )
 from memq.protocol.wire_types import WireBroker, WireChange, WireClient, WireLoad
-from memq.runtime.network import Runtime, parse_address
+from memq.runtime.network import parse_address
+from memq.runtime.runtime import Runtime
 from memq.topic import Committed, Position, ReadPartition, Topic, Totals, check_name, is_internal, read_partitions
 
 ANSWER_S = 30.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from memq.errors import InvalidSettingError
 from memq.limits import NAME_CHARS_MAX
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.topic import check_name
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def check_timeout(timeout: float | None) -> float | None:
 def runtime_of(runtime: Runtime | None) -> Runtime:
     """Return the runtime that a client was given, else the system's. Raises: TypeError."""
     if runtime is not None and not isinstance(runtime, Runtime):
-        raise TypeError(f"runtime must be a memq.runtime.network.Runtime, not {type(runtime).__name__}")
+        raise TypeError(f"runtime must be a memq.runtime.runtime.Runtime, not {type(runtime).__name__}")
     return runtime or Runtime()
 
 

@@ -19,7 +19,8 @@ from memq.limits import STREAMS_PER_CONNECTION_MAX
 from memq.protocol.frames import Frame
 from memq.protocol.link import Link, LinkOwner, broker_name, connect_link
 from memq.runtime.logs import EventLog
-from memq.runtime.network import FILES_HINT, Address, Runtime, format_address, parse_address
+from memq.runtime.network import FILES_HINT, Address, format_address, parse_address
+from memq.runtime.runtime import Runtime
 from memq.runtime.waits import Waits
 
 CONNECT_TIMEOUT_MS = 3_000  # the default for the first connection: a broker that starts is up in a second

@@ -12,7 +12,8 @@ from memq.format.pointer import Pointer
 from memq.protocol.frames import Api
 from memq.protocol.messages import Metadata, MetadataRequest, Owner, StoreMetadata, TopicMetadata
 from memq.runtime.clock import backoff_s
-from memq.runtime.network import Address, Runtime, format_address, parse_address
+from memq.runtime.network import Address, format_address, parse_address
+from memq.runtime.runtime import Runtime
 from memq.topic import Topic, check_name
 
 ANSWER_TIMEOUT_S = 5.0

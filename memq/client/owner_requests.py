@@ -16,7 +16,7 @@ from memq.protocol.frames import Api
 from memq.protocol.link import Link
 from memq.protocol.messages import AdminAnswer, AdminRequest, BeginProducer, PublishStaged
 from memq.runtime.clock import backoff_s
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.topic import ReadPartition, Topic
 
 Found = TypeVar("Found")

@@ -12,7 +12,7 @@ from memq.client.consumer.fetch.fetcher import RangeReader
 from memq.client.metadata import ClusterMetadata
 from memq.errors import InvalidSettingError, MemqError, UnknownSettingError
 from memq.format.blocks.header import Buffer
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.runtime.waits import Waits
 from memq.settings import Section, environment_settings
 from memq.storage_handlers import StorageHandler

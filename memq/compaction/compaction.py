@@ -32,7 +32,7 @@ from memq.format.pointer import Location, Pointer, encode_pointer
 from memq.limits import COLD_BLOCKS_MAX
 from memq.notification import Entry, PointerReader, Span
 from memq.runtime.clock import Clock
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.storage_handlers import ObjectReader, StorageHandler
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
 from memq.storage_handlers.files import joined_crc

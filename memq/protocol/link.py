@@ -24,7 +24,8 @@ from memq.protocol.messages import (
     error_of,
     has_checksum,
 )
-from memq.runtime.network import Address, Runtime, format_address
+from memq.runtime.network import Address, format_address
+from memq.runtime.runtime import Runtime
 from memq.runtime.waits import Waits, time_before
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)

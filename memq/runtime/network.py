@@ -1,7 +1,6 @@
-"""The one door to the network, and the bundle of clock, randomness and network that shells get.
+"""The network: the port `Network`, its implementation on TCP sockets, and addresses.
 
-Nothing else in the package opens sockets, reads time or draws numbers; the simulation puts its own
-three in place of these.
+No other file of the package opens sockets. The simulation has its own implementation of the port.
 """
 
 from __future__ import annotations
@@ -9,16 +8,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import platform
-import random
 import re
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from memq.errors import UnreachableError
-from memq.runtime.clock import Clock, SystemClock
 
 FILES_HINT = "raise the limit on open files of this process (ulimit -n)"
 Address = tuple[str, int]
@@ -26,7 +22,7 @@ ProtocolFactory = Callable[[], asyncio.BufferedProtocol]
 
 
 class Listener(Protocol):
-    """A bound port. `close` stops accepting; connections that are open stay open."""
+    """A bound port. `close` stops accepting; open connections stay open."""
 
     @property
     def address(self) -> Address:
@@ -43,7 +39,7 @@ class Network(Protocol):
 
     Promises: bytes arrive in order and unchanged, or the connection is lost.
     Non-promises: a lost connection may be noticed late or never; written bytes may be lost with it.
-    Raises: UnreachableError when there is nobody, or nobody answers in time.
+    Raises: UnreachableError when nothing listens at the address, or no answer comes in time.
     """
 
     async def listen(self, host: str, port: int, factory: ProtocolFactory) -> Listener:
@@ -104,7 +100,7 @@ class SocketNetwork:
 def _cause(error: OSError | ValueError) -> str:
     """Return the cause in the system's words, without the loop's additions.
 
-    A ValueError is that of a name that was not even looked up: with a part of 64 letters, an empty one, or a NUL.
+    A ValueError means that the name was not looked up: it has an empty part, a part of 64 letters, or a NUL.
     """
     if isinstance(error, ValueError):
         return "no host has such a name"
@@ -114,7 +110,7 @@ def _cause(error: OSError | ValueError) -> str:
 
 
 def _listen_error(where: str, error: OSError | ValueError) -> UnreachableError:
-    """Return what to say: the loop puts the address into the text of its errors, in its own way."""
+    """Return the error with its reason and hint. The text of the loop's own error repeats the address."""
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.EADDRINUSE:
         reason, hint = "another process listens there", "choose another port, or 0 for any free one"
@@ -123,16 +119,6 @@ def _listen_error(where: str, error: OSError | ValueError) -> UnreachableError:
     else:
         reason, hint = _cause(error), "choose another address or port"
     return UnreachableError(f"can't listen on {where[:300]}: {reason}", hint=hint)
-
-
-@dataclass(frozen=True, slots=True)
-class Runtime:
-    """A shell's environment: time, randomness, network, and the name of its host."""
-
-    clock: Clock = field(default_factory=SystemClock)
-    random: random.Random = field(default_factory=random.SystemRandom)
-    network: Network = field(default_factory=SocketNetwork)
-    host: str = field(default_factory=platform.node)
 
 
 def parse_address(text: str, default_port: int = 9876) -> Address:

@@ -18,7 +18,8 @@ from memq.errors import MemqError, VersionConflictError
 from memq.governor import BrokerEntry
 from memq.governor.planning import join, neighbours, split
 from memq.limits import KIB, MIB
-from memq.runtime.network import Address, Runtime
+from memq.runtime.network import Address
+from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from memq.simulation.ports.cloud import Cloud, Doors
 from memq.simulation.ports.disk import HostDisk, SimDisk

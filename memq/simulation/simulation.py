@@ -13,7 +13,7 @@ from memq.client.consumer.batch import Record
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import ClosedError, InvalidRequestError
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.simulation.chaos import Chaos
 from memq.simulation.cluster import SETTINGS, Shape, SimCluster
 from memq.simulation.ports.cloud import Doors

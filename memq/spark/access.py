@@ -23,7 +23,7 @@ from memq.notification.log_reader import all_entries
 from memq.notification.remote import RemoteQueue
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import environment_settings
 from memq.spark.options import ReadOptions
 from memq.spark.stores import ANY, StoreUrls, TaskStores

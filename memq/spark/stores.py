@@ -15,8 +15,8 @@ from memq.client.consumer.fetch.fetcher import BatchFetcher
 from memq.errors import DeniedError, InvalidSettingError, MemqError
 from memq.format.blocks.header import Buffer
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Runtime
 from memq.runtime.process import keep_freed_blocks
+from memq.runtime.runtime import Runtime
 from memq.settings import environment_settings
 from memq.spark.options import ReadOptions
 from memq.storage_handlers import StorageHandler

@@ -27,7 +27,8 @@ from memq.format.pointer import read_pointer
 from memq.format.report import BeginReason
 from memq.notification import Entry
 from memq.runtime.clock import backoff_s
-from memq.runtime.network import Runtime, format_address
+from memq.runtime.network import format_address
+from memq.runtime.runtime import Runtime
 from memq.spark.access import Access, TopicPlace, open_access
 from memq.spark.options import ReadOptions
 from memq.spark.read.batch_reader import Stretch, check_positions, parts_of, place_of, plan_of

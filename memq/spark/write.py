@@ -20,7 +20,7 @@ from memq.errors import InvalidRequestError, InvalidSettingError
 from memq.format.blocks.header import CODECS
 from memq.format.manifest import StagedObject
 from memq.limits import BATCH_ID_END
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import did_you_mean
 from memq.spark.options import read_choice, read_given
 from memq.spark.stores import ANY, StoreUrls, TaskStores, begin_tasks

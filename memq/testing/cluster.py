@@ -25,7 +25,7 @@ from memq.limits import BLOCK_HEADER_BYTES
 from memq.notification import Entries, Membership, Publication
 from memq.notification.memory import MemoryQueue
 from memq.runtime.clock import Clock
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings, parse_value
 from memq.storage_handlers import Buffer
 from memq.storage_handlers.memory import MemoryHandler

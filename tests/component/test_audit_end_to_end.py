@@ -31,7 +31,8 @@ from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import WRITE_PREFIX, Api, Frame
 from memq.protocol.link import Link, connect_link
 from memq.protocol.messages import Close, Done, Metadata, MetadataRequest, Open, OpenAnswer
-from memq.runtime.network import Runtime, parse_address
+from memq.runtime.network import parse_address
+from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.filesystem import FilesystemHandler

@@ -27,7 +27,7 @@ from memq.protocol.frames import AckLevel, Api, Frame
 from memq.protocol.messages import Redirect, decode_message
 from memq.runtime.clock import SystemClock
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Topic, TopicSettings, equal_slots

@@ -30,7 +30,7 @@ from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import AckLevel, Api, encode_frame
 from memq.protocol.messages import Close, MetadataRequest, OpenAnswer, decode_message, encode_message
 from memq.runtime.clock import SystemClock
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers import Buffer
 from memq.storage_handlers.memory import MemoryHandler

@@ -28,8 +28,8 @@ from memq.format.pointer import Pointer, decode_pointer
 from memq.governor.data_folder import DataFolder
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.clock import SystemClock
-from memq.runtime.network import Runtime
 from memq.runtime.process import Signals
+from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.files import sync_folder
 from memq.storage_handlers.filesystem import FilesystemHandler

@@ -17,7 +17,8 @@ from memq.client.producer.producer import AsyncProducer
 from memq.errors import DeniedError, QueueError, UnreachableError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification.memory import MemoryQueue
-from memq.runtime.network import Runtime, parse_address
+from memq.runtime.network import parse_address
+from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
 from tests.brokers import run

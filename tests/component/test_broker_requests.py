@@ -24,7 +24,7 @@ from memq.protocol.messages import (
     Nack,
     decode_message,
 )
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.filesystem import FilesystemHandler
 from tests.brokers import BareClient

@@ -22,7 +22,7 @@ from memq.format.pointer import Location, Pointer, decode_pointer
 from memq.format.totals import contended_ms
 from memq.notification import Entry, Publication, Span
 from memq.runtime.clock import SystemClock
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.storage_handlers import ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, read_partitions

@@ -28,7 +28,8 @@ from memq.notification.remote import RemoteQueue
 from memq.protocol.frames import Api, Frame
 from memq.protocol.messages import Metadata, MetadataRequest, Owner, TopicMetadata
 from memq.runtime.clock import SystemClock
-from memq.runtime.network import Runtime, parse_address
+from memq.runtime.network import parse_address
+from memq.runtime.runtime import Runtime
 from memq.topic import ReadPartition, Topic, TopicSettings, equal_slots
 from tests.brokers import run, until
 from tests.component.test_broker_cluster import Rig, rig

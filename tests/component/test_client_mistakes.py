@@ -58,7 +58,7 @@ ANY: Any = memq  # without the types that would say the same
         (
             lambda: ANY.Consumer(HERE, "clicks", runtime=5),
             TypeError,
-            "runtime must be a memq.runtime.network.Runtime, not int",
+            "runtime must be a memq.runtime.runtime.Runtime, not int",
         ),
         (
             lambda: ANY.Consumer(HERE, "clicks", tracer_provider=5),
@@ -67,11 +67,11 @@ ANY: Any = memq  # without the types that would say the same
         ),
         (lambda: ANY.Consumer(HERE, "clicks", client_id=0), TypeError, "client_id must be str, not int"),
         (lambda: ANY.read_arrow(HERE, 5), TypeError, "topics must be one topic"),
-        (lambda: ANY.Producer(HERE, runtime=5), TypeError, "runtime must be a memq.runtime.network.Runtime, not int"),
+        (lambda: ANY.Producer(HERE, runtime=5), TypeError, "runtime must be a memq.runtime.runtime.Runtime, not int"),
         (lambda: ANY.Producer(HERE, tracer_provider=5), TypeError, "tracer_provider must be a TracerProvider of"),
         (lambda: ANY.Producer(HERE, acks=[]), InvalidSettingError, "acks = [] is not 0, 1 or 'all'"),
         (lambda: ANY.Producer(HERE, codec=[]), InvalidSettingError, "codec = [] is not one of"),
-        (lambda: ANY.Admin(HERE, runtime=5), TypeError, "runtime must be a memq.runtime.network.Runtime, not int"),
+        (lambda: ANY.Admin(HERE, runtime=5), TypeError, "runtime must be a memq.runtime.runtime.Runtime, not int"),
         (lambda: ANY.aio.Producer(HERE, tracer_provider=5), TypeError, "tracer_provider must be a TracerProvider of"),
         (lambda: ANY.aio.Consumer(HERE, "clicks", on_lost=5), TypeError, "on_lost must be a function, not int"),
         (lambda: ANY.ClientCollector(5), TypeError, "clients must be a mapping of names to clients, not int"),

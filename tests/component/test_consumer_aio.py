@@ -17,7 +17,7 @@ from memq.errors import CorruptDataError, DeniedError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.limits import KIB
 from memq.notification.memory import MemoryQueue
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.filesystem import FilesystemHandler

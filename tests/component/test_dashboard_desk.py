@@ -14,7 +14,7 @@ from memq.audit.dashboard.stream import Feed
 from memq.audit.dashboard.view import About, TopicRow
 from memq.client.admin import AsyncAdmin
 from memq.client.log_answers import LogAnswers
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.testing import Cluster
 from memq.topic import Topic, Totals
 

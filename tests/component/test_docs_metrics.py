@@ -28,7 +28,7 @@ from memq.client.consumer.fetch.partition_cursor import Counts
 from memq.client.consumer.offset_resolver import Lag
 from memq.client.producer.core import ProducerStats
 from memq.observe.metrics import METRICS, lines_of
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import Section
 from memq.storage_handlers.s3 import open_store
 from memq.testing import Cluster

@@ -14,7 +14,8 @@ import pytest
 import memq
 from memq.client.link_pool import LinkPool
 from memq.errors import InvalidSettingError, UnreachableError
-from memq.runtime.network import Address, Network, ProtocolFactory, Runtime, SocketNetwork, parse_address
+from memq.runtime.network import Address, Network, ProtocolFactory, SocketNetwork, parse_address
+from memq.runtime.runtime import Runtime
 from memq.testing import Cluster
 
 pytestmark = pytest.mark.thorough

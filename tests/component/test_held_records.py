@@ -29,7 +29,7 @@ from memq.protocol.messages import (
     decode_message,
     encode_message,
 )
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.topic import ReadPartition, Topic, TopicSettings
 from tests.brokers import PRODUCER, BareClient, block_of, write_frame
 from tests.component.test_broker_cluster import Rig, rig

@@ -24,7 +24,7 @@ from memq.notification import Entries, Entry, Span
 from memq.notification.kafka.admin import Place
 from memq.notification.kafka.reading.source import KafkaSource, SourceEnd, SourceRecord, SourceTopic
 from memq.runtime.clock import Clock, SystemClock
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.topic import Position, ReadPartition, TopicSettings
 from tests.brokers import run, running_broker
 from tests.skipping_loop import run_skipping, skip

@@ -44,7 +44,7 @@ from memq.notification import Entries, Entry, Span
 from memq.notification.memory import MemoryQueue
 from memq.notification.remote import RemoteQueue
 from memq.protocol.messages import PollEntries
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.testing import Cluster
 from memq.topic import AUDIT_GROUP, Position, ReadPartition, Topic, is_internal
 from tests.postgres import postgres_url

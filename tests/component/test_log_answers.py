@@ -22,7 +22,7 @@ from memq.client.log_answers import LOG_S, LOGS_AT_ONCE_MAX, LogAnswers, ask_log
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import MemqError, NotFoundError, QueueError, ThrottledError
 from memq.notification import Span
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.topic import ReadPartition, Totals
 from tests.brokers import run, running_broker
 from tests.skipping_loop import run_skipping, skip

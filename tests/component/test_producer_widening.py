@@ -17,7 +17,7 @@ from memq.client.producer.settings import ProducerSettings
 from memq.governor.memory import MemoryCoordinator
 from memq.governor.planning import join, neighbours, split
 from memq.limits import KIB
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.storage_handlers import Buffer
 from memq.topic import Topic, TopicSettings, equal_slots, is_internal, slot_of_key
 from tests.component.test_broker_cluster import Rig, rig

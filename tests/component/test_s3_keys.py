@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from memq.errors import DeniedError, InvalidSettingError
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.storage_handlers.s3 import open_store
 from memq.storage_handlers.s3.settings import Bucket, check_keys, obstore_keys, open_session, read_bucket, region_of
 

@@ -18,7 +18,7 @@ from memq.client.producer.producer import Producer
 from memq.errors import CorruptDataError, NotFoundError
 from memq.format.batch import BlockPiece
 from memq.format.ranges import RangeSet
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.spark.read.planner import BatchPart, TaskAudit
 from memq.spark.read.task import TaskReport
 from memq.spark.source import MemqSource

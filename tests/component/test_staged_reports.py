@@ -15,7 +15,7 @@ from memq.format.ranges import RangeSet
 from memq.format.report import AUDIT_TOPIC, MINUTE_MS, Report, ReportPart, decode_report
 from memq.limits import TRAILER_BYTES
 from memq.runtime.clock import SystemClock
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Topic, TopicSettings, equal_slots, read_partitions
 from tests.brokers import running_broker

@@ -36,7 +36,7 @@ from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.limits import SLOTS
 from memq.notification import Publication
 from memq.protocol.messages import PublishStaged
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.storage_handlers import StorageHandler
 from memq.topic import Topic, TopicSettings, read_partitions, writer_id
 from tests.brokers import run, running_broker

@@ -26,7 +26,8 @@ from memq.protocol.messages import (
     TopicMetadata,
     decode_message,
 )
-from memq.runtime.network import Runtime, parse_address
+from memq.runtime.network import parse_address
+from memq.runtime.runtime import Runtime
 from memq.topic import ReadPartition, Topic, TopicSettings, read_partitions
 from tests.brokers import run as run_broker
 from tests.brokers import running_broker

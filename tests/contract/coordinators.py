@@ -14,7 +14,7 @@ from memq.governor.standalone import StandaloneCoordinator
 from memq.governor.zookeeper import open_from_settings
 from memq.governor.zookeeper.coordinator import ZookeeperCoordinator
 from memq.runtime.clock import SystemClock
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import PartSettings
 from memq.topic import Topic, TopicSettings, equal_slots
 from memq_localstack.servers import Server

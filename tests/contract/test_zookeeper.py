@@ -33,7 +33,7 @@ from memq.governor.zookeeper import open_from_settings
 from memq.governor.zookeeper.coordinator import RELEASES_AT_ONCE_MAX, ZookeeperCoordinator
 from memq.governor.zookeeper.session import Node, Operation, Put
 from memq.governor.zookeeper.settings import ZookeeperAddress, parse_url
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import PartSettings
 from memq.topic import Topic, TopicSettings
 from memq_localstack.servers import Server, start_zookeeper

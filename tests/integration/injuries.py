@@ -24,7 +24,7 @@ from memq.format.ranges import RangeSet
 from memq.notification import Publication
 from memq.notification.kafka.queue import KafkaQueue
 from memq.runtime.clock import SystemClock
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.storage_handlers.s3 import open_store
 from memq.storage_handlers.s3.handler import S3Handler
 from memq.topic import Topic

@@ -10,7 +10,7 @@ from typing import Any
 
 from memq.notification.kafka import open_from_settings
 from memq.notification.kafka.queue import KafkaQueue
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import PartSettings
 from memq_localstack.servers import Server, start_kafka
 

@@ -13,7 +13,7 @@ from memq.broker.broker import Broker
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification import NotificationQueue
 from memq.notification.sqlite.queue import SqliteQueue
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
 from memq_localstack.servers import Server

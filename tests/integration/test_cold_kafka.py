@@ -9,7 +9,7 @@ from pathlib import Path
 import memq
 from memq.compaction.compaction import manifest_of
 from memq.compaction.plan import ColdRule
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.storage_handlers.s3 import open_store
 from memq.topic import Topic, read_partitions
 from memq_localstack.servers import S3Server, Server

@@ -17,7 +17,7 @@ from memq.errors import MemqError, QueueError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification import NotificationQueue
 from memq.notification.kafka.queue import KafkaQueue
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
 from memq_localstack.servers import Server

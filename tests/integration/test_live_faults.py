@@ -28,7 +28,7 @@ from memq.client.producer.delivery import Delivery
 from memq.format.ranges import RangeSet
 from memq.format.report import AUDIT_TOPIC, Kind
 from memq.runtime.clock import SystemClock
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner
 from memq.topic import Topic
 from memq_localstack.servers import S3Server, Server

@@ -18,7 +18,8 @@ from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification import NotificationQueue
 from memq.notification.memory import MemoryQueue
 from memq.notification.sqlite.queue import SqliteQueue
-from memq.runtime.network import Address, Runtime
+from memq.runtime.network import Address
+from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.memory import MemoryHandler

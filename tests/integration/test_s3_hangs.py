@@ -29,7 +29,7 @@ from memq.format.pointer import decode_pointer
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification.memory import MemoryQueue
 from memq.runtime.clock import SystemClock
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from tests.contract.stores import HANG_S, SCENARIOS
 from tests.s3_proxy import HANGS, HANGS_OF_BODIES, Harmed, HarmingProxy, harming_proxy

@@ -13,7 +13,7 @@ import memq
 from memq.broker.broker import Broker
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification.memory import MemoryQueue
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.s3.handler import S3Handler
 from tests.s3_faults import Fault, FaultyS3, faulty_s3, passing, place_of

@@ -12,7 +12,7 @@ from memq.broker.broker import Broker
 from memq.cli.store.audit import audit_by_brokers
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification.memory import MemoryQueue
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from tests.s3_faults import Asked, FaultyS3, faulty_s3, place_of
 

@@ -18,7 +18,7 @@ from memq.cli.run import run
 from memq.errors import CorruptDataError, DeniedError, MemqError, ObjectExistsError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification.memory import MemoryQueue
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.s3.handler import S3Handler
 from memq_localstack.servers import ADMIN, Identity, start_s3

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 import memq
 from memq.broker.broker import Broker
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
 from tests.chaos.stack import Stack

@@ -18,7 +18,7 @@ from memq.broker.broker import Broker
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification.memory import MemoryQueue
 from memq.runtime.clock import SystemClock
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from tests.s3_proxy import Harmed, HarmingProxy, harming_proxy
 from tests.s3_servers import S3Place, seaweedfs

@@ -17,7 +17,7 @@ from memq.audit.live.storage.database import Answer, Execute, schema
 from memq.audit.live.view import AuditView, TopicSummary
 from memq.audit.minutes import MinuteRow
 from memq.errors import AuditStateError, MemqError
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.simulation.world.node import Node
 
 LIVE_AUDITOR = "live-auditor"

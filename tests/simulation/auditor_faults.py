@@ -20,7 +20,7 @@ from memq.format.ranges import RangeSet
 from memq.format.report import AUDIT_TOPIC, Report, ReportPart, ReportSpan, encode_report, home_of
 from memq.notification import Entry
 from memq.notification.memory import MemoryQueue
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.topic import Topic
 from tests.simulation.auditor_rules import AuditorRules
 from tests.simulation.live_faults import ALL, STRANGER, LiveFaults

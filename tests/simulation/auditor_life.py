@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memq.format.report import Report
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.simulation.ports.cloud import Doors
 from memq.simulation.ports.faults import LEVELS
 from memq.simulation.world.node import EPOCH_MS, Node

@@ -8,7 +8,7 @@ from contextlib import suppress
 from memq.compaction.compaction import BatchCopier, compact
 from memq.compaction.reader import ColdFiles
 from memq.errors import MemqError
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.simulation.cluster import CLUSTER
 from memq.simulation.ports.cloud import Doors
 from memq.simulation.world.node import Node

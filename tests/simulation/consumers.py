@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from memq.client.consumer.batch import Batch, TopicPartition
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.errors import MemqError, NotFoundError, PositionExpiredError
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.simulation.cluster import PORT
 from memq.simulation.world.node import Node
 from memq.topic import Position, ReadPartition, Topic

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from memq.client.bulk.direct_writer import DirectIdentity, DirectWriter
 from memq.errors import MemqError
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.simulation.world.node import Node
 from tests.simulation.checker import Checker
 from tests.simulation.plan import Plan

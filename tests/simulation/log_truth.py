@@ -19,7 +19,7 @@ from memq.client.admin import AsyncAdmin
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.log_answers import LOG_S, LogAnswers
 from memq.errors import MemqError
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.simulation.ports.sick_part import SickPart
 from memq.topic import Position, ReadPartition, Topic
 from tests.simulation.read_log import ReadLog

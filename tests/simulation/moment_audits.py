@@ -13,7 +13,7 @@ from memq.audit.opened_topic import opened_topic
 from memq.audit.verdict import Verdict
 from memq.errors import MemqError
 from memq.format.ranges import RangeSet
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.simulation.world.node import Node
 from tests.simulation.reader import Source
 

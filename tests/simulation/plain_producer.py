@@ -18,7 +18,8 @@ from memq.format.blocks.header import scope_of
 from memq.protocol.frames import WRITE_PREFIX, AckLevel, Api, Frame
 from memq.protocol.link import Link, connect_link
 from memq.protocol.messages import Metadata, MetadataRequest, Nack, Open, decode_message, error_of
-from memq.runtime.network import Address, Runtime, parse_address
+from memq.runtime.network import Address, parse_address
+from memq.runtime.runtime import Runtime
 from memq.topic import Topic
 
 STREAM = 1

@@ -15,7 +15,7 @@ from memq.client.producer.settings import AcksLike
 from memq.compaction.reader import ColdFiles, ColdReader
 from memq.errors import MemqError
 from memq.format import pointer as pointer_format
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.simulation.chaos import Chaos
 from memq.simulation.cluster import CLUSTER, PORT
 from memq.simulation.ports.calls import Met

@@ -7,7 +7,7 @@ import asyncio
 from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
 from memq.errors import InvalidRequestError, MemqError
 from memq.format.manifest import StagedObject
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.simulation.world.node import Node
 from memq.storage_handlers import StorageHandler
 from tests.simulation.plan import Plan

@@ -12,7 +12,7 @@ from memq.client.admin import AsyncAdmin
 from memq.client.producer.delivery import AsyncDelivery
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import AlreadyExistsError, MemqError, NotFoundError
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.simulation.cluster import PORT
 from memq.simulation.world.node import Node
 from memq.topic import Topic, read_partitions

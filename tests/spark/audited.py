@@ -16,7 +16,7 @@ from memq.audit.live.storage.database import SqliteDatabase
 from memq.audit.live.view import AuditView
 from memq.audit.minutes import MinuteRow
 from memq.format.pointer import ProducerRanges, decode_pointer
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from tests.processes import BrokerProcess
 
 KEEP_MS, WAIT_S = 86_400_000, 240.0

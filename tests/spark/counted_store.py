@@ -17,7 +17,7 @@ from memq.broker.broker import Broker
 from memq.format.object import BlockEntry, open_object
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification.memory import MemoryQueue
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from tests.s3_faults import FaultyS3, faulty_s3, place_of
 from tests.tls import server_context

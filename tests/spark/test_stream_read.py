@@ -11,7 +11,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from memq.notification.sqlite.queue import SqliteQueue
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.spark.stream_offsets import StreamLag, lag
 from tests.servers import DevServer
 from tests.spark.streams import run_to_end

@@ -14,7 +14,7 @@ import memq
 from memq.format.pointer import decode_pointer, encode_pointer
 from memq.notification import Publication
 from memq.notification.sqlite.queue import SqliteQueue
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 
 
 def make_topic(address: str, topic: str, partitions: int = 1, **settings: int | bool | str) -> None:

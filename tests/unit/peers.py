@@ -27,7 +27,7 @@ from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import HELLO_MAGIC, VERSIONS, AckLevel, Api, Frame, encode_frame
 from memq.protocol.messages import Hello, HelloAnswer, encode_message
 from memq.runtime.clock import SystemClock
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.runtime.waits import Waits
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler

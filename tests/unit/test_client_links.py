@@ -30,7 +30,8 @@ from memq.protocol.messages import (
     encode_message,
     nack_of,
 )
-from memq.runtime.network import Address, ProtocolFactory, Runtime, SocketNetwork
+from memq.runtime.network import Address, ProtocolFactory, SocketNetwork
+from memq.runtime.runtime import Runtime
 from tests.brokers import log_lines
 from tests.skipping_loop import LoopClock, run_skipping
 from tests.stepped_time import step, stepped_runtime

@@ -28,7 +28,7 @@ from memq.notification.log_reader import all_entries
 from memq.notification.memory import MemoryQueue
 from memq.runtime.clock import SystemClock
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.storage_handlers import Buffer, ObjectEntry
 from memq.storage_handlers.confirmed_reads import ConfirmedReads
 from memq.storage_handlers.memory import MemoryHandler

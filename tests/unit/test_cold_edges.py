@@ -19,7 +19,7 @@ from memq.format.pointer import Pointer, ProducerRanges, decode_pointer
 from memq.format.totals import contended_ms
 from memq.notification import Entries, Entry, Span
 from memq.notification.memory import MemoryQueue
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.storage_handlers import confirmed_reads
 from memq.topic import ReadPartition, TopicSettings, read_partitions
 from tests.brokers import block_of

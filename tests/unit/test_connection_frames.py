@@ -22,7 +22,7 @@ from memq.format.blocks.header import BlockHeader
 from memq.limits import KIB, MIB
 from memq.protocol.frames import PREFIX, AckLevel, Api, FrameReader, encode_frame
 from memq.protocol.messages import Nack, Redirect, Throttle, decode_message
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from tests.brokers import block_of, events_of, write_frame
 from tests.contract.manual_clock import ManualClock
 from tests.unit.peers import HELLO, TOPIC, House, Peer, Wire

@@ -15,7 +15,7 @@ from memq.client.consumer.group_session import Committer, GroupSession
 from memq.client.consumer.progress import CommitLedger
 from memq.errors import QueueError
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.topic import Committed, Position, ReadPartition
 from tests.contract.manual_clock import ManualClock
 from tests.skipping_loop import run_skipping, skip

@@ -17,7 +17,7 @@ from memq.limits import POLL_BYTES_MAX
 from memq.notification import Entries, Span
 from memq.notification.remote import Polled, RemoteQueue
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner
 from memq.topic import Position, ReadPartition, TopicSettings, Totals
 from tests.skipping_loop import run_skipping, skip, skipping_runtime

@@ -25,7 +25,7 @@ from memq.notification.kafka.reading import offsets as offsets_module
 from memq.notification.kafka.reading.source import KafkaSource, SourceTopic
 from memq.notification.kafka.settings import Names, kafka_settings
 from memq.notification.log_reader import all_entries
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.topic import ReadPartition
 from tests.brokers import until
 from tests.librdkafka import INVALID, Library, Log, use

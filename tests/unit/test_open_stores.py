@@ -11,7 +11,7 @@ from memq.client.metadata import ClusterMetadata
 from memq.client.stores import OpenStores
 from memq.errors import UnknownSettingError
 from memq.protocol.messages import StoreMetadata
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.storage_handlers.s3.handler import S3Handler
 from memq.storage_handlers.s3.settings import S3Settings
 

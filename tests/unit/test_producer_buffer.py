@@ -22,7 +22,7 @@ from memq.client.producer.send_buffer import BLOCK_COST_BYTES, SendBuffer
 from memq.client.producer.settings import ProducerSettings
 from memq.errors import BufferFullError, ClosedError, InvalidRequestError, TooLargeError
 from memq.format.blocks.columns import BlockReader, open_block
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.topic import TopicSettings, slot_of_key
 from tests.unit.toy_broker import toy_topic
 

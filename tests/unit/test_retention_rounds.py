@@ -22,7 +22,7 @@ from memq.format.key import object_key
 from memq.format.pointer import Location, Pointer, encode_pointer
 from memq.limits import TIME_MS_END
 from memq.notification import Entry, Publication, Span
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, TopicSettings, read_partitions
 from tests.unit.bare_cluster import CLUSTER, Cluster, cold_manifest, indexed, part_of, topic_of

@@ -10,7 +10,7 @@ import pytest
 
 from memq.errors import StoreError
 from memq.limits import MIB
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.storage_handlers.s3.answers import StoreAnswer
 from memq.storage_handlers.s3.attempts import Attempts, S3Counters
 from memq.storage_handlers.s3.settings import read_bucket

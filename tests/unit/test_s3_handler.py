@@ -14,7 +14,7 @@ from awscrt.checksums import crc32c
 
 from memq.errors import CorruptDataError, DeniedError, InvalidRequestError, ObjectExistsError, StoreError
 from memq.limits import MIB
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.storage_handlers import ObjectEntry
 from memq.storage_handlers.s3.answers import StoreAnswer
 from memq.storage_handlers.s3.data_path import ObjectHead, PutOrder, let_go

@@ -15,7 +15,7 @@ from memq.errors import ClosedError, CorruptDataError, DeniedError, InvalidSetti
 from memq.format.blocks.header import parse_header, tag_bit
 from memq.format.key import cold_object_key, object_key, shared_object_key
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.spark.options import read_options
 from memq.spark.read.pruning import ReadFilter
 from memq.spark.read.raw import READS_MAX, RING_SLOTS_MAX, RawBatch, find_orphans, once, plan_raw, split_path

@@ -21,7 +21,7 @@ from memq.limits import KIB, MIB
 from memq.notification import Entry, Span
 from memq.notification.memory import MemoryQueue
 from memq.runtime.clock import SystemClock
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.spark.access import Access, TopicPlace
 from memq.spark.options import ReadOptions, read_options
 from memq.spark.read import batch_reader, planner

@@ -48,7 +48,7 @@ from memq.limits import BLOCK_HEADER_BYTES, KIB
 from memq.notification import Entry
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.clock import SystemClock
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.spark.options import read_options
 from memq.spark.source import MemqSource
 from memq.spark.write import MemqStreamWriter, MemqWriter

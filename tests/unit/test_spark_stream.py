@@ -15,7 +15,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from memq.client.consumer.offset_resolver import OffsetResolver
 from memq.errors import InvalidRequestError, NotFoundError, PositionExpiredError, UnreachableError
 from memq.notification import Entry, Span
-from memq.runtime.network import ProtocolFactory, Runtime
+from memq.runtime.network import ProtocolFactory
+from memq.runtime.runtime import Runtime
 from memq.spark.options import read_options
 from memq.spark.pipelines.rounds import plan_round
 from memq.spark.source import MemqSource

@@ -23,7 +23,7 @@ from memq.errors import InvalidSettingError, MemqError, SpoolError
 from memq.format.blocks.header import scope_of
 from memq.format.spool import ENTRY, HEAD, decode_segment
 from memq.protocol.frames import AckLevel
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers import Buffer
 from memq.topic import TopicSettings

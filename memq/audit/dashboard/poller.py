@@ -29,7 +29,7 @@ from memq.client.log_answers import LogAnswers
 from memq.errors import DeniedError, MemqError, NotFoundError
 from memq.protocol.messages import TopicMetadata
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner
 from memq.topic import Topic, Totals
 

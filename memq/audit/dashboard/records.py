@@ -30,7 +30,7 @@ from memq.format.blocks.columns import open_block
 from memq.format.object import ObjectIndex, open_object
 from memq.format.pointer import Location
 from memq.limits import MIB
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.runtime.threads import ThreadPool
 from memq.topic import Position
 

@@ -49,7 +49,8 @@ from memq.errors import (
     RetryableError,
 )
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Listener, ProtocolFactory, Runtime, SocketNetwork, format_address
+from memq.runtime.network import Listener, ProtocolFactory, SocketNetwork, format_address
+from memq.runtime.runtime import Runtime
 from memq.settings import DashboardSettings
 from memq.topic import check_name
 

@@ -37,7 +37,7 @@ from memq.errors import FencedError, MemqError, NotFoundError, RetryableError
 from memq.format.report import AUDIT_TOPIC, Report, ReportedDamage, ReportPart, decode_report, home_of
 from memq.notification.remote import RemoteQueue
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.topic import AUDIT_GROUP, Position, ReadPartition
 
 INTERVAL_S = 1.0  # a round at least so often

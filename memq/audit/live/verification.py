@@ -11,7 +11,7 @@ from memq.audit.finding import Finding
 from memq.audit.opened_topic import opened_topic
 from memq.errors import NotFoundError
 from memq.format.ranges import RangeSet
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 
 BLOCKS_MAX = 2_000  # that are told, those with records of the finding and damaged ones first
 

@@ -47,7 +47,7 @@ from memq.notification.log_reader import entries_between, valid_span
 from memq.notification.sqlite.file import copy_database
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.clock import Clock
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import PartSettings
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way, read_sealed

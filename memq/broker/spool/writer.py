@@ -24,7 +24,7 @@ from memq.limits import MIB
 from memq.protocol.frames import AckLevel
 from memq.runtime.clock import backoff_s
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner
 from memq.settings import BrokerSettings
 from memq.topic import TopicSettings

@@ -12,7 +12,7 @@ from memq.broker.upkeep.sweep_lists import SweepLists
 from memq.governor.data_folder import DataFolder, cluster_of
 from memq.governor.standalone import StandaloneCoordinator
 from memq.notification.sqlite.queue import SqliteQueue
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import PartSettings
 from memq.storage_handlers.filesystem import FilesystemHandler
 

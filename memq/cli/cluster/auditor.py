@@ -25,7 +25,7 @@ from memq.cli.cluster.embedded_services import Beside, OpenState, dashboard_besi
 from memq.cli.options import json_option, listen_address, setting_options, settings_of
 from memq.cli.output import log_to_stderr, print_json, print_table, say_ready, talk, time_text
 from memq.cli.run import FAILED, OK
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import AuditorSettings, DashboardSettings, Settings, Value, rules_of
 
 Answer = TypeVar("Answer")

@@ -20,7 +20,7 @@ from memq.audit.live.storage.database import Database, SqliteDatabase
 from memq.errors import InvalidSettingError, MemqError, NotFoundError
 from memq.runtime.clock import SystemClock, backoff_s
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import AuditorSettings, Settings
 
 Beside = Callable[[str], Coroutine[Any, Any, None]]  # what runs next to others, given the address of a broker

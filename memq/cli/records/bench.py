@@ -14,7 +14,7 @@ from memq.client.consumer.consumer import Consumer
 from memq.client.producer.producer import Producer
 from memq.errors import MemqError
 from memq.limits import PARTITIONS_MAX
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import ClientSettings, Value
 
 CHUNK_RECORDS = 1_000

@@ -15,7 +15,7 @@ from memq.cli.output import ProgressBar, count_text, print_json, print_table, ta
 from memq.cli.run import FAILED, OK
 from memq.notification import Span
 from memq.notification.remote import RemoteQueue
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import Value
 from memq.topic import Topic, read_partitions
 

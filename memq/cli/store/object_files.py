@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from memq.errors import InvalidRequestError, NotFoundError
 from memq.format.key import STORE_MARK
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import Section
 from memq.storage_handlers import check_size
 

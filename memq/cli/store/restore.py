@@ -102,7 +102,7 @@ def accept_store(*, dry_run: bool, config: str | None, profile: str | None, **fl
 
 async def _accept(settings: Settings, *, dry_run: bool) -> str:
     from memq.broker.assembly import opened_mark
-    from memq.runtime.network import Runtime
+    from memq.runtime.runtime import Runtime
 
     runtime = Runtime()
     async with opened_mark(settings.parts(), settings.broker(), runtime=runtime) as mark:

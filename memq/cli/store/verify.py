@@ -137,7 +137,7 @@ async def _verify_folder(folder: Path, tally: VerifiedCount) -> None:
     )
     from memq.governor.data_folder import cluster_of
     from memq.notification.sqlite.queue import SqliteQueue
-    from memq.runtime.network import Runtime
+    from memq.runtime.runtime import Runtime
     from memq.storage_handlers.filesystem import FilesystemHandler
 
     file, runtime = folder / "queue.sqlite", Runtime()

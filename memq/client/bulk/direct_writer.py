@@ -30,7 +30,8 @@ from memq.client.producer.settings import ProducerSettings
 from memq.errors import BufferFullError, IdentityConflictError, MemqError
 from memq.format.report import Kind
 from memq.limits import MIB, PRODUCER_ID_END
-from memq.runtime.network import Address, Runtime
+from memq.runtime.network import Address
+from memq.runtime.runtime import Runtime
 
 ORDERS_MAX = 16  # so many orders of its records a task may meet within the dedup window
 BLOCKS_IN_FLIGHT_MAX = 16

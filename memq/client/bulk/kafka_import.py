@@ -33,7 +33,7 @@ from memq.notification.kafka.reading.source import KafkaSource, SourceEnd, Sourc
 from memq.notification.log_reader import entries_between, valid_span
 from memq.notification.remote import RemoteQueue
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.storage_handlers.confirmed_reads import ConfirmedReads
 from memq.topic import Position, ReadPartition, Topic
 

@@ -32,7 +32,7 @@ from memq.format.manifest import Manifest, Place, StagedObject, StagedPiece, enc
 from memq.limits import BATCH_ID_END, KIB, MIB, PRODUCER_ID_END, STAGED_PIECES_MAX
 from memq.protocol.messages import PublishStaged, StoreMetadata, WirePiece
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.confirmed_reads import read_sealed
 from memq.topic import Topic, check_name

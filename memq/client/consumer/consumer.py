@@ -23,7 +23,7 @@ from memq.client.log_answers import LogAnswers
 from memq.client.observers.reporter import reporting
 from memq.errors import MemqError
 from memq.limits import MIB
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.topic import Position
 
 if TYPE_CHECKING:

@@ -36,8 +36,9 @@ from memq.notification import Span
 from memq.notification.remote import RemoteQueue
 from memq.protocol.messages import TopicMetadata
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Address, Runtime
+from memq.runtime.network import Address
 from memq.runtime.process import keep_freed_blocks
+from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner
 from memq.storage_handlers.confirmed_reads import ConfirmedReads
 from memq.topic import Position, ReadPartition, Topic, Totals, read_partitions

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from memq.client.consumer.batch import Damage, TopicPartition
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import TooLargeError
-from memq.runtime.network import Address, Runtime, format_address
+from memq.runtime.network import Address, format_address
+from memq.runtime.runtime import Runtime
 
 SUFFIX = ".dlq"
 _CLOSE_S = 5.0

@@ -18,7 +18,7 @@ from memq.errors import FencedError, GenerationFencedError, MemqError, Retryable
 from memq.notification import Groups
 from memq.runtime.clock import backoff_s
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.topic import Committed, ReadPartition
 
 _HEARTBEATS_PER_SESSION = 3

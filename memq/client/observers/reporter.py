@@ -23,7 +23,7 @@ from memq.format.report import AUDIT_TOPIC, Kind, Report, encode_report
 from memq.limits import KIB, MIB
 from memq.protocol.frames import AckLevel
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner
 
 CLOSE_S_MAX = 1.0  # what the last reports may add to a close of a client

@@ -33,7 +33,8 @@ from memq.protocol.frames import Api
 from memq.protocol.link import broker_name
 from memq.protocol.messages import BeginProducer, Metadata, MetadataRequest
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Address, Runtime
+from memq.runtime.network import Address
+from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner
 from memq.runtime.waits import time_before
 from memq.topic import Position, Topic, check_name, producer_id_of

@@ -53,7 +53,8 @@ from memq.protocol.frames import WRITE_PREFIX, AckLevel, Api, Frame, decode_plac
 from memq.protocol.link import Link
 from memq.protocol.messages import Close, Done, Message, Nack, Open, Redirect, Throttle, decode_message, error_of
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Runtime, parse_address
+from memq.runtime.network import parse_address
+from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner
 from memq.topic import Topic
 

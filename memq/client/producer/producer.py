@@ -25,7 +25,8 @@ from memq.client.producer.open_block import OpenBlock, Route
 from memq.client.producer.settings import AcksLike, OnAck, ProducerSettings, WhenFull, producer_settings
 from memq.errors import BufferFullError
 from memq.limits import KIB, MIB
-from memq.runtime.network import Address, Runtime
+from memq.runtime.network import Address
+from memq.runtime.runtime import Runtime
 from memq.runtime.threads import SpareThreads
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from memq.client.producer.settings import ProducerSettings
 from memq.errors import BufferFullError, InvalidRequestError, MemqError, TooLargeError
 from memq.format.blocks.builder import KEYED, PLAIN, ROW_COSTS, TIMED, BlockBuilder
 from memq.limits import KIB, SEQUENCE_END, TIME_MS_END
-from memq.runtime.network import Runtime
 from memq.runtime.process import keep_freed_blocks
+from memq.runtime.runtime import Runtime
 from memq.topic import Topic
 
 FIRST_LIMIT_BYTES = 8 * KIB

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from memq.errors import InvalidSettingError
 from memq.governor.zookeeper.settings import SCHEME, ZookeeperSettings, check_together, parse_url
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import PartSettings, read_section
 
 if TYPE_CHECKING:

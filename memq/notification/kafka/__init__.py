@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from memq.errors import InvalidSettingError
 from memq.notification.kafka.settings import kafka_settings
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import PartSettings
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from memq.notification.kafka.topic_metadata_cache import TopicMetadataCache
 from memq.notification.kafka.topics import KafkaTopics
 from memq.notification.waiters import Waiters, until_reached
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner
 from memq.topic import Committed, ReadPartition, check_group
 

@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from memq.runtime.network import Network, Runtime
+from memq.runtime.network import Network
+from memq.runtime.runtime import Runtime
 from memq.simulation.world.loop import Scheduler, SimLoop
 
 EPOCH_MS = 1_750_000_000_000  # the wall clock at virtual time 0

@@ -30,7 +30,7 @@ from memq.audit.verdict import Verdict, merge_verdicts
 from memq.client.broker_router import BrokerRouter
 from memq.client.io_thread import io_thread
 from memq.notification import Span
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.spark.access import Access, open_access
 from memq.spark.options import ReadOptions
 from memq.spark.pipelines.inputs import options_of, spark_session, stored_positions, tell, topic_options

@@ -26,7 +26,7 @@ from memq.compaction.plan import OBJECT_BYTES_MAX, ColdRule, cold_spans
 from memq.compaction.reader import ColdFiles
 from memq.errors import InvalidSettingError
 from memq.format.cold import ColdManifest
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import parse_size, parse_time_ms
 from memq.spark.access import Access, CompactorPlace, open_access
 from memq.spark.options import ReadOptions

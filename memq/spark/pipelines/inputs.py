@@ -13,7 +13,7 @@ import click
 from memq.client.io_thread import io_thread
 from memq.errors import InvalidRequestError, NotFoundError
 from memq.notification import Groups
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.spark.access import open_access
 from memq.spark.options import ReadOptions, read_options
 from memq.spark.pipelines.rounds import ROUND_TASKS, topic_of

@@ -21,7 +21,7 @@ from memq.client.consumer.progress import expired_error
 from memq.client.io_thread import io_thread
 from memq.client.producer.producer import Producer
 from memq.errors import InvalidRequestError
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.spark.access import open_access
 from memq.spark.options import ReadOptions, table_ddl
 from memq.spark.pipelines.inputs import options_of, spark_session, tasks_option, tell, topic_options

@@ -13,7 +13,7 @@ from typing import cast
 from memq.audit.minutes import watermark_ms
 from memq.client.consumer.progress import expired_error
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.spark.access import Access, TopicPlace, open_access
 from memq.spark.options import ReadOptions
 from memq.spark.read.batch_reader import Stretch, check_positions, parts_of, place_of, plan_of

@@ -32,7 +32,7 @@ from memq.errors import (
 )
 from memq.format.sealed_json import open_sealed, seal
 from memq.limits import MIB
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.spark.pipelines.spread import Batches, spread
 from memq.spark.stores import ANY, StoreUrls, TaskStores
 from memq.storage_handlers import Buffer, StorageHandler

@@ -18,7 +18,7 @@ from pyspark.sql import functions
 
 from memq.client.io_thread import io_thread
 from memq.format.pointer import Pointer, read_pointer
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.spark.access import open_access
 from memq.spark.options import ReadOptions
 from memq.spark.pipelines.inputs import options_of, spark_session, tell, topic_options

@@ -16,7 +16,7 @@ from memq.format.pointer import Pointer, read_pointer
 from memq.notification import Entry
 from memq.notification.stored_blocks import BlockSearch
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.spark.access import Access, TopicPlace, open_access
 from memq.spark.options import Point, ReadOptions
 from memq.spark.read.planner import BatchPart, PartitionPlan, Split, is_seen, with_blocks

@@ -21,7 +21,7 @@ from memq.format.key import is_cold_object, parse_object_key, shared_prefix
 from memq.format.object import BatchEntry, ObjectIndex, Trailer
 from memq.format.pointer import Location, Pointer, ProducerRanges
 from memq.notification import Entry
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.spark.options import ReadOptions
 from memq.spark.read.planner import BatchPart, PartitionPlan, Split
 from memq.spark.read.pruning import ReadFilter

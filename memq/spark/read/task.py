@@ -26,7 +26,7 @@ from memq.format.pointer import Pointer
 from memq.format.report import ReportedDamage, Stage, damage_of
 from memq.notification.stored_blocks import claim_of, conflict_of, stored_block
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.spark.options import ReadOptions, fields_at
 from memq.spark.read.arrow_rows import BlockPlace, RowMaker
 from memq.spark.read.planner import (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.settings import PartSettings, Section
 from memq.storage_handlers.s3.data_path import DataPath
 from memq.storage_handlers.s3.handler import S3Handler

@@ -11,7 +11,7 @@ from memq.errors import StoreError
 from memq.limits import MIB
 from memq.runtime.clock import backoff_s
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.storage_handlers.s3.answers import MAY_PASS, Meaning, StoreAnswer, error_for
 from memq.storage_handlers.s3.request_policy import CircuitBreaker, Hedger
 from memq.storage_handlers.s3.settings import Bucket

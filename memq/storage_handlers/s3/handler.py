@@ -16,7 +16,7 @@ from typing import TypeVar
 from awscrt.checksums import crc32c
 
 from memq.errors import CorruptDataError, DeniedError, InvalidRequestError, NotFoundError, ObjectExistsError, StoreError
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.storage_handlers import CHECK_PREFIX, Buffer, Count, ListedKeys, ObjectEntry, check_key, check_prefix
 from memq.storage_handlers.files import joined_crc
 from memq.storage_handlers.s3.answers import OF_THE_KEYS, Meaning, StoreAnswer, error_for

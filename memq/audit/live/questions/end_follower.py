@@ -17,7 +17,7 @@ from memq.client.metadata import ClusterMetadata
 from memq.client.owner_requests import SPANS_S_MAX, OwnerRequests
 from memq.errors import MemqError
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner
 from memq.topic import ReadPartition, Topic
 

@@ -21,7 +21,7 @@ from memq.format.batch import NumberedEntry, missing_batch
 from memq.notification.remote import RemoteQueue
 from memq.notification.stored_blocks import BlockSearch
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner
 from memq.topic import Committed, ReadPartition, Topic
 

@@ -21,7 +21,7 @@ from memq.notification.log_reader import first_of, first_run
 from memq.notification.remote import Polled, RemoteQueue
 from memq.runtime.clock import backoff_s
 from memq.runtime.logs import EventLog
-from memq.runtime.network import Runtime
+from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner
 from memq.topic import ReadPartition, Totals
 
