@@ -20,12 +20,12 @@ class Side(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The user for whom a connection acts. Permissions are about it, not about the client id."""
+    """The user for whom a connection acts. Permissions belong to it, not to the client id."""
 
-    name: str = ""
+    name: str
 
 
-ANONYMOUS = Principal()
+ANONYMOUS = Principal("anonymous")  # of a peer that gave no name
 
 
 class ConnectionState(Enum):

@@ -48,6 +48,7 @@ from memq.errors import (
     NotFoundError,
     RetryableError,
 )
+from memq.protocol.connection import ANONYMOUS
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Listener, ProtocolFactory, SocketNetwork, format_address
 from memq.runtime.runtime import Runtime
@@ -55,7 +56,6 @@ from memq.settings import DashboardSettings
 from memq.topic import check_name
 
 USER_CHARS_MAX = 100
-ANONYMOUS = "somebody"
 _NAMES = ("localhost", "127.0.0.1", "[::1]")
 _HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
@@ -134,7 +134,7 @@ def _refused(status: int, text: str, headers: Mapping[str, str] | None = None) -
 def _user_of(authorization: str, token: str) -> str | None:
     """Return the user's name when the password, or the bearer's token, is the right one."""
     scheme, _, given = authorization.partition(" ")
-    user = ANONYMOUS
+    user = ANONYMOUS.name
     if scheme.lower() == "basic":
         try:
             user, _, given = base64.b64decode(given, validate=True).decode().partition(":")
@@ -142,7 +142,7 @@ def _user_of(authorization: str, token: str) -> str | None:
             return None
     elif scheme.lower() != "bearer":
         return None
-    return (user[:USER_CHARS_MAX] or ANONYMOUS) if hmac.compare_digest(given.encode(), token.encode()) else None
+    return (user[:USER_CHARS_MAX] or ANONYMOUS.name) if hmac.compare_digest(given.encode(), token.encode()) else None
 
 
 def _is_ours(headers: Headers, host: str) -> bool:
@@ -265,7 +265,7 @@ class Pages:
             return _json(await self._objects.verify(await self._desk.finding(request.path_params["finding"])))
 
     async def _acknowledge(self, request: Request) -> Response:
-        user = str(request.scope.get("user_name", ANONYMOUS))  # of the guard
+        user = str(request.scope.get("user_name", ANONYMOUS.name))  # set by the guard
         await self._desk.acknowledge(request.path_params["finding"], user)
         return _json({})
 

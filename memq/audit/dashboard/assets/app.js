@@ -38,7 +38,7 @@ function route(event) {
   }
 }
 
-/** Name the page, and what waits for somebody: a tab in the background shows it, too. */
+/** Set the title of the page, with the number of open grave findings: a tab in the background shows it, too. */
 function title() {
   const open = openFindings().filter((finding) => finding.grave && !finding.acknowledged_by).length;
   const text = `${open ? `(${open}) ` : ""}${shown?.title ?? ""} · memq`;
