@@ -44,7 +44,7 @@ class SweptNow:
 class Services:
     """The parts that a broker is made of. `session` names one life of the broker `settings.broker_id`.
 
-    Owners and retention read the queue itself, readers read `pointers`, which has the cold parts before it, too.
+    Owners and retention read the queue itself. Readers read `pointers`, which has the compacted pointers, too.
     """
 
     settings: BrokerSettings

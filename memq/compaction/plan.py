@@ -53,9 +53,9 @@ def window_since_ms(settings: TopicSettings, now_ms: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ColdRule:
-    """Rule for cold entries: older than `age_ms`, in runs of about `object_bytes`.
+    """Which entries are copied: those older than `age_ms`, in runs of about `object_bytes`.
 
-    With `rest` also what fills none.
+    With `rest` the last run may be smaller.
     """
 
     age_ms: int
@@ -152,7 +152,7 @@ def without(manifest: ColdManifest, count: int, now_ms: int, kept_ms: int) -> Co
 async def _cold_before_ms(
     queue: PointerReader, partition: ReadPartition, start: int, settings: TopicSettings, rule: ColdRule, now_ms: int
 ) -> int:
-    """Return below which queue time entries are cold: the first one that is not ends the cold part."""
+    """Return the queue time below which entries are copied; the first later entry ends the compacted part."""
     needs = TailNeeds()
     async for entry, pointer in entries_of(queue, partition, start):
         if pointer is not None:

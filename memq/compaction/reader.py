@@ -1,9 +1,9 @@
 """The log of compacted partitions: files of moved pointers, read with the queue as one log.
 
-Theory. A manifest is stored before its pointers leave the queue. So who finds the queue's first offset beyond what he
-knows of the cold part finds the manifest that has the rest, and what lies below a manifest's end is the same in both
-as long as it is in both. A manifest that is not the highest any more is still true but for what retention took, and
-what it names stays for the sweep's safety age: it is checked again now and then.
+Theory. A manifest is stored before its pointers leave the queue. So a reader that finds the queue's first offset
+beyond the end of the manifest that it knows also finds a manifest with the entries between. Entries below a manifest's
+end are the same in both, as long as both have them. An earlier manifest still holds, except for what retention took;
+its objects remain for the sweep's safety age, so readers ask for a higher manifest periodically.
 
 Where the queue begins behind a manifest's end, retention was faster than the compaction: it has taken what lies
 between, and with it all that is older, though a manifest that it has not met still names that. No reader begins there.
@@ -121,8 +121,8 @@ class ColdFiles:
             return kept[0]
         try:
             part = await self._decoded(ref.key, decode_cold_part)
-        except NotFoundError as error:  # no partition is gone: a manifest names what nobody may delete
-            raise CorruptDataError(f"part '{ref.key}' of a cold manifest is missing") from error
+        except NotFoundError as error:  # not a deleted partition: no process may delete what a manifest names
+            raise CorruptDataError(f"part '{ref.key}' of a manifest is missing") from error
         size = sum(len(entry.body) for entry in part.entries)
         if ref.key not in self._parts:  # else another reader was faster
             self._parts[ref.key] = (part, size)
@@ -143,7 +143,7 @@ class _Known:
 
 
 class ColdReader:
-    """A `PointerReader` over a queue and the manifests of its cold parts. Raises: as both."""
+    """A `PointerReader` over a queue and the manifests of its compacted partitions. Raises: as both."""
 
     def __init__(self, queue: PointerReader, files: ColdFiles, clock: Clock) -> None:
         self._queue = queue

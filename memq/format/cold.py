@@ -1,8 +1,8 @@
 """The compacted part of a read partition: moved pointers, stored next to their large objects.
 
 A *part* has pointers as the queue had them, each with its offset and queue time; only where a batch lies is new. A
-*manifest* names the parts in the order of their offsets. Manifests are numbered and never change: the highest holds.
-Both are packed files.
+*manifest* names the parts in the order of their offsets. Manifests are numbered and never change: the highest is valid.
+Both are packed files. Names of the format (keys, constants, classes) say `cold` for *compacted*.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from memq.format.blocks.header import Buffer
 from memq.format.packed_file import KIND_MANIFEST, KIND_PART, pack_file, unpack_file
 from memq.format.pointer import Number, Pointer, Text, Time, TopicId, read_pointer
 
-FILE = "file of a cold part"
-LARGER = "make larger objects of cold batches"
+FILE = "file of a compacted partition"
+LARGER = "make larger objects: raise --object-bytes of the compaction"
 Partition = Annotated[int, Meta(ge=0, lt=1 << 32)]
 Content = TypeVar("Content")
 
@@ -52,9 +52,9 @@ class LeftPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ColdManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The cold part of one read partition: what lies before offset `next`.
+    """The compacted part of one read partition: its entries below offset `next`.
 
-    Before the first part nothing is left.
+    Retention has removed the entries before the first part.
     """
 
     number: int
@@ -69,7 +69,7 @@ class ColdManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def begin(self) -> int:
-        """The first offset that is there."""
+        """The first offset that is left."""
         return self.parts[0].first if self.parts else self.next
 
 
@@ -100,7 +100,7 @@ _decode_part = msgspec.json.Decoder(_WirePart).decode
 
 def encode_cold_manifest(manifest: ColdManifest) -> bytes:
     """Return the manifest's bytes. Raises: TooLargeError."""
-    return pack_file(KIND_MANIFEST, _encode(manifest), f"manifest {manifest.number} of a cold part", LARGER)
+    return pack_file(KIND_MANIFEST, _encode(manifest), f"manifest {manifest.number} of a compacted partition", LARGER)
 
 
 def decode_cold_manifest(data: Buffer) -> ColdManifest:
@@ -108,9 +108,9 @@ def decode_cold_manifest(data: Buffer) -> ColdManifest:
     try:
         manifest = _decode_manifest(unpack_file(KIND_MANIFEST, data, FILE))
     except (ValueError, RecursionError) as error:
-        raise CorruptDataError(f"manifest of a cold part can't be read: {error}") from error
+        raise CorruptDataError(f"manifest of a compacted partition can't be read: {error}") from error
     if manifest.requires:
-        raise UnsupportedFormatError(f"manifest of a cold part requires {list(manifest.requires)[:8]}")
+        raise UnsupportedFormatError(f"manifest of a compacted partition requires {list(manifest.requires)[:8]}")
     at = 0
     for part in manifest.parts:
         if not at <= part.first < part.next <= manifest.next:

@@ -131,7 +131,7 @@ def topic_prefix(cluster: str, topic: str, topic_id: str) -> str:
 
 
 def cold_prefix(cluster: str, topic: str, topic_id: str) -> str:
-    """Return the prefix under which large objects of a topic lie, and the manifests of its cold parts."""
+    """Return the key prefix of a topic's large objects, manifests and parts."""
     return f"{topic_prefix(cluster, topic, topic_id)}cold/"
 
 
@@ -151,7 +151,7 @@ def cold_manifests_prefix(cluster: str, topic: str, topic_id: str) -> str:
 
 
 def cold_manifest_prefix(cluster: str, topic: str, topic_id: str, partition: int) -> str:
-    """Return what the keys of all manifests of the cold part of a read partition begin with."""
+    """Return the common prefix of the keys of all manifests of a read partition."""
     return f"{cold_manifests_prefix(cluster, topic, topic_id)}{partition:05d}-"
 
 

@@ -129,7 +129,7 @@ class RemoteQueue:
         return offset
 
     async def trim_cold(self, topic: str, topic_id: str) -> int:
-        """Have pointers leave the queue that manifests of cold parts have; return the brokers' `sweep_age_ms`."""
+        """Remove pointers from the queue that manifests have; return the brokers' `sweep_age_ms`."""
         return (await self._admin(AdminRequest(ask=TrimCold(topic=topic, topic_id=topic_id)))).sweep_age_ms
 
     async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:

@@ -489,7 +489,7 @@ class PublishStaged(msgspec.Struct, tag_field="op", tag="publish-staged", kw_onl
 
 
 class TrimCold(msgspec.Struct, tag_field="op", tag="trim-cold", kw_only=True):
-    """Have the pointers of a topic leave the queue that the manifests of its cold parts have."""
+    """Remove the pointers of a topic from the queue that the topic's manifests have."""
 
     topic: str
     topic_id: str

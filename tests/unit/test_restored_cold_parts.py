@@ -56,7 +56,7 @@ def test_a_manifest_that_can_not_be_read_is_named_and_the_others_count() -> None
         assert [place.key for place in batches.places] == [f"{prefix}a"]
         ((key, text),) = batches.findings
         assert key == files.manifest_key(first, 0)
-        assert text.startswith("cold part 0: ")
+        assert text.startswith("compacted part of partition 0: ")
 
     asyncio.run(work())
 

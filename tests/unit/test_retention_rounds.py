@@ -364,7 +364,7 @@ def test_cold_parts_go_by_the_bytes_behind_them_and_then_the_pointers() -> None:
         keeper.trims.clear()
         await keeper.round()
         assert keeper.events.take() == [
-            ("retired", "topic 'clicks' partition 0: 2 cold pointers"),
+            ("retired", "topic 'clicks' partition 0: 2 compacted pointers"),
             ("retired", "topic 'clicks' partition 0: 1 pointers, 1 objects"),
         ]
         assert keeper.trims == [2, 3]

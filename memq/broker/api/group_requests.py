@@ -202,7 +202,7 @@ class GroupRequests:
         else:
             entries = await self._pointers.read(partition, offset, bytes_max)
         if (entries[0].offset if entries else span.begin) > offset:
-            span = await self._pointers.span(partition)  # else it does not matter where the cold part begins
+            span = await self._pointers.span(partition)  # else the beginning of the compacted part does not matter
         return PartitionEntries(
             partition=ref_of(partition),
             begin=span.begin,

@@ -112,7 +112,7 @@ class TopicRequests:
         return AdminAnswer()
 
     async def trim_cold(self, call: Call[TrimCold]) -> Answer:
-        """Remove the pointers from the queue that cold parts have."""
+        """Remove the pointers from the queue that the topic's manifests have."""
         await trim_cold(self._services, await self._partitions.current_topic(call.ask.topic, call.ask.topic_id))
         return AdminAnswer(sweep_age_ms=self._services.settings.sweep_age_ms)
 

@@ -79,7 +79,9 @@ async def _read_manifests(files: ColdFiles, topic: Topic, batches: ColdBatches) 
                 for entry in (await files.part(ref)).entries:
                     _note(entry.body, batches)
         except (CorruptDataError, UnsupportedFormatError) as error:
-            batches.findings.append((files.manifest_key(partition, 0), f"cold part {partition.partition}: {error}"))
+            batches.findings.append(
+                (files.manifest_key(partition, 0), f"compacted part of partition {partition.partition}: {error}")
+            )
 
 
 def _note(body: bytes, batches: ColdBatches) -> None:

@@ -276,7 +276,7 @@ async def trim_cold(services: Services, topic: Topic) -> None:
 
 
 def first_old_ms(manifest: ColdManifest | None) -> int:
-    """Return the queue time by which the first cold part is judged."""
+    """Return the greatest queue time of the first part of a manifest; retention compares its age."""
     return manifest.parts[0].greatest_ms if manifest is not None and manifest.parts else TIME_MS_END
 
 
@@ -304,7 +304,9 @@ async def retire_cold(
         return manifest  # a compaction was faster: the next round reads what it has made
     gone = sum(part.entries for part in manifest.parts[:count])
     services.counters.retired_pointers += gone
-    services.events.info("retired", f"topic '{partition.topic}' partition {partition.partition}: {gone} cold pointers")
+    services.events.info(
+        "retired", f"topic '{partition.topic}' partition {partition.partition}: {gone} compacted pointers"
+    )
     return successor
 
 

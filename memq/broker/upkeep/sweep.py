@@ -11,8 +11,9 @@ A pass is one witness, and a witness can be wrong. It deletes only what an earli
 and wrote down (`memq.broker.upkeep.sweep_lists`); what it finds first it writes down itself. Nothing that a pass has
 read is used by another: each is one `Sweep`, which asks store, queue and coordinator again.
 
-Pointers leave the queue for a manifest of a cold part, which is there before: manifests are read after the queue. What
-such a pointer named in the queue, and what retention takes of a manifest, stays for the safety age from then on.
+Compaction moves pointers from the queue to a manifest, and stores the manifest first: so manifests are read after the
+queue. What such a pointer named in the queue, and what retention takes of a manifest, stays for the safety age from
+then on.
 
 A queue may lose what it held: then what is unnamed may be data. What a log does not account for
 (`memq.broker.upkeep.log_coverage`) stays, and is named in a note. So does what belongs to a topic that the queue has
@@ -296,7 +297,7 @@ class Sweep:
         return True
 
     async def _cold_keys(self, partition: ReadPartition) -> list[str]:
-        """Return the keys that the cold part of a read partition names, and its own."""
+        """Return the keys that the manifest of a read partition names, and those of its own files."""
         manifest = await self._cold.highest(partition)
         if manifest is None:
             return []

@@ -119,7 +119,7 @@ class Compacted:
 
 
 def compact_objects(spark: SparkSession, options: ReadOptions, rule: ColdRule, *, tasks: int) -> Compacted:
-    """Copy what is cold of a topic into large objects, in rounds of `tasks`, until nothing is left.
+    """Copy the old batches of a topic into large objects, in rounds of `tasks`, until none is left.
 
     Raises: InvalidSettingError without brokers; as a batch read; NotReadyError when retention was faster, or a round
     took too long: run it again.
