@@ -1,1 +1,1 @@
-"""Parts of the machine that the simulation replaces: clock, network, tasks, threads, memory, log."""
+"""Clock, randomness and network, which the simulation replaces; tasks, threads, budgets, log."""
