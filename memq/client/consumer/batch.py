@@ -1,4 +1,4 @@
-"""Records as consumers get them: one record, the name of a partition, and a batch, unpacked on demand."""
+"""Records as consumers get them: `Record`, `TopicPartition`, and `Batch`, which is unpacked on demand."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def place_of(partition: ReadPartition) -> TopicPartition:
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """One record, with its time in Unix ms and its headers as pairs in the order they were sent.
+    """One record. Its timestamp is in Unix ms; its headers are pairs in the order in which they were sent.
 
-    `offset` only grows within its read partition, and fits 63 bits.
+    `offset` grows within its read partition, with gaps, and fits 63 bits.
     A Struct, since making one takes 78 ns where a named tuple takes 190; it holds nothing that could form a cycle.
     """
 
@@ -57,7 +57,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def position(self) -> Position:
-        """Where the record lies: a consumer that starts here gets it first."""
+        """The record's position: a consumer that starts here gets this record first."""
         return Position(self.partition, self.offset >> _INDEX_BITS, self.offset & _INDEX_MASK)
 
 
@@ -106,10 +106,9 @@ class Damage:
 class Batch:
     """Records of one partition, from `first` up to, not with, `next`.
 
-    `damaged` lists the blocks that were passed over; `write_partition` is where all of it was sealed. A block's payload
-    is unpacked when it is read, one block at a time, so a batch takes little more memory than its stored bytes while it
-    is iterated.
-    Reading raises CorruptDataError for a payload that can't be unpacked, unless damage is passed over.
+    `damaged` lists the skipped blocks; all blocks are of one `write_partition`. A block's payload is unpacked when it
+    is read, one block at a time, so a batch takes little more memory than its stored bytes while it is iterated.
+    Reading raises CorruptDataError for a payload that can't be unpacked, unless `on_damaged` skips damage.
     """
 
     __slots__ = (
@@ -146,7 +145,7 @@ class Batch:
 
     @property
     def finished(self) -> bool:
-        """Whether all records were iterated, or taken as a whole."""
+        """Whether the program has iterated or taken all records."""
         return self._finished
 
     def __len__(self) -> int:
@@ -165,11 +164,11 @@ class Batch:
 
     @property
     def pieces(self) -> list[BlockPiece]:
-        """The blocks that it is made of."""
+        """The blocks of the batch."""
         return [part.piece for part in self._slices]
 
     def headers(self) -> Iterator[RecordHeaders]:
-        """Iterate over the headers of those records that have some; this does not count as reading them.
+        """Iterate over the headers of the records that have headers. The batch stays unfinished.
 
         Raises: CorruptDataError for a payload that can't be unpacked.
         """
@@ -192,13 +191,13 @@ class Batch:
         return self._lists(BlockReader.values)
 
     def memoryviews(self) -> list[memoryview | None]:
-        """Return the values as views, without a copy; they keep the unpacked blocks alive."""
+        """Return the values as views without a copy. A view keeps its unpacked block in memory."""
         return self._lists(BlockReader.memoryviews)
 
     def arrow(self) -> pyarrow.Table:
         """Return value, key, headers, timestamp and tag as an Arrow table, without copying values.
 
-        Raises: ImportError when the extra [arrow] is not installed.
+        Raises: ImportError if the extra [arrow] is not installed.
         """
         from memq.format.blocks.arrow import block_rows, table
 

@@ -1,6 +1,6 @@
-"""The public consumers: `Consumer` blocks where it says so; `AsyncConsumer` runs on the caller's loop.
+"""The public consumers: `Consumer` for threads, `AsyncConsumer` for an event loop.
 
-The blocking one has its I/O on the one I/O thread. `read_arrow` returns a range of a topic as one Arrow table.
+`Consumer` does its I/O on the process's one I/O thread. `read_arrow` returns a range of a topic as one Arrow table.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OnPartitions = Callable[[list[TopicPartition]], object]  # of an AsyncConsumer i
 
 
 class BaseConsumer(ABC):
-    """A consumer without its calls: those block, or are awaited."""
+    """Settings and callbacks that the blocking and the asyncio consumer share."""
 
     @public_name("Consumer")
     def __init__(
@@ -118,37 +118,38 @@ class BaseConsumer(ABC):
 
 
 class Consumer(BaseConsumer, BlockingClient):
-    """Reads topics, for one thread; only `wakeup` may be called from others.
+    """Reads topics. For use by one thread; only `wakeup` may be called from others.
 
     Args:
-        brokers: `HOST:PORT`, several with commas or as a list; None takes MEMQ_BROKERS.
+        brokers: `HOST:PORT`, several with commas or as a list; None: the environment variable MEMQ_BROKERS.
         topics: one topic or several.
-        group: members of a group share the partitions, and its positions are stored; None reads everything.
+        group: name of a group. Its members share the partitions, and its positions are stored. None: this consumer
+            reads all partitions, and no position is stored.
         start: "beginning", "end", a datetime with a time zone (the first batch sealed at or after it), a Position, a
-            list of them, or {(topic, partition): Position}; a partition without one starts at its beginning. It holds
-            only where the group has no stored position. A time after the last batch is the end.
-        end: the same; there the iteration stops. "end" is what is there when the partition is opened.
-        auto_commit: commit what is done; a batch is, when the next one is asked for.
-        auto_commit_interval_ms: how often.
-        session_timeout_ms: after this silence the group gives the partitions to others; a member speaks
-            every third of it, or 3 s.
-        prefetch_bytes_max: how many stored bytes are fetched ahead; one batch at least.
-        on_damaged: "fail": raise CorruptDataError and stay before it; "skip": count it, continue; "dead-letter": send
-            the raw block to `<topic>.dlq` and continue.
-        on_expired: where retention was faster, "fail": raise PositionExpiredError, which names the first position that
-            is left, and stay until a seek; "skip": count the lost records and continue there.
-        read: "direct" from the store, "broker" through one, "auto": directly where the store opens.
-        s3: settings of the section [s3] for a direct reader, by name; None takes MEMQ_S3_… and memq.toml, and keys that
-            boto3 finds.
-        connect_timeout_ms: how long the first use tries to reach a broker; a restart later on is waited for.
-        client_id: the name that brokers know this client by: its limits are set for it; "": its host's.
-        zone: where this client runs: what any broker answers is asked of one in this zone, as long as one lives.
+            list of them, or {(topic, partition): Position}. It counts only for partitions without a stored position.
+            A time after the last batch is the end.
+        end: in the same forms, where the iteration stops. "end" is the end of the partition when it is opened.
+        auto_commit: commit finished batches periodically; asking for the next batch finishes a batch.
+        auto_commit_interval_ms: interval of these commits.
+        session_timeout_ms: after this silence of a member its partitions go to others. Members send heartbeats every
+            third of it, at least every 3 s.
+        prefetch_bytes_max: stored bytes that are fetched ahead; at least one batch.
+        on_damaged: for a damaged block. "fail": raise CorruptDataError and stay there; "skip": count it and continue;
+            "dead-letter": send its raw bytes to the topic `<topic>.dlq` and continue.
+        on_expired: if retention has removed the next records. "fail": raise PositionExpiredError, which names the first
+            remaining position, and stay until a seek; "skip": count the removed records and continue there.
+        read: "direct": from the store; "broker": through a broker; "auto": directly if the store can be opened.
+        s3: settings of the section [s3] for a direct reader, by name; None: those of MEMQ_S3_… and memq.toml, and the
+            keys that boto3 finds.
+        connect_timeout_ms: time in which the first use must reach a broker; later restarts have no such bound.
+        client_id: name of this client at brokers, for limits and logs; "": the name of its host.
+        zone: zone in which this client runs; it prefers brokers of this zone for requests that any broker can answer.
         on_assigned, on_revoked, on_lost: called with lists of (topic, partition), inside `poll` and the iteration.
-        audit: report what is read and committed to the audit, where the cluster asks for it.
-        tracer_provider: of OpenTelemetry, for spans of fetching and processing (extra `[otel]`); None costs nothing.
-        runtime: clock, randomness and network; the system's by default.
+        audit: report read and committed records to the audit, if the cluster asks for reports.
+        tracer_provider: of OpenTelemetry, for spans of fetching and processing (extra `[otel]`); None: no spans.
+        runtime: clock, randomness and network; default: those of the system.
 
-    Raises: InvalidRequestError, InvalidNameError. Nothing is connected before the first use.
+    Raises: InvalidRequestError, InvalidNameError. The first use opens the first connection.
     """
 
     _interrupted_close_s = 0.2
@@ -175,12 +176,12 @@ class Consumer(BaseConsumer, BlockingClient):
             yield batch
 
     def poll(self, timeout: float | None = None) -> Batch | None:
-        """Return the next batch; the one before it is done by this. The callbacks run in here.
+        """Return the next batch, and finish the one before it. The callbacks run in this call.
 
-        None after `timeout` seconds, at the `end` that was asked for, and after `wakeup`. The first call may take
-        longer: it connects.
-        Raises: CorruptDataError before a damaged block; UnreachableError when no broker can be reached at first;
-        NotFoundError when a topic is not there; UnsupportedFormatError; ClosedError; ForkedError.
+        Returns None after `timeout` seconds, at the configured `end`, and after `wakeup`. The first call may take
+        longer, because it connects.
+        Raises: CorruptDataError before a damaged block; UnreachableError if the first use reaches no broker;
+        NotFoundError if a topic does not exist; UnsupportedFormatError; ClosedError; ForkedError.
         """
         timeout_s = check_timeout(timeout)
         self._background.check_process()
@@ -202,7 +203,7 @@ class Consumer(BaseConsumer, BlockingClient):
                 found = io.run(self._core.next(self._left_s(deadline_s)))
             except MemqError:
                 raise
-            except BaseException:  # of a signal: a batch that came at that moment was not handed to anybody
+            except BaseException:  # of a signal: a batch that came at that moment was not returned
                 io.run(self._core.interrupted(), INTERRUPTED_S_MAX)
                 raise
             if not isinstance(found, AssignmentEvents):
@@ -212,53 +213,53 @@ class Consumer(BaseConsumer, BlockingClient):
             io.run(self._core.take(found))
 
     def commit(self, batch: Batch | None = None) -> None:
-        """Store that all through `batch` is done; without it, every batch that is done; waits for the answer.
+        """Store the position after `batch`, or after all finished batches; wait for the answer.
 
-        A batch is done when the next one was asked for, or when all of its records were iterated or taken.
-        Raises: InvalidRequestError without a group; GenerationFencedError when the partition was given to another
-        member. It tries again after an error that may pass, as long as this member is in its group.
+        A batch is finished when the program has asked for the next one, or has iterated or taken all of its records.
+        It tries again after temporary errors, as long as this member is in its group.
+        Raises: InvalidRequestError without a group; GenerationFencedError if another member has the partition now.
         """
         self._background.run(self._core.commit(batch))
 
     def seek(self, topic: str, partition: int, to: Point) -> None:
-        """Continue from another position. Raises: InvalidRequestError when the partition is not assigned."""
+        """Continue from another position. Raises: InvalidRequestError if the partition is not assigned."""
         self._background.run(self._core.seek(topic, partition, to))
 
     def pause(self, topic: str, partition: int) -> None:
-        """Deliver nothing of a partition until `resume`. Raises: as `seek`."""
+        """Stop delivering records of a partition until `resume`. Raises: as `seek`."""
         self._pause(topic, partition, paused=True)
 
     def resume(self, topic: str, partition: int) -> None:
-        """Deliver from a partition again. Raises: as `seek`."""
+        """Deliver records of a partition again. Raises: as `seek`."""
         self._pause(topic, partition, paused=False)
 
     def position(self) -> dict[TopicPartition, Position]:
-        """Return what comes next in each partition that is read."""
+        """Return the position of the next record in each assigned partition."""
         return self._background.run(_called(self._core.positions))
 
     def committed(self) -> dict[TopicPartition, Position]:
-        """Return what the group has stored. Raises: InvalidRequestError without a group; RetryableError."""
+        """Return the group's stored positions. Raises: InvalidRequestError without a group; RetryableError."""
         return self._background.run(self._core.committed())
 
     def lag(self) -> LogAnswers[TopicPartition, Lag]:
-        """Return how much lies between each position and the end of its partition now.
+        """Return the records and bytes from each position to the present end of its partition.
 
-        A partition whose log does not answer is not in the mapping: `unknown` there has its error.
-        Raises: the first error when all logs fail.
+        A partition whose log does not answer is missing; `unknown` of the answer has its error.
+        Raises: the first error if all logs fail.
         """
         return self._background.run(self._core.lag())
 
     def stats(self) -> ConsumerStats:
-        """Return counters: what was delivered, passed over, retried."""
+        """Return counters of delivered, skipped and retried records and requests."""
         return self._background.run(_called(self._core.stats))
 
     def wakeup(self) -> None:
-        """Let the poll under way, else the next one, return None; from any thread."""
+        """Let the running poll, else the next one, return None. Any thread may call it."""
         self._background.check_process()
         self._background.io.call(self._core.wakeup)
 
     def close(self) -> None:
-        """Commit what is done when auto-commit is on, leave the group, disconnect. Closing twice is fine."""
+        """Commit finished batches if auto-commit is on, leave the group, disconnect. May be called twice."""
         self._finish(None)
 
     def _closing(self, timeout_s: float | None) -> Coroutine[Any, Any, None]:
@@ -283,7 +284,7 @@ async def _called(function: Callable[[], Result]) -> Result:
 class AsyncConsumer(BaseConsumer, AsyncClosing):
     """Reads topics. Arguments as those of `memq.Consumer`; callbacks may be coroutine functions.
 
-    Use it as `async with`, on one event loop and from one task; `wakeup` is for others, also in other threads.
+    Use it as `async with`, on one event loop and from one task; any task or thread may call `wakeup`.
     """
 
     def _open(self) -> None:
@@ -307,10 +308,10 @@ class AsyncConsumer(BaseConsumer, AsyncClosing):
             yield batch
 
     async def poll(self, timeout: float | None = None) -> Batch | None:
-        """Return the next batch; the one before it is done by this. The callbacks run in here.
+        """Return the next batch, and finish the one before it. The callbacks run in this call.
 
-        None after `timeout` seconds, at the `end` that was asked for, and after `wakeup`. The first call may take
-        longer: it connects. Raises: as `memq.Consumer.poll`.
+        Returns None after `timeout` seconds, at the configured `end`, and after `wakeup`. The first call may take
+        longer, because it connects. Raises: as `memq.Consumer.poll`.
         """
         timeout_s = check_timeout(timeout)
         self._check_loop()
@@ -336,53 +337,53 @@ class AsyncConsumer(BaseConsumer, AsyncClosing):
             await self._core.take(found)
 
     async def commit(self, batch: Batch | None = None) -> None:
-        """Store that all through `batch` is done; without it, every batch that is done.
+        """Store the position after `batch`, or after all finished batches.
 
         Raises: as `memq.Consumer.commit`.
         """
         await self._core.commit(batch)
 
     async def seek(self, topic: str, partition: int, to: Point) -> None:
-        """Continue from another position. Raises: InvalidRequestError when the partition is not assigned."""
+        """Continue from another position. Raises: InvalidRequestError if the partition is not assigned."""
         await self._core.seek(topic, partition, to)
 
     def pause(self, topic: str, partition: int) -> None:
-        """Deliver nothing of a partition until `resume`. Raises: as `seek`."""
+        """Stop delivering records of a partition until `resume`. Raises: as `seek`."""
         self._core.pause(topic, partition, paused=True)
 
     def resume(self, topic: str, partition: int) -> None:
-        """Deliver from a partition again. Raises: as `seek`."""
+        """Deliver records of a partition again. Raises: as `seek`."""
         self._core.pause(topic, partition, paused=False)
 
     def position(self) -> dict[TopicPartition, Position]:
-        """Return what comes next in each partition that is read."""
+        """Return the position of the next record in each assigned partition."""
         return self._core.positions()
 
     async def committed(self) -> dict[TopicPartition, Position]:
-        """Return what the group has stored. Raises: InvalidRequestError without a group; RetryableError."""
+        """Return the group's stored positions. Raises: InvalidRequestError without a group; RetryableError."""
         return await self._core.committed()
 
     async def lag(self) -> LogAnswers[TopicPartition, Lag]:
-        """Return how much lies between each position and the end of its partition now.
+        """Return the records and bytes from each position to the present end of its partition.
 
-        A partition whose log does not answer is not in the mapping: `unknown` there has its error.
-        Raises: the first error when all logs fail.
+        A partition whose log does not answer is missing; `unknown` of the answer has its error.
+        Raises: the first error if all logs fail.
         """
         return await self._core.lag()
 
     def stats(self) -> ConsumerStats:
-        """Return counters: what was delivered, passed over, retried."""
+        """Return counters of delivered, skipped and retried records and requests."""
         return self._core.stats()
 
     def wakeup(self) -> None:
-        """Let the poll under way, else the next one, return None; from any thread."""
+        """Let the running poll, else the next one, return None. Any thread may call it."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._core.wakeup)
         else:
             self._core.wakeup()  # nothing is under way before the first use
 
     async def close(self) -> None:
-        """Commit what is done when auto-commit is on, leave the group, disconnect. Closing twice is fine."""
+        """Commit finished batches if auto-commit is on, leave the group, disconnect. May be called twice."""
         if self._traces is not None:
             self._traces.done()
         await self._core.close()
@@ -399,9 +400,9 @@ def read_arrow(
 ) -> pyarrow.Table:
     """Return the records of a topic in a range: value, key, headers, timestamp and tag.
 
-    Times mean when a batch was sealed, so ranges that follow on each other share nothing and leave nothing out. One
-    partition follows on the other in no promised order; within each, records are in order. It must fit in memory.
-    Raises: as `memq.Consumer.poll`; ImportError when the extra [arrow] is not installed.
+    Times are those at which batches were sealed, so adjacent ranges neither share nor omit records. The order of
+    partitions is not defined; within each, records are in order. The table must fit in memory.
+    Raises: as `memq.Consumer.poll`; ImportError if the extra [arrow] is not installed.
     """
     from memq.format.blocks.arrow import SCHEMA  # says what to install when there is no pyarrow
 

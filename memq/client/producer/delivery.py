@@ -1,4 +1,4 @@
-"""The result of a block: the promise that `send` returns, one for all records of a block."""
+"""The result of a block: the delivery that `send` returns, one for all records of a block."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from memq.topic import Position
 
 
 class Ack(NamedTuple):
-    """A block is acked: `records` records from `first_sequence` on of this producer in this partition.
+    """The ack of a block: `records` records from `first_sequence` on, of this producer in this partition.
 
-    `position` is that of its first record, and each following record has the next record index. It is None with acks
-    0 and 1, and where readers may find a copy elsewhere (docs/adr/0023-positions-in-acks.md).
+    `position` is the position of the first record; each following record has the next record index. It is None with
+    acks 0 and 1, and if readers may find a copy at another position (docs/adr/0023-positions-in-acks.md).
     """
 
     topic: str
@@ -32,10 +32,7 @@ class Ack(NamedTuple):
 
 
 class Promise:
-    """The state that both deliveries share. Settled once, from any thread.
-
-    It may be read from any thread.
-    """
+    """The state that both deliveries share. Any thread may read it, and one settles it, once."""
 
     __slots__ = ("_callbacks", "_lock", "_outcome", "_process", "observed")
 
@@ -52,7 +49,7 @@ class Promise:
 
     @property
     def outcome(self) -> Ack | MemqError | None:
-        """The block's result, None before it has one; reading it does not count as seen by the user."""
+        """The block's result, None while it is pending. Reading it does not mark an error as seen."""
         return self._outcome
 
     def __repr__(self) -> str:
@@ -62,7 +59,7 @@ class Promise:
         return f"<{type(self).__name__} {state}>"
 
     def settle(self, outcome: Ack | MemqError) -> list[Callable[[], object]]:
-        """Note the outcome and return what to call now."""
+        """Store the outcome and return the callbacks to call."""
         with self._lock:
             assert self._outcome is None, "a block is settled once"
             self._outcome = outcome
@@ -70,7 +67,7 @@ class Promise:
         return callbacks
 
     def when_done(self, callback: Callable[[], object]) -> None:
-        """Call back when the block is settled: at once when it is, else where it is settled."""
+        """Call `callback` when the block is settled: at once if it is, else on the thread that settles it."""
         with self._lock:
             if self._outcome is None:
                 self._callbacks.append(callback)
@@ -78,7 +75,7 @@ class Promise:
         callback()
 
     def forget(self, callback: Callable[[], object]) -> None:
-        """Take a callback back that is not wanted any more."""
+        """Remove a callback."""
         with self._lock:
             if callback in self._callbacks:
                 self._callbacks.remove(callback)
@@ -98,9 +95,9 @@ class Delivery(Promise):
     def result(self, timeout: float | None = None) -> Ack:
         """Wait for the ack, at most `timeout` seconds, and return it.
 
-        Raises: TimedOutError when it does not come in time (the record is still on its way); OutcomeUnknownError
-        when the producer gave up a block that it had sent; what the broker said against the block; ForkedError in a
-        child, unless it was settled before.
+        Raises: TimedOutError if the ack does not come in time (the record may still be stored); OutcomeUnknownError
+        if the producer gave up a block that it had sent; the broker's error if it refused the block; ForkedError in a
+        child process, unless the block was settled before.
         """
         outcome = self._wait(timeout)
         if isinstance(outcome, MemqError):
@@ -108,12 +105,12 @@ class Delivery(Promise):
         return outcome
 
     def exception(self, timeout: float | None = None) -> MemqError | None:
-        """Wait for the outcome and return the error, None when the block is acked. Raises: TimedOutError."""
+        """Wait for the outcome and return its error, None if the block is acked. Raises: TimedOutError."""
         outcome = self._wait(timeout)
         return outcome if isinstance(outcome, MemqError) else None
 
     def add_done_callback(self, callback: Callable[[Delivery], object]) -> None:
-        """Call `callback(delivery)` when the block is settled: on the I/O thread, or here when it is already."""
+        """Call `callback(delivery)` when the block is settled: on the I/O thread, or at once if it is."""
         self.observed = True
         self.when_done(lambda: callback(self))
 
@@ -154,12 +151,12 @@ class AsyncDelivery(Promise):
         return outcome
 
     def exception(self) -> MemqError | None:
-        """Return the error of a settled block, None when it is acked. Raises: NotReadyError."""
+        """Return the error of a settled block, None if it is acked. Raises: NotReadyError."""
         outcome = self._seen()
         return outcome if isinstance(outcome, MemqError) else None
 
     def add_done_callback(self, callback: Callable[[AsyncDelivery], object]) -> None:
-        """Call `callback(delivery)` when the block is settled, or at once when it is already."""
+        """Call `callback(delivery)` when the block is settled, or at once if it is."""
         self.observed = True
         self.when_done(lambda: callback(self))
 

@@ -1,6 +1,7 @@
-"""The public producers: `Producer` blocks, thread-safe; `AsyncProducer` runs on its caller's loop.
+"""The public producers: `Producer` for threads, `AsyncProducer` for an event loop.
 
-The blocking one has its I/O on the one I/O thread, and seals blocks on threads; the other one has no threads.
+`Producer` does its I/O on the process's one I/O thread, and seals blocks on further threads. `AsyncProducer` has no
+threads.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ SEALING_THREADS_MAX = 4
 
 
 class BaseProducer(ABC):
-    """A producer without its calls: those block, or are awaited."""
+    """Settings and counters that the blocking and the asyncio producer share."""
 
     @public_name("Producer")
     def __init__(
@@ -157,28 +158,29 @@ class Producer(BaseProducer, BlockingClient):
     """Sends records to topics. Thread-safe.
 
     Args:
-        brokers: `HOST:PORT`, several with commas or as a list; None takes MEMQ_BROKERS.
-        acks: "all": stored, and its pointer in the queue; 1: checked and held by the broker; 0: written to the socket.
-        codec: "zstd", "lz4" or "none".
-        linger_ms: how long a block waits for more records while others are in flight.
-        block_bytes: the raw size at which a block is sealed.
-        pending_bytes_max: bound of everything that is not acked, open blocks included.
-        when_full: "block" until there is room, "raise" BufferFullError, or how many seconds to wait before that.
-        delivery_timeout_ms: after it a block is given up; the topic's own setting bounds it as well.
-        metadata_timeout_ms: how long the first record of a topic waits for the cluster to answer.
-        connect_timeout_ms: how long the first record tries to reach a broker; a restart later on is waited for.
-        client_id: the name that brokers know this client by: its limits are set for it; "": its host's.
-        zone: where this client runs: what any broker answers is asked of one in this zone, as long as one lives.
-        on_ack: called with the Ack or the error of every block, on the I/O thread; what it raises is
-            logged, and the first such error is written to stderr.
-        name: name of the producer, kept across restarts. Its newest instance fences the older ones, and reads from
-            `resume_points` how many of its records each partition holds, also days later. It has acks="all" and ends
-            with the first block that fails; the next instance sends that block again, and it is stored once.
-        audit: report what is sent and acked to the audit, where the cluster asks for it.
-        tracer_provider: of OpenTelemetry, for spans of what is sent (extra `[otel]`); None costs nothing.
-        runtime: clock, randomness and network; the system's by default.
+        brokers: `HOST:PORT`, several with commas or as a list; None: the environment variable MEMQ_BROKERS.
+        acks: when a block counts as acked. "all": it is stored, and its pointer is in the queue; 1: the broker has
+            checked it and holds it; 0: it is written to the socket.
+        codec: compression of blocks: "zstd", "lz4" or "none".
+        linger_ms: time for which an open block waits for more records while other blocks are in flight.
+        block_bytes: size before compression at which a block is sealed.
+        pending_bytes_max: bound on all bytes that are not acked, open blocks included.
+        when_full: at that bound: "block" (wait), "raise" (BufferFullError), or the seconds to wait before that error.
+        delivery_timeout_ms: age at which a block is given up; at most the topic's setting of that name.
+        metadata_timeout_ms: time for which the first record of a topic waits for the cluster's answer.
+        connect_timeout_ms: time in which the first record must reach a broker; later restarts have no such bound.
+        client_id: name of this client at brokers, for limits and logs; "": the name of its host.
+        zone: zone in which this client runs; it prefers brokers of this zone for requests that any broker can answer.
+        on_ack: called with the Ack or the error of every block, on the I/O thread; its own exceptions are logged,
+            and the first one is written to stderr.
+        name: name that outlives restarts. A new instance fences older ones; `resume_points` returns the number of its
+            records in each partition, also days later. Needs acks="all". The instance ends with the first block that
+            fails; the next one sends that block again, and it is stored once.
+        audit: report sent and acked records to the audit, if the cluster asks for reports.
+        tracer_provider: of OpenTelemetry, for spans of sent records (extra `[otel]`); None: no spans, no cost.
+        runtime: clock, randomness and network; default: those of the system.
 
-    Raises: InvalidSettingError, InvalidRequestError. Nothing is connected before the first record.
+    Raises: InvalidSettingError, InvalidRequestError. The first record opens the first connection.
     """
 
     _background: _ProducerBackground
@@ -198,10 +200,10 @@ class Producer(BaseProducer, BlockingClient):
         tag: str | None = None,
         partition: int | None = None,
     ) -> Delivery:
-        """Put a record into the open block of its partition and return the block's delivery.
+        """Add a record to the open block of its partition and return the block's delivery.
 
-        Value and key are bytes-like (copied) or str (UTF-8); a value of None is a null. Headers are pairs, or a
-        mapping. The key chooses the partition unless `partition` does; without both it is one partition per block.
+        Value and key are bytes-like (copied) or str (UTF-8); the value None is a null. Headers are pairs or a
+        mapping. `partition`, else the key, determines the partition; without both, each block goes to the next one.
 
         Raises: TypeError; TooLargeError; NotFoundError; UnreachableError when the topic is new to this producer and no
         broker answers; BufferFullError; ClosedError; ForkedError.
@@ -253,11 +255,11 @@ class Producer(BaseProducer, BlockingClient):
         timestamps_ms: Sequence[int] | None = None,
         tag: str | None = None,
     ) -> list[Delivery]:
-        """Put many records in and return the deliveries of their blocks: the fast way, 60 ns a record.
+        """Add many records and return the deliveries of their blocks. The fastest call: 60 ns a record.
 
-        `tag` holds for all; keys and timestamps are as many as the values. Raises: as `send`, and InvalidRequestError
-        for columns of different lengths. TypeError and TooLargeError come before anything is taken; a BufferFullError
-        after some blocks: `stats` and `on_ack` tell of those.
+        All records get the same `tag`; keys and timestamps have the length of `values`. Raises: as `send`, and
+        InvalidRequestError for columns of different lengths. After TypeError and TooLargeError no record was added.
+        After BufferFullError some blocks were added: `stats` and `on_ack` report them.
         """
         many = check_many(values, keys, timestamps_ms, tag)
         if self._traces is None:
@@ -268,7 +270,7 @@ class Producer(BaseProducer, BlockingClient):
     def _put_many(
         self, topic: str, many: RecordColumns | None, taken: Callable[[Sequence[Delivery]], None] | None = None
     ) -> list[Delivery]:
-        """Put records in, as many at a time as there is room for.
+        """Add records, as many at a time as the buffer has room for.
 
         `taken` receives their blocks each time.
         """
@@ -286,20 +288,20 @@ class Producer(BaseProducer, BlockingClient):
         return deliveries
 
     def flush(self, timeout: float | None = None) -> None:
-        """Send what waits and return when all of it is acked or has failed.
+        """Send all pending records and return when each is acked or has failed.
 
         Raises: TimedOutError with the number of records still pending; nothing is dropped.
         """
         self._background.run(self._core.flush(check_timeout(timeout)))
 
     def close(self, timeout: float | None = None) -> None:
-        """Flush for at most `timeout` seconds (the delivery timeout when None), then let go of everything.
+        """Flush for at most `timeout` seconds (the delivery timeout if None), then release all resources.
 
-        Its end is reported to each partition's owner within the same time (2 s more when None), so that an audit can
-        prove what was sent last; that an owner was not reached is no error.
+        Within the same time (2 s more if None) each partition's owner gets the producer's last sequence, so that an
+        audit can prove which records were sent last. It is no error if an owner does not answer.
 
-        Closing twice is fine. Raises: TimedOutError with the number of records that were given up; the first error of
-        a record that failed and whose delivery the program has not read, without an `on_ack`.
+        A second call has no effect. Raises: TimedOutError with the number of records that were given up; without an
+        `on_ack` also the first error of a failed record whose delivery the program has not read.
         """
         self._finish(check_timeout(timeout))
 
@@ -313,15 +315,15 @@ class Producer(BaseProducer, BlockingClient):
         return ended
 
     def resume_points(self, topic: str) -> dict[int, int]:
-        """Return, by partition, how many records of this name the topic held when this instance began.
+        """Return by partition the number of records of this name in the topic when this instance began.
 
-        A source whose records go to one partition in order continues at that record. Without a name all counts are 0.
+        A source that sends its records to one partition in order continues at that number. Without a name: 0.
         Raises: as `send`; ProducerFencedError.
         """
         return self._route(topic).resume_points()
 
     def stats(self) -> ProducerStats:
-        """Return counters: what was acked, what failed, what is pending."""
+        """Return counters of acked, failed and pending records."""
         self._background.check_process()
         return self._core.stats()
 
@@ -377,9 +379,9 @@ class AsyncProducer(BaseProducer, AsyncClosing):
         tag: str | None = None,
         partition: int | None = None,
     ) -> AsyncDelivery:
-        """Put a record into the open block of its partition; waits for room in the buffer only.
+        """Add a record to the open block of its partition; wait only for room in the buffer.
 
-        Returns the delivery of the block: await it for the Ack. A call that is cancelled has put nothing in.
+        Returns the delivery of the block: await it for the Ack. A cancelled call has added nothing.
         Raises: as `memq.Producer.send`.
         """
         loop_had_turn = self._yielded_at == self._buffer.opened_blocks
@@ -428,9 +430,9 @@ class AsyncProducer(BaseProducer, AsyncClosing):
         timestamps_ms: Sequence[int] | None = None,
         tag: str | None = None,
     ) -> list[AsyncDelivery]:
-        """Put many records in, and return the deliveries of their blocks.
+        """Add many records and return the deliveries of their blocks.
 
-        A call that is cancelled has put nothing in, unless it waited for room behind the first of them.
+        A cancelled call has added nothing, unless it waited for room after it had added some records.
         Raises: as `memq.Producer.send_many`.
         """
         many = check_many(values, keys, timestamps_ms, tag)
@@ -442,7 +444,7 @@ class AsyncProducer(BaseProducer, AsyncClosing):
     async def _put_many(
         self, topic: str, many: RecordColumns | None, taken: Callable[[Sequence[AsyncDelivery]], None] | None = None
     ) -> list[AsyncDelivery]:
-        """Put records in, as many at a time as there is room for.
+        """Add records, as many at a time as the buffer has room for.
 
         `taken` receives their blocks each time.
         """
@@ -460,7 +462,7 @@ class AsyncProducer(BaseProducer, AsyncClosing):
         return deliveries
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Send what waits and return when all of it is acked or has failed.
+        """Send all pending records and return when each is acked or has failed.
 
         Raises: TimedOutError with the number of records still pending; nothing is dropped.
         """
@@ -469,13 +471,13 @@ class AsyncProducer(BaseProducer, AsyncClosing):
         await self._core.flush(timeout_s)
 
     async def close(self, timeout: float | None = None) -> None:
-        """Flush for at most `timeout` seconds (the delivery timeout when None), then let go of everything.
+        """Flush for at most `timeout` seconds (the delivery timeout if None), then release all resources.
 
-        Its end is reported to each partition's owner within the same time (2 s more when None), so that an audit can
-        prove what was sent last; that an owner was not reached is no error.
+        Within the same time (2 s more if None) each partition's owner gets the producer's last sequence, so that an
+        audit can prove which records were sent last. It is no error if an owner does not answer.
 
-        Raises: TimedOutError with the number of records that were given up; the first error of a record that
-        failed and whose delivery the program has not read.
+        Raises: TimedOutError with the number of records that were given up; the first error of a failed record
+        whose delivery the program has not read.
         """
         timeout_s = check_timeout(timeout)
         if self._closed:
@@ -486,14 +488,14 @@ class AsyncProducer(BaseProducer, AsyncClosing):
         self._core.raise_unseen()
 
     async def resume_points(self, topic: str) -> dict[int, int]:
-        """Return, by partition, how many records of this name the topic held when this instance began.
+        """Return by partition the number of records of this name in the topic when this instance began.
 
         See `memq.Producer.resume_points`.
         """
         return (await self._route(topic)).resume_points()
 
     def stats(self) -> ProducerStats:
-        """Return counters: what was acked, what failed, what is pending."""
+        """Return counters of acked, failed and pending records."""
         return self._core.stats()
 
     async def _route(self, topic: str) -> Route:
