@@ -1,6 +1,6 @@
-"""Topics and groups for operators: `Admin` blocks; `AsyncAdmin` runs on the caller's loop.
+"""Topics and groups for operators: `Admin` for threads, `AsyncAdmin` for an event loop.
 
-The blocking one calls the other on the one I/O thread.
+`Admin` calls `AsyncAdmin` on the process's one I/O thread.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Settings = Mapping[str, int | bool | str]
 class PartitionProgress:
     """A group's state in one partition: position (None: none), member ("" when free), and lag.
 
-    `measured` is the error instead where the log of the partition does not answer.
+    `measured` is the lag, or an error if the log of the partition does not answer.
     """
 
     place: TopicPartition
@@ -75,7 +75,7 @@ class PartitionProgress:
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """A consumer group: its generation, its members, and how far it is, by partition."""
+    """A consumer group: its generation, its members, and its progress in each partition."""
 
     group: str
     generation: int
@@ -101,10 +101,10 @@ class GovernorPlan:
 
 
 class AsyncAdmin(AsyncClosing):
-    """Makes, alters and deletes topics; shows, resets and deletes groups; drains brokers.
+    """Creates, alters and deletes topics; shows, resets and deletes groups; drains brokers.
 
-    Any broker answers.
-    Every method raises UnreachableError when no broker answers for `connect_timeout_ms`, and what the broker says.
+    Any broker can answer.
+    Every method raises UnreachableError if no broker answers for `connect_timeout_ms`, and the broker's errors.
     """
 
     @public_name("Admin")
@@ -138,7 +138,7 @@ class AsyncAdmin(AsyncClosing):
     async def create_topic(
         self, name: str, *, partitions: int = 1, settings: Settings | None = None, exist_ok: bool = False
     ) -> Topic:
-        """Make a topic and return it; with `exist_ok` an existing one is returned as it is.
+        """Create a topic and return it; with `exist_ok` return an existing one unchanged.
 
         Raises: AlreadyExistsError, InvalidNameError, InvalidRequestError, UnknownSettingError, InvalidSettingError.
         """
@@ -152,7 +152,7 @@ class AsyncAdmin(AsyncClosing):
         return _topic_of(await self._ask(AdminRequest(ask=ask)))
 
     async def topics(self, *, internal: bool = False) -> list[Topic]:
-        """Return all topics, by name; memq's own, whose names begin with `_memq`, with `internal` only."""
+        """Return all topics, ordered by name; `internal` adds memq's own, whose names begin with `_memq`."""
         check_switch("internal", internal)
         await self._pool.reach(self._connect_timeout_s)
         found = [found.topic for found in await self._metadata.all_topics()]
@@ -169,9 +169,9 @@ class AsyncAdmin(AsyncClosing):
         return found
 
     async def ends(self, topics: Sequence[Topic]) -> dict[str, LogAnswers[int, int]]:
-        """Return the pointer offsets at which read partitions end, by name of the topic and number.
+        """Return the pointer offset at which each read partition ends, by topic name and partition.
 
-        A log that fails is in `unknown` of its topic. Raises: NotFoundError; the first error when all logs fail.
+        `unknown` of a topic has the error of each log that fails. Raises: NotFoundError; the first error if all fail.
         """
         _check_topics(topics)
         await self._pool.reach(self._connect_timeout_s)
@@ -185,10 +185,10 @@ class AsyncAdmin(AsyncClosing):
         }
 
     async def end_totals(self, topic: Topic, partitions: Iterable[int] | None = None) -> LogAnswers[int, Totals]:
-        """Return how much each read partition of a topic holds, by number, what retention took included.
+        """Return the records and bytes ever committed to each read partition, by partition.
 
-        With `partitions` only these. A log that fails is in `unknown`.
-        Raises: NotFoundError; the first error when all logs fail.
+        Removed records count, too. `partitions` limits the answer. `unknown` has the error of each log that fails.
+        Raises: NotFoundError; the first error if all logs fail.
         """
         _check_topics([topic])
         await self._pool.reach(self._connect_timeout_s)
@@ -208,9 +208,9 @@ class AsyncAdmin(AsyncClosing):
         return _topic_of(await self._ask(AdminRequest(ask=AlterTopic(name=name, topic_id=topic.id, settings=sent))))
 
     async def delete_topic(self, name: str) -> None:
-        """Delete a topic with its pointers; its objects go with the sweep.
+        """Delete a topic and its pointers; the sweep deletes its objects later.
 
-        A request that is delayed on its way never deletes a later topic of the same name. Raises: NotFoundError.
+        A delayed request never deletes a later topic of the same name. Raises: NotFoundError.
         """
         topic = (await self.topic(name)).topic
         await self._ask(AdminRequest(ask=DeleteTopic(name=name, topic_id=topic.id)))
@@ -218,7 +218,7 @@ class AsyncAdmin(AsyncClosing):
     # ---- groups --------------------------------------------------------------------------------
 
     async def groups(self, *, internal: bool = False) -> list[str]:
-        """Return the names of all groups, by name; with `internal` memq's own, too."""
+        """Return the names of all groups, in order; `internal` adds memq's own."""
         check_switch("internal", internal)
         await self._pool.reach(self._connect_timeout_s)
         return [name for name in await self._queue.groups() if internal or not is_internal(name)]
@@ -251,10 +251,10 @@ class AsyncAdmin(AsyncClosing):
     async def reset_group(
         self, group: str, topic: str, to: Point, *, dry_run: bool = False, new_ok: bool = False
     ) -> list[Reset]:
-        """Put a group that has no members to another place in all partitions of a topic.
+        """Set new positions of a group without members, in all partitions of a topic.
 
-        `to` is "beginning", "end", a datetime, or positions as a consumer's `start`; partitions that positions leave
-        out stay where they are. With `dry_run` nothing is stored, with `new_ok` the group need not be there.
+        `to` is "beginning", "end", a datetime, or positions as a consumer's `start`. Other partitions
+        do not change. With `dry_run` nothing is stored; with `new_ok` the group need not exist.
 
         Raises: NotFoundError, InvalidRequestError.
         """
@@ -296,23 +296,23 @@ class AsyncAdmin(AsyncClosing):
         return (await self._ask(AdminRequest(ask=DescribeCluster()))).brokers
 
     async def plan(self) -> GovernorPlan:
-        """Return what the governor would change now; nothing is changed."""
+        """Return the changes that the governor would make now, without making them."""
         answer = await self._ask(AdminRequest(ask=DescribeCluster()))
         return GovernorPlan(tuple(answer.changes), tuple(answer.notes))
 
     async def drain_broker(self, name: str) -> None:
-        """Have a broker hand over what it owns, and return when it has; it owns nothing until it is restarted.
+        """Move all partitions of a broker to others; it owns none until it is restarted.
 
-        Raises: NotFoundError, InvalidRequestError when no other broker takes it, TimedOutError.
+        Returns when all are moved. Raises: NotFoundError, InvalidRequestError without another broker, TimedOutError.
         """
         await self._ask_broker(name, DrainBroker(broker=name), DRAIN_ANSWER_S)
 
     async def clients(self, broker: str) -> list[WireClient]:
-        """Return what clients may have at one broker: "default", then by name. Raises: NotFoundError."""
+        """Return the limits of clients at one broker: "default", then by name. Raises: NotFoundError."""
         return (await self._ask_broker(broker, DescribeClients(broker=broker), ANSWER_S)).clients
 
     async def load(self, broker: str) -> WireLoad:
-        """Return how full one broker is. Raises: NotFoundError."""
+        """Return the load of one broker. Raises: NotFoundError."""
         load = (await self._ask_broker(broker, DescribeLoad(broker=broker), ANSWER_S)).load
         assert load is not None, "the broker answered without its load"
         return load
@@ -425,9 +425,9 @@ def _topic_of(answer: AdminAnswer) -> Topic:
 
 
 class Admin(BlockingClient):
-    """Makes, alters and deletes topics; shows, resets and deletes groups; drains brokers. Thread-safe.
+    """Creates, alters and deletes topics; shows, resets and deletes groups; drains brokers. Thread-safe.
 
-    Every method raises UnreachableError when no broker answers for `connect_timeout_ms`, and what the broker says.
+    Every method raises UnreachableError if no broker answers for `connect_timeout_ms`, and the broker's errors.
     """
 
     @public_name("Admin")
@@ -443,7 +443,7 @@ class Admin(BlockingClient):
         self._closed = False
 
     def close(self) -> None:
-        """Disconnect. Closing twice is fine."""
+        """Disconnect. May be called twice."""
         self._finish(None)
 
     def _closing(self, timeout_s: float | None) -> Coroutine[Any, Any, None]:
@@ -457,7 +457,7 @@ class Admin(BlockingClient):
     def create_topic(
         self, name: str, *, partitions: int = 1, settings: Settings | None = None, exist_ok: bool = False
     ) -> Topic:
-        """Make a topic and return it; with `exist_ok` an existing one is returned as it is.
+        """Create a topic and return it; with `exist_ok` return an existing one unchanged.
 
         Raises: AlreadyExistsError, InvalidNameError, InvalidRequestError, UnknownSettingError, InvalidSettingError.
         """
@@ -465,7 +465,7 @@ class Admin(BlockingClient):
         return self._background.run(work)
 
     def topics(self, *, internal: bool = False) -> list[Topic]:
-        """Return all topics, by name; memq's own, whose names begin with `_memq`, with `internal` only."""
+        """Return all topics, ordered by name; `internal` adds memq's own, whose names begin with `_memq`."""
         return self._background.run(self._core.topics(internal=internal))
 
     def topic(self, name: str) -> TopicMetadata:
@@ -473,17 +473,17 @@ class Admin(BlockingClient):
         return self._background.run(self._core.topic(name))
 
     def ends(self, topics: Sequence[Topic]) -> dict[str, LogAnswers[int, int]]:
-        """Return the pointer offsets at which read partitions end, by name of the topic and number.
+        """Return the pointer offset at which each read partition ends, by topic name and partition.
 
-        A log that fails is in `unknown` of its topic. Raises: NotFoundError; the first error when all logs fail.
+        `unknown` of a topic has the error of each log that fails. Raises: NotFoundError; the first error if all fail.
         """
         return self._background.run(self._core.ends(topics))
 
     def end_totals(self, topic: Topic, partitions: Iterable[int] | None = None) -> LogAnswers[int, Totals]:
-        """Return how much each read partition of a topic holds, by number, what retention took included.
+        """Return the records and bytes ever committed to each read partition, by partition.
 
-        With `partitions` only these. A log that fails is in `unknown`.
-        Raises: NotFoundError; the first error when all logs fail.
+        Removed records count, too. `partitions` limits the answer. `unknown` has the error of each log that fails.
+        Raises: NotFoundError; the first error if all logs fail.
         """
         return self._background.run(self._core.end_totals(topic, partitions))
 
@@ -495,11 +495,11 @@ class Admin(BlockingClient):
         return self._background.run(self._core.alter_topic(name, settings=settings))
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic with its pointers; its objects go with the sweep. Raises: NotFoundError."""
+        """Delete a topic and its pointers; the sweep deletes its objects later. Raises: NotFoundError."""
         self._background.run(self._core.delete_topic(name))
 
     def groups(self, *, internal: bool = False) -> list[str]:
-        """Return the names of all groups, by name; with `internal` memq's own, too."""
+        """Return the names of all groups, in order; `internal` adds memq's own."""
         return self._background.run(self._core.groups(internal=internal))
 
     def group(self, name: str) -> GroupDescription:
@@ -507,10 +507,10 @@ class Admin(BlockingClient):
         return self._background.run(self._core.group(name))
 
     def reset_group(self, group: str, topic: str, to: Point, *, dry_run: bool = False) -> list[Reset]:
-        """Put a group that has no members to another place in all partitions of a topic.
+        """Set new positions of a group without members, in all partitions of a topic.
 
-        `to` is "beginning", "end", a datetime, or positions as a consumer's `start`; partitions that positions leave
-        out stay where they are. With `dry_run` nothing is stored. Raises: NotFoundError, InvalidRequestError.
+        `to` is "beginning", "end", a datetime, or positions as a consumer's `start`. Other partitions
+        do not change. With `dry_run` nothing is stored. Raises: NotFoundError, InvalidRequestError.
         """
         return self._background.run(self._core.reset_group(group, topic, to, dry_run=dry_run))
 
@@ -523,20 +523,20 @@ class Admin(BlockingClient):
         return self._background.run(self._core.brokers())
 
     def clients(self, broker: str) -> list[WireClient]:
-        """Return what clients may have at one broker: "default", then by name. Raises: NotFoundError."""
+        """Return the limits of clients at one broker: "default", then by name. Raises: NotFoundError."""
         return self._background.run(self._core.clients(broker))
 
     def load(self, broker: str) -> WireLoad:
-        """Return how full one broker is. Raises: NotFoundError."""
+        """Return the load of one broker. Raises: NotFoundError."""
         return self._background.run(self._core.load(broker))
 
     def plan(self) -> GovernorPlan:
-        """Return what the governor would change now; nothing is changed."""
+        """Return the changes that the governor would make now, without making them."""
         return self._background.run(self._core.plan())
 
     def drain_broker(self, name: str) -> None:
-        """Have a broker hand over what it owns, and return when it has; it owns nothing until it is restarted.
+        """Move all partitions of a broker to others; it owns none until it is restarted.
 
-        Raises: NotFoundError, InvalidRequestError when no other broker takes it, TimedOutError.
+        Returns when all are moved. Raises: NotFoundError, InvalidRequestError without another broker, TimedOutError.
         """
         self._background.run(self._core.drain_broker(name))

@@ -48,10 +48,10 @@ FAILURES_MAX = 10_000
 
 
 class Cluster:
-    """A cluster for tests: nothing of it outlives `close`. `settings` are those of the broker, by name.
+    """A cluster for tests; its data ends with `close`. `settings` are settings of the broker, by name.
 
-    The first send to a topic creates it, with one partition. Nothing is reported to the audit, unless
-    settings say otherwise: a failure that was planned shall meet what the test does.
+    The first send to a topic creates it with one partition. Clients send no audit reports unless `audit=True` is set,
+    because a report could use up a failure that the test has planned.
     """
 
     def __init__(self, **settings: int | str | bool) -> None:
@@ -76,7 +76,7 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """Where clients connect."""
+        """The `HOST:PORT` to which clients connect."""
         return self._broker.address
 
     def __enter__(self) -> Self:
@@ -88,7 +88,7 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """End the broker, without draining it, and its thread. Closing twice is fine."""
+        """End the broker, without a drain, and its thread. May be called twice."""
         if self._closed:
             return
         try:
@@ -101,13 +101,13 @@ class Cluster:
     def create_topic(
         self, name: str, *, partitions: int = 1, settings: dict[str, int | bool | str] | None = None
     ) -> None:
-        """Make a topic. Raises: as `memq.Admin.create_topic`."""
+        """Create a topic. Raises: as `memq.Admin.create_topic`."""
         self._check_open()
         with Admin(self.address) as admin:
             admin.create_topic(name, partitions=partitions, settings=settings or {})
 
     def records(self, topic: str) -> list[Record]:
-        """Return all records of a topic that are readable now, by partition.
+        """Return all records that are readable now, ordered by partition and offset.
 
         Raises: NotFoundError, CorruptDataError, ClosedError.
         """
@@ -117,32 +117,30 @@ class Cluster:
         return sorted(found, key=lambda record: (record.partition, record.offset))
 
     def fail(self, call: str, times: int = 1, error: MemqError | None = None) -> None:
-        """Let the next `times` calls of `store.put`, `store.get`, `queue.publish` … fail.
+        """Let the next `times` calls of `call` fail, for example of `store.put` or `queue.publish`.
 
-        All are in `faults.CALLS`.
-        The error is a StoreError or a QueueError, which may pass, unless it is given. Raises: InvalidRequestError.
+        `CALLS` of this module has all names. Without `error` a call raises StoreError or QueueError, which clients
+        and brokers retry. Raises: InvalidRequestError for an unknown name.
         """
         self.faults.plan(call, times, error)
 
     def damage(self, position: Position, topic: str | None = None) -> None:
-        """Flip a bit in the payload of the block that holds the record at `position`.
+        """Flip a bit in the payload of the block that has the record at `position`.
 
-        Only one topic needs no name.
-
-        Raises: NotFoundError when no record lies there.
+        `topic` may be None if the cluster has only one topic. Raises: NotFoundError if no record has this position.
         """
         self._call(self._damage(position, topic))
 
     def remove_object(self, position: Position, topic: str | None = None) -> None:
-        """Delete the object that holds the record at `position`. Raises: as `damage`."""
+        """Delete the object that has the record at `position`. Raises: as `damage`."""
         self._call(self._remove_object(position, topic))
 
     def stop_broker(self) -> None:
-        """Let the broker die: no drain, and its connections are cut. Store and queue stay."""
+        """Kill the broker: it does not drain, and its connections are cut. Store and queue remain."""
         self._call(self._broker.close())
 
     def start_broker(self) -> None:
-        """Start a broker on what the store and the queue hold, at the port of the one that was stopped."""
+        """Start a broker on the same store and queue, at the port of the stopped one."""
         self._call(self._restart())
 
     # ---- inside --------------------------------------------------------------------------------
@@ -220,13 +218,13 @@ class Cluster:
 
 
 class Faults:
-    """Planned failures by call; each is used once."""
+    """Planned failures by name of the call; each is raised once."""
 
     def __init__(self) -> None:
         self._planned: dict[str, deque[MemqError]] = {call: deque() for call in CALLS}
 
     def plan(self, call: str, times: int, error: MemqError | None) -> None:
-        """Let the next `times` calls fail. Raises: InvalidRequestError for a call that is not in CALLS.
+        """Let the next `times` calls fail. Raises: InvalidRequestError for a name that is not in CALLS.
 
         TypeError.
         """
@@ -242,17 +240,17 @@ class Faults:
         planned.extend(error or kind(f"{call} fails as planned") for _ in range(times))
 
     def left(self, call: str) -> int:
-        """Return how many planned failures were not met yet."""
+        """Return the number of planned failures that no call has raised yet."""
         return len(self._planned[call])
 
     def meet(self, call: str) -> None:
-        """Raise the next planned failure of a call, if there is one."""
+        """Raise the next planned failure of a call, if any."""
         if self._planned[call]:
             raise self._planned[call].popleft()
 
 
 class FaultyStore(MemoryHandler):
-    """The memory store; a call that fails has done nothing."""
+    """The memory store with planned failures; a failing call has no effect."""
 
     def __init__(self, clock: Clock, faults: Faults) -> None:
         super().__init__(clock)
@@ -280,7 +278,7 @@ class FaultyStore(MemoryHandler):
 
 
 class FaultyQueue(MemoryQueue):
-    """The memory queue; a call that fails has done nothing."""
+    """The memory queue with planned failures; a failing call has no effect."""
 
     def __init__(self, clock: Clock, faults: Faults) -> None:
         super().__init__(clock)

@@ -1,4 +1,4 @@
-"""The pytest fixture `memq_cluster`, for those who list this module in `pytest_plugins`."""
+"""The pytest fixture `memq_cluster`: add `memq.testing.plugin` to `pytest_plugins`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from memq.testing.cluster import Cluster
 
 @pytest.fixture
 def memq_cluster() -> Iterator[Cluster]:
-    """A cluster of its own for each test."""
+    """A new cluster for each test."""
     with Cluster() as cluster:
         yield cluster

@@ -1,9 +1,9 @@
-"""Sends records to the owners under a repeatable identity: at least once; a plain retry, once.
+"""Sends records to the owners under a repeatable identity: at least once; a repetition in order, once.
 
-Blocks are cut by the records alone, and the producer id and the sequences are given. Whoever sends the same records in
-the same order again sends the same blocks, and owners and readers drop them for the dedup window of the topic. The
-records of a task that runs again may come in another order: then its blocks bear sequences that other blocks have. The
-owner compares checksums and refuses them, and they are sent once more under the identity of the next order.
+Blocks are cut by the records alone, and the producer id and the sequences are given. A repetition with the same
+records in the same order sends the same blocks; owners and readers drop them within the dedup window of the topic. A
+task that runs again may have its records in another order. Then its blocks have sequences that other blocks have. The
+owner compares checksums and refuses them, and the writer sends them again under the identity of the next order.
 
 `FixedIdentityWriter` sends blocks under such an identity (producer id, sequences), for imports, too.
 """
@@ -38,7 +38,7 @@ BLOCKS_IN_FLIGHT_MAX = 16
 
 
 class FixedIdentityWriter:
-    """The one writer of a producer id. `acked`: the sequence behind the last block that was found acked."""
+    """The only writer of a producer id. `acked`: the sequence after the last acked block."""
 
     def __init__(
         self,
@@ -66,13 +66,13 @@ class FixedIdentityWriter:
         self._pending: deque[tuple[AsyncDelivery, Cut]] = deque()
 
     async def route(self, topic: str) -> Route:
-        """Return the way of a topic's records. Raises: NotFoundError, UnreachableError."""
+        """Return the route of a topic's records. Raises: NotFoundError, UnreachableError."""
         return self._core.buffer.route(topic) or await self._core.route(topic)
 
     async def put(self, cut: Cut) -> None:
-        """Send a block; waits while many are in flight.
+        """Send a block; wait while too many are in flight.
 
-        Raises: the error of an earlier block, or TooLargeError; the block is not sent then.
+        Raises: the error of an earlier block, or TooLargeError. Then the block is not sent.
         """
         while self._pending and (len(self._pending) >= BLOCKS_IN_FLIGHT_MAX or self._pending[0][0].done()):
             await self._settle()
@@ -89,12 +89,12 @@ class FixedIdentityWriter:
             return
 
     async def drain(self) -> None:
-        """Wait until all blocks are acked. Raises: the error of one that is not."""
+        """Wait until all blocks are acked. Raises: the error of a block that failed."""
         while self._pending:
             await self._settle()
 
     async def take_refused(self) -> list[Cut]:
-        """Wait for all blocks; return those whose sequences other records have. Raises: any other error."""
+        """Wait for all blocks; return those refused for other records. Raises: any other error."""
         refused: list[Cut] = []
         while self._pending:
             try:
@@ -131,7 +131,7 @@ class FixedIdentityWriter:
 class DirectIdentity:
     """One task of one batch of a writer.
 
-    `stream` is what stays with the checkpoint, or with the job, that it is of.
+    `stream` identifies the checkpoint of the stream, or the job, to which the batch belongs.
     """
 
     writer: str
@@ -140,13 +140,13 @@ class DirectIdentity:
     task: int
 
     def producer_id(self, order: int = 0) -> int:
-        """Return the producer id of the records in the order that was met as number `order`, from 0."""
+        """Return the producer id of the records in order number `order`, from 0."""
         named = f"memq direct 2\n{self.writer}\n{self.stream}\n{self.batch_id}\n{self.task}\n{order}"
         return int.from_bytes(hashlib.sha256(named.encode()).digest()[:8], "big") % (PRODUCER_ID_END - 1) + 1
 
 
 class DirectWriter:
-    """One task's side. `finish` returns when all is in the queue."""
+    """The writer of one task. `finish` returns when the queue has all records."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class DirectWriter:
         tag: str | None = None,
         partition: int | None = None,
     ) -> None:
-        """Send a record, with the others of its block. Arguments and errors as those of `memq.Producer.send`."""
+        """Add a record to its block. Arguments and errors as those of `memq.Producer.send`."""
         fields = check_fields(value, key, headers, timestamp_ms, tag)
         size = fields.size
         route = await self._writers[-1].route(topic)
@@ -191,7 +191,7 @@ class DirectWriter:
         timestamps_ms: Sequence[int] | None = None,
         tag: str | None = None,
     ) -> None:
-        """Send many records, the fast way; block boundaries are the same as with `add`.
+        """Add many records with one fast call; block boundaries are the same as with `add`.
 
         Arguments and errors as those of `memq.Producer.send_many`.
         """
@@ -205,9 +205,9 @@ class DirectWriter:
             await self._send(cut)
 
     async def finish(self) -> None:
-        """Send what is left; return when all of it is in the queue.
+        """Send the remaining records; return when the queue has all of them.
 
-        Raises: what became of a block that is not.
+        Raises: the error of a block that failed.
         """
         for cut in self._cutter.end():
             await self._send(cut)

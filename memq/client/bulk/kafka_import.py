@@ -1,12 +1,11 @@
-"""Copies Kafka topics into a topic: can be killed at any moment, continues, copies nothing twice.
+"""Copies Kafka topics into a topic: can be killed at any moment, continues, copies no record twice.
 
-What survives a SIGKILL is what the two sides hold. The target's queue shows how far each source partition came, since
-the source's offsets are the sequences; the source's group keeps the plan, which says where the last block ends
-(`memq.client.bulk.block_cutter`). Nothing is kept on the machine that copies. What a killed run had on its way is cut
-as the next run cuts it, so that it is dropped as the copy that it is: by its owner or by readers, within the dedup
-window.
+All state is at the two ends, so it survives a SIGKILL. The target's queue shows the progress of each source partition,
+because the source's offsets are the sequences. The source's group stores the plan, which has the end of the last block
+(`memq.client.bulk.block_cutter`). The copying machine stores nothing. The next run cuts the same blocks as a killed run
+had in flight, so owners or readers drop the copies within the dedup window.
 
-`ImportProgress` reads from the target's queue what a topic holds of one producer, and the place of a sequence.
+`ImportProgress` reads the progress of one producer, and the positions of sequences, from the target's queue.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Held:
 
 
 class ImportProgress:
-    """Asks the pointers of one read partition for one producer in one write partition."""
+    """Reads the progress of one producer in one write partition from the pointers of a read partition."""
 
     def __init__(
         self, queue: PointerReader, index_of: IndexOf, partition: ReadPartition, writer: int, producer_id: int
@@ -63,10 +62,10 @@ class ImportProgress:
         self._producer_id = producer_id
 
     async def held(self) -> Held | None:
-        """Return how far the producer came; None when no pointer that is left names it.
+        """Return the producer's progress; None if no remaining pointer names it.
 
-        An owner publishes a producer's blocks in their order, and a copy of an earlier block may come later: so it is
-        the greatest of the last stretch that has any.
+        An owner publishes a producer's blocks in order, but a copy of an earlier block may come later. So the result
+        is the highest sequence in the last part of the log that has any.
         """
         span = await valid_span(self._queue, self._partition)
         end, step = span.end, STEP
@@ -83,9 +82,9 @@ class ImportProgress:
         return None
 
     async def positions(self, sequences: Sequence[int]) -> dict[int, Position]:
-        """Return where each sequence lies first, or the next one after it.
+        """Return the first position of each sequence, or that of the next existing one.
 
-        The end for what is behind all there is.
+        For a sequence after all others it is the end of the partition.
         """
         span = await valid_span(self._queue, self._partition)
         left, found = sorted(sequences), dict[int, Position]()
@@ -129,9 +128,9 @@ class ImportProgress:
 
 
 class PartitionImport:
-    """One source partition on its way into one write partition: its plan, its cut, its writer.
+    """The copy of one source partition into one write partition: its plan, cutter and writer.
 
-    `end`: of the plan that is being fulfilled; `last_end`: where this run stops.
+    `end` is the end of the current plan; `last_end` is the offset at which this run stops.
     """
 
     def __init__(
@@ -160,11 +159,11 @@ class PartitionImport:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to read."""
+        """Whether all records are read."""
         return self.reached and self.end >= self.last_end
 
     async def take(self, record: SourceRecord, record_bytes_max: int) -> None:
-        """Take the next record. Raises: TooLargeError; what became of earlier blocks."""
+        """Add the next record. Raises: TooLargeError; the error of an earlier block."""
         if self.reached:
             return
         if record.offset >= self.end:
@@ -184,11 +183,11 @@ class PartitionImport:
             await self.copier.put(cut)
 
     def meet_end(self, offset: int) -> None:
-        """Take the news that nothing lies before `offset` any more."""
+        """Note that the source has no further record before `offset`."""
         self.reached = self.reached or offset >= self.end
 
     async def finish(self) -> None:
-        """Have all of the plan acked."""
+        """Send the rest of the plan and wait for its acks."""
         cut = self._cutter.end()
         if cut is not None:
             await self.copier.put(cut)
@@ -196,7 +195,7 @@ class PartitionImport:
         self.copier.acked = max(self.copier.acked, self.end)  # what lies between are no records
 
     def renew(self) -> None:
-        """Begin the plan of this run, when that of an earlier one is fulfilled."""
+        """Begin the plan of this run after an earlier run's plan is complete."""
         self.end, self.reached = self.last_end, False
 
 
@@ -212,7 +211,7 @@ class ImportedPartition:
 
 
 class KafkaImport:
-    """One run: use `run`, then `copy_groups` when positions of groups are wanted, then `close`."""
+    """One run: call `run`, then `copy_groups` if positions of groups are wanted, then `close`."""
 
     def __init__(
         self,
@@ -242,10 +241,10 @@ class KafkaImport:
         self._group = ""
 
     async def run(self, topics: Sequence[str]) -> list[ImportedPartition]:
-        """Copy all that the topics hold now; partition N of each goes into partition N.
+        """Copy all present records of the topics; partition N of each is copied into partition N.
 
-        Raises: NotFoundError, InvalidRequestError, TooLargeError, DeniedError, GenerationFencedError when another run
-        took over, and what befalls both sides: start it again then.
+        Raises: NotFoundError, InvalidRequestError, TooLargeError, DeniedError; GenerationFencedError if another run
+        took over; errors of Kafka and memq, after which a new run continues.
         """
         self._step(f"asking Kafka for {', '.join(topics)}")
         cluster, found = await self._source.describe(topics)
@@ -272,10 +271,10 @@ class KafkaImport:
         return [ImportedPartition(*place, lane.records, lane.begin, lane.end) for place, lane in self._lanes.items()]
 
     async def copy_groups(self) -> dict[str, int]:
-        """Give the target's groups of the same names the positions that the source's groups have.
+        """Give the target's groups the positions of the source's groups of the same names.
 
-        Returns how many positions each group got; none where memq does not take its name. A group that has members here
-        is refused. Raises: InvalidRequestError, also when several topics were copied: a position has one place only.
+        Returns the number of positions of each group; 0 if its name is invalid in memq. A group with members at the
+        target is refused. Raises: InvalidRequestError, also if several topics were copied.
         """
         if len({topic for topic, _ in self._lanes}) > 1:
             raise InvalidRequestError(
@@ -299,7 +298,7 @@ class KafkaImport:
         return placed
 
     async def close(self) -> None:
-        """Leave the group, and let go of everything."""
+        """Leave the group and disconnect."""
         for lane in self._lanes.values():
             await lane.copier.abandon()
         await self._pool.close()
@@ -386,7 +385,7 @@ async def import_topics(
     moved: Callable[[int], None] = lambda records: None,
     step: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[ImportedPartition], dict[str, int]]:
-    """Copy topics, and the positions of groups when they are wanted. Raises: see `KafkaImport`."""
+    """Copy topics, and the positions of groups if wanted. Raises: as `KafkaImport`."""
     job = KafkaImport(source, brokers, into, moved=moved, step=step)
     try:
         done = await job.run(topics)

@@ -1,6 +1,7 @@
-"""Writes through the store: tasks stage records as objects, and a driver commits all of a batch, once.
+"""Writes through the store: tasks stage records as objects, and a driver commits a whole batch, once.
 
-What is staged is not data before its commit: no pointer names it, and what is never committed is deleted by the sweep.
+Staged records are not readable before their commit, because no pointer names them. The sweep deletes objects that are
+never committed.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ PARTITIONS_AT_ONCE_MAX = 16
 
 
 class StagedWriter:
-    """One task's side: records in, staged objects out.
+    """The writer of one task: takes records, returns staged objects.
 
-    Nothing of it is seen before `StagedCommits.commit`.
+    No reader sees the records before `StagedCommits.commit`.
 
     Args:
-        cluster, topics, store: what `StagedCommits` says of the cluster, and the store opened here. More topics may be
-            put into `topics` later.
-        writer: the writer's name.
-        block_bytes: most bytes of values, keys and headers in a block, which has at most 10,000 records.
-        object_bytes: about the size at which an object is put.
+        cluster, topics, store: name of the cluster and topics as `StagedCommits` returns them, and its open store.
+            More topics may be added to `topics` later.
+        writer: name of the writer.
+        block_bytes: maximum bytes of values, keys and headers in a block; a block has at most 10,000 records.
+        object_bytes: approximate size of an object.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class StagedWriter:
         timestamps_ms: Sequence[int] | None = None,
         tag: str | None = None,
     ) -> None:
-        """Stage many records, the fast way in; arguments as those of `memq.Producer.send_many`.
+        """Stage many records with one fast call; arguments as those of `memq.Producer.send_many`.
 
         Raises: as `add`.
         """
@@ -115,7 +116,7 @@ class StagedWriter:
             await self._put()
 
     async def finish(self) -> list[StagedObject]:
-        """Put what is left and return all objects, in the order of their records."""
+        """Store the remaining records and return all objects, in the order of their records."""
         if self._open.bytes:
             await self._put()
         return self._staged
@@ -134,9 +135,9 @@ class StagedWriter:
 
 
 class StagedCommits(AsyncClosing):
-    """The driver's side: what the cluster is, and the commits of one writer's batches.
+    """The driver: asks for the cluster's data, and commits the batches of one writer.
 
-    With `audit` it reports to the audit, as a writer of Spark, where the cluster asks for that.
+    With `audit` it reports to the audit as a writer of Spark, if the cluster asks for reports.
     """
 
     def __init__(
@@ -160,19 +161,19 @@ class StagedCommits(AsyncClosing):
             self._reporter = JobReporter("spark-writer", writer, self._runtime, self._pool)
 
     async def close(self) -> None:
-        """Disconnect, with a last word to the audit."""
+        """Send the last report to the audit, and disconnect."""
         if self._reporter is not None:
             await self._reporter.close(STEP_S_MAX)
         await self._metadata.close()
         await self._pool.close()
 
     async def connect(self) -> None:
-        """Learn what the cluster is. Raises: UnreachableError."""
+        """Ask for the cluster's name and stores. Raises: UnreachableError."""
         await self._pool.reach(self._connect_timeout_s)
         await self._metadata.all_topics()
 
     async def topics(self, names: Sequence[str]) -> dict[str, Topic]:
-        """Return the topics of these names, made where that is allowed.
+        """Return the topics of these names; create missing ones if the cluster allows that.
 
         Raises: NotFoundError, UnreachableError.
         """
@@ -186,7 +187,7 @@ class StagedCommits(AsyncClosing):
 
     @property
     def store(self) -> StoreMetadata:
-        """Where to stage, after `connect` or `topics`: the cluster's first store."""
+        """The store for staged objects, after `connect` or `topics`: the cluster's first one."""
         return self._metadata.stores[0]
 
     async def commit(
@@ -201,13 +202,14 @@ class StagedCommits(AsyncClosing):
     ) -> Manifest:
         """Make a batch of staged objects visible, completely and once, however often it is committed.
 
-        The first commit of a batch decides what it is; a later one brings that to its end. When the later one has
-        objects with other records, a job (without `source`) gets an InvalidRequestError after that. A stream, whose
-        micro-batch may be computed again with another result, logs it. When the sweep has taken the first commit's
-        manifest, nobody can compare them: a job is refused, for a stream the batch is there.
-        Batch ids of a writer grow; a batch below the last one is there already. Without `remember` no partition keeps
-        the writer's name, and a commit is repeated within the dedup window only. `source` names the stream that the
-        batch is of: the batch of another one is refused. Returns what the batch is.
+        The first commit of a batch decides its content; a later one completes that content. If the later one has
+        objects with other records, a job (without `source`) then gets an InvalidRequestError. A stream logs it, because its
+        micro-batch may be computed again with another result.
+        If the sweep has deleted the manifest of the first commit, nothing can compare them: a job is refused, and for a
+        stream the batch counts as committed.
+        Batch ids of a writer grow; an id at or below the last one counts as committed. Without `remember`
+        no partition stores the writer's name, and a commit can be repeated within the dedup window only. `source`
+        names the stream of the batch; a batch of another stream is refused. Returns the committed batch.
         Raises: TimedOutError: commit it again; InvalidRequestError, NotFoundError, TooOldError, CorruptDataError.
         """
         if not 0 <= batch_id < BATCH_ID_END:
@@ -245,8 +247,8 @@ class StagedCommits(AsyncClosing):
     async def finish_last(self, store: StorageHandler) -> Manifest | None:
         """Complete the writer's last batch, whose driver may have died after publishing a part.
 
-        Returns what that batch is; None when there is none, when what was staged for it is not there any more, or when
-        it was refused because an earlier attempt is there.
+        Returns that batch; None if no batch exists, if its staged objects were deleted, or if it was refused because an
+        earlier attempt is there.
         Raises: TimedOutError: try again; otherwise as `commit`.
         """
         prefix = manifest_prefix(self.cluster, self._writer)
@@ -260,14 +262,14 @@ class StagedCommits(AsyncClosing):
             return None
 
     async def is_decided(self, batch_id: int, store: StorageHandler) -> bool:
-        """Whether a commit has said what a batch is, as far as its manifest is still there."""
+        """Whether a commit has decided the content of a batch, as long as its manifest exists."""
         key = manifest_key(self.cluster, self._writer, batch_id)
         return key in [entry.key async for entry in store.list(manifest_prefix(self.cluster, self._writer))]
 
     async def decide(
         self, batch_id: int, objects: Sequence[StagedObject], store: StorageHandler, source: str = ""
     ) -> tuple[Manifest, int]:
-        """Put the manifest, or find the one that was there before; return it with its checksum.
+        """Store the manifest, or read an existing one; return it with its checksum.
 
         Raises: InvalidRequestError when that one is of another stream; CorruptDataError when it is damaged.
         """
