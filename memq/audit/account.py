@@ -1,9 +1,9 @@
 """The account of one producer in one write partition: sequences that arrived or are missing. Pure.
 
-A sequence is lost only when two things are known: that it was used (the producer said where it ended), and that
-nothing which could hold it is left unread. All that falls short of that is unproven, and never called lost.
-A broker can hold what it acked with less than `all`: such a sequence is lost only when the brokers were asked for it,
-and the queue was read on behind their answers.
+A sequence is lost only if two facts are known: the producer used it (it stated its end), and everything that could
+hold it was read. Otherwise it is unproven, and never reported as lost. A broker may hold a record that it acked with
+less than `all`. Such a sequence is lost only after the brokers were asked for it, and the queue was read up to its end
+after their answers.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Fate(Enum):
 
 
 class TailKnowledge(Enum):
-    """Whether the last sequence is known.
+    """Whether the last sequence of a producer is known.
 
-    The producer stated it, may still be sending, or has been silent.
+    The producer stated it, or may still be sending, or has been silent.
     """
 
     PROVEN = "proven"
@@ -44,8 +44,8 @@ class TailKnowledge(Enum):
 class HeldWord:
     """The answers of brokers about one producer.
 
-    `held` are sequences that they hold of those `asked` for; the queue was read on behind the answers. `doubt` says why
-    they may hold more, "" for no reason.
+    `held` are the sequences of `asked` that they hold. After the answers the queue was read to its end. `doubt` is the
+    reason why they may hold more, "" for none.
     """
 
     asked: RangeSet = field(default_factory=RangeSet)
@@ -58,10 +58,10 @@ NOT_ASKED = HeldWord(doubt="no broker was asked whether it holds them")
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Evidence about a write partition as a whole, and what brokers said of one producer.
+    """Evidence about a whole write partition, and the brokers' answers about one producer.
 
-    `expired`: retention took some of it. `unread`: something that could hold any sequence was not read.
-    `active_since_ms`: producers that were seen at this queue time or later may still be sending.
+    `expired`: retention has removed some records. `unread`: a pointer or object that could hold any sequence was not
+    read. `active_since_ms`: producers seen at this queue time or later may still be sending.
     """
 
     expired: bool = False
@@ -74,11 +74,10 @@ class Evidence:
 class Balance:
     """The sequences of one producer by outcome.
 
-    Ranges are half-open and ascend; each kind leaves out the others.
-    `next_sequence` is where it ended, or else one above the last that was seen. `unproven` are holes that may be
-    burned, on their way or lost; `doubt` says why those below its end are not lost. `held` has a broker, and the queue
-    not yet. `expired` counts what lies before the first that retention left, `copies` the
-    records that readers drop.
+    Ranges are half-open and ascend; each sequence is in one kind. `next_sequence` is the stated end, or one above the
+    highest sequence that was seen. `unproven` are holes that may be given up, in flight or lost; `doubt` says why those
+    below the end are not lost. `held` are sequences that a broker has and the queue has not. `expired` counts sequences
+    before the first remaining one, `copies` the records that readers drop.
     """
 
     partition: int
@@ -99,17 +98,17 @@ class Balance:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing is wrong and nothing is open."""
+        """Whether there is no fault and no open sequence."""
         wrong = self.lost or self.doubled or self.corrupt or self.unread or self.unproven or self.held
         return not wrong and self.tail is TailKnowledge.PROVEN
 
 
 @dataclass(slots=True)
 class RecentRanges:
-    """The sequences of the last `window_ms` of queue time: what every reader remembers.
+    """The sequences of the last `window_ms` of queue time, which every reader remembers.
 
-    Memory is one range set for each eighth of the window, with the time of its first range. Up to an eighth more than
-    the window is remembered, which is less than what a reader remembers that has read on for long (a quarter more).
+    Memory: one range set for each eighth of the window, with the time of its first range. It remembers up to an eighth
+    more than the window; a reader that has read for long remembers up to a quarter more.
     """
 
     window_ms: int
@@ -117,7 +116,7 @@ class RecentRanges:
     now_ms: int = 0
 
     def add(self, first: int, next_: int, time_ms: int) -> None:
-        """Remember a range, met at a queue time; time never goes back."""
+        """Remember a range of this queue time. Times never decrease."""
         self.now_ms = max(self.now_ms, time_ms)
         step_ms = self.window_ms // SLICES
         if not self.slices or self.now_ms >= self.slices[-1][0] + step_ms:
@@ -127,7 +126,7 @@ class RecentRanges:
             del self.slices[0]
 
     def holds(self, first: int, next_: int, time_ms: int) -> bool:
-        """Whether all of a range is remembered at a queue time."""
+        """Whether the whole range is remembered at this queue time."""
         horizon_ms = max(self.now_ms, time_ms) - self.window_ms - self.window_ms // SLICES
         left = [(first, next_)]
         for start_ms, ranges in self.slices:
@@ -138,11 +137,10 @@ class RecentRanges:
 
 @dataclass(slots=True)
 class Account:
-    """The books on one producer in one write partition.
+    """The account of one producer in one write partition.
 
-    Sequences go in by block, in the order of the queue.
-    What comes up to the queue time `copies_ms` may be a copy, landed late, of what retention took: it says nothing of
-    what must follow. What comes later can't be: all that came after it is here, or was never queued.
+    It takes sequences by block, in the order of the queue. A block up to the queue time `copies_ms` may be a late copy
+    of a removed one: it proves nothing about the sequences after it. A later block can't be such a copy.
     """
 
     recent: RecentRanges
@@ -161,9 +159,9 @@ class Account:
     copies: int = 0
 
     def deliver(self, first: int, next_: int, time_ms: int, *, differs: bool = False) -> Fate:
-        """Take a whole block that readers come to at this queue time (Unix ms), and say what they do with it.
+        """Add a sound block of this queue time (Unix ms) and return how readers treat it.
 
-        They drop what they remember, unless the block `differs` from the one of the same sequences.
+        They drop known sequences, unless the block `differs` from the known block of the same sequences.
         """
         self._see(first, time_ms)
         fate = Fate.NEW
@@ -180,16 +178,16 @@ class Account:
         return fate
 
     def miss(self, first: int, next_: int, time_ms: int, *, damaged: bool) -> None:
-        """Take a block that readers come to, and don't get: it is damaged, or could not be read."""
+        """Add a block that readers do not get, because it is damaged or could not be read."""
         self._see(first, time_ms)
         (self.corrupt if damaged else self.unread).add(first, next_)
 
     def begin_again(self, copies_ms: int) -> None:
-        """Prove nothing by what came so far: entries that were not read may be between it and what comes next."""
+        """Forget evidence so far: unread entries may be between it and the next block."""
         self.copies_ms, self.start = copies_ms, None
 
     def close(self, end: ProducerEnd, time_ms: int) -> None:
-        """Take what the producer said when it ended; when it said so twice, the higher end holds."""
+        """Add the end that the producer stated; of two ends the higher one is valid."""
         self.seen_ms = max(self.seen_ms, time_ms)
         self.end_ms = max(self.end_ms, time_ms)
         self.end = max(self.end or 0, end.next_sequence)
@@ -199,7 +197,7 @@ class Account:
             self.burned.add(*piece)
 
     def settle(self, partition: int, producer: int, evidence: Evidence) -> Balance:
-        """Return the balance: every sequence from the first to the last that is known, in exactly one kind."""
+        """Return the balance: each sequence from the first to the last known one, in exactly one kind."""
         seen = [ranges for ranges in (self.delivered, self.corrupt, self.unread) if len(ranges)]
         reach = max((ranges.next for ranges in seen), default=0)
         end = self.end or 0
@@ -228,7 +226,7 @@ class Account:
         )
 
     def sought(self, evidence: Evidence) -> tuple[Range, ...]:
-        """Return the sequences that would be lost if no broker held them."""
+        """Return the sequences that are lost unless a broker holds them."""
         if not self.weak or self.end is None:
             return ()
         sure = HeldWord(asked=RangeSet([(0, self.end)]))
@@ -258,14 +256,14 @@ class Account:
 
 
 def apart(pieces: Iterable[Range], *known: RangeSet) -> list[Range]:
-    """Return what of `pieces` is in none of the `known` ranges, in order."""
+    """Return the parts of `pieces` that are in none of the `known` ranges, in order."""
     for ranges in known:
         pieces = [hole for first, next_ in pieces for hole in ranges.holes(first, next_)]
     return list(pieces)
 
 
 def common(pieces: Iterable[Range], ranges: RangeSet) -> list[Range]:
-    """Return what of `pieces` is in `ranges`, in order."""
+    """Return the parts of `pieces` that are in `ranges`, in order."""
     found: list[Range] = []
     for first, next_ in pieces:
         at = first

@@ -1,9 +1,8 @@
-"""The audit's machine: pointers and checked batches go in, in the order of the queue.
+"""The audit's machine: takes pointers and checked batches in queue order, returns a verdict.
 
-A verdict comes out. Pure.
-It plays the reader that starts at the beginning and never stops: what that one would deliver is counted once, what
-it would drop is a copy, and each sequence that it would miss must be explained. Memory: range sets for each producer,
-and the first places of each class of findings.
+Pure. It acts as a reader that starts at the beginning and never stops. Records that this reader delivers are counted
+once, those that it drops are copies, and each sequence that it misses must have an explanation. Memory: range sets for
+each producer, and the first places of each kind of finding.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ OTHER_BYTES = "same sequences, other bytes"
 
 
 class Contents:
-    """The blocks that were met last, by write partition, producer and first sequence."""
+    """The most recent blocks, by write partition, producer and first sequence."""
 
     def __init__(self) -> None:
         self._blocks: dict[tuple[int, int, int], StoredBlock] = {}
         self._forgotten = False
 
     def add(self, partition: int, header: BlockHeader) -> None:
-        """Remember a block; the first one of its sequences stays."""
+        """Remember a block, unless one with its sequences is known."""
         place = (partition, header.producer_id, header.first_sequence)
         stored = StoredBlock(*place[1:], header.next_sequence, header.checksum, header.base_ms)
         if self._blocks.setdefault(place, stored) is stored and len(self._blocks) > BLOCKS_MAX:
@@ -48,7 +47,7 @@ class Contents:
             self._forgotten = True
 
     def differs(self, partition: int, header: BlockHeader) -> bool:
-        """Whether a block, all of whose sequences were met, is known to be no copy."""
+        """Whether a block with known sequences differs from the known block."""
         known = self._blocks.get((partition, header.producer_id, header.first_sequence))
         return not self._forgotten if known is None else not known.is_copied_by(header)
 
@@ -75,9 +74,9 @@ class _WritePartition(PointerFacts):
 class Auditor:
     """Audits one topic. Call `open_partition` before the entries of a read partition; `verdict` ends it.
 
-    What `sought` returns then is unproven, unless brokers are asked for it, `take_answer` has what they said, and the
-    read partitions of `sought_in` are opened again and read on to their ends.
-    `minutes`, if given, gets every block: for a verdict as a table.
+    Records that `sought` returns are unproven, until three steps are done: brokers are asked for them, `take_answer`
+    gets the answers, and the read partitions of `sought_in` are opened again and read to their ends.
+    `minutes`, if given, gets every block, for a verdict as a table.
     """
 
     def __init__(self, topic: Topic, *, through: str = THROUGH_STORE, minutes: Minutes | None = None) -> None:
@@ -100,15 +99,15 @@ class Auditor:
     # ---- what is read ------------------------------------------------------------------------------
 
     def open_partition(self, partition: int, span: Span) -> None:
-        """Begin with the entries of a read partition, which are all of `span`.
+        """Begin the entries of a read partition, all of `span`.
 
-        Called again to continue up to a later end.
+        A second call continues up to a later end.
         """
         before = self._reads.get(partition, PartitionCoverage(partition, span.begin, span.end))
         self._reads[partition] = replace(before, end=span.end)
 
     def fail_partition(self, partition: int, error: MemqError) -> None:
-        """Note that a read partition can't be read, or not all of it."""
+        """Note that a read partition can't be read completely."""
         before = self._reads.get(partition, PartitionCoverage(partition, 0, 0))
         self._reads[partition] = replace(before, error=str(error))
         self._unread[partition] = None
@@ -116,7 +115,7 @@ class Auditor:
         self._found.add(1, Finding(kind=Kind.UNREAD, partition=partition, cause=str(error)))
 
     def take(self, partition: int, checked: CheckedEntry) -> None:
-        """Take an entry that was read and checked."""
+        """Add an entry that was read and checked."""
         offset, time_ms, pointer = checked.entry.offset, checked.entry.time_ms, checked.pointer
         for size in checked.object_bytes:
             self._count(objects=1, bytes=size)
@@ -130,7 +129,7 @@ class Auditor:
             self.take_control(partition, offset, time_ms, pointer)
 
     def take_unreadable(self, partition: int, offset: int, error: MemqError) -> None:
-        """Take an entry whose pointer can't be read: damaged, or newer than this version."""
+        """Add an entry whose pointer is damaged or newer than this version."""
         self._count_pointer(partition)
         self._forget_totals(partition)
         kind = Kind.POINTER if isinstance(error, CorruptDataError) else Kind.UNREAD
@@ -139,7 +138,7 @@ class Auditor:
         self._found.add(1, Finding(kind=kind, partition=partition, offset=offset, cause=str(error)))
 
     def take_control(self, partition: int, offset: int, time_ms: int, pointer: Pointer) -> None:
-        """Take a pointer without a batch; `time_ms` is its queue time."""
+        """Add a pointer without a batch; `time_ms` is its queue time (Unix ms)."""
         self._meet(partition, offset, time_ms, pointer)
         for end in pointer.ended:
             self._account(pointer.partition, end.producer).close(end, time_ms)
@@ -147,7 +146,7 @@ class Auditor:
                 self._minutes.end((pointer.partition, end.producer), end.next_sequence, time_ms)
 
     def take_batch(self, partition: int, offset: int, time_ms: int, pointer: Pointer, check: BatchCheck) -> None:
-        """Take a pointer with what its batch was found to hold."""
+        """Add a pointer and the checked content of its batch."""
         write = self._meet(partition, offset, time_ms, pointer)
         write.add(pointer.epoch, pointer.batch_sequence, time_ms)
         if len(write.batches) > EPOCHS_MAX:
@@ -184,14 +183,14 @@ class Auditor:
         return sorted({self._writes[each.partition].read_partition for each in sought})
 
     def take_answer(self, sought: Sequence[Sought], answer: HeldAnswer) -> None:
-        """Take what the brokers said about the sought records; what the queue got meanwhile follows."""
+        """Add the brokers' answers about the sought records; later entries of the queue follow."""
         self._asked = {(each.partition, each.producer): RangeSet(each.ranges) for each in sought}
         self._answer = answer
 
     # ---- the verdict -------------------------------------------------------------------------------
 
     def verdict(self, now_ms: int) -> Verdict:
-        """Return the verdict; producers that were seen shortly before `now_ms` (Unix ms) may still be sending."""
+        """Return the verdict; producers seen shortly before `now_ms` (Unix ms) may still be sending."""
         balances, found = self.balances(now_ms), Tallies(self._found)
         for balance in balances:
             _tell_balance(balance, found)

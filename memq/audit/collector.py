@@ -1,4 +1,4 @@
-"""Audits a topic in one process: checks every pointer and batch in order, and feeds the machine."""
+"""Audits a topic in one process: checks every pointer and batch in order for the `Auditor`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ async def audit(
     through: str = THROUGH_STORE,
     moved: Callable[[int], None] = lambda count: None,
 ) -> Verdict:
-    """Audit a topic from the beginning of its queue to its end as it is now (`now_ms`, Unix ms).
+    """Audit a topic from the beginning of its queue to its present end (`now_ms`, Unix ms).
 
-    `ask_held` asks brokers whether they hold what no pointer has, when there is something; without it, what was acked
-    with less than `all` is never called lost. `through` says in the coverage how `read` reads. `moved` learns how many
-    pointers were dealt with. What can't be read is in the verdict; no error of queue or store is raised.
-    Raises: TooLargeError for more producers or epochs than fit.
+    `ask_held` asks brokers for missing records; without it, records acked with less than `all` are never reported as
+    lost. `through` is the text of the coverage for how `read` reads. `moved` is called with numbers of processed
+    pointers. The verdict has everything that could not be read; errors of queue or store are not raised.
+    Raises: TooLargeError for too many producers or epochs.
     """
     auditor, checker = Auditor(topic, through=through), Checker(queue, read)
     ends: dict[int, int] = {}

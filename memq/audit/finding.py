@@ -1,4 +1,4 @@
-"""A finding of either audit: its kind, its records by producer and sequences, and where it is. Pure."""
+"""A finding of any audit: its kind, its records by producer and sequences, and its place. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COLUMNS = (
 
 
 class Outcome(Enum):
-    """The verdict in one word, the gravest that holds."""
+    """The verdict in one word: that of the gravest finding."""
 
     LOST = "lost"
     DAMAGED = "damaged"
@@ -35,7 +35,7 @@ class Outcome(Enum):
 
 
 class Kind(Enum):
-    """The classes of findings, with the unit of their counts and the outcome that they lead to."""
+    """The kinds of findings, with the unit of their counts and their outcome."""
 
     LOST = ("lost", "record", Outcome.LOST)
     CORRUPT = ("corrupt", "block", Outcome.DAMAGED)
@@ -61,14 +61,14 @@ class Kind(Enum):
 
 
 class Finding(msgspec.Struct, kw_only=True):
-    """A fault at one place; of the live audit the fault of some records of one producer in one minute.
+    """A fault at one place; in the live audit the fault of some records of one producer in one minute.
 
-    Times are Unix ms, `minute` Unix minutes. What is not known is empty, or -1 for `offset`, that of a pointer. Ranges
-    are half-open, up to SEQUENCE_END where nobody knows their end. `stage` says where records were lost or doubled:
+    Times are Unix ms, `minute` is in Unix minutes. Unknown fields are empty, or -1 for `offset`, that of a pointer.
+    Ranges are half-open, up to SEQUENCE_END if their end is unknown. `stage` says where records were lost or doubled:
     `queue` (acked, and in no pointer), `object` (damaged, in `block`), `consumer` (of `group`). A verdict's findings
-    leave out what the verdict says: id, topic, records and times.
-    `resolved_ms` is 0 while it holds: a finding is taken back when what was missing comes late. `acknowledged_by` says
-    who has looked at it.
+    have no id, topic, records and times: the verdict has them.
+    `resolved_ms` is 0 while the finding is valid; it is withdrawn when its missing records arrive late.
+    `acknowledged_by` is the name of the user that acknowledged it.
     """
 
     kind: Kind
@@ -93,7 +93,7 @@ class Finding(msgspec.Struct, kw_only=True):
 
     @property
     def grave(self) -> bool:
-        """Whether something is wrong, and not merely unproven."""
+        """Whether it is a fault, and not merely unproven."""
         return self.kind.outcome is not Outcome.INCOMPLETE
 
     def to_json(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class Finding(msgspec.Struct, kw_only=True):
         return {**msgspec.to_builtins(self), "producer": f"{self.producer:016x}", "ranges": [*map(list, self.ranges)]}
 
     def place_json(self) -> dict[str, Any]:
-        """Return what is known of its place, as JSON values."""
+        """Return the known fields of its place, as JSON values."""
         first, next_ = self.ranges[0] if self.ranges else (None, None)
         known = {
             "partition": self.partition,
@@ -117,7 +117,7 @@ class Finding(msgspec.Struct, kw_only=True):
 
     @property
     def where(self) -> str:
-        """Its place, its records there, and the cause."""
+        """The place, the records there, and the cause, as one line of text."""
         parts = [f"partition {self.partition}"]
         if self.producer:
             parts.append(f"producer {self.producer:016x}")
@@ -139,17 +139,17 @@ class Finding(msgspec.Struct, kw_only=True):
 
 
 def finding_id(*key: object) -> str:
-    """Return the id of a finding: the same key has the same one, after every restart and at every auditor.
+    """Return the id of a finding: the same key has the same id, after every restart and at every auditor.
 
-    Two findings with one id would hide each other: of 100,000, with 64 bits, one time in 3.7 billion.
+    Of two findings with one id only one is visible. Among 100,000 findings, 64 bits collide once in 3.7 billion cases.
     """
     return blake2b("\n".join(map(str, key)).encode(), digest_size=8).hexdigest()
 
 
 def csv_of(found: Sequence[Finding]) -> str:
-    """Return findings as CSV with a line of names.
+    """Return findings as CSV with a header line.
 
-    Ranges as first-last, both included, with spaces between.
+    Ranges are first-last, both included, separated by spaces.
     """
     text = StringIO()
     writer = csv.writer(text)

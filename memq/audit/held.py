@@ -1,10 +1,9 @@
-"""Records that no pointer has and a broker may hold: questions, answers, and doubts that stay. Pure.
+"""Records that no pointer has and a broker may hold: questions, answers and remaining doubts. Pure.
 
-Theory: a record that was acked with 1 is held by a broker from its ack until the queue shows it: in memory, on the way
-to a next owner, or on disk. So brokers are asked for what is missing below a proven end, and then the queue is read on:
-a record that was neither held when a broker was asked, nor in the queue when it was read after that, is nowhere. Only
-owners take records: those that may hold one are named by the pointers of their epochs. An epoch that `closed` left
-nothing.
+Theory: a broker holds a record acked with ack=1 from the ack until the queue shows it: in memory, on the way to the
+next owner, or on disk. So the audit asks brokers for records that are missing below a proven end, and then reads the
+queue to its end. A record that no broker held, and that is not in the queue afterwards, is lost. Only owners accept
+records, and the pointers of their epochs name them. An epoch that ended with `closed` left no record behind.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ NAMED_MAX = 3  # brokers that a doubt names
 
 
 class Decision(NamedTuple):
-    """The lost and the doubtful part of missing records; the rest is held, or asked for."""
+    """The lost and the doubtful part of missing records; a broker holds the rest, or is asked for it."""
 
     lost: list[Range]
     doubtful: list[Range]
@@ -44,8 +43,8 @@ class Sought(NamedTuple):
 class HeldAnswer:
     """The answers of a cluster's brokers about sought records.
 
-    `answered` have said all that they hold; `failed` says of others why not all is known. A broker that is in neither
-    was not there. `error`: why nobody could be asked.
+    `answered` are brokers whose answer is complete; `failed` has the reason of each other one. A broker in neither did
+    not exist at that moment. `error`: why no broker could be asked.
     """
 
     held: Mapping[Source, RangeSet] = field(default_factory=dict)
@@ -58,10 +57,10 @@ AskHeld = Callable[[Topic, Sequence[Sought]], Awaitable[HeldAnswer]]  # raises n
 
 
 def doubt_of(answer: HeldAnswer, facts: PointerFacts, topic: Topic, end_ms: int, now_ms: int) -> str:
-    """Return why records may be held that no broker named, "" when there is no reason.
+    """Return why a broker may hold records that none named, "" without a reason.
 
     `facts` are those of their write partition, `end_ms` the queue time at which their producer ended. A broker that is
-    gone keeps its disk; its memory, and that of one that only lost the coordinator, holds nothing after `HELD_MS`.
+    gone keeps its disk. After `HELD_MS` its memory has no records, nor has that of a broker without the coordinator.
     """
     if answer.error:
         return f"brokers were not asked whether they hold them: {answer.error}"
@@ -86,9 +85,9 @@ def _reasons(answer: HeldAnswer, holders: Iterable[str], *, gone: bool) -> Itera
 class HeldQuestions:
     """Open questions to brokers about one write partition by producer, and their last answers.
 
-    What would be lost is asked for before it is called that. An answer counts when the queue was read behind it, which
-    `PartitionAudit.settle` rests on anyway: what was then neither held nor in the queue is nowhere, and stays so. What
-    is held, or in doubt, is asked for again.
+    Brokers are asked for missing records before these are reported as lost. An answer counts after the queue was read
+    to its end, as `PartitionAudit.settle` requires. Records that were then neither held nor in the queue are lost;
+    that is final. Held or doubtful records are asked for again.
     """
 
     def __init__(self) -> None:
@@ -96,11 +95,11 @@ class HeldQuestions:
         self._words: dict[int, HeldWord] = {}
 
     def begin(self, producer: int) -> None:
-        """Judge a producer again: `decide` notes what is open of it now."""
+        """Begin to judge a producer; `decide` then notes its open records."""
         self._open.pop(producer, None)
 
     def decide(self, producer: int, missing: Iterable[Range], lost: RangeSet, doubtful: RangeSet) -> Decision:
-        """Part what is missing; `lost` and `doubtful` is what was called that before."""
+        """Divide missing records; `lost` and `doubtful` are the earlier results."""
         word, missing = self._words.get(producer, HeldWord()), list(missing)
         rest = apart(missing, lost, word.held)
         asked = common(rest, word.asked)
@@ -111,9 +110,9 @@ class HeldQuestions:
         return Decision(list(gone), list(doubted))
 
     def sought(self, partition: int, *, again: bool) -> list[Sought]:
-        """Return the records that brokers are to be asked for.
+        """Return the records for which brokers are to be asked.
 
-        These are those of producers with new ones; with `again` also those that the last answers did not settle.
+        These are records of producers with new ones; `again` adds those that the last answers left open.
         """
         return [
             Sought(partition, producer, tuple(ranges))
@@ -122,7 +121,7 @@ class HeldQuestions:
         ]
 
     def take(self, producer: int, word: HeldWord) -> None:
-        """Take what brokers said of a producer, in place of what they said before."""
+        """Replace the brokers' last answer about a producer."""
         self._words[producer] = word
 
     def forget(self, producer: int) -> None:

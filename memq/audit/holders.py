@@ -1,4 +1,4 @@
-"""Asks all brokers of a cluster at once which records they hold that no pointer has."""
+"""Asks all brokers of a cluster at the same time for held records that no pointer has."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ BROKER_S = 60.0  # for all answers of one broker
 
 
 class Holders:
-    """All brokers that are there; `ask` is a `memq.audit.held.AskHeld`."""
+    """All present brokers; `ask` is a `memq.audit.held.AskHeld`."""
 
     def __init__(self, pool: LinkPool, any_broker: BrokerRouter) -> None:
         self._pool = pool
         self._any = any_broker
 
     async def ask(self, topic: Topic, sought: Sequence[Sought]) -> HeldAnswer:
-        """Return what all brokers say about records of a topic; what fails is in the answer."""
+        """Return the answers of all brokers about records of a topic; the answer includes failures."""
         try:
             request = AdminRequest(ask=DescribeCluster())
             brokers = (await self._any(Api.ADMIN, request, AdminAnswer, timeout_s=ANSWER_S)).brokers

@@ -1,7 +1,7 @@
-"""Records by minute, side and outcome, as counts that can be added: of both audits. Pure.
+"""Records by minute, side and outcome, as counts that can be added, for all audits. Pure.
 
-A row is a difference: who keeps rows adds those of one minute together, in any order. So a minute may be an hour old
-when a slow group reports it, and nobody has to hold it in memory until then.
+A row is a difference: its store adds the rows of one minute, in any order. So a minute may be an hour old when a slow
+group reports it, and need not be in memory until then.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ Stream = tuple[int, int]  # write partition, producer
 
 
 def late_ms(settings: TopicSettings) -> int:
-    """Return how long after its queue time a pointer may still land."""
+    """Return the ms after its queue time within which a pointer may land."""
     return settings.stale_publish_ms + CLOCK_ERROR_MS
 
 
 def window_ms(settings: TopicSettings) -> int:
-    """Return for how much queue time readers are taken to remember what they have seen, at least."""
+    """Return the ms of queue time that readers at least remember."""
     return settings.dedup_window_ms + late_ms(settings)
 
 
 def active_ms(settings: TopicSettings) -> int:
-    """Return how long after a queue time its producer may still be sending, and a late pointer come."""
+    """Return the ms after a queue time in which its producer may send, and a late pointer may land."""
     return settings.delivery_timeout_ms + late_ms(settings)
 
 
 def watermark_ms(settings: TopicSettings, now_ms: int) -> int:
-    """Return the queue time up to which the present result is final: no record can arrive there."""
+    """Return the queue time (Unix ms) up to which the result is final: no record can arrive there."""
     return now_ms - active_ms(settings)
 
 
@@ -57,8 +57,8 @@ class CountSide:
     """Counts of records by name, and a histogram for each stage: records by bucket, as reports have them.
 
     Names on the queue's side: sent, acked, gave-up, committed, copies, and `WORDS`; on a group's side: fetched,
-    dropped, processed, and `WORDS`. `silent` counts clients whose word is missing for the minute. The table of
-    `Minutes` has in `sent` all that are known to have been sent: delivered, or in one of the kinds that are missing.
+    dropped, processed, and `WORDS`. `silent` counts clients without a report for the minute. In the table of `Minutes`,
+    `sent` counts all records that are known to be sent: delivered ones, and those of a missing kind.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
@@ -81,12 +81,12 @@ class CountSide:
 
 @dataclass(slots=True)
 class MinuteRow:
-    """One minute, of a write partition or of one producer there: the sides of the queue and of each group."""
+    """One minute of a write partition, or of one producer there: the sides of queue and groups."""
 
     sides: dict[str, CountSide] = field(default_factory=dict)
 
     def side(self, name: str) -> CountSide:
-        """Return a side, made when it is new."""
+        """Return a side; create it if it is new."""
         return self.sides.setdefault(name, CountSide())
 
     def add(self, other: MinuteRow) -> None:
@@ -99,7 +99,7 @@ class MinuteRow:
                 mine.time(stage, buckets.items())
 
     def in_flight(self, name: str) -> int:
-        """Return how many records a side is known to await: sent and not queued, or queued and not processed."""
+        """Return the records that a side awaits: sent and not queued, or queued and not processed."""
         queue = self.side(QUEUE)
         if name == QUEUE:
             return max(queue["sent"] - queue["committed"] - queue["gave-up"] - queue["lost"] - queue["unknown"], 0)
@@ -110,9 +110,8 @@ class MinuteRow:
     def word(self, name: str = QUEUE) -> str:
         """Return the state: ok, in flight, late, lost, doubled, corrupt or unknown.
 
-        It is the gravest of the queue's side and the group's.
-
-        Without the word of a client that may have had more to say it is unknown, never ok.
+        It is the graver state of the queue's side and the group's. If the report of a client is missing, it is unknown
+        and never ok.
         """
         sides = [self.side(QUEUE)] if name == QUEUE else [self.side(QUEUE), self.side(name)]
         for column, word in WORDS.items():
@@ -127,9 +126,9 @@ class MinuteRow:
 
 @dataclass(frozen=True, slots=True)
 class ReadBlock:
-    """A block as a reader meets it: producer, sequences, queue time (Unix ms), place of its first record.
+    """A block in the order of a reader: producer, sequences, queue time (Unix ms), first position.
 
-    It is `late` when a higher epoch was met before it.
+    It is `late` if a pointer of a higher epoch is before it.
     """
 
     stream: Stream
@@ -157,9 +156,9 @@ class _Missing:
 class Minutes:
     """The table of an audit: each producer's records by minute of queue time (Unix ms of its start).
 
-    Owners prove that time, and no producer's clock moves it. What is missing has no time of its own; it is dated by the
-    pointer that showed it missing. `committed` has by read partition the positions of all groups, None where there is
-    none. Memory: one row for each stream and minute since `take_rows`, and one entry for each hole and each bad block.
+    Owners prove that time, and no producer's clock changes it. Missing records have no time of their own; they get that
+    of the pointer that showed the hole. `committed` has the positions of all groups by read partition, or None. Memory:
+    one row for each stream and minute since `take_rows`, and one entry for each hole and each bad block.
     """
 
     def __init__(self, committed: Mapping[int, Mapping[str, Position | None]] | None = None) -> None:
@@ -171,7 +170,7 @@ class Minutes:
         return len(self._rows)
 
     def deliver(self, met: ReadBlock, *, new: int, doubled: int) -> None:
-        """Take a sound block, of whose records `new` were not delivered before and `doubled` a second time."""
+        """Add a sound block: readers deliver `new` records for the first, `doubled` for a second time."""
         self._missing_of(met.stream).meet(met.first, met.next, _minute(met.time_ms))
         row = self._row(met.stream, met.time_ms)
         counts = {"sent": new, "delivered": new, "doubled": doubled, "late": new if met.late else 0}
@@ -181,32 +180,32 @@ class Minutes:
             row.side(group).count("processed", min(new, _before(met, position)))
 
     def copy(self, met: ReadBlock) -> None:
-        """Take a block that readers drop."""
+        """Add a block that readers drop."""
         self._row(met.stream, met.time_ms).side(QUEUE).count("copies", met.next - met.first)
 
     def miss(self, met: ReadBlock) -> None:
-        """Take a block that readers don't get.
+        """Add a block that readers do not get.
 
-        `settle` reports the part that is missing in the end.
+        `settle` reports its records that are missing at the end.
         """
         missing = self._missing_of(met.stream)
         missing.meet(met.first, met.next, _minute(met.time_ms))
         missing.dated.append((met.first, met.next, _minute(met.time_ms)))
 
     def end(self, stream: Stream, next_: int, time_ms: int) -> None:
-        """Take the end that a producer named."""
+        """Add the end that a producer stated."""
         self._missing_of(stream).meet(next_, next_, _minute(time_ms))
 
     def take_rows(self) -> dict[tuple[Stream, int], MinuteRow]:
-        """Return the rows so far by stream and minute, in order, and forget them."""
+        """Return the rows so far by stream and minute, in order, and remove them."""
         rows = {key: self._rows[key] for key in sorted(self._rows)}
         self._rows.clear()
         return rows
 
     def settle(self, balances: Sequence[Balance]) -> dict[tuple[Stream, int], MinuteRow]:
-        """Date what is missing in the end, and return the rows that are left.
+        """Date the missing records, and return the remaining rows.
 
-        What was met before is forgotten.
+        The table is empty afterwards.
         """
         for balance in balances:
             open_kind = "in_flight" if balance.tail is TailKnowledge.IN_FLIGHT else "unknown"
@@ -231,15 +230,15 @@ class Minutes:
 
 
 def percentile_name(part: float) -> str:
-    """Return what a quantile is called: p50, p90, p99."""
+    """Return the name of a quantile: p50, p90, p99."""
     return f"p{100 * part:g}"
 
 
 def quantile_ms(buckets: dict[int, int], part: float) -> float:
-    """Return the latency in ms below which `part` of the records are, 0 without any.
+    """Return the latency in ms below which the fraction `part` of the records is; 0 without records.
 
-    Bucket b holds 2^(b-1) up to 2^b ms, bucket 0 less than 1 ms; within a bucket records are taken as evenly spread,
-    so the result is at most a factor of two off.
+    Bucket b has 2^(b-1) up to 2^b ms, bucket 0 less than 1 ms. Within a bucket an even distribution is assumed, so the
+    result is wrong by at most a factor of two.
     """
     total = sum(buckets.values())
     before, wanted = 0, part * total

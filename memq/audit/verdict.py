@@ -1,4 +1,4 @@
-"""The verdict of an audit: what was found, how sure that is, and what it rests on.
+"""The verdict of an audit: its findings, their certainty, and their basis.
 
 Pure values, with their JSON.
 """
@@ -37,7 +37,7 @@ class Tally:
 
 
 class Tallies:
-    """Counts findings by kind; begins with those of `told`."""
+    """Counts findings by kind, beginning with `told`."""
 
     def __init__(self, tallies: Iterable[Tally] = ()) -> None:
         self._tallies = {each.kind: Tally(each.kind, each.count, list(each.places)) for each in tallies}
@@ -56,7 +56,7 @@ class Tallies:
 
 @dataclass(frozen=True, slots=True)
 class PartitionCoverage:
-    """The read part of a read partition: pointers `begin` to `end` (exclusive), or why there are none."""
+    """The read part of a read partition: pointers `begin` to `end` (exclusive), or the error."""
 
     partition: int
     begin: int
@@ -67,10 +67,7 @@ class PartitionCoverage:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """The basis of the verdict.
-
-    `through` says how objects were read.
-    """
+    """The basis of the verdict. `through` says how objects were read."""
 
     partitions: tuple[PartitionCoverage, ...] = ()
     objects: int = 0
@@ -132,11 +129,11 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing is wrong: clean, or merely incomplete."""
+        """Whether there is no fault: the verdict is clean or incomplete."""
         return self.outcome in (Outcome.CLEAN, Outcome.INCOMPLETE)
 
     def finding(self, kind: Kind) -> Tally:
-        """Return the findings of a kind; an empty tally when there are none."""
+        """Return the tally of a kind, which may be empty."""
         return next((found for found in self.findings if found.kind is kind), Tally(kind))
 
     def to_json(self) -> dict[str, Any]:
@@ -158,9 +155,9 @@ class Verdict:
 def merge_verdicts(parts: Sequence[Verdict]) -> Verdict:
     """Return the verdict on a topic; `parts` are those of its read partitions, in their order.
 
-    All pointers of a write partition lie in one read partition, and nothing is known across them: so one auditor for
-    each read partition finds what one auditor of all would find.
-    Raises: InvalidRequestError when there is none, or when they are of several topics.
+    All pointers of a write partition are in one read partition, and no evidence crosses read partitions. So one auditor
+    for each read partition has the same findings as one auditor for all.
+    Raises: InvalidRequestError without parts, or for parts of several topics.
     """
     topics = {(part.topic, part.topic_id) for part in parts}
     if len(topics) != 1:

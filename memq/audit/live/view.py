@@ -1,7 +1,7 @@
-"""The live audit's knowledge for people and pages: topics, minutes, groups, findings, latencies.
+"""Reads the results of the live audit: topics, minutes, groups, findings, latencies.
 
-It reads the state that auditors store, so it sees what all of them found, and works while none of them runs. Every
-change has a version; who shows a page keeps the version that it has seen, and asks for what came since.
+It reads the state that auditors store, so it has the results of all of them, and works while none runs. Every change
+has a version: a page stores the last version that it has read, and asks for the changes since.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROWS_MAX = 200_000  # that one question may read
 
 @dataclass(frozen=True, slots=True)
 class Minute:
-    """One write partition in one minute (Unix minutes), as added up so far."""
+    """The sums of one write partition in one minute (Unix minutes) so far."""
 
     topic: str
     topic_id: str
@@ -36,7 +36,7 @@ class Minute:
 
 @dataclass(frozen=True, slots=True)
 class TopicSummary:
-    """One topic: its write partitions with their facts, and the minutes asked for added up."""
+    """One topic: its write partitions with their facts, and the sums of the requested minutes."""
 
     topic: str
     topic_id: str
@@ -63,25 +63,25 @@ class ReportingClient:
     client: Client = field(repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what the pages show of it; its number as 16 hex digits."""
+        """Return the fields that pages show; the number as 16 hex digits."""
         plain = ("kind", "name", "host", "heard_ms", "skew_ms", "silent")
         shown = {name: getattr(self.client, name) for name in plain}
         return {"client": f"{self.number:016x}", **shown, "partitions": len(self.client.keys)}
 
 
 class AuditView:
-    """The reading side of the live audit's state. Raises everywhere: as `Database`."""
+    """The reader of the live audit's state. Every method raises as `Database`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def version(self) -> int:
-        """Return the version of the last change; it grows with every one."""
+        """Return the version of the last change; each change has a higher one."""
         found = await self._ask("SELECT number FROM audit_version")
         return int(found[0][0])
 
     async def changes(self, since: int) -> Changed:
-        """Return what changed behind version `since`; nothing, with the same version, when nothing did."""
+        """Return the changes after version `since`; without changes, the same version."""
 
         def work(execute: Execute) -> Changed:
             version = execute("SELECT number FROM audit_version", ())[0][0]
@@ -117,7 +117,7 @@ class AuditView:
     async def minutes(self, topic: str, first_minute: int, next_minute: int, *, since: int = -1) -> list[Minute]:
         """Return the minutes of a topic, by minute and partition.
 
-        With `since` only what changed behind a version.
+        With `since` only rows that changed after that version.
         """
         found = await self._ask(
             _MINUTES,
@@ -129,9 +129,9 @@ class AuditView:
         ]
 
     async def findings(self, topic: str = "", *, all_: bool = False, limit: int = 1_000) -> list[Finding]:
-        """Return findings of one topic, or of all, the newest first: those that hold and are grave.
+        """Return valid, grave findings of one topic, or of all, newest first.
 
-        With `all_` also those that are over, and those that are merely unproven.
+        With `all_` also withdrawn and unproven ones.
         """
         found = await self._ask(
             f"{_FINDINGS} WHERE (topic = ? OR ? = '') AND (resolved_ms = 0 AND grave = 1 OR ? = 1)"
@@ -148,7 +148,7 @@ class AuditView:
         return _finding(found[0])
 
     async def clients(self) -> list[ReportingClient]:
-        """Return the clients whose reports are awaited, with their homes: who is silent, whose clock is off."""
+        """Return the clients whose reports are awaited, with silence and clock error of each."""
         found = await self._ask("SELECT home, clients FROM homes ORDER BY home")
         return [
             ReportingClient(home, number, client)
