@@ -1,4 +1,4 @@
-"""PySpark's side of memq: topics as data frames, read straight from the store.
+"""memq in PySpark: topics as data frames, read directly from the store.
 
-`format("memq")` finds it by itself.
+PySpark finds it by `format("memq")`, without registration.
 """

@@ -1,4 +1,4 @@
-"""The driver's questions to a cluster: topics, pointers, stores, by a broker or the queue."""
+"""The driver's requests to a cluster, through a broker or the queue: topics, pointers, stores."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OWNERS_S_MAX = 30.0  # a dead owner is replaced sooner, and a batch read does no
 
 
 def open_queue(options: ReadOptions, runtime: Runtime) -> SqliteQueue | KafkaQueue:
-    """Open `options.queue`. Raises: NotFoundError for a file that is not there, InvalidSettingError."""
+    """Open `options.queue`. Raises: NotFoundError for a missing file, InvalidSettingError."""
     scheme, _, rest = options.queue.partition(":")
     if scheme == "kafka":
         settings = environment_settings({"queue": options.queue}, options.config, options.profile).parts()
@@ -57,7 +57,7 @@ def open_queue(options: ReadOptions, runtime: Runtime) -> SqliteQueue | KafkaQue
 async def find_topic(queue: TopicFinder, name: str) -> list[ReadPartition]:
     """Return the read partitions of a topic.
 
-    Raises: NotFoundError, InvalidSettingError when two have its name.
+    Raises: NotFoundError, InvalidSettingError if two topics have its name.
     """
     found = await queue.partitions(name)
     if not found:
@@ -82,7 +82,7 @@ class TopicPlace:
 
 @dataclass(frozen=True, slots=True)
 class CompactorPlace:
-    """Where large objects go: the cluster's name, its first store, and the queue that pointers leave."""
+    """For compaction: the cluster's name, its first store, and the queue that pointers leave."""
 
     cluster: str
     store: str
@@ -91,7 +91,7 @@ class CompactorPlace:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The open ways into a cluster, for one event loop."""
+    """The open connections to a cluster, for one event loop."""
 
     queue: PointerReader
     topics: Mapping[str, TopicPlace]
@@ -105,7 +105,7 @@ class Access:
 
     @property
     def places(self) -> OffsetResolver:
-        """Answers about places in the queue."""
+        """Resolves positions and ends of the queue."""
         return OffsetResolver(self.queue, owner_spans=self._owner_spans if self.owners is not None else None)
 
     async def _owner_spans(self, partition: ReadPartition) -> Sequence[Span]:

@@ -1,7 +1,7 @@
 """The options of `format("memq")`: a table of names and meanings, read into a picklable value. Pure.
 
-Names are case-insensitive, as everywhere in Spark. There are no options for keys and passwords: options are shown in
-plans and logs. Those come from where clients find them, on every machine: the environment, the settings file, the role.
+Names are case-insensitive, as everywhere in Spark. Keys and passwords are no options, because plans and logs show
+options. Every machine finds them as clients do: in the environment, the settings file, or its role.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _SECRET = re.compile(r"secret|password|token|access.?key|sasl", re.IGNORECASE)
 def table_ddl(columns: tuple[str, ...], fields: str) -> str:
     """Return the DDL of a read: `columns`, with decoded `fields` in place of the value, if any.
 
-    Raises: InvalidSettingError when there would be no value to decode.
+    Raises: InvalidSettingError if the columns have no value to decode.
     """
     if fields and "value" not in columns:
         raise InvalidSettingError("option 'schema' decodes the column value, which 'columns' lacks", hint="add value")
@@ -80,11 +80,10 @@ def table_ddl(columns: tuple[str, ...], fields: str) -> str:
 
 
 def fields_at(names: Sequence[str], columns: tuple[str, ...], fields: str) -> range:
-    """Return where the decoded fields are among the `names` of a table that `table_ddl` describes.
+    """Return the places of the decoded fields in `names`, the columns of a table of `table_ddl`.
 
-    A field may have the name of a column that is not there, or `value`, in whose place it is. Raises:
-    InvalidSettingError for one that has the name of a column next to it, in any case of letters, as Spark tells names
-    apart; and for a table that is another one.
+    A field may be called `value`, which it replaces, or like a column that is not read. Raises: InvalidSettingError for
+    a field with the name of another column (Spark ignores the case of letters), and for a different table.
     """
     first = columns.index("value") if fields else 0
     found = range(first, first + len(names) - len(columns) + 1) if fields else range(0)
@@ -106,10 +105,10 @@ def fields_at(names: Sequence[str], columns: tuple[str, ...], fields: str) -> ra
 
 
 def read_given(given: Mapping[str, str], spelling: Mapping[str, str], foreign: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return what was given by lower-case names.
+    """Return the given options by lower-case names.
 
-    `spelling` has those that there are, as people write them.
-    `foreign` are passed over: they are Spark's own. Raises: UnknownSettingError with a "did you mean".
+    `spelling` has the valid names in their usual spelling. `foreign` options, which are Spark's own, are ignored.
+    Raises: UnknownSettingError with a "did you mean".
     """
     normalized = {name.lower(): value.strip() for name, value in given.items() if name.lower() not in foreign}
     for name in normalized:
@@ -125,7 +124,7 @@ def read_given(given: Mapping[str, str], spelling: Mapping[str, str], foreign: t
 
 
 def read_choice(normalized: Mapping[str, str], name: str, spelled: str, choices: tuple[str, ...]) -> str:
-    """Return one of `choices`, the first when nothing was said. Raises: InvalidSettingError."""
+    """Return the given one of `choices`, by default the first. Raises: InvalidSettingError."""
     value = normalized.get(name, choices[0])
     if value.lower() not in choices:
         raise InvalidSettingError(
@@ -149,7 +148,7 @@ Point = str | int | dict[tuple[str, int], Position]  # beginning, end; Unix ms; 
 class ReadOptions:
     """Options of a read.
 
-    `start` and `end` are points; bounds are in bytes and records, 0 for none.
+    `start` and `end` as in `memq.Consumer`; bounds are in bytes and records, 0 for none.
     """
 
     brokers: str | None = None
@@ -178,9 +177,7 @@ class ReadOptions:
 
 
 def read_options(given: Mapping[str, str], kind: Kind | None = None) -> ReadOptions:
-    """Read the options of a batch read or of a stream.
-
-    Of either when it is not known yet which it will be.
+    """Parse the options of a batch read, a stream, or of either if that is not known yet.
 
     Raises: UnknownSettingError with a "did you mean", InvalidSettingError; InvalidNameError for topics.
     """

@@ -1,7 +1,7 @@
-"""The data source `memq` as PySpark meets it: from options to readers.
+"""The data source `memq` of PySpark: creates readers and writers from options.
 
-Every process of Spark imports this file.
-It imports neither pyarrow nor the client before it is used: PySpark looks here for every data source, also for others.
+Every process of Spark imports this file, also for other data sources. So it imports pyarrow and the client only when
+it is used.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class MemqSource(DataSource):
         return "memq"
 
     def schema(self) -> str:
-        """Return the DDL of what the options ask for. Raises: as `read_options`, whose table has all options."""
+        """Return the DDL of the configured columns. Raises: as `read_options`, whose table has all options."""
         from memq.spark.options import read_options, table_ddl
 
         options = read_options(self.options)
         return table_ddl(options.columns, options.schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a reader of what there is. Raises: as `read_options` and `fields_at`."""
+        """Return a batch reader. Raises: as `read_options` and `fields_at`."""
         from memq.spark.options import fields_at, read_options
         from memq.spark.read.batch_reader import MemqReader
 
@@ -49,7 +49,7 @@ class MemqSource(DataSource):
         return MemqReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - PySpark's name
-        """Return a reader that continues. Raises: as `read_options` and `fields_at`."""
+        """Return a streaming reader. Raises: as `read_options` and `fields_at`."""
         from memq.spark.options import fields_at, read_options
         from memq.spark.stream_reader import MemqStreamReader
 
@@ -58,13 +58,13 @@ class MemqSource(DataSource):
         return MemqStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return what appends a data frame. Raises: as `write_options` and `check_columns`."""
+        """Return a writer that appends a data frame. Raises: as `write_options` and `check_columns`."""
         from memq.spark.write import MemqWriter, write_options
 
         return MemqWriter(write_options(self.options, streams=False), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - as above
-        """Return what appends micro-batches. Raises: as `write_options` and `check_columns`."""
+        """Return a writer that appends micro-batches. Raises: as `write_options` and `check_columns`."""
         from memq.spark.write import MemqStreamWriter, write_options
 
         return MemqStreamWriter(write_options(self.options, streams=True), schema, overwrite=overwrite)

@@ -31,8 +31,8 @@ ANY = ""  # the name of a store that means all
 def begin_tasks() -> None:
     """Once per process: keep freed blocks, and exclude imports from garbage collection.
 
-    PySpark's worker collects all garbage after each task, before it takes the next one, and went through all of
-    PySpark, Arrow and memq for it: 45 ms of CPU, most of the price of a task.
+    PySpark's worker collects all garbage after each task. That traversed all objects of PySpark, Arrow and memq, and
+    took 45 ms of CPU, most of the cost of a task.
     """
     keep_freed_blocks()
     gc.freeze()
@@ -40,9 +40,9 @@ def begin_tasks() -> None:
 
 @dataclass(frozen=True, slots=True)
 class StoreUrls:
-    """Where stores are, by name, and which settings file knows more.
+    """The URLs of stores by name, and the path of a settings file.
 
-    There are no keys in it: tasks carry it.
+    It has no keys, because it is sent to tasks.
     """
 
     urls: Mapping[str, str]
@@ -51,7 +51,7 @@ class StoreUrls:
 
     @classmethod
     def of(cls, options: ReadOptions, known: Mapping[str, str]) -> StoreUrls:
-        """Return the stores of options and brokers; the option `store` replaces all of them."""
+        """Return the stores of options and brokers; the option `store` replaces all others."""
         return cls({ANY: options.store} if options.store else dict(known), options.config, options.profile)
 
 
@@ -70,12 +70,12 @@ class TaskStores:
         await self.close()
 
     def fetcher(self, missing_s: float) -> BatchFetcher:
-        """Return what brings batches straight from the stores; it asks for missing objects for `missing_s`."""
+        """Return a fetcher for batches in the stores; it retries missing objects for `missing_s`."""
         confirmed = ConfirmedReads(EventLog(self._runtime.clock), missing_s=missing_s)
         return BatchFetcher("direct", _no_broker, self.open, confirmed)
 
     def open(self, store: str) -> StorageHandler:
-        """Return a store. Raises: DeniedError when it is not known or not here; MemqError of its settings."""
+        """Return a store. Raises: DeniedError if it is unknown or not reachable; errors of its settings."""
         if store not in self._opened:
             url = self._urls.urls.get(store) or self._urls.urls.get(ANY)
             if not url:
@@ -84,14 +84,14 @@ class TaskStores:
         return self._opened[store]
 
     def open_here(self, store: str) -> StorageHandler | None:
-        """Return a store; None when it can't be opened here."""
+        """Return a store; None if it can't be opened here."""
         try:
             return self.open(store)
         except MemqError:
             return None
 
     async def close(self) -> None:
-        """End what was opened."""
+        """Close the opened stores."""
         for handler in self._opened.values():
             await handler.close()
         self._opened.clear()

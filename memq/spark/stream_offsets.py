@@ -1,8 +1,7 @@
-"""Position of a stream as Spark's checkpoint keeps it, and the end of the next micro-batch.
+"""Positions of a stream in Spark's checkpoint, and the end of the next micro-batch. Pure.
 
-Pure.
-Spark compares offsets as text: where nothing is new, the same must come out. Next to each place is how much lies
-before it, so that the difference of two offsets is what lies between them: that is the lag in the progress.
+Spark compares offsets as text, so equal positions must have equal text. Each place includes the number of records and
+bytes before it. So the difference of two offsets is the lag in the query's progress.
 """
 
 from __future__ import annotations
@@ -20,10 +19,7 @@ from memq.topic import Position, ReadPartition, Totals
 
 
 class StreamPlace(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A place in one read partition: the next pointer and the next record in it.
-
-    Records and bytes before it.
-    """
+    """A place in one read partition: next pointer, next record in it, and records and bytes before it."""
 
     offset: int
     index: int = 0
@@ -36,7 +32,7 @@ class StreamPlace(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, position: Position, totals: Totals) -> StreamPlace:
-        """Return a position with how much lies before its pointer as a place."""
+        """Return the place of a position, given the totals before its pointer."""
         records = totals.records + position.record_index
         return cls(position.pointer_offset, position.record_index, records, totals.bytes)
 
@@ -52,7 +48,7 @@ Places = dict[ReadPartition, StreamPlace]
 
 
 def encode_offsets(places: Places) -> dict[str, Any]:
-    """Return the JSON object that Spark keeps."""
+    """Return the JSON text for Spark's checkpoint."""
     topics: dict[str, TopicPlaces] = {}
     for partition, place in sorted(places.items()):
         topics.setdefault(partition.topic, TopicPlaces(partition.topic_id, {})).partitions[partition.partition] = place
@@ -61,9 +57,9 @@ def encode_offsets(places: Places) -> dict[str, Any]:
 
 
 def decode_offsets(offsets: Mapping[str, Any], partitions: list[ReadPartition]) -> Places:
-    """Return the places of `partitions` in what Spark kept.
+    """Return the places of `partitions` in a checkpoint.
 
-    Raises: InvalidRequestError when that is of other topics: a checkpoint belongs to one set of them.
+    Raises: InvalidRequestError if the checkpoint is of other topics: it belongs to one set of topics.
     """
     try:
         topics = msgspec.convert(offsets, dict[str, TopicPlaces], strict=False)
@@ -95,7 +91,7 @@ class Admission:
     _bytes: int = field(default=0, init=False)
 
     def take(self, partition: ReadPartition, offset: int, pointer: Pointer | MemqError) -> None:
-        """Take the next pointer, in a fair order of partitions, or the part of its batch that fits."""
+        """Add the next pointer, in a fair order of partitions, or the part of its batch that fits."""
         place = self.places[partition]
         behind = StreamPlace(offset + 1, 0, place.records, place.bytes)
         if not isinstance(pointer, Pointer) or pointer.kind != "data":
@@ -121,7 +117,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class StreamLag:
-    """Stored records and bytes that lay behind the end of a micro-batch when it was reported."""
+    """Records and stored bytes after the end of a micro-batch when Spark reported it."""
 
     records: int
     bytes: int
@@ -130,7 +126,7 @@ class StreamLag:
 def lag(progress: Mapping[str, Any]) -> StreamLag:
     """Return the lag of a micro-batch, from `query.lastProgress` or one of `query.recentProgress`.
 
-    Sources that are not memq's count as nothing. Rates are Spark's: `inputRowsPerSecond`, `processedRowsPerSecond`.
+    Other sources count as 0. Rates are Spark's: `inputRowsPerSecond`, `processedRowsPerSecond`.
     """
     records = size = 0
     for source in progress["sources"]:

@@ -1,4 +1,4 @@
-"""A streaming read on the driver: asks for ends, plans between two offsets, answers PySpark."""
+"""A streaming read on the driver: finds ends, plans tasks between two offsets, answers PySpark."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ _WANTED = ReadFilter()  # Spark pushes no filters into streams
 class StreamReport:
     """The driver's reports to the audit: its checkpoint at the start, and the progress since.
 
-    Spark asks what lies behind an offset once all before it is done and written down: so that is processed. The tasks
-    report the records (`task_report`); the auditor judges the doubt about those that said nothing.
+    Spark asks for records after an offset once all before it are processed and in its checkpoint. So those are reported
+    as processed. The tasks report the records (`task_report`); the auditor judges tasks that reported nothing.
     """
 
     def __init__(self, name: str, pool: LinkPool, topics: Mapping[str, TopicPlace], runtime: Runtime) -> None:
@@ -65,13 +65,13 @@ class StreamReport:
 
     @property
     def interval_ms(self) -> int:
-        """How often the cluster wants to hear of what is done; 0: not at all."""
+        """Interval in ms at which the cluster wants reports; 0: no reports."""
         return self._pool.audit_ms
 
     async def stand(self, places: Places, reason: BeginReason) -> None:
-        """Note the checkpoint's position `places`; a partition not known before begins there.
+        """Note the checkpoint's position `places`; a new partition begins there.
 
-        How far it has come is reported at once: when all is read, Spark ends this process without a word.
+        Progress is reported at once, because Spark ends this process without notice when all records are read.
         """
         came = False
         for partition, place in places.items():
@@ -91,7 +91,7 @@ class StreamReport:
             await self._reporter.tell(STEP_S_MAX)
 
     async def close(self) -> None:
-        """Send the last report; connections stay."""
+        """Send the last report; connections stay open."""
         await self._reporter.close(CLOSE_S_MAX)
 
 
@@ -104,7 +104,7 @@ class MicroBatchLimit:
 
 
 class TopicStream:
-    """One stream on one event loop. Nothing is opened before the first question."""
+    """One stream on one event loop. The first request opens the first connection."""
 
     def __init__(self, options: ReadOptions, runtime: Runtime) -> None:
         self._options = options
@@ -117,14 +117,14 @@ class TopicStream:
         self._begins: BeginReason = "stored"
 
     async def initial(self) -> dict[str, Any]:
-        """Return the offset of the start that was asked for."""
+        """Return the offset of the configured start."""
         return encode_offsets(await self._tried(self._initial))
 
     async def latest(self, start: Offsets, limit: MicroBatchLimit) -> dict[str, Any]:
-        """Return how far a micro-batch from `start` goes; `start` itself when there is nothing.
+        """Return the end of a micro-batch from `start`; `start` itself without new records.
 
-        Raises: PositionExpiredError when retention took what is next, unless that is passed over; InvalidRequestError
-        for the offsets of other topics.
+        Raises: PositionExpiredError if retention removed the next records, unless the options skip them;
+        InvalidRequestError for the offsets of other topics.
         """
 
         async def latest(access: Access) -> Places:
@@ -140,15 +140,15 @@ class TopicStream:
         return encode_offsets(await self._tried(latest))
 
     async def ends(self) -> dict[str, Any]:
-        """Return the offset behind all that is in the queue now."""
+        """Return the offset of the present end of the queue."""
         return encode_offsets(await self._tried(lambda access: self._found_ends(access, {})))
 
     async def fix_ends(self) -> None:
-        """From here on nothing is new: what is in the queue now is the end."""
+        """Fix the present end of the queue as the end of the stream."""
         self._ends = await self._tried(lambda access: self._found_ends(access, {}))
 
     async def plan(self, start: Offsets, end: Offsets) -> list[Split]:
-        """Return what tasks read between two offsets, always the same. Raises: as `latest`."""
+        """Return the splits that tasks read between two offsets, always the same ones. Raises: as `latest`."""
 
         async def plan(access: Access) -> list[Split]:
             parts: dict[ReadPartition, list[BatchPart]] = {}
@@ -166,7 +166,7 @@ class TopicStream:
         return await self._tried(plan)
 
     async def close(self) -> None:
-        """Let go of the connections, with a last word to the audit."""
+        """Send the last report to the audit, and close the connections."""
         if self._report is not None:
             await self._report.close()
             self._report = None
@@ -317,7 +317,7 @@ async def _push_next(
 
 
 class MemqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows topics. PySpark sends it to tasks before it asks anything: nothing is open until then."""
+    """Follows topics. PySpark pickles it for tasks before its first call, so it opens connections later."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -325,17 +325,17 @@ class MemqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stream: TopicStream | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - PySpark's name, as all below
-        """Return where `start` lies. Raises: as the queue."""
+        """Return the offset of `start`. Raises: as the queue."""
         return io_thread().run(self._opened().initial())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return how far the next micro-batch goes. Raises: as `TopicStream.latest`."""
+        """Return the end of the next micro-batch. Raises: as `TopicStream.latest`."""
         return io_thread().run(self._opened().latest(start, self._limit(limit)))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return the limit that the options set.
+        """Return the limit of the options.
 
-        PySpark knows one kind at a time, `latestOffset` keeps to both.
+        PySpark supports one kind at a time; `latestOffset` applies both.
         """
         if self._options.trigger_records_max:
             return ReadMaxRows(self._options.trigger_records_max)
@@ -344,15 +344,15 @@ class MemqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Return the end of the topics: what lies between it and the end of a micro-batch is the lag."""
+        """Return the end of the topics; the lag is its distance from the end of a micro-batch."""
         return io_thread().run(self._opened().ends())
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Take the end of now as the end of the query."""
+        """Use the present end as the end of the query."""
         io_thread().run(self._opened().fix_ends())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return what tasks read between two offsets. Raises: as `TopicStream.plan`."""
+        """Return the splits between two offsets. Raises: as `TopicStream.plan`."""
         return io_thread().run(self._opened().plan(start, end))
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
@@ -361,10 +361,10 @@ class MemqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_task(partition, self._options, self._schema)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Spark's checkpoint keeps the place; the audit has heard of it when Spark asked what lies behind it."""
+        """Do nothing: the checkpoint has the position, and an earlier request has reported it."""
 
     def stop(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         if self._stream is not None:
             io_thread().run(self._stream.close())
             self._stream = None

@@ -1,7 +1,7 @@
 """Writes with `format("memq")`: options, tasks that stage or send, and PySpark's writers.
 
-A `write()` gets no batch id, and may run twice; only `commit` knows the batch. So what is staged belongs to no batch
-before its commit, and what is sent straight takes the id of the micro-batch from Spark's own properties of the task.
+A `write()` gets no batch id, and may run twice; only `commit` gets the batch. So staged objects belong to no batch
+before their commit. Records that are sent directly use the id of the micro-batch from Spark's properties of the task.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ Messages = list[WriterCommitMessage | None]
 class WriteOptions:
     """Options of a write.
 
-    `batch_id` is -1 where none was given.
+    `batch_id` is -1 if none is given.
     """
 
     brokers: str | None = None
@@ -106,7 +106,7 @@ def write_options(given: Mapping[str, str], *, streams: bool) -> WriteOptions:
 
 
 def check_columns(columns: Mapping[str, str], options: WriteOptions) -> None:
-    """Check the names and types (as Spark's simple strings) of what is written.
+    """Check the names and types (as Spark's simple strings) of the written columns.
 
     Raises: InvalidSettingError.
     """
@@ -154,13 +154,13 @@ class _Records(Protocol):
 
 
 def open_stores(options: WriteOptions, known: dict[str, str]) -> TaskStores:
-    """Return the stores of a task, by what the options and the brokers say."""
+    """Return the stores of a task, from the options and the brokers."""
     urls = {ANY: options.store} if options.store else known
     return TaskStores(StoreUrls(urls, options.config, options.profile), Runtime())
 
 
 class StagedTask:
-    """One task that stages; it lives on the I/O thread."""
+    """One task that stages records; it runs on the I/O thread."""
 
     def __init__(self, commits: StagedCommits, stores: TaskStores, options: WriteOptions, writer: str) -> None:
         self._commits = commits
@@ -173,7 +173,7 @@ class StagedTask:
 
     @classmethod
     async def opened(cls, options: WriteOptions, writer: str) -> StagedTask:
-        """Ask the cluster what it is. Raises: UnreachableError, DeniedError."""
+        """Ask the cluster for its name and stores. Raises: UnreachableError, DeniedError."""
         commits = StagedCommits(options.brokers, writer, audit=True)
         try:
             await commits.connect()
@@ -184,7 +184,7 @@ class StagedTask:
 
     @property
     def store(self) -> StorageHandler:
-        """The store that objects and manifests go to."""
+        """The store for objects and manifests."""
         return self._stores.open(self._commits.store.name)
 
     async def add(self, batch: pyarrow.RecordBatch) -> None:
@@ -194,13 +194,13 @@ class StagedTask:
         await add_rows(self._writer, columns, self._options.topic)
 
     async def finish(self) -> list[StagedObject]:
-        """Return what was staged."""
+        """Return the staged objects."""
         return await self._writer.finish()
 
     async def commit(self, batch_id: int, objects: Sequence[StagedObject], source: str, *, remember: bool) -> None:
         """Commit a batch, as the driver does.
 
-        Of a job with a name first what a killed run left half published.
+        A named job first completes a batch that a killed run published in part.
         """
         if remember and not source:  # a stream commits its last batch again by itself
             last = await self._commits.finish_last(self.store)
@@ -229,7 +229,7 @@ class StagedTask:
 
 
 def stage(batches: Iterator[pyarrow.RecordBatch], options: WriteOptions, writer: str) -> list[StagedObject]:
-    """Stage the records of a task as objects. Raises: MemqError; then nothing of it will ever be seen."""
+    """Stage the records of a task as objects. Raises: MemqError; then no reader will see any of them."""
     begin_tasks()
     thread = io_thread()
     task = thread.run(StagedTask.opened(options, writer))
@@ -244,7 +244,7 @@ def stage(batches: Iterator[pyarrow.RecordBatch], options: WriteOptions, writer:
 def commit(
     options: WriteOptions, writer: str, batch_id: int, objects: Sequence[StagedObject], source: str, *, remember: bool
 ) -> None:
-    """Make a batch of a stream `source`, or of none, visible, once. Raises: MemqError: commit it again."""
+    """Make a batch visible, once; `source` names its stream, if any. Raises: MemqError: commit it again."""
     io_thread().run(_commit(options, writer, batch_id, objects, source, remember=remember))
 
 
@@ -259,9 +259,9 @@ async def _commit(
 
 
 def send(batches: Iterator[pyarrow.RecordBatch], options: WriteOptions, identity: DirectIdentity) -> int:
-    """Send the records of a task; return how many are acked. Raises: MemqError.
+    """Send the records of a task; return how many are acked.
 
-    Some of them may be there then.
+    Raises: MemqError; then some of them may be in the topic.
     """
     begin_tasks()
     thread, records = io_thread(), 0
@@ -278,7 +278,7 @@ def send(batches: Iterator[pyarrow.RecordBatch], options: WriteOptions, identity
 
 
 async def add_rows(records: _Records, columns: dict[str, list[Any]], topic: str) -> None:
-    """Add rows: all at once where they have nothing but plain columns, else one by one."""
+    """Add rows: all at once if they have plain columns only, else one by one."""
     values = columns["value"]
     if columns.keys() <= _PLAIN and None not in (times := columns.get("timestamp") or ()):
         await records.add_many(topic, values, columns.get("key"), times or None)
@@ -293,7 +293,7 @@ async def add_rows(records: _Records, columns: dict[str, list[Any]], topic: str)
 def columns_of(batch: pyarrow.RecordBatch) -> dict[str, list[Any]]:
     """Return the columns as lists: bytes, times in ms, headers as pairs.
 
-    Raises: InvalidRequestError for a null that is where none may.
+    Raises: InvalidRequestError for a null in a column without nulls.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -342,11 +342,11 @@ class MemqWriter(DataSourceArrowWriter):
         return written(iterator, self._options, self._writer, self._batch_id)
 
     def commit(self, messages: Messages) -> None:
-        """Make all of it visible."""
+        """Make all records visible."""
         commit_staged(messages, self._options, self._writer, self._batch_id, remember=bool(self._options.writer))
 
     def abort(self, messages: Messages) -> None:
-        """Leave what was staged to the sweep: a commit that seemed to fail may have decided for it."""
+        """Leave staged objects to the sweep: a commit that seemed to fail may have named them."""
 
 
 class MemqStreamWriter(DataSourceStreamArrowWriter):
@@ -364,7 +364,7 @@ class MemqStreamWriter(DataSourceStreamArrowWriter):
         return written(iterator, self._options, self._options.writer, batch_id)
 
     def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - PySpark's name
-        """Make all of the micro-batch visible, once, however often it is committed."""
+        """Make the whole micro-batch visible, once, even after repeated commits."""
         commit_staged(messages, self._options, self._options.writer, batchId, remember=True)
 
     def abort(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - PySpark's name
@@ -374,7 +374,7 @@ class MemqStreamWriter(DataSourceStreamArrowWriter):
 def written(
     batches: Iterator[pyarrow.RecordBatch], options: WriteOptions, writer: str, batch_id: int
 ) -> WriterCommitMessage:
-    """Stage or send the rows of a task, and return what it did."""
+    """Stage or send the rows of a task, and return its outcome."""
     context = TaskContext.get()
     assert context is not None, "a task without a context"
     stream = context.getLocalProperty(_STREAM_PROPERTY) or ""
@@ -384,7 +384,7 @@ def written(
 
 
 def commit_staged(messages: Messages, options: WriteOptions, writer: str, batch_id: int, *, remember: bool) -> None:
-    """Commit what tasks have staged; what was sent straight is there already."""
+    """Commit the objects that tasks have staged; records sent directly are in the topic already."""
     if options.staged:
         outcomes = [message for message in messages if isinstance(message, TaskOutcome)]
         objects = [staged for message in outcomes for staged in message.objects]
