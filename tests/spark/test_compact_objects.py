@@ -96,7 +96,7 @@ def words(broker: DevServer, topic: str) -> list[str]:
     return [*PIPELINES, "compact", topic, "-b", broker.address, "--into", "objects", *small]
 
 
-@pytest.mark.skipif(not SOAKING, reason="tests/unit/test_cold_compaction.py kills at every step: make soak")
+@pytest.mark.skipif(not SOAKING, reason="tests/unit/test_compaction.py kills at every step: make soak")
 @pytest.mark.parametrize("seed", range(20))
 def test_a_killed_driver_loses_and_doubles_nothing(spark: SparkSession, broker: DevServer, seed: int) -> None:
     topic = f"large-{seed}"

@@ -33,7 +33,7 @@ from memq.topic import Committed, Position, ReadPartition, Topic, TopicSettings,
 from tests.brokers import log_lines
 from tests.skipping_loop import run_skipping, skip, skipping_runtime
 from tests.unit.queue_model import Block, Log
-from tests.unit.test_consumer_flow import read
+from tests.unit.test_partition_cursor import read
 
 TOPIC = Topic(name="t", id="0" * 31 + "1", created_ms=1, settings=TopicSettings(), partitions=equal_slots(2))
 SLOW, MOVED = (ReadPartition("t", TOPIC.id, number) for number in range(2))

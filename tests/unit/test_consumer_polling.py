@@ -23,7 +23,7 @@ from memq.topic import Position, ReadPartition, TopicSettings, Totals
 from tests.skipping_loop import run_skipping, skip, skipping_runtime
 from tests.unit.queue_model import WINDOW_MS, Log
 from tests.unit.test_consumer_opener import NoBroker
-from tests.unit.test_consumer_reading import log_of, partition_of
+from tests.unit.test_fetch_scheduler import log_of, partition_of
 
 Offsets = dict[int, int]
 

@@ -20,7 +20,7 @@ from memq.notification.stored_blocks import STEP_OFFSETS
 from memq.topic import Position, ReadPartition
 from tests.skipping_loop import skip
 from tests.unit.queue_model import Block, Log
-from tests.unit.test_consumer_reading import TOPIC, Reader, World, expected, log_of, partition_of, reading
+from tests.unit.test_fetch_scheduler import TOPIC, Reader, World, expected, log_of, partition_of, reading
 
 
 class AskedWorld(World):

@@ -10,7 +10,7 @@ from memq.notification.remote import Polled
 from memq.topic import ReadPartition
 from tests.skipping_loop import skip
 from tests.unit.queue_model import Block
-from tests.unit.test_consumer_reading import Reader, World, expected, log_of, partition_of, reading
+from tests.unit.test_fetch_scheduler import Reader, World, expected, log_of, partition_of, reading
 
 
 @pytest.mark.parametrize("passes", [True, False])

@@ -19,7 +19,7 @@ from memq.notification import Entries, Entry
 from memq.topic import Position, Totals
 from tests.skipping_loop import skip, skipping_runtime
 from tests.unit.queue_model import WINDOW_MS, Block, Log
-from tests.unit.test_consumer_reading import TOPIC, Reader, World, expected, log_of, partition_of, reading
+from tests.unit.test_fetch_scheduler import TOPIC, Reader, World, expected, log_of, partition_of, reading
 
 
 def relocate(log: Log, offset: int, key: str) -> None:

@@ -16,8 +16,8 @@ from memq.format.manifest import Manifest, StagedObject, StagedPiece, encode_man
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import read_partitions
 from tests.unit.bare_cluster import CLUSTER, Cluster, indexed, newer, topic_of
-from tests.unit.test_cold_compaction import OLD, STORE, WRITER, YOUNG, KillingQueue, World
-from tests.unit.test_cold_compaction import TOPIC as LOG_TOPIC
+from tests.unit.test_compaction import OLD, STORE, WRITER, YOUNG, KillingQueue, World
+from tests.unit.test_compaction import TOPIC as LOG_TOPIC
 
 TOPIC = topic_of("clicks", 2)
 OTHER = topic_of("views")

@@ -27,7 +27,7 @@ from tests.cold import parts_on
 from tests.contract.manual_clock import ManualClock
 from tests.unit.bare_cluster import CLUSTER, Cluster, cold_manifest, part_of, topic_of
 from tests.unit.lying_queue import LyingQueue
-from tests.unit.test_cold_compaction import OLD, PARTITION, RULE, World
+from tests.unit.test_compaction import OLD, PARTITION, RULE, World
 
 CLICKS = topic_of("clicks")
 LOG = read_partitions(CLICKS)[0]
