@@ -1,4 +1,4 @@
-"""Settings of broker and command line: one table of names, units, bounds, meanings; in layers.
+"""Settings of broker and command line: a table of names, units, bounds and meanings; their layers.
 
 A flag wins over the environment (`MEMQ_PORT`), that over the settings file, that over the default. The file is
 the one of `--config`, else `./memq.toml`, else `memq.toml` in the user's configuration folder; the first that

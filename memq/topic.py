@@ -1,4 +1,4 @@
-"""Topics, partitions, slots, positions and names: the words that every part shares."""
+"""Topics, partitions, slots, positions and names, which every part uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The path of one record: its pointers, block and object, times, and groups behind it. Pure.
+"""The path of one record: its pointers, block and object, times, and lagging groups. Pure.
 
 A record is its producer and sequence. Who knows only a key, or a position, finds those first, in the blocks.
 """

@@ -1,4 +1,4 @@
-"""One broker: puts its parts together, listens, looks after its connections, drains and closes."""
+"""One broker: connects its parts, listens, owns its connections, drains and closes."""
 
 from __future__ import annotations
 

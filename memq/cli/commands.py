@@ -1,4 +1,4 @@
-"""The table of commands, and what `memq --help` prints; nothing is imported for it."""
+"""The table of commands, and the text of `memq --help`, without imports."""
 
 from __future__ import annotations
 

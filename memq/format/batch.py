@@ -1,6 +1,6 @@
-"""A stored batch cut into its blocks, each checked: what is whole, and what is damaged and where.
+"""Cuts a stored batch into checked blocks, sound or damaged, with their places. Pure.
 
-Pure. The one way from stored bytes to blocks: consumer, audit, compaction, restore and trace.
+The only way from stored bytes to blocks, for consumer, audit, compaction, restore and trace.
 A block's length finds the next block, so a damaged block may hide those behind it. Then the index of the
 object says where each block lies and how many records it has; without an index the rest of the batch is one
 damaged piece. Record indexes count what was stored, so they stay right across damage.

@@ -1,4 +1,4 @@
-"""Which broker owns which partition: strategies that give each a live owner with few moves. Pure.
+"""Assigns partitions to brokers: strategies that give each a live owner with few moves. Pure.
 
 What a live broker has, it keeps, also under a new session: it opens again by itself. The partitions of dead brokers and
 of nobody go where there is room; those of a draining broker move away; then, with `balanced`, the busiest broker gives

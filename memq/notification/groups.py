@@ -1,4 +1,4 @@
-"""Consumer groups as a pure machine: who may read what, in which generation.
+"""Consumer groups as a pure machine: members, generations and their partitions.
 
 Every queue that keeps groups itself uses it.
 

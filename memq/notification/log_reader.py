@@ -1,4 +1,4 @@
-"""Reads a read partition up to an end that was read before: the one way to take a log for whole.
+"""Reads a read partition up to an end that was read before; only this proves a complete log.
 
 An empty answer of a queue is a claim. A library that lost its connection, a replica that lags or a broker of an older
 version may return one in the middle of a log, and a reader that believed it would take half a log for all of it: a

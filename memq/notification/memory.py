@@ -1,4 +1,4 @@
-"""A notification queue in memory: for tests, the simulation and `memq.testing`. Lost with the process."""
+"""A notification queue in memory, for tests, the simulation and `memq.testing`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The queue `remote`: clients that cannot reach the queue use a broker's, by frames."""
+"""The queue `remote`: clients without access to the queue use it through a broker."""
 
 from __future__ import annotations
 

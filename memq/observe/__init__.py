@@ -1,1 +1,1 @@
-"""Names and kinds of what memq shows of itself: metrics and spans."""
+"""Names and kinds of memq's metrics and spans."""

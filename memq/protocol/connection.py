@@ -1,4 +1,4 @@
-"""The state machine of one connection, the same for both sides: who may say what, and when."""
+"""The state machine of one connection, for both sides: which frames each may send in which state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one door to time: ages are monotonic, the wall clock is for people; back-off of retries."""
+"""The only access to time: monotonic for ages, wall clock for dates; back-off of retries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one owner of background tasks; bounds on concurrent operations and bytes under way."""
+"""The owner of background tasks; bounds on concurrent operations and bytes in flight."""
 
 from __future__ import annotations
 

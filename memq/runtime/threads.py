@@ -1,4 +1,4 @@
-"""The one door to threads: bounded pools, for the parts that have no other way.
+"""The only access to threads: bounded pools, for blocking libraries and compression.
 
 Those are the filesystem store, the databases, libraries that block, the dashboard's look into whole objects, and sync
 producers, whose blocks are compressed.

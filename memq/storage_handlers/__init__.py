@@ -1,4 +1,4 @@
-"""Where objects live: the ports for reading and writing immutable objects, one file per handler."""
+"""Object stores: the ports for reading and writing immutable objects, one file per handler."""
 
 from __future__ import annotations
 

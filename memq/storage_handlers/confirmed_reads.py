@@ -1,4 +1,4 @@
-"""Reads that are believed to be damaged, short or missing only when independent fetches agree on it.
+"""Reads that report damage, short or missing objects only if independent fetches agree.
 
 Theory. Bytes change between a store and its reader: in memory, in a proxy, in a cache. A store answers 404 for an
 object that it has, cuts a body short, or sends another object. None of that is damage of what is stored, and a reader

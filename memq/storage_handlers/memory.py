@@ -1,4 +1,4 @@
-"""Objects in memory: for tests, the simulation and `memq.testing`. Lost with the process."""
+"""Objects in memory, for tests, the simulation and `memq.testing`."""
 
 from __future__ import annotations
 

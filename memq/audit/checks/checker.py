@@ -1,4 +1,4 @@
-"""Reads what an audit needs, pointers in pages and objects a few at a time, and checks each batch.
+"""Reads pointers in pages and objects a few at a time, and checks each batch for an audit.
 
 It keeps nothing from one pointer to the next, so that a span can be cut into pieces that are checked side by side.
 """

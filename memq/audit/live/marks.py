@@ -1,4 +1,4 @@
-"""Which sequence a producer had come to at which pointer: the way from a group's position to records.
+"""Marks: the highest sequence of each producer at a pointer, to convert a group's position to records.
 
 Pure.
 """

@@ -1,4 +1,4 @@
-"""The findings that hold in one write partition, kept in step with what is wrong now. Pure.
+"""The open findings of one write partition, updated with each new judgement. Pure.
 
 What is wrong is computed each time as sets of sequences. Here it becomes findings that have a name and a beginning,
 grow, shrink and end. Each change of a finding is a change of its minute's counts, too: so counts and findings agree.

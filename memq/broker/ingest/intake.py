@@ -1,4 +1,4 @@
-"""Received bytes become checked blocks: where they land, and runs of sound blocks, checked in place.
+"""Receives bytes into slabs and finds runs of sound blocks, checked in place.
 
 Reads are synchronous, so one current slab serves all connections: each read starts at the cursor, and a
 frame that is only half there keeps its place (a region) until the rest comes. While a region is the last

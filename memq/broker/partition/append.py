@@ -1,4 +1,4 @@
-"""The interface of a partition: front doors append runs of blocks, and get an outcome for each.
+"""The interface of a partition: connections append runs of blocks, and get an outcome for each.
 
 A front door is whatever brings blocks: the WRITE frames of a connection, a block that another broker forwards. It
 opens a `Stream` for each producer, asks for the room, appends, and then learns by the sink of the stream how far its

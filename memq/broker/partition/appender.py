@@ -1,4 +1,4 @@
-"""The way into a partition: limits, dedup, spool and ring judge each run of blocks, in that order."""
+"""Accepts runs of blocks for a partition: applies limits, dedup, spool and ring, in that order."""
 
 from __future__ import annotations
 

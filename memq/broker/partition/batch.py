@@ -1,4 +1,4 @@
-"""From a sealed slot to its object and its pointer. Pure: the bytes of the blocks are only pointed at."""
+"""Builds object and pointer of a sealed slot, without a copy of the blocks' bytes. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recently published batches still in memory: READ is served from them without the store."""
+"""Cache of recently published batches: READ is answered from memory, without the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ring of batch slots of one topic partition: what is open, sealed, stored and published. Pure.
+"""The ring of batch slots of one topic partition: open, sealed, stored and published. Pure.
 
 One slot is open and takes blocks. Sealed slots upload in parallel, but only the head may publish its
 pointer, and its acks go out with that: so a reader never sees batch 8 before batch 7, and a cumulative

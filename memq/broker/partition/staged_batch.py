@@ -1,4 +1,4 @@
-"""A batch that a writer put into the store itself: what its object's index says of it, checked. Pure.
+"""A batch that a writer put into the store itself, checked by the index of its object. Pure.
 
 What is checked: trailer and index by their checksum; that the index names the batch where the writer says it lies, for
 this topic and partition; and that its blocks fill it. What is not: the bytes of the blocks, which the store compared

@@ -1,1 +1,1 @@
-"""The queue, made again from the objects in the store."""
+"""Restore: rebuilds the queue from the objects in the store."""

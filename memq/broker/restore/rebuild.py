@@ -1,4 +1,4 @@
-"""Pointers from objects: what each object's index says is the pointer that its batch had. Pure.
+"""Rebuilds the pointer of each batch from the index of its object. Pure.
 
 `PresentLog` says from the pointers that a log still has whether the log is lost, in use, or restored in part.
 

@@ -1,4 +1,4 @@
-"""The records that this broker holds: in its rings, on their way to a next owner, and on its disk.
+"""The records that this broker holds: in its rings, in forwarded blocks, and on its disk.
 
 Theory: from its ack with 1 until the queue shows its pointer, a record is in one of these places. What lies in memory
 moves from one to the next within one step of the event loop. So the disk is read first, and then all of memory in one

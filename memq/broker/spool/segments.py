@@ -1,4 +1,4 @@
-"""Which segments there are, how much of each is still wanted, and which may go, or be copied to go.
+"""The segments of the spool: how much of each is needed, and which may be removed or copied.
 
 Pure.
 A segment goes once nothing in it is wanted. One partition that can't publish, among thousands that can, would so keep

@@ -1,4 +1,4 @@
-"""The blocks of a lost epoch that were acked with 1: held until the queue has them. Pure."""
+"""Blocks of a lost epoch that were acked with ack=1, held until the queue has them. Pure."""
 
 from __future__ import annotations
 

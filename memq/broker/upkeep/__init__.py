@@ -1,1 +1,1 @@
-"""Retention and sweep: what goes, and the proofs that it may go."""
+"""Retention and sweep: delete old pointers and unnamed objects, with proof that they may be deleted."""

@@ -1,4 +1,4 @@
-"""The past of a write partition as its log shows it: objects it may have named and released. Pure.
+"""The past of a write partition in its log: which unnamed objects the log accounts for. Pure.
 
 Theory. An owner publishes `opened` before it puts any object of its epoch, and the batches of an epoch in the order of
 their numbers, from 0 and without a hole. Retention takes pointers from the front and leaves the last ones. So an object

@@ -1,4 +1,4 @@
-"""Reads all pointers of a read partition once, and says whether the reading was whole.
+"""Reads all pointers of a read partition once, and states whether the reading is complete.
 
 Theory. Retention and the sweep delete what a log does not name, so an answer that is short destroys data. An empty
 read is no proof that a log is over: a queue that lost its connection has answered so. The witness is the span, read

@@ -1,4 +1,4 @@
-"""Retention takes what is too old or too much: pointers first, then the objects that they alone named.
+"""Retention deletes pointers that are too old or too many, then the objects that only they named.
 
 Of compacted pointers it takes whole parts, the oldest of a manifest first. Their objects go with the sweep, when
 readers have had its safety age to learn of the new manifest.

@@ -1,4 +1,4 @@
-"""Opens the sweep of a data folder or of a cluster, for who is no broker of it."""
+"""Opens the sweep of a data folder or of a cluster for `memq sweep`, outside of brokers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`memq auditor`: watches all topics, and keeps what it finds.
+"""`memq auditor`: audits all topics continuously, and stores its findings.
 
 Its subcommands show that, and note who has seen it.
 """

@@ -1,4 +1,4 @@
-"""`memq bench`: what a broker does with records of one size, out and back in, on a topic of its own."""
+"""`memq bench`: measures sending and reading records of one size, on a topic of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`memq produce`: sends what stdin or files hold, one record per line."""
+"""`memq produce`: sends the lines of stdin or files, one record per line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`memq audit`: what was lost, doubled or damaged in a topic, and how sure that is."""
+"""`memq audit`: reports lost, doubled and damaged records of a topic, and the verdict's basis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`memq inspect`: what one object or segment holds, from its own index, without a broker."""
+"""`memq inspect`: shows the content of an object or segment, without a broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`memq trace`: the path of one record: block, object, pointers, times, groups behind it."""
+"""`memq trace`: shows the path of one record: block, object, pointers, times, groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One assigned partition of a consumer: its cursor, its ledger of commits, and its tasks."""
+"""One assigned partition of a consumer: its cursor, its progress, and its tasks."""
 
 from __future__ import annotations
 

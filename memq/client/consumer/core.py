@@ -1,4 +1,4 @@
-"""The consumer on one event loop: what the asyncio and the sync face share.
+"""The consumer on one event loop: the core that `Consumer` and `AsyncConsumer` share.
 
 Policy lives in its machines.
 """

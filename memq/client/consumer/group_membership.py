@@ -1,4 +1,4 @@
-"""A group member: what it holds, what it must return, and changes for its user. Pure.
+"""A group member: its partitions, those that it must release, and changes for its user. Pure.
 
 The group's answers come in the background, and the user's thread takes the changes when it polls: between
 the two a partition may come and go again, and then nobody is notified. A partition that is to be given back is

@@ -1,4 +1,4 @@
-"""Resolves places of a read partition through the queue: a time, counts before a start, the end."""
+"""Resolves start, end, time and totals of a read partition through the queue."""
 
 from __future__ import annotations
 

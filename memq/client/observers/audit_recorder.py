@@ -1,4 +1,4 @@
-"""A client's report, computed from its work: events in, reports out. Pure: time comes in.
+"""A client's reports to the audit, computed from events of its work. Pure: time is an argument.
 
 Theory. A client does thousands of things in an interval, and nearly all of them follow on each other: so they are kept
 as range sets by write partition, stage, producer and event-time minute, and an event costs one range that grows and one

@@ -1,4 +1,4 @@
-"""Where records wait: the open block of each partition, and the blocks that were cut from it."""
+"""The open block of each partition, and the blocks that were cut from it."""
 
 from __future__ import annotations
 

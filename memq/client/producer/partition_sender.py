@@ -1,4 +1,4 @@
-"""The shell of a producer window: finds the owner, opens the stream, writes, keeps the time."""
+"""The shell of a producer window: finds the owner, opens the stream, writes, sets timers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which partition a record goes to: key to slot to partition.
+"""Chooses the partition of a record: from key to slot to partition.
 
 Without a key one partition per block, in turn.
 """

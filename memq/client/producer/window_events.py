@@ -1,4 +1,4 @@
-"""Events, instructions and states of a producer's window: what machine and shell exchange, as data."""
+"""Events, instructions and states of a producer's window, exchanged by machine and shell."""
 
 from __future__ import annotations
 

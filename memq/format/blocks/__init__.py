@@ -1,1 +1,1 @@
-"""The block: header, columns, codec, how it is built, and how it is read."""
+"""The block: header, columns, codec, builder and reader."""

@@ -1,4 +1,4 @@
-"""The one builder of blocks: records go in, one sealed block of bytes comes out. Pure.
+"""The only builder of blocks: takes records, returns one sealed block as bytes. Pure.
 
 Producer, bulk writers, import and staged objects all use it; none of them has bytes of its own. A compiled kernel may
 take its place: nothing else knows how records lie before they are sealed, except the way in of `send`, whose rule is

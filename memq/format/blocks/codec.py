@@ -1,4 +1,4 @@
-"""Codecs of a block's payload, and of nothing larger: what comes out is bounded before it is made."""
+"""Codecs of a block's payload; the unpacked size is bounded before memory is allocated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a block: from checked bytes to columns of records, each column made when it is asked for."""
+"""Reads a checked block as columns of records; each column is created on demand."""
 
 from __future__ import annotations
 

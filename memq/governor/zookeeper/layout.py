@@ -1,4 +1,4 @@
-"""Where things lie in ZooKeeper, and what the nodes hold: paths and bytes to values and back, pure.
+"""Paths and contents of nodes in ZooKeeper: bytes to values and back. Pure.
 
 ====================================  ==========  ===========================================================
 node, below the path of the URL       kind        holds

@@ -1,4 +1,4 @@
-"""The one way to Kafka's admin requests: what is not an answer raises memq's error, and never returns."""
+"""All admin requests to Kafka: a wrong or missing answer raises an error of memq."""
 
 from __future__ import annotations
 

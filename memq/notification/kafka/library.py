@@ -1,4 +1,4 @@
-"""librdkafka behind one door: makes its clients, takes its logs, and translates its errors.
+"""The only user of librdkafka: creates its clients, receives its logs, translates its errors.
 
 This is the one place that judges librdkafka's codes and explains timeouts.
 """

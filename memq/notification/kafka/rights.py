@@ -1,4 +1,4 @@
-"""Proves at the start that Kafka grants every needed right; names each missing one with its cure."""
+"""Tests every needed right in Kafka at the start; names each missing one and its command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One writer for one SQLite file: what waits is committed together, by one transaction and one fsync.
+"""One writer for one SQLite file: waiting requests share one transaction and one fsync.
 
 A commit costs an fsync, milliseconds on many disks; a publish costs some 20 µs. So a task takes all jobs that wait,
 has a thread run them in one transaction, and hands the results back; what arrives meanwhile is the next transaction.

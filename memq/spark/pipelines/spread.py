@@ -1,4 +1,4 @@
-"""Distributes work over executors: cuts a topic's queue into pieces, and runs one task per item."""
+"""Distributes work over executors: divides a topic's queue, and runs one task per item."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads objects by listing alone, without a queue: pointers are rebuilt from indexes.
+"""Reads objects by listing only, without a queue: pointers are rebuilt from indexes.
 
 Pointers of an epoch go out in the order of its batches. So what lies behind a hole in the batch sequences of an epoch,
 no further than a ring is long, was stored by an owner that never came to publish it: no pointer would have named it.

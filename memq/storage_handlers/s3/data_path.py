@@ -1,4 +1,4 @@
-"""The door between the S3 store and the libraries that send its requests: no second try, no policy."""
+"""The interface of the S3 store to the libraries that send requests, without retries or policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects in a bucket of S3 or of a server that speaks as S3 does: the port, over either data path.
+"""Objects in a bucket of S3 or of a compatible server: the port, over either data path.
 
 Put-if-absent is `If-None-Match: *`. Each put marks its object with the crc32c of its bytes: when a try finds the key
 taken, the mark tells whether the same bytes lie there, as an earlier try whose answer was lost has put them, or others.

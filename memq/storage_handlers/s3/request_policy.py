@@ -1,4 +1,4 @@
-"""Which requests are sent: none while the circuit breaker is open, a second one for a slow one. Pure.
+"""Decides which requests are sent: circuit breaker, and hedges of slow requests. Pure.
 
 Theory: each batch is tried again for ever, and so is each read. While a store is down that is many requests a second
 that can't succeed, and at the moment when it heals they all come at once. The breaker lets one through at a time.

@@ -1,4 +1,4 @@
-"""Asks brokers what they hold of all that the live audit would call lost, next to its rounds. A shell.
+"""Asks brokers for held records before the live audit reports a loss, next to its rounds. A shell.
 
 A broker that hangs delays the verdict on what it may hold, and nothing else.
 """

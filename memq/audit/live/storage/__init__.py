@@ -1,1 +1,1 @@
-"""Where the live audit keeps its state: SQLite or PostgreSQL."""
+"""Storage of the live audit's state: SQLite or PostgreSQL."""

@@ -1,4 +1,4 @@
-"""Where the live audit keeps its state: the port to a database of SQL, and SQLite behind it.
+"""Port to an SQL database for the live audit's state, and its SQLite implementation.
 
 What is asked is plain SQL that SQLite and PostgreSQL both know, with `?` for values. Each piece of work is one
 transaction: reports, verdicts and the position up to which reports were read are stored together or not at all.

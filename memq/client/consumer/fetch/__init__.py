@@ -1,1 +1,1 @@
-"""How a consumer polls pointers and fetches their batches, within a budget and in order."""
+"""Polls pointers of a consumer and fetches their batches, within a byte budget and in order."""

@@ -1,4 +1,4 @@
-"""One read partition: what to poll, fetch and deliver, in order. Pure.
+"""The cursor of one read partition: which entries to poll, fetch and deliver next, in order. Pure.
 
 Pointers come in by `take_entries`, stored batches by `fetched`, and `deliver` gives out the next records. The
 position moves only in `deliver`. Dedup happens there too, since only there the order is that of the queue.

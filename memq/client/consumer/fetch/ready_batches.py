@@ -1,4 +1,4 @@
-"""Batches between cursors and user: made ahead, handed out, not yet done. Pure.
+"""Batches between cursors and user: prepared, delivered, not yet finished. Pure.
 
 Theory: to ask the I/O thread for a batch costs 100 µs of CPU, since two threads that sleep are woken: 200 ns for each
 record of 1 KB. So one question brings several batches, and the thread of a sync consumer takes the others from here by

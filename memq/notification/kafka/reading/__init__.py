@@ -1,1 +1,1 @@
-"""How entries and offsets are read from Kafka."""
+"""Reads entries and offsets from Kafka."""
