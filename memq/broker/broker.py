@@ -409,7 +409,7 @@ def _close_overdue(connection: Connection, now_s: float, settings: BrokerSetting
         connection.refuse(ProtocolError(f"no HELLO within {settings.hello_timeout_ms} ms"))
     since_s = connection.half_since_s
     if since_s is not None and not connection.paused and now_s - since_s > settings.frame_timeout_ms / 1000:
-        connection.refuse(ProtocolError(f"a frame was not whole within {settings.frame_timeout_ms} ms"))
+        connection.refuse(ProtocolError(f"a frame was not complete within {settings.frame_timeout_ms} ms"))
     connection.outbox.look(now_s)
     if connection.outbox.stands(now_s, settings.frame_timeout_ms):
         connection.abort()  # it does not read: there is no use in telling it

@@ -77,8 +77,8 @@ class StoreMark:
         live = [broker.id for broker in await self._coordinator.brokers()]
         if live:
             raise InvalidRequestError(
-                f"brokers {', '.join(live)} run, with the store that the cluster has",
-                hint="stop all brokers first, then copy what they wrote last",
+                f"brokers {', '.join(live)} are running with the cluster's present store",
+                hint="stop all brokers first, then copy the objects that they wrote last",
             )
         await self._coordinator.store_mark(marks.found or await self._make(random), before=marks.known)
         await self.compare()

@@ -68,8 +68,8 @@ class OwnerRequests:
         except TimeoutError as error:
             said = "".join(f": {each}" for each in errors)
             raise TimedOutError(
-                f"the owner of partition {writer} of topic '{log.topic}' did not say within {self._answer_s:g} s where"
-                f" its log ends{said}",
+                f"the owner of partition {writer} of topic '{log.topic}' did not prove its end within"
+                f" {self._answer_s:g} s{said}",
                 hint=f"check the broker that 'memq topic describe {log.topic}' names as the owner",
             ) from error
 

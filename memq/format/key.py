@@ -230,7 +230,7 @@ def parse_object_key(key: str) -> ObjectKey | SharedObjectKey | ColdObjectKey:
         parsed = read(match) if match else None
         if parsed is not None:
             return parsed
-    raise InvalidRequestError(f"{key[:120]!a} is not the key of an object of memq")
+    raise InvalidRequestError(f"{key[:120]!a} is not the key of a memq object")
 
 
 def _parse_topic_key(match: re.Match[str]) -> ObjectKey | None:

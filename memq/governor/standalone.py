@@ -219,7 +219,7 @@ class StandaloneCoordinator(LocalCoordinator):
             _refuse(together, error)
             return
         except BaseException as error:
-            _refuse(together, UnreachableError(f"a change was left half-way: {error!r}", hint="try again"))
+            _refuse(together, UnreachableError(f"a change was left incomplete: {error!r}", hint="try again"))
             raise
         for request, change in together:
             self._registry.apply(change)

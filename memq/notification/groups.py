@@ -231,7 +231,7 @@ class Group(msgspec.Struct):
     def _current(self, name: str, generation: int) -> Member:
         member = self.members.get(name)
         if member is None:
-            raise GenerationFencedError(f"member '{name}' is not in the group; it left, or was silent too long")
+            raise GenerationFencedError(f"member '{name}' is not in the group; it left, or was silent for too long")
         if not member.joined <= generation <= self.generation:
             raise GenerationFencedError(
                 f"member '{name}' names generation {generation}, it has {member.joined} to {self.generation}"

@@ -307,7 +307,7 @@ def test_who_is_handed_a_block_answers_when_its_pointer_is_in_the_queue_and_judg
             assert [each.records for each in await pointers(cluster, topic)] == [0, 1]
             await forward(link, topic, 0, block, now_s)
             assert [each.records for each in await pointers(cluster, topic)] == [0, 1], "it was there already"
-            with pytest.raises(TooOldError, match="block 7 was looked for over 120000 ms ago"):
+            with pytest.raises(TooOldError, match="block 7 was searched for over 120000 ms ago"):
                 await forward(link, topic, 0, memoryview(block_of(topic, 7, [b"a"])), now_s - 121)
             with pytest.raises(NotFoundError):
                 await forward(link, topic, 5, block, now_s)

@@ -84,7 +84,7 @@ def test_a_frame_has_its_time_to_become_whole() -> None:
         await skip(TIMEOUT_S - 1)
         assert not half.is_gone()
         await skip(2)
-        assert half.error().text == "a frame was not whole within 30000 ms"
+        assert half.error().text == "a frame was not complete within 30000 ms"
         assert half.is_gone()
         await skip(10 * TIMEOUT_S)
         assert not idle.is_gone()

@@ -233,7 +233,7 @@ def test_a_position_belongs_to_its_partition() -> None:
         cluster.create_topic("t", partitions=2)
         with memq.Consumer(cluster.address, "t", end="end") as consumer:
             assert list(consumer) == []
-            with pytest.raises(InvalidRequestError, match="position 1:0:0 is one of partition 1, not of 0"):
+            with pytest.raises(InvalidRequestError, match="position 1:0:0 belongs to partition 1, not to 0"):
                 consumer.seek("t", 0, memq.Position.parse("1:0:0"))
             with pytest.raises(TypeError, match="partition must be int, not str"):
                 consumer.pause("t", "0")  # type: ignore[arg-type]  # as a newcomer would

@@ -70,7 +70,7 @@ def test_a_commit_whose_partition_goes_between_two_tries_does_not_return_as_if_i
             assert batch is not None
 
             queue.failing = lambda: consumer.seek("clicks", 0, "beginning")
-            with pytest.raises(GenerationFencedError, match="handed out before its partition was given back"):
+            with pytest.raises(GenerationFencedError, match="delivered before its partition was released"):
                 await consumer.commit(batch)
             await consumer.close()
 

@@ -193,7 +193,11 @@ def test_a_finding_is_verified_by_what_lies_in_the_store_now(cluster: Cluster) -
         assert report["blocks"][0]["named"]
         assert report["blocks"][0]["cause"]
         assert not pages.json("/api/findings/gone/verify")["object"]
-        for name, words in (("other", "is not the one"), ("nowhere", "is in no pointer"), ("none", "no finding")):
+        for name, words in (
+            ("other", "is not that of finding"),
+            ("nowhere", "no pointer has its records"),
+            ("none", "no finding"),
+        ):
             answer, body = pages.ask(f"/api/findings/{name}/verify")
             assert answer.status == 404
             assert words in json.loads(body)["error"]

@@ -324,7 +324,7 @@ def test_what_is_not_as_the_manifest_says_is_refused() -> None:
         with pytest.raises((CorruptDataError, StoreError)):
             await rig.commits.commit(1, [longer], rig.store)
         foreign = msgspec.structs.replace(staged, key="memq/topics/clicks/00/x")
-        with pytest.raises(InvalidRequestError, match="none that writer 'nightly' staged"):
+        with pytest.raises(InvalidRequestError, match="not staged by writer 'nightly'"):
             await rig.commits.commit(2, [foreign], rig.store)
         await rig.store.delete(staged.key)
         with pytest.raises(NotFoundError):

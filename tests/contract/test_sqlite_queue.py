@@ -397,7 +397,7 @@ def test_a_database_of_something_else_is_not_touched(tmp_path: Path) -> None:
     connection.close()
     error = refused(tmp_path)
     assert isinstance(error, CorruptDataError)
-    assert "something else" in str(error)
+    assert "another program" in str(error)
 
 
 def test_another_file_of_memq_is_something_else(tmp_path: Path) -> None:
@@ -405,7 +405,7 @@ def test_another_file_of_memq_is_something_else(tmp_path: Path) -> None:
     (tmp_path / "x.sqlite").rename(tmp_path / "queue.sqlite")
     error = refused(tmp_path)
     assert isinstance(error, CorruptDataError)
-    assert "something else" in str(error)
+    assert "another program" in str(error)
 
 
 def test_a_newer_file_is_unsupported_and_not_corrupt(tmp_path: Path) -> None:

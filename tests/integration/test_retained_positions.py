@@ -79,7 +79,7 @@ def test_who_stands_before_the_first_position_is_told_it(kind: str, tmp_path: Pa
                 assert batch is not None
                 assert batch.values() == [b"2"], "as the error's hint says"
             first = await begin(broker, here.pointer_offset + 1)
-            words = f"position {here} of topic 'clicks' is before {first}, the first one that retention left"
+            words = f"position {here} of topic 'clicks' is before {first}, the first remaining one"
             report = f"{words}: 1 records are gone".encode()
             assert await read(broker.address, auto_commit=False) == [report, b"3", b"4"]
             assert await read(broker.address, on_expired="skip") == [b"3", b"4"]

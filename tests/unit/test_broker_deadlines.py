@@ -54,7 +54,7 @@ class Peer:
         ({"ready": False, "opened_s": NOW_S - 11}, ["no HELLO within 10000 ms"]),
         ({"half_since_s": NOW_S - 29}, []),
         ({"half_since_s": NOW_S - 30}, []),
-        ({"half_since_s": NOW_S - 31}, ["a frame was not whole within 30000 ms"]),
+        ({"half_since_s": NOW_S - 31}, ["a frame was not complete within 30000 ms"]),
         ({"half_since_s": NOW_S - 31, "paused": True}, []),
         ({"unread": True}, ["abort"]),
         ({"leaving_since_s": NOW_S - 29}, []),

@@ -350,7 +350,7 @@ def test_a_seek_does_not_take_back_what_went_while_its_place_was_looked_for(run:
         member.state.fenced()
         member.reading.keep(member.state.granted)
         member.answers.there.set()
-        with pytest.raises(InvalidRequestError, match="was meanwhile assigned to another one"):
+        with pytest.raises(InvalidRequestError, match="was assigned to another member"):
             await seek
         assert SLOW not in member.reading.assigned
 

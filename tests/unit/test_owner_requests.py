@@ -232,7 +232,7 @@ def test_an_owner_that_does_not_answer_in_time_is_named_and_no_span_goes_without
         owner.errors = [] if error is None else [error] * 1_000
         owners, _ = await asked(broker, owner, answer_s=0.05)
         said = "" if error is None else ": its log is lost"
-        text = f"the owner of partition 0 of topic 'clicks' did not say within 0.05 s where its log ends{said}"
+        text = f"the owner of partition 0 of topic 'clicks' did not prove its end within 0.05 s{said}"
         with pytest.raises(TimedOutError) as caught:
             await owners.spans(LOG, [0])
         assert str(caught.value) == text
@@ -265,7 +265,7 @@ def test_an_instance_begins_in_each_partition_a_few_at_a_time() -> None:
         with pytest.raises(TimedOutError, match="producer 'job' did not begin in topic 'clicks' in 30 s"):
             await work
         owner.mute = True
-        with pytest.raises(ProtocolError, match="did not say how a named producer begins"):
+        with pytest.raises(ProtocolError, match="no start of the named producer"):
             await naming.begin(wide, [0], settings)
         owner.errors = [ProducerFencedError("newer")]
         with pytest.raises(ProducerFencedError):

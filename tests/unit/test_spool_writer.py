@@ -251,7 +251,7 @@ def test_blocks_are_refused_while_too_much_waits_or_lies_on_the_disk() -> None:
         rig.take(one, rest - 1)
         assert rig.spool.refusal is None
         rig.take(one, 1)
-        assert "16000 may be" in str(rig.spool.refusal)
+        assert "16000 are allowed" in str(rig.spool.refusal)
         rig.disk.gate.set()
         rig.published(one)
         await rig.spool.settle()

@@ -190,7 +190,7 @@ def _with_pointer(pointer: Pointer, found: list[BlockCheck], faults: list[str]) 
         if block.producer:
             held.setdefault(block.producer, RangeSet()).add(block.first, block.next)
     anonymous = [block for block in found if not block.producer]
-    cause = anonymous[0].cause if anonymous else CorruptDataError("no block holds what the pointer names")
+    cause = anonymous[0].cause if anonymous else CorruptDataError("no block has the records that the pointer names")
     number = anonymous[0].number if anonymous else NO_NUMBER
     named = {entry.producer: RangeSet(entry.ranges) for entry in pointer.producers}
     absent = [

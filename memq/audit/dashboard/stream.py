@@ -115,7 +115,7 @@ class Seats:
         """Raises: ThrottledError when all seats are taken."""
         if self.held >= self._most:
             raise ThrottledError(
-                f"{self.held} {self._what} are open, the most there may be", hint="close other pages, or wait"
+                f"{self.held} {self._what} are open, which is the maximum", hint="close other pages, or wait"
             )
 
     @contextmanager

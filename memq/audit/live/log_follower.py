@@ -93,7 +93,7 @@ class LogFollower:
                     self._healed.pop(log, None)
             if not advanced and open_:
                 for log in list(open_):
-                    self._set_apart(log, offsets[log], QueueError("an answer had nothing of it"))
+                    self._set_apart(log, offsets[log], QueueError("an answer of the queue left it out"))
                 break
         if self._sick and not len(self._tasks):
             self._tasks.start(self._ask_apart(), "audit asks sick logs")

@@ -62,13 +62,13 @@ async def verify_finding(brokers: str, finding: Finding, runtime: Runtime | None
     """
     if finding.offset < 0:
         raise NotFoundError(
-            f"finding {finding.id} names no object: what it is about is in no pointer",
-            hint="memq trace looks for a record in all pointers of a topic",
+            f"finding {finding.id} names no object: no pointer has its records",
+            hint="memq trace searches all pointers of a topic for a record",
         )
     async with opened_topic(brokers, finding.topic, runtime) as opened:
         if opened.topic.id != finding.topic_id:
             raise NotFoundError(
-                f"topic '{finding.topic}' is not the one that finding {finding.id} is about",
+                f"topic '{finding.topic}' is not that of finding {finding.id} is about",
                 hint="the topic was deleted and created again under its name",
             )
         checked = await check_one(opened.topic, opened.queue, opened.read, finding.partition, finding.offset)

@@ -142,7 +142,7 @@ def _sought(records: Sequence[WireRecords]) -> dict[Source, RangeSet]:
     """Return the records that are asked for, by write partition and producer. Raises: InvalidRequestError."""
     count = sum(len(each.ranges) for each in records)
     if count > SOUGHT_RANGES_MAX:
-        raise InvalidRequestError(f"{count} ranges are sought, {SOUGHT_RANGES_MAX} may be")
+        raise InvalidRequestError(f"{count} ranges are sought, {SOUGHT_RANGES_MAX} are allowed")
     sought: dict[Source, RangeSet] = {}
     for each in records:
         ranges = sought.setdefault((each.partition, producer_id_of(each.producer)), RangeSet())

@@ -103,7 +103,7 @@ def _check(processor: TopicProcessor, ask: PublishStaged) -> None:
     for piece in ask.pieces:
         check_place(piece)
         if not piece.key.startswith(prefix) or piece.object_bytes - piece.index_offset > INDEX_BYTES_MAX:
-            raise InvalidRequestError(f"object {piece.key[:120]!a} is none that writer '{ask.writer}' staged")
+            raise InvalidRequestError(f"object {piece.key[:120]!a} was not staged by writer '{ask.writer}'")
 
 
 def _held(own: Ownership, ask: PublishStaged) -> int:

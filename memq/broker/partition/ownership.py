@@ -365,7 +365,7 @@ def next_instance(own: Ownership, producer: ProducerState, epoch: int, now_s: fl
         left_s = own.owned_s + own.stale_publish_s + CLOCK_ERROR_MS / 1000 - now_s
         if left_s > 0:
             raise NotReadyError(
-                f"what an earlier owner of partition {own.partition} published may arrive for {left_s:.0f} s",
+                f"pointers of an earlier owner of partition {own.partition} may arrive for {left_s:.0f} s",
                 retry_after_ms=min(RETRY_MS_MAX, int(left_s * 1000) + 1),
             )
     begun = epoch or producer.epoch + 1

@@ -271,7 +271,7 @@ class Forwarder:
             elif isinstance(end, MemqError) and not isinstance(end, RetryableError):
                 refusal = refusal or end
             elif end is not None:
-                raise end if isinstance(end, Exception) else OutcomeUnknownError(f"a block was not brought: {end!r}")
+                raise end if isinstance(end, Exception) else OutcomeUnknownError(f"a block was not forwarded: {end!r}")
         return refusal
 
     def _give_up(self, held: UnpublishedBlocks, blocks: list[UnpublishedBlock], error: MemqError) -> None:
@@ -337,7 +337,7 @@ async def take_forwarded(processor: TopicProcessor, slab: Slab, start: int, end:
     header = check_block(slab.view[start:end], processor.scope)
     first, next_, now_s = header.first_sequence, header.next_sequence, processor.services.runtime.clock.monotonic()
     if (now_s - absent_s) * 1000 > processor.delivery_timeout_ms:
-        raise TooOldError(f"block {first} was looked for over {processor.delivery_timeout_ms} ms ago")
+        raise TooOldError(f"block {first} was searched for over {processor.delivery_timeout_ms} ms ago")
     waiter = AwaitedAck()
     stream = processor.appender.open_stream(0, waiter, header.producer_id, AckLevel.ALL, first, limiters=None)
     try:

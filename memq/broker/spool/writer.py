@@ -154,7 +154,7 @@ class Spool:
             return ThrottledError(f"{self._waiting_bytes} bytes wait for the disk of broker '{name}'")
         if self.segments.bytes + self._waiting_bytes >= settings.spool_bytes_max:
             return SpoolError(
-                f"the spool of broker '{name}' holds {self.segments.bytes} bytes, {settings.spool_bytes_max} may be",
+                f"the spool of broker '{name}' has {self.segments.bytes} bytes, {settings.spool_bytes_max} are allowed",
                 hint="find the cause with memq doctor, or raise spool_bytes_max; acks=all continues",
             )
         return None

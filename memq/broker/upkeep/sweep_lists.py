@@ -150,7 +150,8 @@ class SweepLists:
                     taken += objects
         if not taken and key != ALL:
             raise InvalidRequestError(
-                f"no sweep has found '{key[:300]}' without a pointer", hint="memq sweep --pending names what waits"
+                f"no sweep has found '{key[:300]}' without a pointer",
+                hint="memq sweep --pending lists the waiting objects",
             )
         return taken
 
@@ -169,7 +170,7 @@ class SweepLists:
                 await self._store.delete(entry.key)
                 released += objects
         if not released and key != ALL:
-            raise InvalidRequestError(f"'{key[:300]}' is not kept", hint="memq sweep --pending names what is")
+            raise InvalidRequestError(f"'{key[:300]}' is not kept", hint="memq sweep --pending lists the kept objects")
         return released
 
 

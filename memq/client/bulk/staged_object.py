@@ -132,7 +132,7 @@ class StagedObjectBuilder:
         """Return the partitions for a record of `size` bytes."""
         known = self._topics.get(topic)
         if known is None:
-            raise NotFoundError(f"topic {topic[:60]!a} is none that this writer knows")
+            raise NotFoundError(f"topic {topic[:60]!a} is unknown to this writer")
         check_size(size, known)
         places = self._maps.get(topic)
         if places is None:

@@ -317,7 +317,7 @@ class ConsumerCore:
         """
         check_point(to, "to", (topic,))
         if isinstance(to, Position) and to.read_partition != partition:
-            raise InvalidRequestError(f"position {to} is one of partition {to.read_partition}, not of {partition}")
+            raise InvalidRequestError(f"position {to} belongs to partition {to.read_partition}, not to {partition}")
         key, assigned = self._find(topic, partition)
         if self._delivery is not None and self._delivery[0] is assigned:
             self._delivery = None
@@ -561,6 +561,4 @@ class ConsumerCore:
 
 
 def _given_back(batch: Batch) -> GenerationFencedError:
-    return GenerationFencedError(
-        f"{batch!r} was handed out before its partition was given back, lost, or sought elsewhere"
-    )
+    return GenerationFencedError(f"{batch!r} was delivered before its partition was released or lost, or before a seek")

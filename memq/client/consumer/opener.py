@@ -95,7 +95,7 @@ class Opener:
         position = await self._start_at(point, partition, assigned.settings)
         if assigned.removed:
             raise InvalidRequestError(
-                f"partition {partition.partition} of topic '{partition.topic}' was meanwhile assigned to another one",
+                f"partition {partition.partition} of topic '{partition.topic}' was assigned to another member",
                 hint="poll until on_assigned was called with it, then seek again",
             )
         paused = assigned.flow.paused

@@ -100,7 +100,7 @@ def expired_error(partition: ReadPartition, position: Position, first: int, reco
     valid = Position(partition.partition, first)
     lost = f": {records} records are gone" if records else ""
     error = PositionExpiredError(
-        f"position {position} of topic '{partition.topic}' is before {valid}, the first one that retention left{lost}",
+        f"position {position} of topic '{partition.topic}' is before {valid}, the first remaining one{lost}",
         hint=f"continue at {valid}, at 'beginning', or read with on_expired='skip'",
     )
     error.topic, error.first = partition.topic, str(valid)

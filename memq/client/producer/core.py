@@ -79,7 +79,7 @@ class InstanceFencing:
         async with self._turn:
             answer = await self._owners.ask(topic, partition, ask)
         if answer.instance is None:
-            raise ProtocolError("the broker did not say how a named producer begins")
+            raise ProtocolError("the broker's answer has no start of the named producer")
         return answer.instance.epoch, answer.instance.next_sequence
 
 

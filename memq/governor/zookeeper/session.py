@@ -525,7 +525,7 @@ def _error(error: Exception, path: str, hosts: str) -> MemqError:
         return _denied(f"ZooKeeper at {hosts} denies access to node {path}")
     if isinstance(error, BadArgumentsError | NoChildrenForEphemeralsError):
         return InvalidRequestError(
-            f"ZooKeeper at {hosts} can't have a node {path}: {error!r}",
+            f"ZooKeeper at {hosts} does not accept a node {path}: {error!r}",
             hint="name another path in the coordinator's URL",
         )
     if isinstance(error, MarshallingError):

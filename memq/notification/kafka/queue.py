@@ -126,7 +126,7 @@ class KafkaQueue:
         raise QueueError(
             f"partition {partition.partition} of topic '{partition.topic}': the pointer is not at offset {offset},"
             " which Kafka answered",
-            hint="it is looked for, and published again if it is not found; check Kafka's brokers",
+            hint="the broker searches for it, and publishes it again if it is not found; check Kafka's brokers",
         ) from error
 
     async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:

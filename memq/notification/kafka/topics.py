@@ -178,7 +178,7 @@ class KafkaTopics:
         shown = ", ".join(f"{name} = {found.get(name)}" for name in wrong)
         wanted = ",".join(f"{name}={value}" for name, value in wrong.items())
         return InvalidSettingError(
-            f"Kafka topic '{topic}' has {shown}: pointers could get lost, or never be taken",
+            f"Kafka topic '{topic}' has {shown}: pointers could get lost, or never be accepted",
             hint=f"kafka-configs.sh --bootstrap-server {self._settings.servers.split(',')[0]} --alter "
             f"--entity-type topics --entity-name {topic} --add-config {wanted}",
         )

@@ -150,7 +150,7 @@ class SqliteFile:
         application_id = _number(connection, "PRAGMA application_id")
         empty = not _number(connection, "SELECT count(*) FROM sqlite_master")
         if application_id != self.application_id and not (empty and version == 0):
-            raise CorruptDataError(f"{self.what} '{self.path}' is a SQLite file of something else")
+            raise CorruptDataError(f"{self.what} '{self.path}' is a SQLite file of another program")
         if version > self.version:
             raise UnsupportedFormatError(
                 f"{self.what} '{self.path}' has layout {version}, this memq knows {self.version}"

@@ -81,6 +81,6 @@ class DamageNames:
         if not entries or entries[0].offset != offset:
             if (await self._queue.span(log)).begin > offset:
                 return None
-            raise QueueError(f"{log} does not show pointer {offset}, which a reader had")
+            raise QueueError(f"{log} does not show pointer {offset}, which a reader has read")
         pointer = read_pointer(entries[0].body, newer="return")
         return pointer if isinstance(pointer, Pointer) and pointer.locations else None

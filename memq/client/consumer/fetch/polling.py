@@ -139,7 +139,7 @@ class Polling:
                 for polled in answer.result():
                     error = await take(polled, offsets) or error
                 if poll is self._apart and error is None and any(partition in self._failing for partition in offsets):
-                    error = QueueError("an answer had nothing of some partitions")
+                    error = QueueError("an answer left some partitions out")
         except MemqError as failed:
             error = failed
         finally:

@@ -240,7 +240,7 @@ class KafkaSource:
 def _id_of(cluster: str | None) -> str:
     """Return the id of a Kafka, of which the records' identity is made."""
     if not cluster:
-        raise QueueError("Kafka does not report the id of its cluster", hint="a Kafka of 0.10.1 and later does")
+        raise QueueError("Kafka does not report the id of its cluster", hint="use Kafka 0.10.1 or later")
     return cluster
 
 
