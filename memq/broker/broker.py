@@ -411,7 +411,7 @@ def _close_overdue(connection: Connection, now_s: float, settings: BrokerSetting
     if since_s is not None and not connection.paused and now_s - since_s > settings.frame_timeout_ms / 1000:
         connection.refuse(ProtocolError(f"a frame was not complete within {settings.frame_timeout_ms} ms"))
     connection.outbox.look(now_s)
-    if connection.outbox.stands(now_s, settings.frame_timeout_ms):
+    if connection.outbox.is_stuck(now_s, settings.frame_timeout_ms):
         connection.abort()  # it does not read: there is no use in telling it
     if connection.leaving_since_s is not None and now_s - connection.leaving_since_s > settings.frame_timeout_ms / 1000:
         connection.abort()  # it was notified why, and does not even read that

@@ -68,7 +68,7 @@ class StreamReport:
         """Interval in ms at which the cluster wants reports; 0: no reports."""
         return self._pool.audit_ms
 
-    async def stand(self, places: Places, reason: BeginReason) -> None:
+    async def note_checkpoint(self, places: Places, reason: BeginReason) -> None:
         """Note the checkpoint's position `places`; a new partition begins there.
 
         Progress is reported at once, because Spark ends this process without notice when all records are read.
@@ -212,7 +212,7 @@ class TopicStream:
 
     async def _stand(self, places: Places) -> None:
         if self._report is not None:
-            await self._report.stand(places, self._begins)
+            await self._report.note_checkpoint(places, self._begins)
 
     def _let_report(
         self,

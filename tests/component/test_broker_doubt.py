@@ -15,7 +15,7 @@ import pytest
 
 from memq.broker.partition.publishing import Publisher
 from memq.broker.spool import forwarding
-from memq.broker.spool.files import SpoolFiles, look_at_spool, sizes_in
+from memq.broker.spool.files import SpoolFiles, inspect_spool, sizes_in
 from memq.errors import (
     CorruptDataError,
     DeniedError,
@@ -363,7 +363,7 @@ def test_what_is_given_up_stays_in_the_spool_and_the_next_start_brings_it(
                 assert "they stay in the spool, and the next start brings them" in caplog.text
                 assert again.services.counters.spool_kept_blocks == 3
                 await again.close()
-            text, hint = look_at_spool(tmp_path, 0, SystemClock().wall_ms() + 601_000)
+            text, hint = inspect_spool(tmp_path, 0, SystemClock().wall_ms() + 601_000)
             assert "1 segments wait for over 600 s" in text
             assert "the next start of the broker brings them" in hint
             faults.left = 0

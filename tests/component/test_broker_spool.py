@@ -10,7 +10,7 @@ import pytest
 from awscrt.checksums import crc32c
 
 from memq.broker.broker import Broker
-from memq.broker.spool.files import ASIDE, SpoolFiles, look_at_spool, sizes_in
+from memq.broker.spool.files import ASIDE, SpoolFiles, inspect_spool, sizes_in
 from memq.cli.cluster.doctor import _spool as spool_findings
 from memq.errors import InvalidRequestError, InvalidSettingError, SpoolError
 from memq.format.pointer import decode_pointer
@@ -423,7 +423,7 @@ def test_damage_is_told_and_kept_and_costs_only_what_it_hits(tmp_path: Path) -> 
             assert sum(count for _, count in found) == 4
             assert again.services.counters.spool_damages == 1
             assert list(sizes_in(tmp_path / ASIDE)) == [name]
-            text, hint = look_at_spool(tmp_path, 0, 0)
+            text, hint = inspect_spool(tmp_path, 0, 0)
             assert "1 segments set aside" in text
             assert "operations.md" in hint
 

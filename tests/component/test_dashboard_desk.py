@@ -67,8 +67,8 @@ def test_only_topics_that_have_grown_are_asked_for_their_totals(
         desk = Poller(admin, None, feed, Runtime(), About(cluster="", audited=False, acknowledge=False, contents=False))
 
         async def look() -> list[str]:
-            await desk.look_at_topics()
-            await desk.look_at_totals()
+            await desk.poll_topics()
+            await desk.poll_totals()
             return admin.taken()
 
         def rate(name: str) -> float | None:
@@ -82,7 +82,7 @@ def test_only_topics_that_have_grown_are_asked_for_their_totals(
             assert [rate(f"t{number}") for number in range(TOPICS)] == [0.0] * TOPICS
             await asyncio.to_thread(lambda: producer.send("t3", b"1").result(TIMEOUT_S))
             assert sorted([*await look(), *await look()]) == ["t3"]
-            await desk.look_at_topics()
+            await desk.poll_topics()
             assert [rate(f"t{number}") for number in (0, 1, 2, 4)] == [0.0] * 4
             assert (rate("t3") or 0.0) >= 0.0  # another look may have followed at once
             await admin.delete_topic("t0")

@@ -73,9 +73,9 @@ def with_sick(test: Callable[[Sick, AsyncAdmin], Awaitable[None]], monkeypatch: 
 
 async def rounds(poller: Poller) -> tuple[str, str]:
     """Let a poller ask for topics, groups and totals, and return what was unknown of the last two."""
-    await poller.look_at_topics()
-    troubles = await poller.look_at_groups(), await poller.look_at_totals()
-    await poller.look_at_topics()
+    await poller.poll_topics()
+    troubles = await poller.poll_groups(), await poller.poll_totals()
+    await poller.poll_topics()
     return troubles
 
 
@@ -244,7 +244,7 @@ def test_a_rate_without_all_logs_is_unknown_and_so_are_the_minutes_of_the_silent
     rates.take("t", {0: Totals(20, 200)}, 4_000, (minute + 1) * MINUTE_MS, frozenset({1}))
     assert (rates.records_s("t"), rates.bytes_s("t")) == (None, None)
     assert (rates.total("t", 0), rates.total("t", 1)) == (20, None)
-    rates.stand("t", 6_000, (minute + 2) * MINUTE_MS)
+    rates.repeat_last("t", 6_000, (minute + 2) * MINUTE_MS)
     assert rates.records_s("t") is None
     rates.take("t", {0: Totals(21, 210), 1: Totals(99, 990)}, 8_000, (minute + 3) * MINUTE_MS)
     assert (rates.records_s("t"), rates.total("t", 1)) == (None, 99)

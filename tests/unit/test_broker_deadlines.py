@@ -26,7 +26,7 @@ class Peer:
         self.leaving_since_s: float | None = None
         self.paused = False
         self.unread = False
-        self.outbox = SimpleNamespace(look=self._look, stands=self._stands)
+        self.outbox = SimpleNamespace(look=self._look, is_stuck=self._stands)
         vars(self).update(fields)
 
     def _look(self, now_s: float) -> None:

@@ -484,26 +484,26 @@ def test_a_client_is_late_when_it_read_nothing_for_the_whole_time() -> None:
         outbox.transport = cast(asyncio.Transport, wire)
         wire.unsent = 900
         clock.advance(60_000)
-        assert not outbox.stands(clock.monotonic(), 5_000), "the socket takes all"
+        assert not outbox.is_stuck(clock.monotonic(), 5_000), "the socket takes all"
         outbox.stop()
         clock.advance(5_000)
-        assert not outbox.stands(clock.monotonic(), 5_000)
+        assert not outbox.is_stuck(clock.monotonic(), 5_000)
         clock.advance(1)
-        assert outbox.stands(clock.monotonic(), 5_000)
+        assert outbox.is_stuck(clock.monotonic(), 5_000)
         outbox.look(clock.monotonic())
-        assert outbox.stands(clock.monotonic(), 5_000), "nothing was read"
+        assert outbox.is_stuck(clock.monotonic(), 5_000), "nothing was read"
         wire.unsent = 899
         outbox.look(clock.monotonic())
-        assert not outbox.stands(clock.monotonic(), 5_000)
+        assert not outbox.is_stuck(clock.monotonic(), 5_000)
         clock.advance(5_001)
         outbox.look(clock.monotonic())
-        assert outbox.stands(clock.monotonic(), 5_000), "it read one byte, and then no more"
+        assert outbox.is_stuck(clock.monotonic(), 5_000), "it read one byte, and then no more"
         waiting = asyncio.create_task(outbox.writable())
         await asyncio.sleep(0)
         assert not waiting.done()
         outbox.go_on()
         await waiting
-        assert not outbox.stands(clock.monotonic(), 5_000)
+        assert not outbox.is_stuck(clock.monotonic(), 5_000)
         outbox.write(b"x")
         wire.close()
         outbox.write(b"y")

@@ -56,15 +56,15 @@ class MemberBesideGroup(RuleBasedStateMachine):
         for part in changes.lost:
             assert part in self.users
             self.users.remove(part)
-            self.member.told_lost(part)
+            self.member.confirm_lost(part)
         for part in changes.revoked:
             assert part in self.users
             self.users.remove(part)
-            self.member.told_revoked(part)
+            self.member.confirm_revoked(part)
         for part in changes.assigned:
             assert part not in self.users
             self.users.add(part)
-            self.member.told_assigned(part)
+            self.member.confirm_assigned(part)
         assert not self.member.changes()
         assert self.users == set(self.member.held)
 
@@ -103,17 +103,17 @@ def test_what_is_revoked_stays_held_until_the_user_is_told() -> None:
     member = MemberState()
     member.answered(Membership(1, PARTS[:2]))
     for part in member.changes().assigned:
-        member.told_assigned(part)
+        member.confirm_assigned(part)
     member.answered(Membership(2, PARTS[:1], PARTS[1:2]))
     assert (member.changes().revoked, member.held, member.released) == (PARTS[1:2], PARTS[:2], ())
-    member.told_revoked(PARTS[1])
+    member.confirm_revoked(PARTS[1])
     assert (member.held, member.released) == (PARTS[:1], PARTS[1:2])
 
 
 def test_what_was_lost_is_another_grant_when_it_comes_back() -> None:
     member = MemberState()
     member.answered(Membership(1, PARTS[:1]))
-    member.told_assigned(PARTS[0])
+    member.confirm_assigned(PARTS[0])
     first = member.granted[PARTS[0]]
     member.fenced()
     assert not member.granted
@@ -125,7 +125,7 @@ def test_what_was_lost_is_another_grant_when_it_comes_back() -> None:
 def test_what_is_lost_and_assigned_by_one_answer_is_another_grant() -> None:
     member = MemberState()
     member.answered(Membership(1, PARTS[:2]))
-    member.told_assigned(PARTS[0])
+    member.confirm_assigned(PARTS[0])
     grants = dict(member.granted)
     member.answered(Membership(2, PARTS[1:2]))
     member.answered(Membership(3, PARTS[:2]))
@@ -146,9 +146,9 @@ def test_a_fenced_member_has_nothing_to_read_to_take_or_to_give_back() -> None:
     """What it was to give back belongs to others by now, and so does what it was to get."""
     member = MemberState()
     member.answered(Membership(1, PARTS[:2], ()))
-    member.told_assigned(PARTS[0])
+    member.confirm_assigned(PARTS[0])
     member.answered(Membership(2, PARTS[1:2], PARTS[:1]), ())
-    member.told_revoked(PARTS[0])
+    member.confirm_revoked(PARTS[0])
     assert (member.released, list(member.granted)) == (PARTS[:1], [PARTS[1]])
     member.fenced()
     assert (member.released, dict(member.granted), member.changes()) == ((), {}, AssignmentEvents((), (), ()))

@@ -260,7 +260,7 @@ def test_what_is_read_of_a_partition_ends_when_it_goes_though_it_comes_back_at_o
     async def work(member: Member) -> None:
         before = member.reading.assigned[MOVED]
         if outcome:
-            member.state.told_assigned(MOVED)
+            member.state.confirm_assigned(MOVED)
             member.state.fenced()
             member.heard(Membership(4, (SLOW, MOVED)))
         else:

@@ -82,7 +82,7 @@ def test_a_rate_takes_two_looks_and_before_the_first_one_nothing_is_known() -> N
     rates.take("t", {0: Totals(151, 2_000), 1: Totals(10, 50)}, 4_000, (minute + 1) * MINUTE_MS)
     assert rates.minutes("t", minute - 1, 3) == {0: [None, 50, 1], 1: [None, 10, 0]}
     assert rates.spark("t", minute + 1)[-3:] == (None, 60, 1)
-    rates.stand("t", 5_000, (minute + 2) * MINUTE_MS)
+    rates.repeat_last("t", 5_000, (minute + 2) * MINUTE_MS)
     assert (rates.records_s("t"), rates.bytes_s("t"), rates.total("t", 0)) == (0.0, 0.0, 151)
     assert rates.spark("t", minute + 2)[-3:] == (60, 1, 0)
     rates.take("t", {0: Totals(3, 30)}, 6_000, (minute + 1) * MINUTE_MS)  # made again under its name

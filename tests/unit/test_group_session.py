@@ -270,7 +270,7 @@ def test_a_member_that_joins_again_after_a_session_of_silence_has_lost_what_it_h
     async def work(member: Member) -> None:
         await member.exchange()
         state = member.session.state
-        state.told_assigned(PARTITION)
+        state.confirm_assigned(PARTITION)
         member.clock.advance(silent_ms)
         member.session.share([PARTITION, ReadPartition("clicks", "0" * 32, 1)])
         await member.exchange()

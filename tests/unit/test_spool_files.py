@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from memq.broker.spool import files
-from memq.broker.spool.files import ASIDE, SpoolFiles, look_at_spool
+from memq.broker.spool.files import ASIDE, SpoolFiles, inspect_spool
 from memq.errors import SpoolError
 from memq.limits import FORWARD_S_MAX
 
@@ -170,9 +170,9 @@ def test_segments_wait_too_long_when_they_are_older_than_forwarding_takes(
     with_free(monkeypatch, 1_000)
     limit_ms = int(FORWARD_S_MAX * 1_000)
     written(tmp_path, limit_ms, 0)
-    assert look_at_spool(tmp_path, 1_000, NOW_MS) == (f"{tmp_path}: 2 segments with 10 bytes, 1000 bytes free", "")
+    assert inspect_spool(tmp_path, 1_000, NOW_MS) == (f"{tmp_path}: 2 segments with 10 bytes, 1000 bytes free", "")
     written(tmp_path, limit_ms + 1, limit_ms)
-    text, wrong = look_at_spool(tmp_path, 1_000, NOW_MS)
+    text, wrong = inspect_spool(tmp_path, 1_000, NOW_MS)
     assert text.endswith(
         f", 1 segments wait for over {FORWARD_S_MAX:g} s, the oldest is 0000000000000000-aaaaaaaa.spool"
     )
@@ -185,14 +185,14 @@ def test_a_disk_has_room_for_what_the_spool_may_still_take(
 ) -> None:
     with_free(monkeypatch, free)
     written(tmp_path, 0, 0)
-    _, wrong = look_at_spool(tmp_path, 100, NOW_MS)
+    _, wrong = inspect_spool(tmp_path, 100, NOW_MS)
     assert wrong == ("" if enough else "spool_bytes_max is 100: free some space, or lower it")
 
 
 def test_a_folder_that_the_broker_can_not_write_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests may run as root, to whom every folder is open."""
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK | os.X_OK)
-    text, wrong = look_at_spool(tmp_path / "later", 100, NOW_MS)
+    text, wrong = inspect_spool(tmp_path / "later", 100, NOW_MS)
     assert text == f"{tmp_path} can't be written"
     assert wrong.startswith("give the folder to the broker's user")
 
@@ -201,6 +201,6 @@ def test_segments_that_were_set_aside_come_first(tmp_path: Path, monkeypatch: py
     with_free(monkeypatch, 0)
     (tmp_path / ASIDE).mkdir()
     written(tmp_path / ASIDE, 0)
-    text, wrong = look_at_spool(tmp_path, 100, NOW_MS)
+    text, wrong = inspect_spool(tmp_path, 100, NOW_MS)
     assert text.endswith("0 segments with 0 bytes, 0 bytes free, 1 segments set aside")
     assert str(tmp_path / ASIDE) in wrong

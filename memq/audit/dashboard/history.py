@@ -218,8 +218,8 @@ class TopicRates:
         known.at_ms, known.minute, known.unknown = at_ms, minute, unknown
         known.partitions |= partitions
 
-    def stand(self, topic: str, at_ms: int, wall_ms: int) -> None:
-        """Note that a topic has at this time what it had at the last look."""
+    def repeat_last(self, topic: str, at_ms: int, wall_ms: int) -> None:
+        """Add the last totals of a topic again, at this time."""
         known = self._topics.get(topic)
         if known is not None:
             answered = {each: known.partitions[each] for each in known.partitions if each not in known.unknown}

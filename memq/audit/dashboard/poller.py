@@ -82,13 +82,13 @@ class Poller:
         """Begin the rounds."""
         self._feed.board.put("about", "", self._about)
         rounds: list[tuple[str, float, Callable[[], Awaitable[str | None]]]] = [
-            ("topics", TOPICS_S, self.look_at_topics),
-            ("totals", TOPICS_S, self.look_at_totals),
-            ("groups", TOPICS_S, self.look_at_groups),
-            ("cluster", CLUSTER_S, self.look_at_cluster),
+            ("topics", TOPICS_S, self.poll_topics),
+            ("totals", TOPICS_S, self.poll_totals),
+            ("groups", TOPICS_S, self.poll_groups),
+            ("cluster", CLUSTER_S, self.poll_cluster),
         ]
         if self._audit is not None:
-            rounds += [("audit", AUDIT_S, self.look_at_audit), ("clients", CLIENTS_S, self.look_at_clients)]
+            rounds += [("audit", AUDIT_S, self.poll_audit), ("clients", CLIENTS_S, self.poll_clients)]
         for name, pause_s, look in rounds:
             self._tasks.start(self._rounds(name, pause_s, look), f"dashboard-{name}")
 
@@ -160,7 +160,7 @@ class Poller:
         if self._audit is None:
             raise _nobody_audits(finding)
         await self._audit.acknowledge(finding, who)
-        await self.look_at_audit()
+        await self.poll_audit()
         self._feed.announce()
 
     # ---- rounds --------------------------------------------------------------------------------------
@@ -185,8 +185,8 @@ class Poller:
             self._feed.announce()
             await asyncio.sleep(pause_s)
 
-    async def look_at_topics(self) -> None:
-        """Ask for all topics, and show each with what the other rounds know of it."""
+    async def poll_topics(self) -> None:
+        """Ask for all topics, and show each with the results of the other rounds."""
         topics = {topic.name: topic for topic in await self._admin.topics()}
         self._known.topics = topics
         self._rates.keep(dict.fromkeys(topics))
@@ -194,8 +194,8 @@ class Poller:
         self._failed = {name: known for name, known in self._failed.items() if name in topics}
         self._put_topics()
 
-    async def look_at_groups(self) -> str:
-        """Ask how far all groups are. Return what is unknown."""
+    async def poll_groups(self) -> str:
+        """Ask for the progress of all groups. Return the unknown parts."""
         self._known.groups = found = await self._groups()
         minute = self._clock.wall_ms() // MINUTE_MS
         rows = [row for each in found.values() for row in each]
@@ -208,10 +208,10 @@ class Poller:
         self._feed.board.put_all("group", {f"{row.topic}\n{row.group}": row for row in rows})
         return _counted([f"lag of group '{row.group}' in '{row.topic}': {row.error}" for row in rows if row.error])
 
-    async def look_at_totals(self) -> str:
-        """Ask where topics end, and those that have grown for their totals, as many of both as one round may.
+    async def poll_totals(self) -> str:
+        """Ask for the ends of topics, and for the totals of those that have grown, both bounded in one round.
 
-        Return which logs did not answer.
+        Return the logs that did not answer.
         """
         topics, following = self._turn()
         try:
@@ -225,7 +225,7 @@ class Poller:
             known = ends[topic.name]
             now = (topic.id, dict(known))
             if self._ends.get(topic.name) == now and not known.unknown:
-                self._rates.stand(topic.name, int(self._clock.monotonic() * 1000), self._clock.wall_ms())
+                self._rates.repeat_last(topic.name, int(self._clock.monotonic() * 1000), self._clock.wall_ms())
                 continue
             self._next_topic = topic.name
             if asked and asked + len(known) > TOTALS_MAX:
@@ -346,7 +346,7 @@ class Poller:
         pairs = zip(seen or [None] * SPARK_MINUTES, audited, strict=True)
         return tuple(looked if looked is not None else said for looked, said in pairs)
 
-    async def look_at_cluster(self) -> None:
+    async def poll_cluster(self) -> None:
         """Ask for the brokers and their load, and show each."""
         brokers = {each.broker: each for each in await self._admin.brokers()}
         loads = {name: await self._load(name) for name in brokers}
@@ -368,7 +368,7 @@ class Poller:
         known = msgspec.structs.asdict(load)
         return known | {"breakers": tuple(known.pop("open_breakers"))}
 
-    async def look_at_audit(self) -> None:
+    async def poll_audit(self) -> None:
         """Ask the audit for what has changed since the last round, and show it."""
         assert self._audit is not None, "rounds of the audit are started only where there is one"
         news = await self._audit.news(self._audit_version)
@@ -389,7 +389,7 @@ class Poller:
             if name in self._known.topics:
                 self._feed.board.put("topic", name, self._topic_row(self._known.topics[name], minute))
 
-    async def look_at_clients(self) -> None:
+    async def poll_clients(self) -> None:
         """Ask the audit for the clients that it hears, and show each."""
         assert self._audit is not None, "rounds of the audit are started only where there is one"
         heard = [each.to_json() for each in await self._audit.clients()]

@@ -102,8 +102,8 @@ class OpenFindings:
             if not other.ranges and self._named_from(other) >= other.records:
                 self._end(other, now_ms)
 
-    def told(self, wrong: Finding, minute: int, now_ms: int) -> None:
-        """Take what a pointer says or is, and whose records nobody can name."""
+    def add_unnamed(self, wrong: Finding, minute: int, now_ms: int) -> None:
+        """Add a finding about a pointer, whose records can't be named."""
         id_ = finding_id(self._topic_id, self._partition, wrong.kind.value, wrong.offset)
         if id_ not in self._findings and len(self._findings) < FINDINGS_MAX:
             self._made(id_, wrong, minute, now_ms)

@@ -118,7 +118,7 @@ class PartitionAudit:
             cause = f"the totals of pointer {offset} count {missing} records that no pointer before it shows"
             wrong = self._wrong(Kind.TOTALS, cause)
             wrong.offset, wrong.records = offset, missing
-            self._findings.told(wrong, minute, time_ms)
+            self._findings.add_unnamed(wrong, minute, time_ms)
         for end in pointer.ended:
             self._stream(end.producer).account.close(end, time_ms)
         if pointer.locations:
@@ -138,7 +138,7 @@ class PartitionAudit:
         self.books.forget_totals()
         wrong = self._wrong(Kind.POINTER, str(error))
         wrong.offset = offset
-        self._findings.told(wrong, time_ms // MINUTE_MS, time_ms)
+        self._findings.add_unnamed(wrong, time_ms // MINUTE_MS, time_ms)
 
     def pass_blindly(self, offset: int, time_ms: int, error: MemqError) -> None:
         """Note a pointer whose content is unknown: of a newer version, or with an unreadable index.

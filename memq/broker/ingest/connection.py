@@ -484,11 +484,11 @@ class Outbox:
         await self._writable.wait()
 
     def look(self, now_s: float) -> None:
-        """Notice whether the client has read since the last look, however little."""
+        """Note whether the client has read any byte since the last call."""
         if self.unsent_bytes < self._unsent_bytes_seen:
             self.standing_since_s = now_s
         self._unsent_bytes_seen = self.unsent_bytes
 
-    def stands(self, now_s: float, timeout_ms: int) -> bool:
-        """Whether the client has not read for this long, although something waits for it."""
+    def is_stuck(self, now_s: float, timeout_ms: int) -> bool:
+        """Whether answers wait, and the client has read nothing of them for this long."""
         return self.congested and now_s - self.standing_since_s > timeout_ms / 1000

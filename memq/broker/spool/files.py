@@ -135,10 +135,10 @@ def sizes_in(folder: Path) -> dict[str, int]:
     return found
 
 
-def look_at_spool(folder: Path, bytes_max: int, now_ms: int) -> tuple[str, str]:
-    """Inspect a broker's spool from outside, also while it runs.
+def inspect_spool(folder: Path, bytes_max: int, now_ms: int) -> tuple[str, str]:
+    """Inspect a broker's spool from another process, also while the broker runs.
 
-    Return what there is, and what is wrong with it.
+    Return its content and its faults, as text.
     """
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not os.access(existing, os.W_OK | os.X_OK):

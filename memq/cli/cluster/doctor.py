@@ -127,10 +127,10 @@ def _spool(settings: Settings) -> Iterator[CheckResult]:
     """Check the spool, when a broker with these settings has one."""
     folder = settings.broker().spool
     if folder and sys.platform != "win32":
-        from memq.broker.spool.files import look_at_spool
+        from memq.broker.spool.files import inspect_spool
 
         now_ms = SystemClock().wall_ms()
-        text, hint = look_at_spool(Path(folder).absolute(), settings.broker().spool_bytes_max, now_ms)
+        text, hint = inspect_spool(Path(folder).absolute(), settings.broker().spool_bytes_max, now_ms)
         yield CheckResult("spool", "warning" if hint else "ok", text, hint)
 
 

@@ -162,7 +162,7 @@ def _open_consumer(settings: ClientSettings, request: ConsumeRequest) -> Consume
     start: Point
     end: Point | None = "end" if request.until_end else None
     if isinstance(request.start, LastRecords) or request.partition is not None:
-        start, ends = look_up(settings.brokers, request.topic, request.start, request.partition)
+        start, ends = resolve_range(settings.brokers, request.topic, request.start, request.partition)
         end = ends if request.until_end else None
     else:
         start = "beginning" if request.start == "stored" else request.start
@@ -179,12 +179,12 @@ def _open_consumer(settings: ClientSettings, request: ConsumeRequest) -> Consume
     )
 
 
-def look_up(brokers: str, topic: str, start: Start, partition: int | None) -> tuple[Positions, Positions]:
-    """Return where to start and where the end is now, for every partition.
+def resolve_range(brokers: str, topic: str, start: Start, partition: int | None) -> tuple[Positions, Positions]:
+    """Return the start and the present end of every partition.
 
-    All but `partition` start at their end.
+    With `partition` all others start at their end.
 
-    Raises: NotFoundError for a partition that is not there; as the consumer.
+    Raises: NotFoundError for a partition that does not exist; as the consumer.
     """
     with Consumer(brokers, [topic], start="end", end="end") as consumer:
         consumer.poll()  # returns at the end, where every partition is

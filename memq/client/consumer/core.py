@@ -263,16 +263,16 @@ class ConsumerCore:
         if self._group is None or self._committer is None:
             return
         for partition in changes.lost:
-            self._group.state.told_lost(partition)
+            self._group.state.confirm_lost(partition)
         if changes.revoked:
             if self.settings.auto_commit:
                 await self._committer.commit_quietly(changes.revoked)
             for partition in changes.revoked:
                 self._reading.remove(partition)
-                self._group.state.told_revoked(partition)
+                self._group.state.confirm_revoked(partition)
             self._group.kick()
         for partition in changes.assigned:
-            self._group.state.told_assigned(partition)
+            self._group.state.confirm_assigned(partition)
 
     # ---- places ------------------------------------------------------------------------------------
 

@@ -101,18 +101,18 @@ class MemberState:
         """Return the events that are due to the user, without removing them."""
         return AssignmentEvents(tuple(self._to_lose), tuple(self._to_revoke), tuple(self._to_assign))
 
-    def told_lost(self, partition: ReadPartition) -> None:
+    def confirm_lost(self, partition: ReadPartition) -> None:
         """The user knows that the partition is lost."""
         self._to_lose.pop(partition, None)
 
-    def told_revoked(self, partition: ReadPartition) -> None:
-        """The user has finished with the partition: it is given back with the next heartbeat."""
+    def confirm_revoked(self, partition: ReadPartition) -> None:
+        """The user has finished with the partition: the next heartbeat releases it."""
         if self._to_revoke.pop(partition, 0) is None and partition in self._held:
             del self._held[partition]
             self._released[partition] = None
             self._grant()
 
-    def told_assigned(self, partition: ReadPartition) -> None:
+    def confirm_assigned(self, partition: ReadPartition) -> None:
         """The user knows that it has the partition."""
         if self._to_assign.pop(partition, 0) is None:
             self._held[partition] = None

@@ -210,8 +210,8 @@ class _Span:
         self.ranges = RangeSet()
         self.latency = [0] * BUCKETS
 
-    def told(self, stage: Stage) -> ReportSpan:
-        """Return it as it is reported."""
+    def to_report(self, stage: Stage) -> ReportSpan:
+        """Return the span of the report."""
         self.ranges.add(self.first, self.next)
         latency = tuple((bucket, records) for bucket, records in enumerate(self.latency) if records)
         ranges = tuple(self.ranges)
@@ -347,7 +347,7 @@ class PartRecorder:
             topic=self.topic,
             topic_id=self.topic_id,
             partition=self.partition,
-            spans=tuple(span.told(stage) for (stage, _, _), span in self._spans.items()),
+            spans=tuple(span.to_report(stage) for (stage, _, _), span in self._spans.items()),
             damages=tuple(self._damages.values()),
             begins=tuple(self._begins),
             committed=self._committed,
