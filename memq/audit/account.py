@@ -153,7 +153,7 @@ class Account:
     burned: RangeSet = field(default_factory=RangeSet)
     burned_cut: bool = False
     end: int | None = None
-    end_ms: int = 0  # when it was told last
+    end_ms: int = 0  # when the end was stated last
     weak: bool = False  # an end does not say that its acks were all
     seen_ms: int = 0
     copies: int = 0

@@ -36,7 +36,7 @@ from memq.storage_handlers.filesystem import FilesystemHandler
 
 EVERY_INTERFACE = ("0.0.0.0", "::")  # noqa: S104 - nothing is bound to them here
 _NO_KAFKA = "kafka://none"  # a section is checked without the URL of its queue
-NAMESAKE_TIMEOUT_S = 3.0  # how long a start waits for an answer of who has its id
+NAMESAKE_TIMEOUT_S = 3.0  # how long a start waits for an answer of the broker with the same id
 
 Part = TypeVar("Part")
 Open = Callable[[PartSettings, Runtime, str], Part]

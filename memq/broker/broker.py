@@ -50,9 +50,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 HOUSEKEEPING_S = 1.0
-KEPT_PARTITIONS_MAX = (
-    200  # that are checked each time: of thousands that nobody uses all of them took a tenth of a core
-)
+KEPT_PARTITIONS_MAX = 200  # checked each time: to check thousands of idle ones took a tenth of a core
 HOT_SHARE = 4  # a quarter of the memory budget keeps published batches for READ
 UNSENT_SHARE = 8  # an eighth of it, next to it, may wait in sockets for clients that read slowly
 DRAIN_RETRY_MS = 500

@@ -84,7 +84,7 @@ class Partitions:
         self._read: Sequence[Assignment] = ()
         self._owned: dict[tuple[str, int], None] = {}
         self._held: dict[tuple[str, int], None] = {}  # owned, or not given back yet
-        self._look: asyncio.Task[None] | None = None  # that has not begun: who asks where a partition is shares it
+        self._look: asyncio.Task[None] | None = None  # not begun yet: callers that ask for an owner share it
         self._looking = asyncio.Lock()
         self._addresses: dict[str, str] = {}
         self._brokers: dict[str, str] = {}

@@ -79,7 +79,7 @@ async def _start_http(http: HttpPort, settings: BrokerSettings) -> str:
         return ""
     try:
         return format_address(await http.start(settings.host, settings.http_port))
-    except UnreachableError as error:  # who has chosen another port for clients alone must know which one it is
+    except UnreachableError as error:  # a user who changed only the port for clients must see which port it is
         raise UnreachableError(str(error), hint=f"{error.hint}; this one is the setting http_port") from error
 
 

@@ -233,7 +233,7 @@ class AsyncAdmin(AsyncClosing):
         state = await self._described(name)
         holders = {partition: member for member, held in state.members.items() for partition in held}
         read = {partition.topic_id: None for partition in (*state.committed, *holders)}
-        # Also the partitions that nobody read yet: what lies there is lag as well.
+        # Also partitions without a stored position: all their records are lag.
         partitions = [
             (topic, partition)
             for topic in await self.topics(internal=True)

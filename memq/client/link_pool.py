@@ -162,7 +162,7 @@ class LinkPool:
             open_session = self._sessions.get(address)
             if open_session is not None and open_session.link.open:
                 return open_session
-            self._connection(address)  # nobody waits for it
+            self._connection(address)  # in the background
             return None
         return None
 

@@ -92,7 +92,7 @@ class BlockEntry(NamedTuple):
     least_ms: int
     greatest_ms: int
     length: int
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody wants of an entry
+    count: int  # type: ignore[assignment]  # hides tuple.count, which no entry needs
     checksum: int
     slot_first: int
     slot_last: int

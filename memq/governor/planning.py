@@ -47,7 +47,7 @@ class AssignmentChange:
     """One assignment to set, with the version that it replaces, and why."""
 
     assignment: Assignment
-    before: str  # the broker that has it until then, "" when nobody has
+    before: str  # the present owner, "" for none
     reason: str
 
 

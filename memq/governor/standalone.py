@@ -202,7 +202,7 @@ class StandaloneCoordinator(LocalCoordinator):
                     await self._store_waiting()
             return await request.done
         finally:
-            request.done.cancel()  # who waits no more wants no change
+            request.done.cancel()  # a cancelled caller wants no change
 
     async def _store_waiting(self) -> None:
         """Store what waits and goes together, with one fsync: thousands of partitions may open at once."""

@@ -61,7 +61,7 @@ def balance(
         loads[owners[partition]] += 1
     order = homeless + [partition for partition in partitions if partition in kept]
     fair = -(-len(partitions) // max(len(loads), 1))
-    for limit in (fair, 0):  # who has more than a fair share gives first: else one that has just enough would give too
+    for limit in (fair, 0):  # members with more than a fair share give first; else one with just enough would give, too
         while _level(order, wanters, owners, loads, limit):
             pass
     return owners

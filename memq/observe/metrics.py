@@ -19,7 +19,7 @@ STORES_MAX = 16  # that a cluster may name
 SUBJECTS_MAX = 11_000  # clients that the book of limits remembers, and topics with a limit
 CLIENTS_MAX = 1_000  # that one collector is given
 AUDIT_SERIES_MAX = 20_000  # 1,000 topics with a group each have 14,000 latencies and words
-LAG_SERIES_MAX = 10_000  # groups times topics; what is beyond is counted, and told by `memq lag` only
+LAG_SERIES_MAX = 10_000  # groups times topics; further ones are counted, and only `memq lag` shows them
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,7 @@ class ByteBudget:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append((count, future))
             try:
-                await future  # the bytes are counted by whoever wakes this one
+                await future  # the waking task has counted the bytes
             except asyncio.CancelledError:
                 self._give_back(count if future.done() and not future.cancelled() else 0)
                 raise

@@ -35,7 +35,7 @@ class ThreadPool:
     def __init__(self, name: str, threads_max: int) -> None:
         self.name = name
         self._executor = ThreadPoolExecutor(threads_max, f"memq-{name}")
-        self._calls: dict[Future[Any], asyncio.Future[Any]] = {}  # with who waits for each
+        self._calls: dict[Future[Any], asyncio.Future[Any]] = {}  # with the waiter of each
         self._closed = False
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -124,7 +124,7 @@ async def _settle(waiting: asyncio.Future[T]) -> None:
         except asyncio.CancelledError as error:
             cancelled = error
     if not waiting.cancelled():
-        waiting.exception()  # seen: whoever waited for it is gone
+        waiting.exception()  # marked as seen: its waiter is gone
     if cancelled is not None:
         raise cancelled
 
@@ -144,6 +144,6 @@ def wait_for_native_threads() -> None:
     """
     pause = threading.Event()
     for _ in range(_LEAVE_CHECKS_MAX):
-        pause.wait(_LEAVE_CHECK_S)  # also lets in whoever is still waiting at the door
+        pause.wait(_LEAVE_CHECK_S)  # also lets waiting threads in
         if sys._current_frames().keys() <= {thread.ident for thread in threading.enumerate()}:
             return

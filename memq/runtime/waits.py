@@ -18,7 +18,7 @@ from memq.runtime.clock import Clock
 from memq.runtime.logs import OUTAGE_INTERVAL_S, EventLog
 
 LATE_S = 3.5  # sound brokers answer an empty poll after 2 s, and a join of a group in Kafka after 3 s
-KEPT_S = 60.0  # how long a failure is named that nobody tried again
+KEPT_S = 60.0  # how long a failure without a retry is named
 OWING_MAX = 1_000
 TEXT_CHARS_MAX = 1_000
 

@@ -34,7 +34,7 @@ COLUMNS = {
     "orphan": "BOOLEAN",
 }
 # `damage` makes a row of each damaged block that was skipped, in place of its records; `orphan` tells of objects that
-# no pointer would have named, which only who reads by `path` can meet. Both come only when they are asked for.
+# no pointer would have named, which only a read by `path` can meet. Both come only when they are asked for.
 DEFAULT_COLUMNS = tuple(name for name in COLUMNS if name not in ("damage", "orphan"))
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MISSING_S = 30  # as long as a consumer that passes over damage asks

@@ -44,7 +44,7 @@ WRITE_DESCRIPTIONS = {
 }
 WRITE_SPELLING = {name: name for name in WRITE_DESCRIPTIONS} | {"batchid": "batchId"}
 MODES = ("exactly-once", "low-latency")
-_CODECS = ("zstd", *(name for name in CODECS if name != "zstd"))  # the first is what nobody chose
+_CODECS = ("zstd", *(name for name in CODECS if name != "zstd"))  # the first is the default
 _SPARKS_OWN = ("path", "checkpointlocation")
 _TEXT = ("binary", "string")
 WRITE_COLUMNS: dict[str, tuple[str, ...]] = {
@@ -333,7 +333,7 @@ class MemqWriter(DataSourceArrowWriter):
             raise InvalidRequestError("a topic can't be overwritten", hint="write with mode('append')")
         check_columns({field.name: field.dataType.simpleString() for field in schema.fields}, options)
         self._options = options
-        # a job without a name is there once by the dedup window: nobody can run it again as the same job
+        # a job without a name can't run again as the same job: the dedup window suffices
         self._writer = options.writer or f"spark-{Runtime().random.getrandbits(64):016x}"
         self._batch_id = max(0, options.batch_id)
 

@@ -451,7 +451,7 @@ class Folders:
         self._durable.pop(folder, None)
         try:
             os.rmdir(f"{self._root}/{folder}")
-        except OSError:  # not empty, gone, or not ours to remove: an empty folder harms nobody
+        except OSError:  # not empty, gone, or not ours to remove: an empty folder does no harm
             return False
         self._doubtful.pop(folder, None)
         return True

@@ -152,7 +152,7 @@ class Cluster:
 
     def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
         if self._closed:
-            work.close()  # else it warns that nobody awaited it
+            work.close()  # else Python warns that it was never awaited
         self._check_open()
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 

@@ -92,7 +92,7 @@ class LiveSource(AuditView):
         words += [kind.value for kind, _ in holding if kind in _COUNTED]
         lost, corrupt, doubled = (sum(each for kind, each in holding if kind is counted) for counted in _COUNTED)
         times = total.side(QUEUE).latency
-        until = times.get("acked") or times.get("committed", {})  # without acks nobody tells more
+        until = times.get("acked") or times.get("committed", {})  # without acks there are no further stages
         return TopicVerdict(
             word=min(words, key=lambda word: GRAVITY[word]),
             lost=lost,

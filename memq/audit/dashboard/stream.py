@@ -25,7 +25,7 @@ GONE_MAX = 10_000
 STREAMS_MAX = 32  # of all browsers together; a browser has six connections for one host
 TAILS_MAX = 8
 PAUSE_S = 0.04  # changes of this time go together: all in all they are to be seen within 100 ms
-SILENCE_S = 15.0  # then a comment is sent: proxies close what is silent, and who has gone is noticed
+SILENCE_S = 15.0  # then a comment is sent: proxies close silent connections, and a closed browser is noticed
 _encode = msgspec.json.encode
 
 

@@ -318,7 +318,7 @@ class PartitionAudit:
         if span.stage in _GROUP_STAGES:
             name = told.group or QUEUE
             if told.group is None:
-                return  # a reader without a group: its damages count, nobody asks what it has read
+                return  # a reader without a group: only its damages count
         elif span.stage == "sent":
             self._count_once(stream, stream.sent, span)
             records = 0

@@ -20,7 +20,7 @@ GRACE_MS = 30_000  # beyond the promise: a failover of the brokers may hold repo
 SILENT_MINUTES_MAX = 24 * 60
 MISSED_MAX = 8  # of a client: gaps that are remembered for what it names later
 READERS = ("consumer", SPARK_READER, SPARK_TASK)
-# Of a stream nothing is unknown while nobody drives it: its checkpoint stands, and says the next time how far it came.
+# A stream without a driver has no unknown work: its checkpoint remains, and states its progress at the next start.
 MAY_END_SILENTLY = (SPARK_READER, SPARK_TASK)
 Key = tuple[str, int]  # topic id, write partition
 

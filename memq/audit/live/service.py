@@ -42,7 +42,7 @@ from memq.topic import AUDIT_GROUP, Position, ReadPartition
 
 INTERVAL_S = 1.0  # a round at least so often
 PAGES_MAX = 200  # of reports in one round
-IDLE_ROUNDS = 5  # a write partition that nobody reports about is looked at once in so many
+IDLE_ROUNDS = 5  # a write partition without reports is read once in so many rounds
 TOPICS_EVERY_ROUNDS = 10
 PRUNE_EVERY_ROUNDS = 600
 SICK_HOME_ROUNDS = 30  # between two questions for the end of a home whose log does not answer

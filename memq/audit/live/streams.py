@@ -54,7 +54,7 @@ class StreamAudit:
         """Take what the driver says: where it began, then how far its checkpoint has come."""
         for begin in part.begins:
             if begin.reason == "stored" and begin.at and not self._is_behind(begin.at):
-                self._come(begin.at)  # the checkpoint has come here, whoever drove the stream
+                self._come(begin.at)  # the checkpoint reached this position, under any driver
                 yield from self.settle(now_ms)
             elif begin.at:
                 self._begin(begin.at)

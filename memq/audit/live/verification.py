@@ -13,7 +13,7 @@ from memq.errors import NotFoundError
 from memq.format.ranges import RangeSet
 from memq.runtime.runtime import Runtime
 
-BLOCKS_MAX = 2_000  # that are told, those with records of the finding and damaged ones first
+BLOCKS_MAX = 2_000  # in an answer; first those with records of the finding, and damaged ones
 
 
 class VerifiedBlock(msgspec.Struct, frozen=True, kw_only=True):

@@ -105,7 +105,7 @@ class Requests:
             working.pop(task, None)
             after()
             if not task.cancelled() and task.exception() is not None:
-                connection.abort()  # what nobody foresaw ends the connection that it came from, and nothing else
+                connection.abort()  # an unexpected error ends its own connection only
 
         task.add_done_callback(done)
 

@@ -45,7 +45,7 @@ class RingHolder(EpochHolder, Protocol):
     failure: MemqError | None
     moved_to: str  # where its next owner listens, "" while that is not known
     known: KnownBlocks
-    changed: asyncio.Event  # a batch was published, or the partition given up: who waits clears it first
+    changed: asyncio.Event  # a batch was published, or the epoch given up; a waiter clears it first
 
     def owned(self) -> Ownership:
         """Return what is known of the present epoch."""

@@ -103,7 +103,7 @@ class TopicProcessor:
         self._publishing: asyncio.Task[None] | None = None
         self._ends: list[tuple[ProducerEnd, asyncio.Future[None]]] = []
         self._restate = False
-        self._stating: list[asyncio.Future[None]] = []  # who waits until what is remembered is in the queue
+        self._stating: list[asyncio.Future[None]] = []  # waiters until the queue has the remembered names
         self._tasks = TaskOwner(self._failed, services.events)
         self.known = KnownBlocks(self, self._tasks)
         self.appender = Appender(self)
@@ -112,7 +112,7 @@ class TopicProcessor:
         self._timer: asyncio.TimerHandle | None = None
         self._ready = asyncio.Event()
         self._fenced = asyncio.Event()
-        self.changed = asyncio.Event()  # a batch was published, or the partition given up: who waits clears it first
+        self.changed = asyncio.Event()  # a batch was published, or the epoch given up; a waiter clears it first
         self._drain_once = asyncio.Lock()
         self.staging = asyncio.Lock()  # pieces of writers' batches go one request after another
         self._released = False  # `closed` is on its way, the last word of the epoch

@@ -345,7 +345,7 @@ async def take_forwarded(processor: TopicProcessor, slab: Slab, start: int, end:
         assert not isinstance(outcome, Redirected), "nothing was awaited since it was ready, and so not draining"
         if not isinstance(outcome, Accepted):
             raise outcome.error
-        processor.hurry()  # who waits gives up before a batch may come of age
+        processor.hurry()  # the waiting broker gives up before a batch is sealed by age
         await waiter.acked
     finally:
         processor.appender.close_stream(stream)

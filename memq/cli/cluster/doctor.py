@@ -26,7 +26,7 @@ PACKAGES = ("awscrt", "click", "h11", "lz4", "msgspec", "prometheus_client", "zs
 EXTRAS = {"pyarrow": "batch.arrow() and memq.read_arrow need it: pip install 'memq[arrow]'"}
 DISK_BYTES_LEAST = 1 << 30
 _MARKS = {"ok": "green", "warning": "yellow", "failed": "red"}
-_SECRET = re.compile("secret|password|token|credential|sasl.jaas|auth", re.IGNORECASE)  # values that nobody prints
+_SECRET = re.compile("secret|password|token|credential|sasl.jaas|auth", re.IGNORECASE)  # values that are never printed
 
 
 @dataclass(frozen=True, slots=True)

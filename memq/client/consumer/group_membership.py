@@ -75,7 +75,7 @@ class MemberState:
         for partition in revoking:
             if partition in self._held:
                 self._to_revoke[partition] = None
-            else:  # nobody was notified of it: nothing is to be finished
+            else:  # the user was not notified of it: nothing to finish
                 self._released[partition] = None
         for partition in list(self._held):
             if partition not in assigned and partition not in revoking and partition not in self._released:

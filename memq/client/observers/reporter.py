@@ -27,7 +27,7 @@ from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner
 
 CLOSE_S_MAX = 1.0  # what the last reports may add to a close of a client
-# What reports may add to a step of a job that nobody waits for by the second; only where brokers don't answer.
+# Time that reports may add to a step of a batch job; only if brokers do not answer.
 STEP_S_MAX = 5.0
 _SETTINGS = ProducerSettings(
     acks=AckLevel.ALL, block_bytes=128 * KIB, pending_bytes_max=2 * MIB, full_wait_s=0.0, on_ack=lambda outcome: None

@@ -29,7 +29,7 @@ class OpenBlock(BlockBuilder):
         self.home = home
         self.delivery = delivery
         self.opened_s = opened_s
-        self.slots_hold = True  # all keys lie in the partition's slot range: nobody chose the partition himself
+        self.slots_hold = True  # all keys are in the partition's slot range: no caller chose the partition
 
 
 class PendingBlock(UnackedBlock):

@@ -152,7 +152,7 @@ class PartitionSender:
         """Take what was sealed, and seal the open block when it is time."""
         try:
             self._look()
-        except Exception as error:  # noqa: BLE001  # in a callback of the loop: nobody else would hear of it
+        except Exception as error:  # noqa: BLE001  # in a callback of the loop: no other code would get it
             self._parts.broke(error)
 
     def _look(self) -> None:

@@ -237,7 +237,7 @@ class BlockReader:
         values = self._read(cells.value_at, cells.value_lengths)
         if self.header.flags & block.NULL_VALUES:
             return self._with_nulls(values, layout.present_values, cells.value_lengths, "values")
-        return values  # type: ignore[return-value]  # list is invariant; nobody else holds this one
+        return values  # type: ignore[return-value]  # list is invariant; this one has no other reference
 
     def memoryviews(self) -> list[memoryview | None]:
         """Return the values as views into the block: no byte is copied, and the block stays alive with them."""

@@ -87,7 +87,7 @@ class BlockHeader(NamedTuple):
     flags: int
     payload_length: int
     raw_length: int
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody wants of a header
+    count: int  # type: ignore[assignment]  # hides tuple.count, which no header needs
     producer_epoch: int
     scope: int
     producer_id: int

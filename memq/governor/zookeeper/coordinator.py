@@ -66,7 +66,7 @@ class ZookeeperCoordinator:
         self._all_assignments: MirroredValue[list[Assignment]] = MirroredValue(self._mirror)
         self._tasks = TaskOwner(lambda error: events.error("zookeeper-failed", repr(error), error), events)
         self._entered: dict[str, BrokerEntry] = {}  # registered here: entered again when the session was lost
-        self._entering = asyncio.Lock()  # who has it may change `_entered`, and the node of an entry in it
+        self._entering = asyncio.Lock()  # guards `_entered`, and the node of each entry
         self._ready = False
         self._following = False
         self._readying = asyncio.Lock()
@@ -89,7 +89,7 @@ class ZookeeperCoordinator:
             self._changed.clear()
             self._tasks.start(self._follow(), "follow")
         elif not self._watchers:
-            self._changed.set()  # nobody looked meanwhile
+            self._changed.set()  # no watcher followed changes meanwhile
         return self._watchers.watch(callback)
 
     # ---- membership --------------------------------------------------------------------------------

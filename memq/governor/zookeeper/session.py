@@ -334,7 +334,7 @@ class ZookeeperSession:
     def _state_changed(self, client: Any, state: str) -> None:
         """Called in a thread of kazoo."""
         assert self._loop is not None, "a state before the start"
-        with suppress(RuntimeError):  # the loop has ended: nobody wants to know
+        with suppress(RuntimeError):  # the loop has ended: no caller is left
             self._loop.call_soon_threadsafe(self._take_state, client, state)
 
     def _watch_over(self) -> None:

@@ -57,7 +57,7 @@ class RequestCoalescer(Generic[Question, Found]):
 
     async def _request(self) -> None:
         async with self._slots:
-            asked = self._next()  # who asks from here on shares the next request
+            asked = self._next()  # later callers share the next request
             try:
                 for question, found in (await self._send(list(asked))).items():
                     asked[question].set_result(found)

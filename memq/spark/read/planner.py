@@ -37,9 +37,8 @@ from memq.topic import Position, ReadPartition
 Seen = tuple[int, Range]  # producer, sequences
 BATCHES_MAX = 1 << 16
 PARTS_MAX = 4_096  # batches of one task
-# So many tasks share a small read, if each is worth its own cost. These are numbers, and not the cores of a machine: a
-# read must be cut the same way wherever it runs again, since who writes it on with low latency names what it sends by
-# batch and task.
+# Number of tasks that share a small read, if each is worth its own cost. It does not depend on the cores of a machine: a
+# repeated read must be cut the same way, because a low-latency write of its rows identifies records by batch and task.
 SPREAD_TASKS = 8
 SPREAD_BYTES_MIN = 8 * MIB
 

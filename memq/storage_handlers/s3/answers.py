@@ -110,7 +110,7 @@ _HINTS = {
     "InvalidStorageClass": "set storage_class in [s3] to one that the server has",
     "NoCredentials": "check what boto3 reads keys from: variables, a profile, a role",
 }
-# Refusals of whoever asks, whatever is asked: no right is missing, and the hints above say what is.
+# Refusals of the caller itself: no right is missing, and the hints above name the cause.
 OF_THE_KEYS = frozenset(
     {
         "RequestTimeTooSkewed",

@@ -12,7 +12,7 @@ from memq.errors import AuditStateError, DeniedError, UnsupportedFormatError
 from memq.runtime.threads import ThreadPool
 
 CONNECT_TIMEOUT_S = 10
-_LOCK = 0x6D717561  # whoever makes the tables has it
+_LOCK = 0x6D717561  # held while the tables are created
 
 
 class PostgresDatabase:

@@ -202,7 +202,7 @@ class PartitionCursor:
         self.lookback = Lookback(window_ms)
         self._progress = ReadProgress()
         self._slots: deque[PointerSlot] = deque()
-        self._unfetched: deque[PointerSlot] = deque()  # those of them that nobody fetches yet
+        self._unfetched: deque[PointerSlot] = deque()  # those of them that are not fetched yet
         self._seen = Seen([], [])
         self.comparing: PointerSlot | None = (
             None  # the last batch whose blocks seemed to be copies; `PointerSlot.compare` answers
@@ -232,7 +232,7 @@ class PartitionCursor:
                 break
             pointer = read_pointer(entry.body, newer="return")
             if not isinstance(pointer, Pointer):
-                continue  # whoever read there dealt with it
+                continue  # an earlier reader processed it
             self.lookback.advance(entry.time_ms)
             self._progress.pass_over(pointer)
             for producer in pointer.producers:

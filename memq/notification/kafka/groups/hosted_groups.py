@@ -37,7 +37,7 @@ _PASSING = (
     KafkaError.STALE_MEMBER_EPOCH,
     KafkaError._NO_OFFSET,
 )
-# While Kafka makes the log of all groups, at the first commit of all, or moves it, nobody knows where a group is kept.
+# While Kafka creates the log of all groups (at the first commit) or moves it, no node knows where a group is stored.
 _MOVING = (KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE)
 MOVING_S_MAX = 5.0
 MOVING_PAUSE_S = 0.1
