@@ -233,7 +233,7 @@ class Account:
         return self.settle(0, 0, replace(evidence, word=sure)).lost
 
     def _lost(self, missing: list[Range], word: HeldWord) -> tuple[list[Range], list[Range], str]:
-        """Part what is missing below the end: what is lost, what brokers hold, and why more is not lost."""
+        """Divide missing sequences below the end: lost, held by brokers, and why the rest is not lost."""
         if not self.weak:
             return missing, [], ""
         held, missing = common(missing, word.held), apart(missing, word.held)

@@ -334,7 +334,7 @@ def _finding(kind: Kind, block: BlockCheck, met: ReadBlock, key: str, cause: str
 
 
 def _tell_balance(balance: Balance, found: Tallies) -> None:
-    """Add what is missing of one producer.
+    """Add the missing records of one producer.
 
     Damaged, unread and doubled blocks were told where they were met.
     """

@@ -74,7 +74,7 @@ class Holders:
 
 
 def _held_by(answers: Sequence[AdminAnswer]) -> Iterator[tuple[Source, list[Range]]]:
-    """Yield the ranges of answers; what is no range names no record."""
+    """Yield the ranges of answers; invalid ranges are ignored."""
     for records in [each for answer in answers for each in answer.held or ()]:
         with suppress(ValueError):
             yield (
@@ -84,7 +84,7 @@ def _held_by(answers: Sequence[AdminAnswer]) -> Iterator[tuple[Source, list[Rang
 
 
 def _requests(sought: Sequence[Sought]) -> Iterator[list[WireRecords]]:
-    """Yield what is sought, in requests of SOUGHT_RANGES_MAX ranges."""
+    """Yield the sought records, in requests of SOUGHT_RANGES_MAX ranges."""
     part: list[WireRecords] = []
     room = SOUGHT_RANGES_MAX
     for each in sought:

@@ -172,7 +172,7 @@ class Broker:
         return await start_step(self.services.runtime, self.services.events, name, step)
 
     async def _make_places(self) -> None:
-        """Make what topics lack in the queue, or say what is wrong with it.
+        """Create missing parts of topics in the queue, or log the fault.
 
         Raises: MemqError of the first such topic.
         Those of many topics at once, for a queue asks for them together: one by one 10,000 topics took minutes.
@@ -269,7 +269,7 @@ class Broker:
         await self.services.spool.settle()
 
     async def close(self) -> None:
-        """End at once: connections are closed, what is not acked stays unacked."""
+        """End at once: close connections; pending blocks stay unacked."""
         self._unwatch()
         if self._listener is not None:
             self._listener.close()
@@ -289,7 +289,7 @@ class Broker:
             self.services.events.warning("unregister-failed", str(error))
 
     def held_blocks(self) -> list[str]:
-        """Describe what was taken but is not yet in the queue."""
+        """Describe accepted blocks that are not in the queue yet."""
         lines = [line for processor in self.partitions.at_work() for line in processor.held_blocks()]
         return lines + self.partitions.forwarder.describe()
 
@@ -416,7 +416,7 @@ def _close_overdue(connection: Connection, now_s: float, settings: BrokerSetting
 
 
 def _shed(connections: list[Connection], bytes_max: int) -> None:
-    """Abort who has not read its answers for longest, while more than `bytes_max` bytes wait in sockets."""
+    """Abort the connections that have read nothing for longest, while more than `bytes_max` bytes wait."""
     slow = [connection for connection in connections if connection.outbox.congested]
     unsent = sum(connection.outbox.unsent_bytes for connection in slow)
     for connection in sorted(slow, key=lambda each: each.outbox.standing_since_s):

@@ -64,7 +64,7 @@ class Readiness:
 
 
 class HttpPort:
-    """Answers GET and HEAD of `/healthz`, `/readyz` and `/metrics`; `check` raises what is not ready."""
+    """Serves `/healthz`, `/readyz` and `/metrics`; `check` raises the failing part's error."""
 
     def __init__(
         self, network: Network, check: Callable[[], Awaitable[None]], registry: CollectorRegistry, events: EventLog

@@ -97,7 +97,7 @@ class Partitions:
     # ---- what the coordinator says --------------------------------------------------------------
 
     async def refresh(self) -> None:
-        """Read topics, brokers and assignments; let go of what is no longer ours.
+        """Read topics, brokers and assignments; release partitions of other owners.
 
         Of two that are under way, the answer to the one that began first never replaces the answer to the other.
         """
@@ -301,7 +301,7 @@ class Partitions:
         return self._brokers
 
     def processor(self, topic: Topic, partition: int, *, to_end: bool = False) -> TopicProcessor:
-        """Return the processor of a partition of ours, opening it when nobody asked before.
+        """Return the processor of an own partition; the first call opens it.
 
         `to_end`: also while the broker drains, for what must be brought to its end.
         Raises: NotFoundError (no such partition), MovedError with the owner's address, DrainingError, NotReadyError.
@@ -451,7 +451,7 @@ class Partitions:
         return DrainProgress(self._services.runtime.clock, self._services.events, total, done_text)
 
     def start_draining(self) -> None:
-        """Refuse what is new from now on, in all partitions at once."""
+        """Refuse new blocks from now on, in all partitions."""
         self.draining = True
         for processor in self.processors.values():
             processor.start_draining()

@@ -111,7 +111,7 @@ async def _run(broker: Broker, settings: BrokerSettings, signals: Signals, compa
 
 
 def _name_held(broker: Broker) -> None:
-    """Name what was taken and is not in the queue: the end of this process loses what lies in memory only."""
+    """Log accepted blocks that are not in the queue: those only in memory are lost with this process."""
     held = broker.held_blocks()
     if held:
         broker.services.events.error("given-up", given_up_text(held))

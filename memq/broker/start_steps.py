@@ -59,7 +59,7 @@ async def make_audit_topic(services: Services, partitions: Partitions) -> None:
 
 
 def audit_topic_settings(retention_ms: int) -> TopicSettings:
-    """Return the settings of `_memq_audit`: reports are small and many, and nobody waits for their acks.
+    """Return the settings of `_memq_audit`: reports are many and small, and no client waits for acks.
 
     So their batches wait for each other, and share objects: a few PUTs a second for any number of clients.
     """

@@ -61,7 +61,7 @@ def print_pairs(pairs: Iterable[tuple[str, object]]) -> None:
 
 
 def colored() -> bool:
-    """Return whether stdout takes colors: a terminal, and nobody set NO_COLOR."""
+    """Return whether stdout takes colors: a terminal without NO_COLOR."""
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
 
@@ -128,7 +128,7 @@ class ProgressBar:
 
 
 class GrowingCount:
-    """A growing number on stderr when that is a terminal: for long work whose amount nobody knows."""
+    """A growing number on stderr, if that is a terminal: for work of unknown length."""
 
     def __init__(self, label: str, unit: str) -> None:
         self._text = f"{label}: {{:,}} {unit}"

@@ -142,7 +142,7 @@ def _error_word() -> str:
 
 
 def _describe(error: Exception) -> tuple[str, str]:
-    """Return what is wrong and what to do."""
+    """Return the fault and the hint."""
     if isinstance(error, MemqError):
         return str(error), error.hint
     if isinstance(error, click.UsageError):

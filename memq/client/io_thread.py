@@ -28,7 +28,7 @@ class SyncClient(Protocol):
         ...
 
     async def at_exit(self) -> None:
-        """The interpreter ends and nobody closed this client: flush and close. Runs on the thread's loop."""
+        """Flush and close this open client at the interpreter's end. Runs on the thread's loop."""
         ...
 
 
@@ -88,7 +88,7 @@ class IoThread:
         self._clients.pop(number, None)
 
     def clients(self) -> list[SyncClient]:
-        """Return the clients that nobody closed."""
+        """Return the open clients."""
         return list(self._clients.values())
 
     def _run(self) -> None:

@@ -148,7 +148,7 @@ class Background(Generic[CoreType]):
         return self.io.run(work)
 
     def forgotten(self) -> None:
-        """Nobody holds the client any more, and nobody closed it."""
+        """Close a client that was garbage-collected open."""
 
     def leave(self) -> None:
         """The client is closed: the thread may forget it."""

@@ -31,7 +31,7 @@ class LogAnswers(dict[Key, Value]):
         raise self.unknown.get(key) or KeyError(key)
 
     def __repr__(self) -> str:
-        """Return what is known, and what is not."""
+        """Return known answers and errors as text."""
         return f"{type(self).__name__}({super().__repr__()}, unknown={self.unknown!r})"
 
     def one_known(self) -> Self:

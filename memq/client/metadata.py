@@ -50,11 +50,11 @@ class ClusterMetadata:
         self._asking = asyncio.Lock()
 
     def known(self, name: str) -> TopicMetadata | None:
-        """Return what was last heard of a topic, without asking."""
+        """Return the last known state of a topic, without a request."""
         return self._topics.get(name)
 
     def owner(self, name: str, topic_id: str, partition: int) -> Address | None:
-        """Return the address of a write partition's owner as last heard; None when nobody owns it.
+        """Return the last known address of a write partition's owner; None without one.
 
         Raises: NotFoundError when the topic is gone, or was made again under the same name.
         """
@@ -204,7 +204,7 @@ class ClusterMetadata:
 
 
 def _newest(known: TopicMetadata | None, found: TopicMetadata, *, confirmed: bool) -> TopicMetadata:
-    """Return the answer without what is known to be newer: brokers learn of changes one by one."""
+    """Return the answer without outdated parts: brokers learn of changes one by one."""
     if known is None or known.topic.id != found.topic.id:
         return found if known is None or confirmed else known
     epochs = {owner.partition: owner for owner in known.owners}

@@ -63,7 +63,7 @@ class OpenStores:
         return None if handler is None else _NotedReader(handler, f"store '{store}' at {handler.url}", waits)
 
     async def close(self) -> None:
-        """End the threads and connections of what was opened."""
+        """End the threads and connections of the opened stores."""
         for handler in self._opened.values():
             await handler.close()
         self._opened.clear()

@@ -123,14 +123,14 @@ class Coordinator(Protocol):
         ...
 
     async def govern(self, broker: BrokerEntry) -> int:
-        """Return the term in which this registered session governs: a new one when nobody did.
+        """Return the term in which this registered session governs: a new one without a governor.
 
         0 when another does.
         """
         ...
 
     async def governor(self) -> str:
-        """Return the id of the broker that governs, "" while nobody does."""
+        """Return the id of the governor, "" without one."""
         ...
 
     async def report(self, broker: BrokerEntry, loads: Sequence[Load]) -> None:

@@ -136,7 +136,7 @@ class _Board:
     # ---- the three steps ---------------------------------------------------------------------------
 
     def place_homeless(self) -> None:
-        """Give what nobody, or a dead broker, has to who has room; the heaviest first, for they fit worst."""
+        """Give partitions without a live owner to brokers with room; the heaviest first, which fit worst."""
         homeless = [piece for piece in self.pieces if piece.broker not in self.live]
         for piece in sorted(homeless, key=lambda piece: (-piece.weight, piece.place)):
             self._move(piece, self._best(piece), f"'{piece.broker}' is gone" if piece.broker else "it has no owner")

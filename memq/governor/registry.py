@@ -109,7 +109,7 @@ class Registry:
         return [self._brokers[broker] for broker in sorted(self._brokers)]
 
     def governor(self) -> str:
-        """Return the id of the broker that governs, "" while nobody does."""
+        """Return the id of the governor, "" without one."""
         return self._governor.id if self._governor is not None else ""
 
     def loads(self) -> list[Load]:
@@ -218,7 +218,7 @@ class Registry:
         return True
 
     def govern(self, broker: BrokerEntry) -> int:
-        """Return the term in which a live session governs; it begins one when nobody does.
+        """Return the term in which a live session governs; begin one without a governor.
 
         0 when another does.
         """

@@ -186,7 +186,7 @@ class PointerReader(Protocol):
 
 
 class TopicFinder(Protocol):
-    """Finds topics, for who knows no broker to ask. Raises: QueueError."""
+    """Finds topics in the queue, for callers without a broker. Raises: QueueError."""
 
     async def partitions(self, topic: str) -> list[ReadPartition]:
         """Return all read partitions of topics with this name, also of deleted and recreated ones.

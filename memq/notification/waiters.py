@@ -51,13 +51,13 @@ class Waiters:
         return self._count, waiter
 
     def remove(self, number: int) -> None:
-        """Remove a waiter; an error that nobody waits for any more is dropped."""
+        """Remove a waiter; drop an error without one."""
         waiter = self._waiters.pop(number)
         if waiter.reached.done() and not waiter.reached.cancelled():
             waiter.reached.exception()
 
     def advance(self, partition: ReadPartition, end: int) -> None:
-        """Wake who waits for an entry of `partition` below `end`."""
+        """Wake the waiters for an entry of `partition` below `end`."""
         for waiter in list(self._waiters.values()):
             waiter.advance(partition, end)
 

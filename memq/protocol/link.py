@@ -158,7 +158,7 @@ class Link(asyncio.BufferedProtocol):
         self._fail(error)
 
     def close(self) -> None:
-        """Close after what was written has been sent."""
+        """Close after all written bytes are sent."""
         if self._transport is not None:
             self._transport.close()
 

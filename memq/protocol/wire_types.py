@@ -11,7 +11,7 @@ Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class WireBroker(msgspec.Struct, kw_only=True):
-    """A live broker for people: rates and capacity in bytes per s, capacity 0 when nobody said."""
+    """A live broker for people: rates and capacity in bytes per s, capacity 0 if not configured."""
 
     broker: str
     address: str

@@ -117,7 +117,7 @@ class Count:
 
 @runtime_checkable
 class CountingStore(Protocol):
-    """A store that counts what it does, for who has a registry of metrics."""
+    """A store that counts its requests, for a registry of metrics."""
 
     def counts(self) -> Iterable[Count]:
         """Return the numbers of this moment."""

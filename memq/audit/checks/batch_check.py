@@ -181,7 +181,7 @@ def _checked(piece: BlockPiece, entry: BlockEntry | None, faults: list[str]) -> 
 
 
 def _with_pointer(pointer: Pointer, found: list[BlockCheck], faults: list[str]) -> tuple[list[BlockCheck], bool]:
-    """Give blocks that nobody can place the sequences that only the pointer knows of.
+    """Give unidentified blocks the sequences that only the pointer names.
 
     Say whether all are placed.
     """
@@ -258,7 +258,7 @@ class CheckedEntry:
 
 
 def _kept(error: Any) -> tuple[int, str]:
-    """Return what is kept of an error: of which kind it is, and its text."""
+    """Return kind and text of an error."""
     return next((at for at, kind in enumerate(_KEPT) if isinstance(error, kind)), -1), str(error)
 
 

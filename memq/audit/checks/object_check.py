@@ -54,12 +54,12 @@ class ObjectVerdict:
     findings: list[ObjectFinding] = field(default_factory=list)
 
     def add(self, offset: int, error: MemqError) -> None:
-        """Note what is wrong at `offset`."""
+        """Note a fault at `offset`."""
         self.findings.append(ObjectFinding(offset, error.code, str(error)))
 
 
 def check_object(data: memoryview) -> ObjectVerdict:
-    """Check a whole object. Nothing is raised: what is wrong is in the verdict, block by block."""
+    """Check a whole object. The verdict has the faults of each block; none is raised."""
     verdict = ObjectVerdict()
     try:
         verdict.index = open_object(data)
@@ -194,7 +194,7 @@ class NamedObjects:
         return NamedBatch(tuple(findings), pointer.locations[0].key, first, pointer.records)
 
     async def _proven(self, pointer: Pointer, location: Location) -> tuple[Buffer, list[str]]:
-        """Return an object, and what is wrong with it: two fetches agree on that."""
+        """Return an object and its faults, on which two fetches agree."""
 
         async def read() -> tuple[Buffer, list[str]]:
             data = await self._object(location)

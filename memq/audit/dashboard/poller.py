@@ -150,7 +150,7 @@ class Poller:
         return await self._audit.finding(id_)
 
     async def findings(self) -> Sequence[Finding]:
-        """Return all findings that are kept; none where nobody audits."""
+        """Return all stored findings; none without an auditor."""
         return await self._audit.findings(all_=True, limit=EVIDENCE_MAX) if self._audit is not None else ()
 
     async def acknowledge(self, finding: str, who: str) -> None:
@@ -369,7 +369,7 @@ class Poller:
         return known | {"breakers": tuple(known.pop("open_breakers"))}
 
     async def poll_audit(self) -> None:
-        """Ask the audit for what has changed since the last round, and show it."""
+        """Ask the audit for changes since the last round, and show them."""
         assert self._audit is not None, "rounds of the audit are started only where there is one"
         news = await self._audit.news(self._audit_version)
         self._audit_version = news.version

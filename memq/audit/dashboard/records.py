@@ -206,7 +206,7 @@ def _preview(data: bytes | None) -> str | None:
 
 
 class ObjectInspector:
-    """Reads objects through any broker; `records` shows what is in blocks."""
+    """Reads objects through any broker; `records` shows the content of blocks."""
 
     def __init__(self, brokers: str, runtime: Runtime, records: RecordReader) -> None:
         self._brokers = brokers

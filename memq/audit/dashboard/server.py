@@ -298,7 +298,7 @@ def _json(value: object, status: int = 200) -> Response:
 
 
 class EventStream(StreamingResponse):
-    """Sends events, and closes what they come from as soon as nobody listens any more."""
+    """Sends events, and closes their source when the browser disconnects."""
 
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
         super().__init__(events, media_type="text/event-stream")

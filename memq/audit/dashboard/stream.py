@@ -129,7 +129,7 @@ class Seats:
             self.held -= 1
 
     async def taken(self, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-        """Yield the events, on a seat that is free again after the last one, or when nobody listens any more."""
+        """Yield the events; the seat is free after the last one, or when the browser disconnects."""
         with self.one():
             async with aclosing(events):
                 async for each in events:

@@ -105,7 +105,7 @@ class EventMinutes:
         return self.dated([(sequence, sequence + 1)], fallback)[0][0]
 
     def _told(self, pieces: Sequence[Range]) -> tuple[list[Dated], list[Range]]:
-        """Return what of `pieces` has a minute that is known, and what is left."""
+        """Return the parts of `pieces` with a known minute, and the rest."""
         return _dated_by(self._stream.minutes.items(), pieces)
 
     def _move(self, minute: int, told: RangeSet, row: Callable[[int], MinuteRow]) -> None:

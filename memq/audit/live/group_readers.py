@@ -99,7 +99,7 @@ def _before(stream: AuditedProducer, piece: Range, begin: int) -> list[Range]:
 
 
 def hold(books: PartitionState, group: AuditedGroup, reading: MemberReading, offset: int) -> Iterator[int]:
-    """Hold a member to its word up to a pointer, and let it answer for what comes from there on."""
+    """Check a member's reports up to a pointer; it is responsible for records from there on."""
     begin, sure = reading.at, reading.sure
     reading.at, reading.sure = max(offset, begin), True
     if begin < 0 or offset <= begin:

@@ -69,7 +69,7 @@ class GroupReports:
         return True
 
     async def commit(self) -> None:
-        """Store for the group what was returned."""
+        """Commit the positions of the returned reports."""
         await self._consumer.commit()
 
 

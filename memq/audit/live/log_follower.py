@@ -53,7 +53,7 @@ class LogFollower:
         self._healed: dict[ReadPartition, None] = {}  # logs that answered again, and are still to be read to their ends
 
     async def close(self) -> None:
-        """End what is under way."""
+        """End running requests."""
         await self._tasks.stop()
 
     def lacks(self, log: ReadPartition) -> bool:

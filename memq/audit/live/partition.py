@@ -149,7 +149,7 @@ class PartitionAudit:
         self._miss(time_ms)
 
     def unseen(self, pointer: Pointer) -> list[tuple[int, int, int]]:
-        """Return what a pointer names and no other has: all that can be said of one whose blocks nobody knows."""
+        """Return the sequences that only this pointer names, if its blocks are unknown."""
         known = self.books.streams
         return [
             (entry.producer, *hole)
@@ -257,7 +257,7 @@ class PartitionAudit:
     # ---- what comes out ------------------------------------------------------------------------------
 
     def take_rows(self) -> dict[int, MinuteRow]:
-        """Return what is to be added to the rows of minutes since the last call, by Unix minute."""
+        """Return the additions to the rows of minutes since the last call, by Unix minute."""
         rows, self._rows = {minute: row for minute, row in self._rows.items() if row.sides}, {}
         return rows
 
@@ -439,7 +439,7 @@ class PartitionAudit:
         return of_weak.lost, of_below.lost, of_weak.doubtful + of_below.doubtful
 
     def _lost(self, producer: int) -> RangeSet:
-        """Return what is called lost in the queue; a report that comes late may tell another cause."""
+        """Return the findings of records lost in the queue; a late report may change the cause."""
         causes = (_LOST_ACKED, _LOST_WEAK, _LOST_BELOW_END)
         known = (self._findings.ranges(self._wrong(Kind.LOST, cause, producer)) for cause in causes)
         return RangeSet(piece for ranges in known for piece in ranges)
@@ -459,7 +459,7 @@ class PartitionAudit:
         return missing
 
     def _seen(self, stream: AuditedProducer, missing: list[Range]) -> tuple[list[Range], list[Range]]:
-        """Part what is missing into what is lost, and what may have been in pointers that were not read."""
+        """Divide missing records: lost ones, and those that may be in unread pointers."""
         if not missing or not self.books.expired:
             return missing, []
         dated = EventMinutes(stream).dated(missing, 0)
@@ -495,7 +495,7 @@ class PartitionAudit:
         self._findings.hold(wrong, pieces, lambda left: dating.dated(left, fallback), locate, now_ms)
 
     def _forget(self) -> None:
-        """Forget the producers that were seen longest ago; what is known of groups goes with them."""
+        """Forget the producers that were silent longest, also in the groups."""
         over = len(self.books.streams) - STREAMS_MAX
         if over <= 0:
             return
@@ -521,7 +521,7 @@ def _add(ranges: RangeSet, pieces: Iterable[Range]) -> int:
 
 
 def _ripen(stream: AuditedProducer, now_ms: int) -> None:
-    """Let what has waited long enough be overdue."""
+    """Mark records that have waited long enough as overdue."""
     left = []
     for due_ms, first, next_ in stream.waiting:
         if due_ms > now_ms:

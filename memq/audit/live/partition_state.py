@@ -113,7 +113,7 @@ class StreamRead:
 
 @dataclass(slots=True)
 class AuditedGroup:
-    """A consumer group in the write partition: by producer what it did, by client who reads for it.
+    """A consumer group in the write partition: its work by producer, its members by client.
 
     A stream of Spark is a group, too, with `stream` in place of members: whoever drives it goes on with its checkpoint.
     """

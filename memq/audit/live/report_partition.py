@@ -27,7 +27,7 @@ Key = tuple[str, int]  # topic id, write partition
 
 @dataclass(slots=True)
 class Client:
-    """One client: what was heard of it last. `skew_ms` is by how much its clock is ahead at least."""
+    """One client and its last report. `skew_ms` is the least ms by which its clock is ahead."""
 
     kind: str
     name: str

@@ -113,7 +113,7 @@ class LiveAudit:
                 await asyncio.sleep(INTERVAL_S)
 
     async def close(self) -> None:
-        """End what is under way."""
+        """End running requests."""
         await self._holders.close()
         await self._ends.close()
         await self._logs.close()

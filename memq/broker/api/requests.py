@@ -122,7 +122,7 @@ class Requests:
         return None
 
     def gone(self, connection: Connection) -> None:
-        """Stop the answers that nobody will read."""
+        """Stop answers to a closed connection."""
         if connection.limiters:
             self._services.limits.leave(connection.client)
         for task in list(self._working.pop(connection, {})):

@@ -166,7 +166,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Leave: what was received stays, streams are forgotten."""
+        """Disconnect: received blocks stay, streams are forgotten."""
         self.conversation.close()
         self.outbox.go_on()
         if self._region is not None:
@@ -414,7 +414,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.close()
 
     def close(self) -> None:
-        """Close after what was written has been sent."""
+        """Close after all written bytes are sent."""
         if self._transport is not None:
             self._transport.close()
 
@@ -476,7 +476,7 @@ class Outbox:
         self._unsent_bytes_seen = self.unsent_bytes
 
     def go_on(self) -> None:
-        """The socket takes more, or the connection is gone: nobody waits any longer."""
+        """The socket accepts bytes again, or the connection is closed: release all waiters."""
         self._writable.set()
 
     async def writable(self) -> None:

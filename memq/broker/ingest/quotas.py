@@ -75,7 +75,7 @@ class TokenBucket:
 
 
 class Limiter:
-    """One topic or one client against its limit. `over` counts by mode what was beyond it."""
+    """One topic or one client against its limit. `over` counts the excess by mode."""
 
     __slots__ = ("_bytes", "_requests", "limit", "name", "over", "subject")
 
@@ -258,7 +258,7 @@ class Quotas:
         return [*self._topics.values(), *(known.limiter for known in self._clients.values())]
 
     def clients(self) -> list[tuple[str, RatePerSecond, int, int]]:
-        """Return who has a limit: name, limit, connections, and how often it was over.
+        """Return limited clients: name, limit, connections, and number of excesses.
 
         `default`: all others, each.
         """

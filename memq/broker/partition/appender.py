@@ -48,7 +48,7 @@ class RingHolder(EpochHolder, Protocol):
     changed: asyncio.Event  # a batch was published, or the epoch given up; a waiter clears it first
 
     def owned(self) -> Ownership:
-        """Return what is known of the present epoch."""
+        """Return the state of the present epoch."""
         ...
 
     def pump(self) -> None:

@@ -113,11 +113,11 @@ class NamedProducers:
         return len(self._known)
 
     def get(self, producer_id: int) -> NamedProducer | None:
-        """Return what is remembered of a name, None when it is not known."""
+        """Return the state of a name, None if it is unknown."""
         return self._known.get(producer_id)
 
     def entries(self) -> tuple[NamedProducer, ...]:
-        """Return what is remembered of all names."""
+        """Return the states of all names."""
         return tuple(self._known.values())
 
     def learn(self, entry: NamedProducer, time_ms: int) -> None:
@@ -202,7 +202,7 @@ class Ownership:
     # ---- what the queue shows ----------------------------------------------------------------
 
     def producer(self, producer_id: int) -> ProducerState:
-        """Return what is known of a producer; a new one starts empty."""
+        """Return the known sequences of a producer; a new one starts empty."""
         found = self.producers.get(producer_id)
         if found is None:
             found = self.producers[producer_id] = ProducerState(producer_id)
@@ -263,7 +263,7 @@ class Ownership:
             self.adopted.append(adopted_of(offset, pointer))
 
     def state(self) -> None:
-        """Fix the totals that the `opened` pointer states; it counts what came late to the owners before."""
+        """Fix the totals of the `opened` pointer, which include late pointers of earlier owners."""
         self.stated = True
         self.totals = self.tail.counted()
         self.adopted = self.tail.uncounted()
@@ -321,7 +321,7 @@ class Ownership:
             self._published = max(self._published, pointer.batch_sequence)
 
     def follows(self, offset: int) -> bool:
-        """Whether nothing can lie between what is known and a pointer published at `offset`."""
+        """Whether no entry can be between the known end and a pointer published at `offset`."""
         return offset == self.read_to
 
     def is_alone(self, now_s: float) -> bool:

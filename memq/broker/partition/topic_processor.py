@@ -169,7 +169,7 @@ class TopicProcessor:
         _settle(self._stating, error)
 
     async def stop(self) -> None:
-        """End at once; what is not published stays unacked, or is left to the next owner."""
+        """End at once; unpublished blocks stay unacked, or go to the next owner."""
         self.fail(MovedError(f"{self.name} is closed"))
         if self._timer is not None:
             self._timer.cancel()
@@ -177,7 +177,7 @@ class TopicProcessor:
         self._empty_ring()
 
     def held_blocks(self) -> list[str]:
-        """Describe what is not yet published, for the operator who gives up waiting."""
+        """Describe unpublished batches, for an operator that ends the drain."""
         return [
             f"{self.name} batch {slot.number} ({slot.state.name.lower()}): producer {run.stream.producer_id:016x}"
             f" sequences {run.first} to {run.next - 1}, acks={AckLevel(run.stream.acks).name.lower()}"
@@ -207,7 +207,7 @@ class TopicProcessor:
             await self._give_up_epoch()
 
     def _failed(self, error: BaseException) -> None:
-        """A task died of what nobody foresaw: the partition stops, loudly, and its clients go elsewhere."""
+        """A task died of an unexpected error: log it and stop the partition; clients are redirected."""
         self.services.events.error("processor-failed", f"{self.name}: {error!r}", error)
         self.fail(error if isinstance(error, MemqError) else MovedError(f"{self.name} failed: {error!r}"))
 
@@ -498,7 +498,7 @@ class TopicProcessor:
         _settle([future for _, future in ends])
 
     async def _publish_opened(self) -> None:
-        """Say once more what `opened` says; who waits for it also wants the queue to be read up to it."""
+        """Publish `opened` again; waiters also need the queue read up to it."""
         own, origin, now_ms = self.owned(), self._origin(), self.services.runtime.clock.wall_ms()
         waiting = list(self._stating)
 
@@ -529,7 +529,7 @@ class TopicProcessor:
         self.changed.set()
 
     def _empty_ring(self) -> None:
-        """End the epoch, if there is one; leave what was acked with 1, and let go of the rest."""
+        """End the epoch, if any; keep blocks acked with ack=1, and release the others."""
         own, self.own = self.own, None
         _settle(self._stating, MovedError(f"{self.name} lost its epoch"))
         self._stating = []

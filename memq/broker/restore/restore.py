@@ -115,7 +115,7 @@ class Restorer:
         self._cold = ColdBatches()
 
     async def restore(self, topic: Topic) -> Restored:
-        """Publish the pointers of all objects of a topic that the queue has lost, and return what was found.
+        """Publish the lost pointers of a topic's objects, and return the result.
 
         Called again after it was interrupted, it continues where it was. A dry run publishes nothing and makes nothing.
         A read partition that brokers opened in the new queue is a finding: nothing can be put before that any more.
@@ -306,7 +306,7 @@ class Restorer:
     async def _surely(
         self, key: str, read: Callable[[], Awaitable[T]], is_whole: Callable[[T], bool] = lambda found: True
     ) -> T:
-        """Read again what seems to be damaged: what is believed to be damaged has no pointer afterwards."""
+        """Read apparently damaged batches again: a damaged batch gets no pointer."""
         return await self._reads.read([Way(f"object '{key}'", read)], is_whole)
 
     async def _take(self, partition: ReadPartition, pointer: Pointer | None, held: PresentLog, told: Restored) -> None:

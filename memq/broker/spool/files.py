@@ -72,7 +72,7 @@ class SpoolFiles:
             raise _spool_error(self._folder, what, error) from error
 
     def _append(self, name: str, buffers: Sequence[Buffer]) -> None:
-        """After a failed write or fsync nobody knows what lies there: the handle is given up with the segment."""
+        """After a failed write or fsync the content is unknown: give up the handle with the segment."""
         new = self._open is None or self._open[0] != name
         if new:
             self._close_open()

@@ -118,7 +118,7 @@ class Forwarder:
             raise error
 
     async def stop(self) -> None:
-        """End at once; what is held is let go."""
+        """End at once; release the held blocks."""
         await self._tasks.stop()
 
     async def deleted(self, topic_id: str) -> bool:

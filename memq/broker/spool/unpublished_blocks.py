@@ -79,7 +79,7 @@ class UnpublishedBlocks:
         return f"topic '{self.topic.name}' partition {self.partition}"
 
     def add(self, block: UnpublishedBlock, queued: RangeSet | None = None) -> None:
-        """Hold one more block; `queued` is what is known of its producer so far."""
+        """Hold one more block; `queued` are the known sequences of its producer."""
         self.blocks[block] = None
         if block.producer_id not in self._queued:
             self._queued[block.producer_id] = RangeSet() if queued is None else queued
@@ -103,7 +103,7 @@ class UnpublishedBlocks:
                 self.add(UnpublishedBlock(header, slab, start, end), own.producer(header.producer_id).queued)
 
     def meet(self, offset: int, pointer: Pointer | None) -> None:
-        """Take the next entry of the queue; None when nobody can read it."""
+        """Take the next entry of the queue; None if it is unreadable."""
         if offset < self.read_to:
             return
         self.read_to = offset + 1

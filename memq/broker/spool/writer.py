@@ -115,7 +115,7 @@ class Spool:
             self._tasks.start(self._work(self.disk), "spool")
 
     async def stop(self) -> None:
-        """End at once; what is not written is not acked."""
+        """End at once; unwritten blocks are not acked."""
         await self._tasks.stop()
         while self._waiting:
             self._let_go(self._waiting.popleft().slab)
@@ -123,7 +123,7 @@ class Spool:
             await self.disk.close()
 
     async def settle(self) -> None:
-        """Return when all that came is acked, or refused, and what is wanted no more is gone from the disk."""
+        """Return when all blocks are acked or refused, and unneeded segments are removed."""
         while self.disk is not None:
             self.segments.open = None
             self._settled.clear()
@@ -228,7 +228,7 @@ class Spool:
         return group
 
     async def _write(self, disk: SpoolDisk, group: list[PendingRun]) -> None:
-        """Write what is not in the queue yet, then ack. Raises: SpoolError."""
+        """Write the blocks that are not in the queue yet, then ack. Raises: SpoolError."""
         runs = [run for run in group if not run.ticket.released]
         if runs:
             segment, buffers = self._place()
@@ -261,7 +261,7 @@ class Spool:
         return self.segments.begin(segment_name(now_ms, seed), seed), [encode_head(seed, now_ms)]
 
     async def copy_forward(self, disk: SpoolDisk) -> bool:
-        """Copy what is wanted of a segment that is kept for little; return whether there was one.
+        """Copy the needed blocks of a mostly unneeded segment; return whether one existed.
 
         Raises: SpoolError.
         A disk that can't read it, or damage, leaves it as it is: what is in it is in memory, too, as long as we live.
@@ -289,7 +289,7 @@ class Spool:
         return True
 
     def _fail(self, group: list[PendingRun], error: SpoolError) -> None:
-        """Refuse what was to be written and all that waits behind it. The segment gets nothing more.
+        """Refuse the failed blocks and all that wait behind them. The segment gets nothing more.
 
         The blocks are in the ring and may be stored: so their producers are held back, not told that it failed.
         """

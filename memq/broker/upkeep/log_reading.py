@@ -23,7 +23,7 @@ READINGS_MAX = 3  # of one log, when retention takes entries meanwhile
 
 
 class LogReading:
-    """One reading of a read partition. `damaged` is called with what is wrong with a pointer.
+    """One reading of a read partition. `damaged` is called with the fault of a pointer.
 
     `begin` is the first offset that the queue says to have; `lost` counts the entries that it should have and did not
     show; `fault` says why the reading was not whole, "" when it was; `cut` says that this is since retention took
@@ -69,7 +69,7 @@ class LogReading:
             await self._skipped(offset, span.end)
 
     async def _skipped(self, first: int, next_: int) -> bool:
-        """Count what is missing from `first` up to `next_`; True when retention took it meanwhile."""
+        """Count missing entries from `first` up to `next_`; True if retention removed them meanwhile."""
         begin = (await self._queue.span(self._partition)).begin
         if begin > first:
             self.cut, self.fault = True, f"retention took offsets {first} to {begin - 1} while they were read"

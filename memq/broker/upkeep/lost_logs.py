@@ -161,7 +161,7 @@ class LostLogs:
             raise error
 
     async def _lost_log(self, topic: Topic, partition: ReadPartition) -> LogLostError | None:
-        """Return what is wrong with a log that shows nothing when the store has a batch of it."""
+        """Return the error of an empty log whose batches the store has."""
         try:
             key = await self._stored(topic, partition)
         except DeniedError:

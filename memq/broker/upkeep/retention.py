@@ -109,7 +109,7 @@ async def retire(services: Services, partitions: Partitions) -> None:
 
 
 async def _retire_partition(services: Services, partitions: Partitions, topic: Topic, partition: ReadPartition) -> int:
-    """Take what is too old or too much, and return when to look again (Unix ms)."""
+    """Remove expired pointers, and return the time of the next check (Unix ms)."""
     settings, now_ms = topic.settings, services.runtime.clock.wall_ms()
 
     def damaged(text: str) -> None:

@@ -189,7 +189,7 @@ class Sweep:
         return staged_prefix(self._cluster)
 
     def _prefix_of(self, key: str) -> str:
-        """Return the prefix that a key is swept with: a topic's, or one of all; "" for what is not ours."""
+        """Return the prefix with which a key is swept: a topic's or a shared one; "" for foreign keys."""
         for prefix in (shared_prefix(self._cluster), self._staged, CHECK_PREFIX):
             if key.startswith(prefix):
                 return prefix

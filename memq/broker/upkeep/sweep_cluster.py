@@ -36,7 +36,7 @@ async def cluster_sweep(
 async def folder_sweep(
     path: Path, note: Note, confirm_ms: int, *, runtime: Runtime | None = None
 ) -> AsyncIterator[Sweep]:
-    """Open a data folder, which nobody else uses meanwhile.
+    """Open a data folder for exclusive use.
 
     Raises: InvalidRequestError when another process does.
     """

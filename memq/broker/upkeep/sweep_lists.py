@@ -39,7 +39,7 @@ class PendingObject:
 
 
 class SweepLists:
-    """Reads and writes lists. `note` is called with what is wrong with one. Raises: as the store."""
+    """Reads and writes lists. `note` is called with the fault of a list. Raises: as the store."""
 
     def __init__(self, cluster: str, store: StorageHandler, note: Callable[[str], None]) -> None:
         self._cluster = cluster
@@ -136,7 +136,7 @@ class SweepLists:
                 yield PendingObject(listed, _since_ms(entry), found is not None and found.kept)
 
     async def keep(self, key: str, now_ms: int) -> list[ListedObject]:
-        """Take one object that waits, or ALL of them, out of all sweeps; return what was taken.
+        """Keep one waiting object, or ALL of them; return the kept ones.
 
         Raises: InvalidRequestError when none of this key waits.
         """

@@ -149,7 +149,7 @@ def _read(streams: list[BinaryIO], progress: ProgressBar) -> Iterator[bytes]:
 
 
 def _give_up(producer: Producer, tally: SentCount) -> None:
-    """Say at once what was done; what is not acked by then has an unknown outcome."""
+    """Print the result at once; unacked records have an unknown outcome."""
     with suppress(MemqError):
         producer.flush(timeout=INTERRUPTED_FLUSH_S)
     talk(f"interrupted: {_done(tally)}")

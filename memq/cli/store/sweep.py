@@ -86,7 +86,7 @@ class _Tally:
         self._as_json = as_json
 
     def note(self, text: str) -> None:
-        """Name what is left alone."""
+        """Name the objects that are kept."""
         self.notes += 1
         talk(text)
 

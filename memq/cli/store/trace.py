@@ -106,7 +106,7 @@ async def _find(brokers: str, topic: str, wanted: TraceTarget) -> tuple[list[Sig
 
 
 async def _sightings(opened: OpenedTopic, wanted: TraceTarget) -> AsyncIterator[Sighting]:
-    """Read all pointers, and the batches that may hold what is wanted."""
+    """Read all pointers, and the batches that may have the record."""
     checker = Checker(opened.queue, opened.read)
     for partition in read_partitions(opened.topic):
         if wanted.position is not None and wanted.position.read_partition != partition.partition:
@@ -122,7 +122,7 @@ async def _sightings(opened: OpenedTopic, wanted: TraceTarget) -> AsyncIterator[
 
 
 async def _in_batch(opened: OpenedTopic, wanted: TraceTarget, partition: int, entry: Entry) -> AsyncIterator[Sighting]:
-    """Follow one pointer, when its batch may hold what is wanted.
+    """Follow one pointer, if its batch may have the record.
 
     An unreadable block is reported as the pointer describes it.
     """
@@ -149,7 +149,7 @@ async def _in_batch(opened: OpenedTopic, wanted: TraceTarget, partition: int, en
 
 
 async def _batch_of(opened: OpenedTopic, pointer: Pointer) -> Buffer:
-    """Return the bytes of a batch; two fetches agree on what is damaged. Raises: as `ReadObject`."""
+    """Return the bytes of a batch; two fetches agree on damage. Raises: as `ReadObject`."""
     location = pointer.locations[0]
     way = Way(f"object '{location.key}'", partial(opened.read, location, whole=False))
     return await ConfirmedReads().read([way], lambda data: is_whole(cut_batch(pointer, data)))

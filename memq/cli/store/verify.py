@@ -41,7 +41,7 @@ class VerifiedCount:
         return len({finding["object"] for finding in self.findings})
 
     def find(self, name: str, place: dict[str, object], code: str, text: str) -> None:
-        """Note what is wrong, and say it at once."""
+        """Note a fault, and print it at once."""
         self.findings.append({"object": name, **place, "error": code, "text": text})
         if not self.quiet:
             click.echo(f"{name}: {' '.join(f'{what} {at}' for what, at in place.items())}: {text}")
@@ -185,7 +185,7 @@ async def _verify_topic(brokers: str, name: str, s3: Mapping[str, object], tally
 async def _verified(
     named: NamedObjects, partition: ReadPartition, tally: VerifiedCount, name: Callable[[str], str]
 ) -> AsyncIterator[NamedBatch]:
-    """Check one read partition, note what is wrong, and yield each batch."""
+    """Check one read partition, note its faults, and yield each batch."""
     log = f"topic '{partition.topic}' partition {partition.partition}"
     try:
         async for batch in named.check(partition):

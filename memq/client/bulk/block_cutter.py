@@ -48,7 +48,7 @@ def encode_plan(end: int) -> str:
 
 
 def decode_plan(metadata: str) -> int | None:
-    """Return the end of a plan; None for what is none."""
+    """Return the end of a plan; None for other text."""
     found = _PLAN.match(metadata)
     return int(found[1]) if found else None
 
@@ -125,7 +125,7 @@ class Cutter:
         return next_
 
     def end(self) -> Cut | None:
-        """Return what is left as a block; None when nothing is."""
+        """Return the remaining records as a block; None without any."""
         if not self._builder.count:
             return None
         done = Cut(self._topic, self._partition, self._first, self._builder, self._size, self._chosen)
@@ -184,7 +184,7 @@ class RecordCutter:
                 yield from _extended(self._cutter(topic, places, place), many.pick(chosen), ends)
 
     def end(self) -> Iterator[Cut]:
-        """Yield what is left as blocks."""
+        """Yield the remaining records as blocks."""
         for cutter in self._cutters.values():
             cut = cutter.end()
             if cut is not None:

@@ -203,8 +203,8 @@ class StagedCommits(AsyncClosing):
         """Make a batch of staged objects visible, completely and once, however often it is committed.
 
         The first commit of a batch decides its content; a later one completes that content. If the later one has
-        objects with other records, a job (without `source`) then gets an InvalidRequestError. A stream logs it, because its
-        micro-batch may be computed again with another result.
+        objects with other records, a job (without `source`) then gets an InvalidRequestError. A stream logs it, because
+        its micro-batch may be computed again with another result.
         If the sweep has deleted the manifest of the first commit, nothing can compare them: a job is refused, and for a
         stream the batch counts as committed.
         Batch ids of a writer grow; an id at or below the last one counts as committed. Without `remember`

@@ -50,7 +50,7 @@ class ConsumerObserver(Protocol):
     """Observes a consumer."""
 
     def reading(self, topic: Topic, writers: Sequence[int], *, commits: bool) -> ReadObserver | None:
-        """Return what observes a read partition that `writers` write to; None when nobody wants to know of it."""
+        """Return the observer of a read partition that `writers` write to; None without one."""
         ...
 
     async def close(self, timeout_s: float | None) -> None:

@@ -163,7 +163,7 @@ class ConsumerCore:
                 self._tasks.start(self._committer.run(self.settings.auto_commit_interval_ms), "consumer commits")
 
     async def close(self, timeout_s: float = CLOSE_S_MAX) -> None:
-        """Commit what is done when auto-commit is on, leave the group, and let go of everything.
+        """Commit finished batches if auto-commit is on, leave the group, and disconnect.
 
         Twice is fine.
         The commit and the leave take at most `timeout_s` each. Raises: what the commit met that does not pass, when all
@@ -277,7 +277,7 @@ class ConsumerCore:
     # ---- places ------------------------------------------------------------------------------------
 
     def positions(self) -> dict[TopicPartition, Position]:
-        """Return what comes next in each partition that is read."""
+        """Return the position of the next record in each assigned partition."""
         return {assigned.place: self._here(assigned)[0] for assigned in self._reading.assigned.values()}
 
     async def committed(self) -> dict[TopicPartition, Position]:
@@ -307,7 +307,7 @@ class ConsumerCore:
         return await self._places.lag(topic, partition, position, totals, self._runtime.clock)
 
     def _here(self, assigned: Assigned) -> tuple[Position, Totals | None]:
-        """Return what comes next in a partition, and the totals before its pointer where they are at hand."""
+        """Return the next position of a partition, and the totals before its pointer if known."""
         return self._handouts.ahead_of(assigned) or (assigned.flow.position, None)
 
     async def seek(self, topic: str, partition: int, to: Point) -> None:
@@ -330,7 +330,7 @@ class ConsumerCore:
     # ---- commits -----------------------------------------------------------------------------------
 
     async def commit(self, batch: Batch | None) -> None:
-        """Store positions: through `batch`, and in any case what is done in all partitions.
+        """Store positions: after `batch`, and after the finished batches of all partitions.
 
         Raises: InvalidRequestError without a group; GenerationFencedError when the batch's partition was given to
         another member. What passes is tried again for as long as this one is in its group.
@@ -387,7 +387,7 @@ class ConsumerCore:
         self._tell()
 
     def _tell(self) -> None:
-        """There is news for the caller of `next`, also before what was made ahead."""
+        """Wake the caller of `next`, also before prepared batches."""
         self._handouts.urgent = True
         self._changed.set()
 
@@ -481,7 +481,7 @@ class ConsumerCore:
         return [partition for topic in self._topics.values() for partition in read_partitions(topic)]
 
     def _wanted(self) -> dict[ReadPartition, int]:
-        """Return what is to be read, with its grants: everything, or what the group granted, of known topics."""
+        """Return the partitions to read, with their grants: all of known topics, or those of the group."""
         granted = dict.fromkeys(self._partitions(), 0) if self._group is None else self._group.state.granted
         return {partition: grant for partition, grant in granted.items() if self._exists(partition)}
 
@@ -495,7 +495,7 @@ class ConsumerCore:
         return topic is not None and topic.id == partition.topic_id
 
     def _group_changed(self) -> None:
-        """Drop what was fetched of partitions that were given back or lost, and of topics that were deleted."""
+        """Drop fetched batches of released or lost partitions, and of deleted topics."""
         self._reading.keep(self._wanted())
         if self._delivery is not None and self._delivery[0].removed:
             self._delivery = None

@@ -56,7 +56,7 @@ class Committer:
             await asyncio.sleep(backoff_s(self._runtime.random, failures, base_s=_RETRY_S_BASE, most_s=_RETRY_S_MAX))
 
     async def commit(self, partitions: Iterable[ReadPartition] | None = None) -> None:
-        """Store what is done in these partitions, or in all.
+        """Store the positions of finished batches in these partitions, or in all.
 
         Raises: GenerationFencedError when a partition is another member's by now; RetryableError.
         """

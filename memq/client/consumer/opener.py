@@ -62,11 +62,11 @@ class Opener:
         self._kicked = asyncio.Event()
 
     def kick(self) -> None:
-        """Look again at what is wanted."""
+        """Check the wanted partitions again."""
         self._kicked.set()
 
     async def run(self) -> None:
-        """Open what is wanted until cancelled."""
+        """Open wanted partitions until cancelled."""
         while True:
             self._kicked.clear()
             try:

@@ -90,7 +90,7 @@ def topics_of(topics: str | bytes | Sequence[str]) -> tuple[str, ...]:
 
 
 def check_point(point: Point, name: str, topics: Sequence[str]) -> None:
-    """Refuse what is no place in a topic. Raises: InvalidRequestError, TypeError."""
+    """Refuse an invalid start or end. Raises: InvalidRequestError, TypeError."""
     if not isinstance(point, str | datetime | Position | Mapping) and not _is_list(point):
         raise TypeError(f"{name} must be 'beginning', 'end', a datetime or a memq.Position, not {type(point).__name__}")
     if isinstance(point, str) and point not in (BEGINNING, END):

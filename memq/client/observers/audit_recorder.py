@@ -120,7 +120,7 @@ class ReadRecorder:
             part.damage(damage_of(key, piece.number, delivery.first.pointer_offset, piece.records, piece.cause))
 
     def leave_out(self, copies: Iterable[Copy], now_ms: int) -> None:
-        """Note blocks that are copies of what was given out before."""
+        """Note blocks that are copies of delivered ones."""
         for writer, header in copies:
             part = self._part(writer)
             if part is not None:
@@ -335,7 +335,7 @@ class PartRecorder:
         self._read: Stretch | None = (begin, end)
 
     def take(self) -> list[ReportPart]:
-        """Return what was noted, in the order in which it was done, and forget it."""
+        """Return and remove the noted events, in their order."""
         self.lacks = False
         if self._spans or self._damages or self._begins or self._committed or self._read:
             self._end_part()

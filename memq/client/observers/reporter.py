@@ -142,7 +142,7 @@ class Reporter:
         self._closed = False
 
     def part(self, topic: Named, partition: int) -> PartRecorder | None:
-        """Return what notes the work in a write partition; None when nobody wants to know of it."""
+        """Return the recorder of a write partition; None if the cluster wants no reports."""
         if not self.wanted(topic):
             return None
         if self._tally is None:
@@ -153,7 +153,7 @@ class Reporter:
         return self._tally.part(topic.name, topic.id, partition, self.now_ms())
 
     def reading(self, topic: Named, writers: Sequence[int], *, commits: bool) -> ReadRecorder | None:
-        """Return what notes the reading of a read partition; None when nobody wants to know of it."""
+        """Return the recorder of a read partition; None if the cluster wants no reports."""
         return ReadRecorder(partial(self.part, topic), writers, commits=commits) if self.wanted(topic) else None
 
     def wanted(self, topic: Named) -> bool:
@@ -170,7 +170,7 @@ class Reporter:
         return self._runtime.clock.wall_ms()
 
     async def tell(self, timeout_s: float) -> None:
-        """Send what was noted at once, within `timeout_s`: who calls may be killed at any moment behind it."""
+        """Send noted events at once, within `timeout_s`: the caller may be killed afterwards."""
         if self._tally is None or self._closed:
             return
         try:

@@ -212,7 +212,7 @@ class ProducerCore:
             self._watch = asyncio.get_running_loop().call_later(self._owed_s / 2, self._look_for_silence)
 
     async def flush(self, timeout_s: float | None) -> None:
-        """Send what is there and wait until each block of it is settled, acked or failed.
+        """Send all pending blocks and wait until each is acked or has failed.
 
         Raises: TimedOutError with the number of records that are still pending; nothing is dropped.
         """
@@ -283,7 +283,7 @@ class ProducerCore:
         return ProducerStats(**{name: getattr(self._stats, name) for name in ProducerStats.__slots__})
 
     def raise_unseen(self) -> None:
-        """Raise the first error of a failed block whose delivery nobody has read."""
+        """Raise the first error of a failed block whose delivery was not read."""
         for delivery, error in self._failures:
             if not delivery.observed:
                 raise error
@@ -451,7 +451,7 @@ class ProducerCore:
     # ---- the end ---------------------------------------------------------------------------------------
 
     async def _report_ends(self, timeout_s: float) -> None:
-        """Say CLOSE on every stream within `timeout_s`, so that the audit can prove what was sent last."""
+        """Send CLOSE on every stream within `timeout_s`, so that the audit can prove the last records."""
         senders = list(self._senders.values())
         for sender in senders:
             sender.finish()

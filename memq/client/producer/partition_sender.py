@@ -75,7 +75,7 @@ class ProducerObserver(Protocol):
     """Observes a producer, for its audit; nothing of a producer rests on it."""
 
     def part(self, topic: Topic, partition: int) -> BlockObserver | None:
-        """Return what observes a write partition; None when nobody wants to know of it."""
+        """Return the observer of a write partition; None without one."""
 
     async def close(self, timeout_s: float | None) -> None:
         """Finish within `timeout_s`, or its own bound."""
@@ -395,7 +395,7 @@ class PartitionSender:
             self._step(Lost(error, self._now_s()))
 
     def _event_of(self, frame: Frame) -> Event | None:
-        """Return what a frame means; None when it is an answer that nobody waits for, or of too low a level."""
+        """Return the event of a frame; None for an unawaited answer, or one of too low a level."""
         now_s = self._now_s()
         if frame.api in (Api.OPEN, Api.ERROR):
             if frame.argument != self._open_request:

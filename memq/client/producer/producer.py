@@ -135,7 +135,7 @@ class _ProducerBackground(Background[ProducerCore]):
         self._spare.close()
 
     def forgotten(self) -> None:
-        """Nobody holds the producer any more, and nobody closed it: deliver what it took."""
+        """Deliver the records of a producer that was garbage-collected open."""
         self.io.call(self._close_later)
 
     def _close_later(self) -> None:

@@ -215,7 +215,7 @@ class ProducerWindow:
             self._why = event.error
 
     def _expire(self, now_s: float) -> None:
-        """Give up what is past its deadline. Deadlines grow with the sequences, so the oldest ones come first."""
+        """Give up blocks past their deadline. The oldest have the earliest ones."""
         for blocks in (self._sent, self._queued):
             while blocks and blocks[0].deadline_s <= now_s:
                 self._burn(blocks.popleft(), self._late())

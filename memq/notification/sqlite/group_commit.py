@@ -40,7 +40,7 @@ class Pending:
     error: Exception | None = field(default_factory=lambda: ClosedError("the writer stopped before this was written"))
 
     def settle(self) -> None:
-        """Hand the outcome to who waits, unless nobody does any more."""
+        """Give the outcome to the waiter, if it still waits."""
         if self.done.done():
             return
         if self.error is None:

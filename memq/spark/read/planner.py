@@ -37,7 +37,7 @@ from memq.topic import Position, ReadPartition
 Seen = tuple[int, Range]  # producer, sequences
 BATCHES_MAX = 1 << 16
 PARTS_MAX = 4_096  # batches of one task
-# Number of tasks that share a small read, if each is worth its own cost. It does not depend on the cores of a machine: a
+# Number of tasks that share a small read, if each is worth its own cost. It is independent of a machine's cores: a
 # repeated read must be cut the same way, because a low-latency write of its rows identifies records by batch and task.
 SPREAD_TASKS = 8
 SPREAD_BYTES_MIN = 8 * MIB

@@ -29,7 +29,7 @@ class Meaning(Enum):
 
 
 class StoreAnswer(Exception):  # noqa: N818 - not an error of memq: it never leaves this package
-    """An answer that is no success. `status` 0: there was none, and nobody knows what was done."""
+    """An answer that is no success. `status` 0: no answer came, and the effect is unknown."""
 
     def __init__(self, status: int, code: str = "", text: str = "", *, has_body: bool = True) -> None:
         """`has_body` is false for the answer to a HEAD, which has no error code."""
@@ -176,7 +176,7 @@ def _hint(answer: StoreAnswer) -> str:
 
 
 def _reach_hint(answer: StoreAnswer) -> str:
-    """Return what to do when nobody answered; the words are those of the TLS libraries."""
+    """Return the hint for a missing answer, from the TLS libraries' words."""
     text = answer.text.lower()
     if any(word in text for word in ("certificate", "ssl")):
         return "give the server's certificate authority as ca_file in [s3], and name the host as its certificate does"

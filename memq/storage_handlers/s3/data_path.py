@@ -102,7 +102,7 @@ def cut_parts(views: Sequence[memoryview], part_bytes: int) -> Iterator[list[mem
 
 
 async def let_go(views: Sequence[memoryview]) -> None:
-    """Wait until nobody reads the views, and release them; a cancellation is raised then.
+    """Wait until no thread reads the views, and release them; a cancellation is raised then.
 
     Theory: a library sends from our memory, in threads of its own, and a cancelled request may be read for a moment
     longer. A view that is exported can't be released, and says so: that is the proof that the memory is free again.

@@ -42,7 +42,7 @@ class _Taken:
 
 
 class S3Handler:
-    """See `StorageHandler`. `counters` and `breaker` are for who has a registry of metrics.
+    """See `StorageHandler`. `counters` and `breaker` are for a registry of metrics.
 
     Requests that may pass are sent again within `deadline_ms`, after that the caller gets StoreError.
     """

@@ -41,7 +41,7 @@ class OwnerEnds:
         return max((span.end for span in spans), default=-1)
 
     async def close(self) -> None:
-        """End what is under way."""
+        """End running requests."""
         await self._metadata.close()
 
 
@@ -68,7 +68,7 @@ class EndFollower:
         self._asked: dict[ReadPartition, None] = {}  # logs of the last questions
 
     async def close(self) -> None:
-        """End what is under way."""
+        """End running requests."""
         await self._tasks.stop()
 
     def ask(self, audits: Mapping[Key, PartitionAudit]) -> None:

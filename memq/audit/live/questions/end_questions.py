@@ -15,14 +15,14 @@ Missing = Mapping[int, tuple[Range, ...]]  # by producer
 
 
 class EndQuestions:
-    """By producer what is missing, and what is proved to be behind no end."""
+    """Missing sequences by producer, and those below a proved end."""
 
     def __init__(self) -> None:
         self._open: dict[int, RangeSet] = {}
         self._proved: dict[int, RangeSet] = {}
 
     def decide(self, producer: int, missing: Iterable[Range], lost: RangeSet) -> list[Range]:
-        """Return the part of what is missing that is lost; `lost` is what was called that before."""
+        """Return the lost part of missing sequences; `lost` is the earlier result."""
         missing = list(missing)
         sure = common(missing, RangeSet([*lost, *self._proved.get(producer, RangeSet())]))
         self._open[producer] = RangeSet(apart(missing, RangeSet(sure)))
@@ -31,11 +31,11 @@ class EndQuestions:
         return sure
 
     def missing(self) -> Missing:
-        """Return what is missing, to be confirmed by an end that is proved from now on."""
+        """Return missing sequences that need an end proved from now on."""
         return {producer: tuple(ranges) for producer, ranges in self._open.items()}
 
     def confirm(self, missing: Missing) -> None:
-        """Note, for the next judgement, what is missing up to an end that was proved later."""
+        """Note missing sequences up to an end that was proved later, for the next judgement."""
         self._proved = {producer: RangeSet(ranges) for producer, ranges in missing.items()}
 
     def forget(self, producer: int) -> None:
@@ -43,5 +43,5 @@ class EndQuestions:
         self._open.pop(producer, None)
 
     def close(self) -> None:
-        """End a judgement: what is missing from now on needs another proof."""
+        """End a judgement: later missing sequences need another proof."""
         self._proved = {}

@@ -28,7 +28,7 @@ class HolderFollower:
         self._answers: list[tuple[Topic, Sequence[Sought], HeldAnswer]] = []
 
     async def close(self) -> None:
-        """End what is under way."""
+        """End running requests."""
         await self._tasks.stop()
 
     def ask(self, audits: Audits, *, again: bool) -> None:

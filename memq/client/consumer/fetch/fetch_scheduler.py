@@ -93,7 +93,7 @@ class FetchScheduler:
         return self._assigned
 
     def add(self, flow: PartitionCursor, topic: Topic, grant: int = 0) -> Assigned:
-        """Read a partition, in place of what was read of it before."""
+        """Read a partition, replacing an earlier reading of it."""
         self.remove(flow.partition)
         writers = topic.writers_of(flow.partition)
         assigned = self._assigned[flow.partition] = Assigned(flow, topic.settings, writers, grant)
@@ -109,13 +109,13 @@ class FetchScheduler:
                 assigned.writers = topic.writers_of(partition)
 
     def keep(self, granted: Mapping[ReadPartition, int]) -> None:
-        """Stop reading what is not among `granted`, or was read under another grant than the one of now."""
+        """Stop reading partitions that are not in `granted`, or have another grant now."""
         for partition, assigned in list(self._assigned.items()):
             if granted.get(partition) != assigned.grant:
                 self.remove(partition)
 
     def remove(self, partition: ReadPartition) -> None:
-        """Stop reading a partition; what was fetched of it is dropped."""
+        """Stop reading a partition and drop its fetched batches."""
         assigned = self._assigned.pop(partition, None)
         if assigned is not None:
             assigned.removed = True

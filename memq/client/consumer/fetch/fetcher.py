@@ -48,7 +48,7 @@ class RangeReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """One range, and who waits for it: for its bytes, or for None when he must read it alone."""
+    """One range and its waiter: gets the bytes, or None if it must read the range alone."""
 
     offset: int
     length: int
@@ -196,7 +196,7 @@ class BatchFetcher:
         self._index_turn = asyncio.Lock()
 
     async def fetch(self, pointer: Pointer) -> Sequence[BlockPiece]:
-        """Return the batch in pieces; what is damaged is a piece that says so.
+        """Return the batch in pieces; a damaged piece is marked.
 
         Raises: RetryableError when it may come later; NotFoundError when no copy is there; DeniedError.
         """

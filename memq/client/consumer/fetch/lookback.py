@@ -40,7 +40,7 @@ class Lookback:
         self._now_ms = 0
 
     def advance(self, time_ms: int) -> None:
-        """Note the queue time of the next entry, and forget what is older than the window. Never goes back."""
+        """Note the queue time of the next entry, which never decreases; forget records older than the window."""
         if time_ms <= self._now_ms:
             return
         self._now_ms = time_ms

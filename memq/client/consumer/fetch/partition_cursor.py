@@ -152,7 +152,7 @@ class _Assembly:
 
 
 class Conflict(NamedTuple):
-    """A block that was delivered though its sequences were seen: what was seen there holds something else."""
+    """A block that was delivered although its sequences are known: the known block has other records."""
 
     position: Position
     pointer: Pointer
@@ -215,7 +215,7 @@ class PartitionCursor:
     # ---- before the start ----------------------------------------------------------------------
 
     def begin_look_back(self) -> None:
-        """Forget what was counted: a look back that failed half-way would count the same pointers once more."""
+        """Reset the counts: a repeated look back would count the same pointers again."""
         assert self.state is CursorState.LOOKING_BACK
         self._progress = ReadProgress()
 
@@ -294,7 +294,7 @@ class PartitionCursor:
     # ---- batches come in -----------------------------------------------------------------------
 
     def next_fetch(self) -> PointerSlot | None:
-        """Return the first batch that nobody fetches yet; None when there is none, or the flow is paused."""
+        """Return the first batch that is not being fetched; None without one, or while paused."""
         if self.state is not CursorState.READING or self.paused or not self._unfetched:
             return None
         return self._unfetched[0]
@@ -307,7 +307,7 @@ class PartitionCursor:
         self.held_bytes += slot.bytes
 
     def fetched(self, slot: PointerSlot, pieces: Sequence[BlockPiece], before: Sequence[NumberedEntry] = ()) -> None:
-        """Take the pieces of a batch that was being fetched; what was dropped meanwhile stays dropped.
+        """Take the pieces of a fetched batch, unless the batch was dropped meanwhile.
 
         `before` are blocks before the start that were not fetched: what they hold was seen.
         """

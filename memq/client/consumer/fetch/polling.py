@@ -188,7 +188,7 @@ class Polling:
         return error
 
     async def _confirm(self, assigned: Assigned, polled: Polled, offset: int) -> None:
-        """Take what a partition has from `offset` on; two answers must agree on what is passed over."""
+        """Take the entries of a partition from `offset` on; two answers must agree on skipped ones."""
         flow, entries = assigned.flow, polled.entries
         if first_of(entries) > offset:
             # Offsets need not be dense, but nearly always are: what lies between was passed over by this answer alone.

@@ -58,7 +58,7 @@ class SourceTopic:
 
 
 class KafkaSource:
-    """Reads topics of a Kafka in a group that nobody else uses."""
+    """Reads topics of a Kafka in a group of its own."""
 
     def __init__(self, settings: KafkaSettings, clock: Clock) -> None:
         """Nothing is reached here. Raises: InvalidSettingError."""
