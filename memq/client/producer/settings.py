@@ -131,6 +131,6 @@ def _full_wait_s(when_full: object) -> float | None:
         return None
     if when_full == "raise":
         return 0.0
-    if isinstance(when_full, bool) or not isinstance(when_full) or not 0 <= when_full <= 86_400:
+    if isinstance(when_full, bool) or not isinstance(when_full, int | float) or not 0 <= when_full <= 86_400:
         raise InvalidSettingError(f"when_full = {when_full!r} is not 'block', 'raise' or seconds")
     return float(when_full)
