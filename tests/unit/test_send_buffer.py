@@ -270,7 +270,7 @@ def test_a_record_is_as_large_as_its_topic_allows_by_every_way() -> None:
     for number, send in zip((None, 1, 1, 2_999, 2_999, 0, 2_047, 2_048), refused, strict=True):
         with pytest.raises(TooLargeError, match=f"record_bytes_max = {bound} of 'clicks'") as caught:
             send()
-        assert number is None or str(caught.value).startswith(f"record {number} of 200")
+        assert number is None or str(caught.value).startswith(f"record values[{number}] of 200")
     assert hands.buffer.pending_bytes == before, "nothing of them is taken"
 
 
