@@ -34,7 +34,7 @@ async def _fill(path: Path, minutes: int) -> None:
         await store.take_home(0, OWNER)
         now = SystemClock().wall_ms() // MINUTE_MS
         for begin in range(0, TOPICS, TOPICS_IN_STEP):
-            step = Step(0, OWNER, "", {})
+            step = Step(0, OWNER, begin, "", {})
             for number in range(begin, begin + TOPICS_IN_STEP):
                 rows = {minute: _row(number, minute) for minute in range(now - minutes + 1, now + 1)}
                 step.changes[f"{number:032x}", 0] = PartitionChanges(topic_name(number), PartitionState(), rows, [])

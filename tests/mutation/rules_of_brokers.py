@@ -64,8 +64,8 @@ BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         PUBLISHING,
         "after a publish whose outcome is unknown nothing is read when the time of the key is over",
-        "own.unread = tries > 0",
-        "own.unread = False",
+        "own.unread = own.unread or tries > 0",
+        "own.unread = own.unread or False",
     ),
     (PUBLISHING, "a publish is a proof although something came between", "if own.follows(offset):", "if offset:"),
     (
