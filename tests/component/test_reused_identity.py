@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from memq.broker.broker import Broker
@@ -9,13 +11,15 @@ from memq.broker.partition.ownership import NamedProducers
 from memq.client.arguments import runtime_of
 from memq.client.bulk.block_cutter import Cut, Cutter
 from memq.client.bulk.direct_writer import FixedIdentityWriter
+from memq.client.bulk.staged_writer import StagedWriter
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.link_pool import bootstrap_addresses
 from memq.client.producer.fields import RecordFields
 from memq.client.producer.producer import AsyncProducer
-from memq.errors import IdentityConflictError
+from memq.errors import IdentityConflictError, StoreError
 from memq.format.key import manifest_key
 from memq.format.pointer import NamedProducer
+from memq.storage_handlers import Buffer
 from memq.topic import TopicSettings
 from tests.brokers import run, running_broker, until
 from tests.component.test_staged_writer import WRITER, Rig, rigged
@@ -123,5 +127,29 @@ def test_a_job_that_repeats_a_batch_whose_manifest_was_swept_is_refused() -> Non
         assert await rig.commits.finish_last(rig.store) is None, "what was refused holds up no later batch"
         await rig.commits.commit(2, await rig.staged([b"b"]), rig.store)
         assert await rig.records() == [b"a", b"b"]
+
+    run(rigged(work, partitions=1))
+
+
+def test_a_record_whose_object_was_not_put_is_staged_all_the_same() -> None:
+    """Whoever added it again, as the kind of the error seems to say, would have it twice."""
+
+    async def work(rig: Rig) -> None:
+        writer = StagedWriter(rig.commits.cluster, {"clicks": rig.topic}, rig.store, WRITER, object_bytes=2)
+        put = rig.store.put
+
+        async def away(key: str, buffers: Sequence[Buffer], checksum: int) -> None:
+            raise StoreError("away")
+
+        rig.store.put = away  # type: ignore[method-assign]
+        await writer.add("clicks", b"1")
+        with pytest.raises(StoreError):
+            await writer.add("clicks", b"2")
+        with pytest.raises(StoreError):
+            await writer.finish()
+        rig.store.put = put  # type: ignore[method-assign]
+        await writer.add("clicks", b"3")
+        await rig.commits.commit(1, await writer.finish(), rig.store)
+        assert await rig.records() == [b"1", b"2", b"3"]
 
     run(rigged(work, partitions=1))

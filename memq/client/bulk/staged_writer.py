@@ -90,7 +90,8 @@ class StagedWriter:
     ) -> None:
         """Stage a record; arguments as those of `memq.Producer.send`.
 
-        Raises: TypeError; TooLargeError, InvalidRequestError, NotFoundError; StoreError, DeniedError.
+        Raises: TypeError; TooLargeError, InvalidRequestError, NotFoundError. StoreError, DeniedError: the record is in,
+        do not add it again; the next call, or `finish`, puts the object.
         """
         fields = check_fields(value, key, headers, timestamp_ms, tag)
         self._open.add(topic, fields, partition, self._runtime.clock.wall_ms())
