@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pyarrow
@@ -29,7 +28,6 @@ from pyspark.sql.types import (
 )
 
 from memq.client.consumer.fetch.fetcher import BatchFetcher
-from memq.client.consumer.offset_resolver import OffsetResolver
 from memq.compaction.compaction import leave_queue, manifest_of
 from memq.compaction.plan import ColdRule
 from memq.compaction.reader import ColdFiles
@@ -39,13 +37,11 @@ from memq.errors import (
     InvalidRequestError,
     InvalidSettingError,
     NotFoundError,
-    PositionExpiredError,
     UnsupportedFormatError,
 )
 from memq.format.batch import BlockPiece
 from memq.format.pointer import Pointer
 from memq.limits import BLOCK_HEADER_BYTES, KIB
-from memq.notification import Entry
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.clock import SystemClock
 from memq.runtime.runtime import Runtime
@@ -216,25 +212,6 @@ def test_what_retention_took_is_not_read(tmp_path: Path) -> None:
     topic = three_batches(tmp_path)
     topic.trim(1)
     assert values_of(topic.options) == [b"2", b"3", b"4", b"5"]
-
-
-def test_a_start_that_retention_took_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The read began at what was left, without a word; also when retention was at work while it was planned."""
-    topic, pages = three_batches(tmp_path), OffsetResolver.pages
-
-    async def trimmed(self: OffsetResolver, *stretch: Any) -> AsyncIterator[list[Entry]]:
-        retention = Thread(target=topic.trim, args=(1,))
-        retention.start()
-        retention.join()
-        async for page in pages(self, *stretch):
-            yield page
-
-    assert len(values_of(topic.options, start="0:0:0")) == 6
-    monkeypatch.setattr(OffsetResolver, "pages", trimmed)
-    for _ in range(2):  # the second one begins when it is gone
-        with pytest.raises(PositionExpiredError, match=r"0:0:0 .* is before 0:1:0"):
-            values_of(topic.options, start="0:0:0")
-    assert values_of(topic.options, start="0:1:0") == [b"2", b"3", b"4", b"5"]
 
 
 def test_several_topics_are_read_in_one_table(tmp_path: Path) -> None:

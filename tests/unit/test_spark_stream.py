@@ -1,4 +1,4 @@
-"""A stream as PySpark drives it, without a JVM: offsets, micro-batches of a size, restarts at a checkpoint."""
+"""A stream as PySpark drives it, without a JVM: offsets, micro-batches, restarts, what retention takes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from memq.topic import Position, ReadPartition, Topic, equal_slots
 from tests.skipping_loop import run_skipping, skipping_runtime
 from tests.unit.blocks import NOW_MS
 from tests.unit.stored_topic import StoredTopic, block
-from tests.unit.test_spark_source import schema_of
+from tests.unit.test_spark_source import schema_of, three_batches, values_of
 
 Offsets = dict[str, Any]
 ALL = ReadAllAvailable()
@@ -345,7 +345,26 @@ def test_what_does_not_pass_ends_the_query_at_once(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-# ---- rounds of pipelines -----------------------------------------------------------------------
+# ---- batch reads and pipelines ----------------------------------------------------------------
+
+
+def test_a_start_that_retention_took_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The read began at what was left, without a word; also when retention was at work while it was planned."""
+    topic, pages = three_batches(tmp_path), OffsetResolver.pages
+
+    async def trimmed(self: OffsetResolver, *stretch: Any) -> AsyncIterator[list[Entry]]:
+        retention = Thread(target=topic.trim, args=(1,))
+        retention.start()
+        retention.join()
+        async for page in pages(self, *stretch):
+            yield page
+
+    assert len(values_of(topic.options, start="0:0:0")) == 6
+    monkeypatch.setattr(OffsetResolver, "pages", trimmed)
+    for _ in range(2):  # the second one begins when it is gone
+        with pytest.raises(PositionExpiredError, match=r"0:0:0 .* is before 0:1:0"):
+            values_of(topic.options, start="0:0:0")
+    assert values_of(topic.options, start="0:1:0") == [b"2", b"3", b"4", b"5"]
 
 
 def test_a_pipeline_names_what_retention_took_before_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
