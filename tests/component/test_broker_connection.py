@@ -285,7 +285,7 @@ def test_silence_before_hello_and_half_frames_are_closed_in_time() -> None:
             await until(lambda: any(getattr(each, "half_since_s", None) for each in broker.intake.readers))
             step(31)
             assert b"no HELLO" in await silent.end()
-            assert b"not whole" in await half.end()
+            assert b"not complete" in await half.end()
             await silent.close()
             await half.close()
 
