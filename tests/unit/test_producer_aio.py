@@ -9,7 +9,7 @@ import zlib
 import pytest
 from msgspec import structs
 
-from memq.client.producer.delivery import Ack, AsyncDelivery
+from memq.client.producer.delivery import Ack, AsyncDelivery, Delivery
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import (
     BufferFullError,
@@ -341,6 +341,25 @@ def test_on_ack_hears_of_every_block_and_what_it_raises_changes_nothing(caplog: 
     assert [str(error) for error in shown] == ["the caller's own"]  # the first; by default it goes to stderr
     assert [outcome.first_sequence for outcome in heard if isinstance(outcome, Ack)] == [0, 1, 2]
     assert [record.event for record in caplog.records] == ["producer.callback-raised"] * 3  # type: ignore[attr-defined]
+
+
+def test_who_gives_up_waiting_for_a_delivery_leaves_nothing_in_it() -> None:
+    """A program may ask a thousand times, and for a short while each time."""
+    blocking = Delivery()
+    for _ in range(3):
+        with pytest.raises(TimedOutError):
+            blocking.result(0)
+    assert blocking.settle(Ack("clicks", 0, 1, 0, 1, AckLevel.ALL)) == []
+
+    async def main() -> None:
+        waited = AsyncDelivery()
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0):
+                    await waited
+        assert waited.settle(Ack("clicks", 0, 1, 0, 1, AckLevel.ALL)) == []
+
+    asyncio.run(main())
 
 
 def test_deliveries_tell_of_themselves() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, NamedTuple
 
 from memq.client.arguments import check_timeout
@@ -139,8 +140,13 @@ class AsyncDelivery(Promise):
         self.observed = True
         if not self.done():
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self.when_done(lambda: _wake(future))
-            yield from future
+            wake = partial(_wake, future)
+            self.when_done(wake)
+            try:
+                yield from future
+            except asyncio.CancelledError:  # such as at a timeout: others may wait on
+                self.forget(wake)
+                raise
         return self.result()
 
     def result(self) -> Ack:
