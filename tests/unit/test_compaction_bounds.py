@@ -155,6 +155,20 @@ def test_a_long_compaction_publishes_a_manifest_of_some_objects_at_a_time(monkey
     asyncio.run(work())
 
 
+def test_a_part_names_the_objects_that_its_batches_were_copied_from() -> None:
+    """The sweep keeps those for readers that are at them."""
+
+    async def work() -> None:
+        world = await World.made()
+        before = world.keys(cold=False)
+        await world.compact()
+        files = world.parts().files
+        parts = [await files.part(part) for part in (await manifest_of(files, PARTITION)).parts]
+        assert sorted(key for part in parts for key in part.originals) == sorted(before[:OLD])
+
+    asyncio.run(work())
+
+
 # ---- what is copied ------------------------------------------------------------------------------
 
 

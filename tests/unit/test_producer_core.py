@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from memq.client.link_pool import LinkPool
-from memq.client.producer.core import METADATA_AGE_S_MAX, Observe, ProducerCore
+from memq.client.producer.core import ACKS_LATE_S, METADATA_AGE_S_MAX, Observe, ProducerCore
 from memq.client.producer.delivery import Ack, AsyncDelivery
 from memq.client.producer.fields import check_fields
 from memq.client.producer.producer import AsyncProducer
@@ -31,7 +31,15 @@ from memq.errors import (
 from memq.format.report import Stage
 from memq.limits import KIB
 from memq.protocol.frames import AckLevel, Api, Frame
-from memq.protocol.messages import AdminAnswer, AdminRequest, BeginProducer, Open, WireInstance, decode_message
+from memq.protocol.messages import (
+    AdminAnswer,
+    AdminRequest,
+    BeginProducer,
+    MetadataRequest,
+    Open,
+    WireInstance,
+    decode_message,
+)
 from memq.topic import Topic, TopicSettings, producer_id_of
 from tests.producer_cores import NotedCore, note_cores
 from tests.stepped_time import step, stepped_runtime
@@ -339,6 +347,34 @@ def test_a_named_producer_ends_with_its_first_failure() -> None:
     run(test)
 
 
+def test_what_a_named_producer_has_not_sent_yet_fails_with_its_first_failure() -> None:
+    async def test(broker: ToyBroker) -> None:
+        held: list[tuple[ToyConnection, Frame]] = []
+
+        def hold(connection: ToyConnection, frame: Frame) -> bool:
+            if frame.api == Api.WRITE:
+                held.append((connection, frame))
+                return True
+            return named(connection, frame)
+
+        broker.script = hold
+        producer = producer_on(broker, name="job", linger_ms=60_000)
+        sent = await producer.send("clicks", b"0", partition=0)
+        await broker.until(lambda: len(held) == 1)
+        await producer.send("clicks", b"1", partition=1)
+        await broker.until(lambda: len(held) == 2)
+        waiting = await producer.send("clicks", b"2", partition=1)
+        connection, frame = held[0]
+        connection.nack(frame, TooLargeError("no"))
+        await until(waiting.done)
+        assert isinstance(sent.exception(), TooLargeError)
+        assert isinstance(waiting.exception(), ClosedError)
+        with pytest.raises(OutcomeUnknownError):
+            await producer.close()
+
+    run(test, ToyBroker(toy_topic(partitions=2)))
+
+
 def named(connection: ToyConnection, frame: Frame) -> bool:
     """Let every instance begin at sequence 7."""
     if frame.api != Api.ADMIN:
@@ -619,7 +655,7 @@ def test_who_leaves_writes_what_is_there_and_waits_for_no_ack() -> None:
         core = core_on(broker, linger_s=60.0)
         route = await core.route("clicks")
         delivery = core.buffer.put(route, check_fields(b"v"), None)
-        await core.leave(5.0)
+        await core.leave(600.0)  # it is written, and that ends the wait
         await broker.until(lambda: len(broker.blocks) == 1)
         assert isinstance(delivery.outcome, OutcomeUnknownError)
         broker.script = silent_at(Api.OPEN)
@@ -668,6 +704,37 @@ def test_a_moved_partition_is_found_by_the_address_of_the_refusal() -> None:
                 other.cut()
                 await (await producer.send("clicks", b"2"))
             assert other.values() == [b"1", b"2"]
+
+    run(test)
+
+
+@pytest.mark.parametrize(("delivery_timeout_s", "owed_s"), [(120.0, ACKS_LATE_S), (8.0, 1.0)])
+def test_a_sign_of_life_is_asked_for_early_and_says_what_the_broker_waits_for(
+    delivery_timeout_s: float, owed_s: float
+) -> None:
+    async def test(broker: ToyBroker) -> None:
+        signs: list[Frame] = []
+
+        def note(connection: ToyConnection, frame: Frame) -> bool:
+            if frame.api != Api.METADATA:
+                return False
+            signs.append(frame)
+            known = broker.metadata(decode_message(frame.body, MetadataRequest))
+            connection.answer(frame, msgspec.structs.replace(known, waits="the store does not answer"))
+            return True
+
+        broker.acking = False
+        core = core_on(broker, delivery_timeout_s=delivery_timeout_s)
+        core.buffer.put(await core.route("clicks"), check_fields(b"v"), None)
+        await broker.until(lambda: len(broker.blocks) == 1)
+        broker.script = note
+        for _ in range(3):  # it looks twice in that time
+            step(owed_s / 2)
+            await turns(200)
+        assert len(signs) == 1
+        await until(lambda: core.buffer.why_late() != "")
+        with pytest.raises(TimedOutError, match=r"owes acks since .*: the store does not answer"):
+            await core.close(0)
 
     run(test)
 

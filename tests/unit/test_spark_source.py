@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -294,6 +294,36 @@ def test_a_task_fetches_as_much_ahead_at_its_end_as_at_its_beginning(
     for _ in reader.read(split):
         read += 1
     assert (read, ahead) == (12, [1, 2, 3, 4, 5, 6, *[7] * 6]), "the seventh begins when the first was handed out"
+
+
+def test_a_read_that_ends_early_gives_up_what_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as that of a query with LIMIT."""
+    topic = StoredTopic(tmp_path)
+    for number in range(2):
+        topic.write(block([b"%d" % number], first=number))
+    fetch = BatchFetcher.fetch
+    begun, given_up = list[Pointer](), list[Pointer]()
+
+    async def hanging(self: BatchFetcher, pointer: Pointer) -> Sequence[BlockPiece]:
+        begun.append(pointer)
+        try:
+            if len(begun) > 1:
+                await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            given_up.append(pointer)
+            raise
+        return await fetch(self, pointer)
+
+    monkeypatch.setattr(BatchFetcher, "fetch", hanging)
+    options = {**topic.options, "columns": "value"}
+    reader = MemqSource(options).reader(schema_of(options))
+    (split,) = reader.partitions()
+    batches = reader.read(split)
+    assert isinstance(batches, Generator)
+    assert next(batches).column(0).to_pylist() == [b"0"]
+    batches.close()
+    assert given_up == begun[1:]
+    assert len(given_up) == 1
 
 
 # ---- filters ---------------------------------------------------------------------------------
