@@ -142,13 +142,6 @@ def spans_of(bodies: list[bytes], rule: ColdRule, *, age_ms: int = 3 * DAY_MS, s
     return asyncio.run(work())
 
 
-def test_what_the_dedup_window_is_rebuilt_from_is_not_cold_however_young_the_rule_takes_it() -> None:
-    window_ms = TopicSettings().dedup_window_ms + CLOCK_ERROR_MS
-    rule = ColdRule(age_ms=0, rest=True)
-    assert spans_of([data_body(40)], rule, age_ms=window_ms) == []
-    assert spans_of([data_body(40)], rule, age_ms=window_ms + 1) == [(0, 1)]
-
-
 @pytest.mark.parametrize(
     ("lengths", "rest", "spans"),
     [

@@ -308,10 +308,11 @@ def refuse_writes(connection: ToyConnection, frame: Frame) -> bool:
     return frame.api == Api.WRITE
 
 
-def test_a_failure_that_nobody_looked_at_is_raised_at_the_end() -> None:
+def test_a_failure_that_nobody_looked_at_is_raised_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     async def test(broker: ToyBroker) -> None:
         producer = producer_on(broker)
         await fail(producer, broker)
+        assert "producer.block-failed: 1 record failed: too-large: no" in caplog.text
         with pytest.raises(TooLargeError):
             await producer.close()
         await producer.close()
