@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from memq.errors import QueueRefusedError
+from memq.errors import NotFoundError, QueueRefusedError
 from memq.format.pointer import decode_pointer
 from memq.notification import Entries, GroupState, Membership, Publication, Span
 from memq.notification.memory import MemoryQueue
@@ -228,7 +228,8 @@ class SimQueue:
         """See `Groups.commit`."""
         copied = dict(positions)
         places = [(partition, committed.position) for partition, committed in copied.items()]
-        self._observer.asked(group, member, generation, places)
+        if await self._has(group, member):
+            self._observer.asked(group, member, generation, places)
 
         async def land() -> None:
             await self._queue.commit(group, member, generation, copied)
@@ -237,6 +238,13 @@ class SimQueue:
                 self._observer.committed(group, partition, committed.position)
 
         await self._caller.call(f"commit {group} {member}", land, lies=GROUP_LIES)
+
+    async def _has(self, group: str, member: str) -> bool:
+        """Whether a member is in its group: a request of a lost connection may arrive after it, and is refused."""
+        try:
+            return member in (await self._queue.describe(group)).members
+        except NotFoundError:
+            return False
 
     async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
         """See `Groups.committed`."""
