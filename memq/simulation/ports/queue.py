@@ -240,7 +240,7 @@ class SimQueue:
         await self._caller.call(f"commit {group} {member}", land, lies=GROUP_LIES)
 
     async def _has(self, group: str, member: str) -> bool:
-        """Whether a member is in its group: a request of a lost connection may arrive after it, and is refused."""
+        """Whether a member is in its group: a request of a lost connection may arrive later, and is refused."""
         try:
             return member in (await self._queue.describe(group)).members
         except NotFoundError:
