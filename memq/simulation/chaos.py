@@ -12,7 +12,7 @@ from memq.simulation.ports.disk import SICKNESSES
 from memq.simulation.ports.faults import ChaosFaults, calm
 from memq.simulation.ports.lies import Liar
 from memq.simulation.ports.store import SICK_SHARE
-from memq.simulation.world.node import Node
+from memq.simulation.world.node import SimNode
 
 STATES = ("not open", "idle", "open", "sealed", "storing", "stored", "published")  # of a partition at its owner
 
@@ -88,7 +88,7 @@ class Chaos:
 
         self._world.schedule(self._random.expovariate(1 / every_s), happen)
 
-    def _pick(self) -> Node | None:
+    def _pick(self) -> SimNode | None:
         """Return a live process, mostly a broker; never the cloud."""
         brokers = [node for node in self._world.nodes.values() if node.alive and node.name in self._cluster.brokers]
         others = [

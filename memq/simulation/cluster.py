@@ -23,9 +23,9 @@ from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from memq.simulation.ports.cloud import Cloud, Doors
 from memq.simulation.ports.disk import HostDisk, SimDisk
-from memq.simulation.ports.faults import Faults
+from memq.simulation.ports.faults import WorldFaults
 from memq.simulation.world.network import SimNetwork, Switch
-from memq.simulation.world.node import EPOCH_MS, Node
+from memq.simulation.world.node import EPOCH_MS, SimNode
 from memq.simulation.world.world import World
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, equal_slots, read_partitions
 
@@ -48,7 +48,7 @@ SETTINGS = TopicSettings(
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ClusterShape:
     """The parts of a cluster and their settings. Times in ms."""
 
     brokers: int = 2
@@ -74,7 +74,7 @@ class Shape:
 class SimCluster:
     """The parts, and what a scenario does with them. `switch` and `cloud` may be used directly."""
 
-    def __init__(self, world: World, faults: Faults, shape: Shape) -> None:
+    def __init__(self, world: World, faults: WorldFaults, shape: ClusterShape) -> None:
         self.world = world
         self.shape = shape
         self.switch = Switch(world, faults.network)
@@ -127,16 +127,16 @@ class SimCluster:
         self.cloud.cluster.apply(self.cloud.cluster.registry.create_topic(self.topic))
         await self.cloud.queue.create(self.read_partitions, self.topic.settings.stale_publish_ms)
 
-    def spawn(self, name: str, main: Callable[[Node, Runtime, Doors], Coroutine[Any, Any, None]]) -> Node:
+    def spawn(self, name: str, main: Callable[[SimNode, Runtime, Doors], Coroutine[Any, Any, None]]) -> SimNode:
         """Start a process with its doors to the cloud."""
 
-        async def start(node: Node) -> None:
+        async def start(node: SimNode) -> None:
             doors = self.doors[name] = self.cloud.doors(node)
             await main(node, node.runtime(SimNetwork(self.switch, node)), doors)
 
         return self.world.spawn(name, start, offset_ms=self._draw_offset_ms())
 
-    def jump(self, node: Node) -> None:
+    def jump(self, node: SimNode) -> None:
         """Set a node's wall clock, as NTP or an operator does."""
         node.clock.offset_ms = self._draw_offset_ms()
         self.world.trace.event(self.world.now, "jump", node.name, node.clock.offset_ms)
@@ -152,11 +152,11 @@ class SimCluster:
         bounds = -min(half_ms, stale_ms), half_ms * 9 // 10
         return draw.choice(bounds) if shape.clocks_at_bounds else draw.randint(*bounds)
 
-    def start_broker(self, name: str) -> Node:
+    def start_broker(self, name: str) -> SimNode:
         """Start a broker, for the first time or again."""
         return self.spawn(name, self._broker_main)
 
-    async def _broker_main(self, node: Node, runtime: Runtime, doors: Doors) -> None:
+    async def _broker_main(self, node: SimNode, runtime: Runtime, doors: Doors) -> None:
         settings = BrokerSettings(
             host=node.name,
             port=PORT,

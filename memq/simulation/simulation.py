@@ -15,10 +15,10 @@ from memq.client.producer.producer import AsyncProducer
 from memq.errors import ClosedError, InvalidRequestError
 from memq.runtime.runtime import Runtime
 from memq.simulation.chaos import Chaos
-from memq.simulation.cluster import SETTINGS, Shape, SimCluster
+from memq.simulation.cluster import SETTINGS, ClusterShape, SimCluster
 from memq.simulation.ports.cloud import Doors
 from memq.simulation.ports.faults import LEVELS
-from memq.simulation.world.node import Node
+from memq.simulation.world.node import SimNode
 from memq.simulation.world.world import World
 from memq.topic import check_name, parse_settings
 
@@ -99,7 +99,7 @@ class Simulation:
         self.seed = seed
         self._faults = LEVELS[level]()
         chosen = parse_settings(dict(settings or {}), SETTINGS)
-        self._shape = Shape(brokers=brokers, topic=topic, partitions=partitions, settings=chosen)
+        self._shape = ClusterShape(brokers=brokers, topic=topic, partitions=partitions, settings=chosen)
         self._world = World(seed)
         self._programs: dict[str, Program] = {}
         self._lives: dict[str, int] = {}
@@ -155,7 +155,7 @@ class Simulation:
         program = self._programs[name]
         life = self._lives[name] = self._lives.get(name, 0) + 1
 
-        async def main(node: Node, runtime: Runtime, _doors: Doors) -> None:
+        async def main(node: SimNode, runtime: Runtime, _doors: Doors) -> None:
             await program(Process(name, life, self._cluster.address_text(), runtime, node.random))
             self._ended[name] = None
 
@@ -240,7 +240,7 @@ class Simulation:
         self._cluster.switch.isolate(name, seconds)
         self._cluster.doors[name].block(seconds)
 
-    def _node(self, name: str) -> Node:
+    def _node(self, name: str) -> SimNode:
         self._check_entered()
         if name not in self._programs and name not in self._cluster.brokers:
             known = ", ".join((*self._cluster.brokers, *self._programs))

@@ -18,7 +18,7 @@ from memq.audit.live.view import AuditView, TopicSummary
 from memq.audit.minutes import MinuteRow
 from memq.errors import AuditStateError, MemqError
 from memq.runtime.runtime import Runtime
-from memq.simulation.world.node import Node
+from memq.simulation.world.node import SimNode
 
 LIVE_AUDITOR = "live-auditor"
 KEEP_MS = 10**10  # longer than a run
@@ -111,7 +111,7 @@ def _ended(work: Coroutine[Any, Any, Answer]) -> Answer:
     raise AssertionError("it waits")
 
 
-async def run_auditor(node: Node, runtime: Runtime, brokers: str, database: AuditDatabase) -> None:
+async def run_auditor(node: SimNode, runtime: Runtime, brokers: str, database: AuditDatabase) -> None:
     """Audit until the process dies; what ends it is tried again, as a process manager does."""
     while True:
         try:

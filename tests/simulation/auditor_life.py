@@ -8,7 +8,7 @@ from memq.format.report import Report
 from memq.runtime.runtime import Runtime
 from memq.simulation.ports.cloud import Doors
 from memq.simulation.ports.faults import LEVELS
-from memq.simulation.world.node import EPOCH_MS, Node
+from memq.simulation.world.node import EPOCH_MS, SimNode
 from memq.simulation.world.world import World
 from tests.simulation.auditor import LIVE_AUDITOR, AuditDatabase, StoredAudit, run_auditor
 from tests.simulation.auditor_faults import STATION, AuditorFaults, send_report
@@ -41,7 +41,7 @@ class AuditorLife:
     def start(self) -> None:
         """Start its process, which continues with what is stored."""
 
-        async def main(node: Node, runtime: Runtime, _doors: Doors) -> None:
+        async def main(node: SimNode, runtime: Runtime, _doors: Doors) -> None:
             await run_auditor(node, runtime, self._cluster.address_text(), self._database)
 
         self._cluster.spawn(LIVE_AUDITOR, main)
@@ -88,7 +88,7 @@ class AuditorLife:
         return done()
 
     def _report(self, said: Report, home: int) -> None:
-        async def main(_node: Node, runtime: Runtime, _doors: Doors) -> None:
+        async def main(_node: SimNode, runtime: Runtime, _doors: Doors) -> None:
             await send_report(runtime, self._cluster.address_text(), said, home)
 
         self._cluster.spawn(STATION, main)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from memq.simulation.cluster import TOPIC_ID, Shape, SimCluster
-from memq.simulation.ports.faults import Faults
+from memq.simulation.cluster import TOPIC_ID, ClusterShape, SimCluster
+from memq.simulation.ports.faults import WorldFaults
 from memq.simulation.world.world import World
 from memq.topic import Topic
 from tests.simulation.checker import Checker
@@ -15,7 +15,7 @@ from tests.simulation.retention_rules import RetentionRules
 class CheckedCluster(SimCluster):
     """A simulated cluster and its two checkers: `checker` of the lasting topic, `transient` of all others."""
 
-    def __init__(self, world: World, faults: Faults, shape: Shape) -> None:
+    def __init__(self, world: World, faults: WorldFaults, shape: ClusterShape) -> None:
         super().__init__(world, faults, shape)
         self.truth: LogTruth | None = None  # what clients learn of logs is compared with it
         self.checker, self.transient = self._new_checker(), self._new_checker()

@@ -25,7 +25,7 @@ from memq.format.pointer import decode_pointer
 from memq.format.ranges import RangeSet
 from memq.format.report import AUDIT_TOPIC
 from memq.notification import Publication
-from memq.simulation.world.node import FOREVER, Node
+from memq.simulation.world.node import FOREVER, SimNode
 from memq.topic import Position, ReadPartition, TopicSettings
 from tests.simulation.cold_rules import ColdRules
 from tests.simulation.commit_rules import CommitRules
@@ -213,7 +213,9 @@ class Checker:
         if self.cold.names(key):
             self._fail(f"object '{key}' is deleted while a cold part names it")
 
-    def published(self, publication: Publication, offset: int, node: Node, read_to: int, handed_over_s: float) -> None:
+    def published(
+        self, publication: Publication, offset: int, node: SimNode, read_to: int, handed_over_s: float
+    ) -> None:
         """See `cloud.Observer`."""
         try:
             pointer = decode_pointer(publication.body)

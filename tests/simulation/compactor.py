@@ -11,7 +11,7 @@ from memq.errors import MemqError
 from memq.runtime.runtime import Runtime
 from memq.simulation.cluster import CLUSTER
 from memq.simulation.ports.cloud import Doors
-from memq.simulation.world.node import Node
+from memq.simulation.world.node import SimNode
 from tests.simulation.checked_cluster import CheckedCluster
 
 COMPACTOR = "compactor"
@@ -19,7 +19,7 @@ STORE = "main"
 PAUSE_S_MAX = 10.0
 
 
-async def run_compactor(node: Node, runtime: Runtime, cluster: CheckedCluster, doors: Doors) -> None:
+async def run_compactor(node: SimNode, runtime: Runtime, cluster: CheckedCluster, doors: Doors) -> None:
     """Compact all read partitions in turn; what fails is tried again, as a job that runs every night does."""
     rule = cluster.shape.cold
     assert rule is not None

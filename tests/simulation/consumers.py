@@ -11,7 +11,7 @@ from memq.client.consumer.consumer import AsyncConsumer
 from memq.errors import MemqError, NotFoundError, PositionExpiredError
 from memq.runtime.runtime import Runtime
 from memq.simulation.cluster import PORT
-from memq.simulation.world.node import Node
+from memq.simulation.world.node import SimNode
 from memq.topic import Position, ReadPartition, Topic
 from tests.simulation.checked_cluster import CheckedCluster
 from tests.simulation.checker import Checker
@@ -23,7 +23,7 @@ WANDERS_MAX = 40  # of one life: who goes back for ever comes to the end of a lo
 PAUSE_S_MAX = 2.0
 
 
-async def run_consumer(node: Node, runtime: Runtime, cluster: CheckedCluster, group: str, *, wanders: bool) -> None:
+async def run_consumer(node: SimNode, runtime: Runtime, cluster: CheckedCluster, group: str, *, wanders: bool) -> None:
     """Consume until the process dies; who `wanders` pauses and goes back now and then."""
     life = 0
     while True:
@@ -44,7 +44,7 @@ class Reader:
         self,
         name: str,
         group: str,
-        node: Node,
+        node: SimNode,
         cluster: CheckedCluster,
         topics: Sequence[tuple[Topic, Checker]],
         *,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from memq.client.bulk.direct_writer import DirectIdentity, DirectWriter
 from memq.errors import MemqError
 from memq.runtime.runtime import Runtime
-from memq.simulation.world.node import Node
+from memq.simulation.world.node import SimNode
 from tests.simulation.checker import Checker
 from tests.simulation.plan import Plan
 
@@ -47,7 +47,7 @@ class DirectLife:
     def __init__(
         self,
         plan: Plan,
-        node: Node,
+        node: SimNode,
         runtime: Runtime,
         brokers: list[str],
         checker: Checker,

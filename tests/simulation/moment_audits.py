@@ -14,7 +14,7 @@ from memq.audit.verdict import Verdict
 from memq.errors import MemqError
 from memq.format.ranges import RangeSet
 from memq.runtime.runtime import Runtime
-from memq.simulation.world.node import Node
+from memq.simulation.world.node import SimNode
 from tests.simulation.reader import Source
 
 AUDIT_COMMAND = "audit-command"
@@ -36,7 +36,7 @@ class MomentAudits:
         self._lost: dict[Source, RangeSet] = {}
         self._fail = fail
 
-    async def run(self, node: Node, runtime: Runtime, brokers: str, topic: str) -> None:
+    async def run(self, node: SimNode, runtime: Runtime, brokers: str, topic: str) -> None:
         """Audit again and again; an audit that meets no broker says nothing."""
         while True:
             await asyncio.sleep(node.random.uniform(0, EVERY_S_MAX))

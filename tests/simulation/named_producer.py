@@ -9,7 +9,7 @@ from contextlib import suppress
 from memq.client.producer.delivery import Ack
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import MemqError
-from memq.simulation.world.node import Node
+from memq.simulation.world.node import SimNode
 from tests.simulation.checker import Checker
 from tests.simulation.named_rules import NamedRules
 from tests.simulation.plan import Plan
@@ -29,7 +29,7 @@ class NamedLife:
     def __init__(
         self,
         plan: Plan,
-        node: Node,
+        node: SimNode,
         checker: Checker,
         rules: NamedRules,
         make: Callable[[str], AsyncProducer],

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from memq.format.report import AUDIT_TOPIC
 from memq.notification import Membership, Publication
 from memq.simulation.ports.cloud import Observer
-from memq.simulation.world.node import Node
+from memq.simulation.world.node import SimNode
 from memq.topic import Position, ReadPartition
 from tests.simulation.checker import Checker
 
@@ -55,7 +55,9 @@ class Observers(Observer):
             self._lasting.deleted(key)
             self._transient.deleted(key)
 
-    def published(self, publication: Publication, offset: int, node: Node, read_to: int, handed_over_s: float) -> None:
+    def published(
+        self, publication: Publication, offset: int, node: SimNode, read_to: int, handed_over_s: float
+    ) -> None:
         """See `cloud.Observer`."""
         if publication.partition in self._dropped or self._left:
             return

@@ -7,7 +7,7 @@ from typing import Literal
 
 from memq.format.ranges import RangeSet
 from memq.notification import Publication
-from memq.simulation.world.node import EPOCH_MS, FOREVER, Node
+from memq.simulation.world.node import EPOCH_MS, FOREVER, SimNode
 from tests.simulation.reader import FindingError, LogEntry, Source
 
 Refusal = Literal["epoch", "age"]
@@ -20,7 +20,7 @@ class Epoch:
     """What is known of one epoch: who opened it and when that landed, its next batch, what its owner must know."""
 
     broker: str
-    node: Node  # one life of the broker
+    node: SimNode  # one life of the broker
     opened_ms: float
     offset_ms: float  # how far its wall clock was off when it was opened
     known: dict[Source, RangeSet]
@@ -40,7 +40,9 @@ class OwnerRules:
     _keys: dict[tuple[Source, int], set[str]] = field(default_factory=dict)  # the objects that have a block
     _landed: dict[Source, RangeSet] = field(default_factory=dict)
 
-    def take(self, entry: LogEntry, publication: Publication, node: Node, read_to: int, handed_over_s: float) -> None:
+    def take(
+        self, entry: LogEntry, publication: Publication, node: SimNode, read_to: int, handed_over_s: float
+    ) -> None:
         """Check one pointer as it lands, handed over at a virtual time; its owner had read the queue below `read_to`.
 
         Raises: FindingError.
@@ -61,7 +63,7 @@ class OwnerRules:
         if pointer.kind == "data":
             self._check_batch(epoch, entry, read_to)
 
-    def _open(self, number: int, broker: str, node: Node, offset_ms: float) -> None:
+    def _open(self, number: int, broker: str, node: SimNode, offset_ms: float) -> None:
         """Note an opening. What lies in the queue at this moment, its owner reads before it takes blocks.
 
         The same process may state an opening again, so that retention does not take the last one. An `opened` has

@@ -13,9 +13,9 @@ import msgspec
 
 from memq.compaction.plan import ColdRule
 from memq.limits import KIB, MIB
-from memq.simulation.cluster import SETTINGS, WRITE_PARTITIONS_MAX, Shape
+from memq.simulation.cluster import SETTINGS, WRITE_PARTITIONS_MAX, ClusterShape
 from memq.simulation.ports.disk import DiskFaults
-from memq.simulation.ports.faults import LEVELS, Faults
+from memq.simulation.ports.faults import LEVELS, WorldFaults
 from memq.simulation.ports.lies import COORDINATOR_LIES, QUEUE_LIES, STORE_LIES, Lies
 from memq.topic import CLOCK_ERROR_MS, TopicSettings
 from tests.simulation.thin import CLOCK_ERROR, Constants, draw_constants
@@ -60,8 +60,8 @@ class Plan:
     """What one run is made of."""
 
     seed: int
-    faults: Faults
-    shape: Shape
+    faults: WorldFaults
+    shape: ClusterShape
     producers: tuple[str, ...] = ("plain",)  # "plain", "product", or that with acks: "one", "none", "named", "staged"
     consumers: tuple[str, ...] = ()  # the group of each
     blocks: int = 150  # per producer
@@ -110,7 +110,7 @@ def _draw_bare_plan(seed: int, level: str, producers: tuple[str, ...], retry_ms:
     stale_ms = draw.choice([1_000, 2_000, 3_000])
     delivery_ms = draw.choice([4_000, 10_000, 30_000])
     settings = draw_settings(stale_ms, delivery_ms, draw, retry_ms=retry_ms)
-    shape = Shape(
+    shape = ClusterShape(
         brokers=draw.randint(1, 3),
         partitions=draw.choice([1, 1, 2]),
         refuse=draw.choice(["epoch", "age"]),

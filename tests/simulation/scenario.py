@@ -21,7 +21,7 @@ from memq.simulation.cluster import CLUSTER, PORT
 from memq.simulation.ports.calls import Met
 from memq.simulation.ports.cloud import Doors
 from memq.simulation.ports.faults import LEVELS
-from memq.simulation.world.node import Node
+from memq.simulation.world.node import SimNode
 from memq.simulation.world.world import World
 from tests.producer_cores import NotedCore, noted_cores
 from tests.simulation.audit_rules import AuditRules, object_reader
@@ -290,19 +290,19 @@ class Scenario:
         group = self.plan.consumers[int(name.rpartition("-")[2])]
         self._lives[name] = self._lives.get(name, 0) + 1
 
-        async def main(node: Node, runtime: Runtime, _doors: Doors) -> None:
+        async def main(node: SimNode, runtime: Runtime, _doors: Doors) -> None:
             await run_consumer(node, runtime, self.cluster, group, wanders=self.plan.wanders)
 
         self.cluster.spawn(name, main)
 
     def _start_compactor(self) -> None:
-        async def main(node: Node, runtime: Runtime, doors: Doors) -> None:
+        async def main(node: SimNode, runtime: Runtime, doors: Doors) -> None:
             await run_compactor(node, runtime, self.cluster, doors)
 
         self.cluster.spawn(COMPACTOR, main)
 
     def _start_audit_command(self) -> None:
-        async def main(node: Node, runtime: Runtime, _doors: Doors) -> None:
+        async def main(node: SimNode, runtime: Runtime, _doors: Doors) -> None:
             brokers = ",".join(f"{host}:{PORT}" for host, _port in self.cluster.addresses())
             await self.audits.run(node, runtime, brokers, self.cluster.topic.name)
 
@@ -314,7 +314,7 @@ class Scenario:
             cluster.read_partitions, self.checker.logs, sick, lambda: self.world.now, self.world.fail
         )
 
-        async def main(_node: Node, runtime: Runtime, _doors: Doors) -> None:
+        async def main(_node: SimNode, runtime: Runtime, _doors: Doors) -> None:
             await run_watcher(runtime, [f"{host}:{PORT}" for host, _port in cluster.addresses()], cluster.topic, truth)
 
         cluster.spawn(WATCHER, main)
@@ -332,7 +332,7 @@ class Scenario:
         self._lives[name] = self._lives.get(name, 0) + 1
         self.cluster.spawn(name, main)
 
-    def _values(self, node: Node, partition: int, *, keyed: bool = False) -> list[bytes]:
+    def _values(self, node: SimNode, partition: int, *, keyed: bool = False) -> list[bytes]:
         """Make the records of one block, of a partition or of a key; a new life of a producer is a new stream."""
         stream = f"{node.name}.{self._lives[node.name]}"
         values: list[bytes] = []
@@ -352,7 +352,7 @@ class Scenario:
         if self.plan.rest_s and self._lives[name] == 1 and blocks_left == self.plan.blocks // 2:
             await asyncio.sleep(self.plan.rest_s)
 
-    async def _plain_main(self, node: Node, runtime: Runtime, _doors: Doors) -> None:
+    async def _plain_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:
         cluster = self.cluster
         clone = self.plan.producers[int(node.name.rpartition("-")[2])] == "clone"  # all of them have one identity
         producers = [
@@ -369,7 +369,7 @@ class Scenario:
                 await producer.flush()
         self.done[node.name] = True
 
-    async def _named_main(self, node: Node, runtime: Runtime, _doors: Doors) -> None:
+    async def _named_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:
         life = NamedLife(
             self.plan,
             node,
@@ -381,13 +381,13 @@ class Scenario:
         await life.run(self._blocks_left(node.name))
         self.done[node.name] = True
 
-    async def _staged_main(self, node: Node, runtime: Runtime, doors: Doors) -> None:
+    async def _staged_main(self, node: SimNode, runtime: Runtime, doors: Doors) -> None:
         brokers = [f"{host}:{PORT}" for host, _port in self.cluster.addresses()]
         life = StagedLife(self.plan, node, runtime, brokers, doors.store, self.batches)
         await life.run(self.plan.blocks // 5)
         self.done[node.name] = True
 
-    async def _direct_main(self, node: Node, runtime: Runtime, _doors: Doors) -> None:
+    async def _direct_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:
         def kill() -> None:
             node.kill()
             self.chaos.restart_later(node.name)
@@ -398,11 +398,11 @@ class Scenario:
         await life.run(self.plan.blocks // 5)
         self.done[node.name] = True
 
-    async def _churn_main(self, node: Node, runtime: Runtime, _doors: Doors) -> None:
+    async def _churn_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:
         await TopicChurn(node, runtime, self.cluster, self._lives[node.name]).run(CHURNED)
         self.done[node.name] = True
 
-    def _producer(self, node: Node, runtime: Runtime, *, acks: AcksLike = "all", name: str = "") -> AsyncProducer:
+    def _producer(self, node: SimNode, runtime: Runtime, *, acks: AcksLike = "all", name: str = "") -> AsyncProducer:
         return AsyncProducer(
             [f"{host}:{PORT}" for host, _port in self.cluster.addresses()],
             acks=acks,
@@ -413,7 +413,7 @@ class Scenario:
             runtime=runtime,
         )
 
-    async def _product_main(self, node: Node, runtime: Runtime, _doors: Doors) -> None:
+    async def _product_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:
         kind = self.plan.producers[int(node.name.rpartition("-")[2])]
         producer, core = self._producer(node, runtime, acks=LEVEL_OF[kind]), NotedCore.last
         keyed = self.plan.keyed and kind == "product"

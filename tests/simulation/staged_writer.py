@@ -8,7 +8,7 @@ from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
 from memq.errors import InvalidRequestError, MemqError
 from memq.format.manifest import StagedObject
 from memq.runtime.runtime import Runtime
-from memq.simulation.world.node import Node
+from memq.simulation.world.node import SimNode
 from memq.storage_handlers import StorageHandler
 from tests.simulation.plan import Plan
 from tests.simulation.staged_rules import StagedRules
@@ -26,7 +26,7 @@ class StagedLife:
     def __init__(
         self,
         plan: Plan,
-        node: Node,
+        node: SimNode,
         runtime: Runtime,
         brokers: list[str],
         store: StorageHandler,

@@ -15,8 +15,8 @@ from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.governor import BrokerEntry
 from memq.notification import Publication
 from memq.simulation.ports.cloud import Cloud, Doors, Observer
-from memq.simulation.ports.faults import CallFaults, Faults
-from memq.simulation.world.node import Node
+from memq.simulation.ports.faults import CallFaults, WorldFaults
+from memq.simulation.world.node import SimNode
 from memq.simulation.world.world import SimulationError, World
 from memq.storage_handlers import Buffer
 from memq.topic import Position, ReadPartition
@@ -55,7 +55,9 @@ class Seen(Observer):
     def fetched(self, group: str, partition: ReadPartition, position: Position | None) -> None:
         self.log.append((f"{group}? {position}", self.world.now))
 
-    def published(self, publication: Publication, offset: int, node: Node, read_to: int, handed_over_s: float) -> None:
+    def published(
+        self, publication: Publication, offset: int, node: SimNode, read_to: int, handed_over_s: float
+    ) -> None:
         self.log.append((f"{offset} {decode_pointer(publication.body).kind}", self.world.now))
 
 
@@ -64,13 +66,13 @@ def run(
 ) -> tuple[Seen, Cloud]:
     """Run `main` on one node with these faults in the store, the queue and the coordinator."""
 
-    async def start(node: Node) -> None:
+    async def start(node: SimNode) -> None:
         await cloud.queue.create([PARTITION], 1_000)
         await main(cloud.doors(node))
 
     with World(seed) as world:
         seen = Seen(world)
-        cloud = Cloud(world, Faults(store=call, queue=call, coordinator=call))
+        cloud = Cloud(world, WorldFaults(store=call, queue=call, coordinator=call))
         cloud.observer = seen
         node = world.spawn("a", start)
         cloud.monitor.claimed(PARTITION.topic_id, 0, 1, node.index)

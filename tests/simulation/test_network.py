@@ -10,18 +10,18 @@ import pytest
 
 from memq.errors import UnreachableError
 from memq.simulation.world.network import NetworkFaults, SimNetwork, Switch
-from memq.simulation.world.node import Node
+from memq.simulation.world.node import SimNode
 from memq.simulation.world.world import SimulationError, World
 from tests.simulation.toy import PORT, ClientProtocol, echo_client, echo_server
 
-Main = Callable[[Node], Coroutine[Any, Any, None]]
+Main = Callable[[SimNode], Coroutine[Any, Any, None]]
 ROUGH = NetworkFaults(tiny_piece_rate=0.2, small_piece_rate=0.5, spurious_buffer_rate=0.3, window_bytes_min=100)
 
 
 def client(switch: Switch, talk: Callable[[ClientProtocol], Coroutine[Any, Any, None]]) -> Main:
     """Return the main of a client that connects to the echo server and talks."""
 
-    async def main(node: Node) -> None:
+    async def main(node: SimNode) -> None:
         protocol = await SimNetwork(switch, node).connect("server", PORT, ClientProtocol)
         assert isinstance(protocol, ClientProtocol)
         await talk(protocol)
@@ -76,11 +76,11 @@ def test_a_reader_that_pauses_stops_the_writer() -> None:
         servers.append(Slow())
         return servers[-1]
 
-    async def serve(node: Node) -> None:
+    async def serve(node: SimNode) -> None:
         await SimNetwork(switch, node).listen("", PORT, accept)
         await asyncio.sleep(1000)
 
-    async def write(node: Node) -> None:
+    async def write(node: SimNode) -> None:
         protocol = await SimNetwork(switch, node).connect("server", PORT, Fast)
         assert isinstance(protocol, Fast)
         assert protocol.transport is not None
@@ -109,7 +109,7 @@ def test_a_reader_that_pauses_stops_the_writer() -> None:
 def test_eof_close_and_abort_reach_the_peer() -> None:
     ends: list[tuple[str, Exception | None]] = []
 
-    async def close_all(node: Node) -> None:
+    async def close_all(node: SimNode) -> None:
         for how in ("write_eof", "close", "abort"):
             protocol = await SimNetwork(switch, node).connect("server", PORT, ClientProtocol)
             assert isinstance(protocol, ClientProtocol)
@@ -131,7 +131,7 @@ def test_eof_close_and_abort_reach_the_peer() -> None:
 def test_connecting_is_refused_or_times_out() -> None:
     said: list[str] = []
 
-    async def main(node: Node) -> None:
+    async def main(node: SimNode) -> None:
         network = SimNetwork(switch, node)
         for port in (PORT + 1, PORT):
             with pytest.raises(UnreachableError) as caught:
@@ -239,7 +239,7 @@ def test_a_paused_server_accepts_later() -> None:
 
 
 def test_a_port_is_bound_once_and_freed_by_death() -> None:
-    async def main(node: Node) -> None:
+    async def main(node: SimNode) -> None:
         network = SimNetwork(switch, node)
         listener = await network.listen("0.0.0.0", 0, ClientProtocol)
         assert listener.address[0] == "server"

@@ -8,7 +8,7 @@ import pytest
 
 from memq.errors import StoreError
 from memq.simulation.world.network import NetworkFaults, SimNetwork, Switch
-from memq.simulation.world.node import Node
+from memq.simulation.world.node import SimNode
 from memq.simulation.world.world import World
 from memq.storage_handlers.s3.answers import StoreAnswer
 from memq.storage_handlers.s3.attempts import Attempts, S3Counters
@@ -32,7 +32,7 @@ def test_a_minute_of_sickness_costs_few_requests_and_ends_soon(seed: int, silent
             if world.now < DOWN_S:
                 raise StoreAnswer(503, "SlowDown")
 
-        async def main(node: Node) -> None:
+        async def main(node: SimNode) -> None:
             runtime = node.runtime(SimNetwork(Switch(world, NetworkFaults()), node))
             attempts = Attempts(read_bucket("s3://memq?endpoint=http://h", {}), runtime, counters)
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from memq.simulation.world.network import NetworkFaults, Switch
-from memq.simulation.world.node import Node
+from memq.simulation.world.node import SimNode
 from memq.simulation.world.world import SimulationError, World
 from tests.simulation.toy import echo_client, echo_server
 
@@ -43,7 +43,7 @@ def test_same_trace_in_another_process(hash_seed: str) -> None:
 def test_time_is_virtual_and_timers_are_never_early() -> None:
     seen: list[float] = []
 
-    async def main(node: Node) -> None:
+    async def main(node: SimNode) -> None:
         loop = asyncio.get_running_loop()
         begin = node.clock.monotonic()
         wall = node.clock.wall_ms()
@@ -80,7 +80,7 @@ def test_asyncio_tools_work() -> None:
             await asyncio.sleep(0)
             raise ValueError("stop")
 
-    async def main(node: Node) -> None:
+    async def main(node: SimNode) -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1):
                 await asyncio.sleep(2)
@@ -111,7 +111,7 @@ def test_sets_of_tasks_have_one_order() -> None:
 
     orders: list[list[str]] = []
 
-    async def main(node: Node) -> None:
+    async def main(node: SimNode) -> None:
         tasks = {asyncio.create_task(idle()) for _ in range(50)}
         orders.append([task.get_name() for task in tasks])
         done, pending = await asyncio.wait(tasks)
@@ -131,7 +131,7 @@ def test_sets_of_tasks_have_one_order() -> None:
 def test_a_paused_node_does_nothing_and_its_timers_come_late() -> None:
     seen: list[float] = []
 
-    async def main(node: Node) -> None:
+    async def main(node: SimNode) -> None:
         await asyncio.sleep(2)
         seen.append(node.world.now)
 
@@ -146,7 +146,7 @@ def test_a_paused_node_does_nothing_and_its_timers_come_late() -> None:
 def test_a_killed_node_never_runs_again_and_its_finally_has_no_effect() -> None:
     effects: list[str] = []
 
-    async def stubborn(node: Node) -> None:
+    async def stubborn(node: SimNode) -> None:
         loop = asyncio.get_running_loop()
         try:
             await asyncio.sleep(5)
@@ -169,7 +169,7 @@ def test_a_killed_node_never_runs_again_and_its_finally_has_no_effect() -> None:
 def test_a_new_incarnation_takes_the_name() -> None:
     seen: list[int] = []
 
-    async def main(node: Node) -> None:
+    async def main(node: SimNode) -> None:
         seen.append(node.index)
         await asyncio.sleep(100)
 
@@ -183,7 +183,7 @@ def test_a_new_incarnation_takes_the_name() -> None:
 
 
 def test_an_unhandled_exception_fails_the_run_with_the_seed() -> None:
-    async def main(node: Node) -> None:
+    async def main(node: SimNode) -> None:
         asyncio.get_running_loop().call_later(1, lambda: 1 // 0)
         await asyncio.sleep(2)
 
@@ -197,7 +197,7 @@ def test_a_task_whose_error_nobody_asked_for_fails_the_run() -> None:
     async def wrong() -> None:
         raise ValueError("nobody asks")
 
-    async def main(node: Node) -> None:
+    async def main(node: SimNode) -> None:
         asyncio.create_task(wrong())  # noqa: RUF006  that is the point
         await asyncio.sleep(1)
 
@@ -208,7 +208,7 @@ def test_a_task_whose_error_nobody_asked_for_fails_the_run() -> None:
 
 
 def test_a_busy_loop_lets_time_go_on() -> None:
-    async def main(node: Node) -> None:
+    async def main(node: SimNode) -> None:
         deadline = node.clock.monotonic() + 0.5
         while node.clock.monotonic() < deadline:  # noqa: ASYNC110  the busy loop is what is tested
             await asyncio.sleep(0)
@@ -221,7 +221,7 @@ def test_a_busy_loop_lets_time_go_on() -> None:
 
 
 def test_endless_runs_are_found() -> None:
-    async def main(node: Node) -> None:
+    async def main(node: SimNode) -> None:
         while True:  # noqa: ASYNC110  the endless loop is what is tested
             await asyncio.sleep(0)
 
@@ -232,7 +232,7 @@ def test_endless_runs_are_found() -> None:
 
 
 def test_a_check_runs_after_the_steps() -> None:
-    async def main(node: Node) -> None:
+    async def main(node: SimNode) -> None:
         await asyncio.sleep(1)
         node.name = "wrong"
         await asyncio.sleep(1)

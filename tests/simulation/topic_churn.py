@@ -14,7 +14,7 @@ from memq.client.producer.producer import AsyncProducer
 from memq.errors import AlreadyExistsError, MemqError, NotFoundError
 from memq.runtime.runtime import Runtime
 from memq.simulation.cluster import PORT
-from memq.simulation.world.node import Node
+from memq.simulation.world.node import SimNode
 from memq.topic import Topic, read_partitions
 from tests.simulation.checked_cluster import CheckedCluster
 from tests.simulation.checker import Checker
@@ -35,7 +35,7 @@ BOTH_RATE = 0.6
 class TopicChurn:
     """One life of the process. While a topic exists, no client may get the answer that it does not."""
 
-    def __init__(self, node: Node, runtime: Runtime, cluster: CheckedCluster, life: int) -> None:
+    def __init__(self, node: SimNode, runtime: Runtime, cluster: CheckedCluster, life: int) -> None:
         self._node = node
         self._draw = node.random
         self._runtime = runtime

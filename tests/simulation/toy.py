@@ -9,7 +9,7 @@ from typing import Any
 
 from memq.errors import UnreachableError
 from memq.simulation.world.network import SimNetwork, Switch
-from memq.simulation.world.node import Node
+from memq.simulation.world.node import SimNode
 
 PORT = 7
 
@@ -82,20 +82,22 @@ class ClientProtocol(asyncio.BufferedProtocol):
             await future
 
 
-def echo_server(switch: Switch, *, reuse: bool = False) -> Callable[[Node], Coroutine[Any, Any, None]]:
+def echo_server(switch: Switch, *, reuse: bool = False) -> Callable[[SimNode], Coroutine[Any, Any, None]]:
     """Return the main of an echo server on port 7 of its host."""
 
-    async def main(node: Node) -> None:
+    async def main(node: SimNode) -> None:
         await SimNetwork(switch, node).listen("0.0.0.0", PORT, lambda: EchoProtocol(reuse=reuse))
         await asyncio.get_running_loop().create_future()
 
     return main
 
 
-def echo_client(switch: Switch, host: str, rounds: int, done: list[str]) -> Callable[[Node], Coroutine[Any, Any, None]]:
+def echo_client(
+    switch: Switch, host: str, rounds: int, done: list[str]
+) -> Callable[[SimNode], Coroutine[Any, Any, None]]:
     """Return the main of a client that sends random buffers, compares what comes back, and adds its name to `done`."""
 
-    async def main(node: Node) -> None:
+    async def main(node: SimNode) -> None:
         protocol = await SimNetwork(switch, node).connect(host, PORT, ClientProtocol)
         assert isinstance(protocol, ClientProtocol)
         assert protocol.transport is not None

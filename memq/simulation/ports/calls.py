@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 from memq.errors import DeniedError, InvalidRequestError, MemqError, NotFoundError, QueueRefusedError
 from memq.simulation.ports.faults import CallFaults
 from memq.simulation.ports.lies import Liar
-from memq.simulation.world.node import Node
+from memq.simulation.world.node import SimNode
 
 T = TypeVar("T")
 Met = dict[tuple[str, str], int]  # (fault, work): how often
@@ -41,7 +41,7 @@ WORKS = {
 OTHER = "other"
 
 
-class Fate(enum.StrEnum):
+class CallFate(enum.StrEnum):
     """The outcome of one call."""
 
     FINE = "fine"
@@ -53,12 +53,12 @@ class Fate(enum.StrEnum):
 
 
 # What a call meets that is answered with an error of the wrong kind: whether it happened, and the error.
-WRONG_ERRORS: dict[str, tuple[Fate, type[MemqError]]] = {
-    "denied": (Fate.BEFORE, DeniedError),
-    "invalid": (Fate.BEFORE, InvalidRequestError),
-    "not-found": (Fate.BEFORE, NotFoundError),
-    "denied-landed": (Fate.AFTER, DeniedError),
-    "refused-landed": (Fate.AFTER, QueueRefusedError),
+WRONG_ERRORS: dict[str, tuple[CallFate, type[MemqError]]] = {
+    "denied": (CallFate.BEFORE, DeniedError),
+    "invalid": (CallFate.BEFORE, InvalidRequestError),
+    "not-found": (CallFate.BEFORE, NotFoundError),
+    "denied-landed": (CallFate.AFTER, DeniedError),
+    "refused-landed": (CallFate.AFTER, QueueRefusedError),
 }
 
 
@@ -93,8 +93,8 @@ class Caller:
 
     def __init__(
         self,
-        node: Node,
-        service: Node,
+        node: SimNode,
+        service: SimNode,
         name: str,
         faults: CallFaults,
         error: Callable[[str], MemqError],
@@ -127,7 +127,7 @@ class Caller:
         reply: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         lie = self.lie(*lies)
         fate, error = WRONG_ERRORS[lie] if lie else (self._draw_fate(), self.error)
-        if not lie and fate is not Fate.FINE:
+        if not lie and fate is not CallFate.FINE:
             self._meet(fate.value)
         flight = Flight(self, what, effect, reply, payload, fate, error, waits=waits)
         flight.start()
@@ -149,22 +149,22 @@ class Caller:
         key = (f"{self.name}: {fault}", work_under_way())
         self.met[key] = self.met.get(key, 0) + 1
 
-    def _draw_fate(self) -> Fate:
+    def _draw_fate(self) -> CallFate:
         faults = self.faults
         draw = self._random.random()
         if draw >= faults.rate:
-            return Fate.FINE
+            return CallFate.FINE
         for fate, rate in (
-            (Fate.BEFORE, faults.before_rate),
-            (Fate.AFTER, faults.after_rate),
-            (Fate.LATE, faults.late_rate),
-            (Fate.HANG, faults.hang_rate),
-            (Fate.STALL, faults.stall_rate),
+            (CallFate.BEFORE, faults.before_rate),
+            (CallFate.AFTER, faults.after_rate),
+            (CallFate.LATE, faults.late_rate),
+            (CallFate.HANG, faults.hang_rate),
+            (CallFate.STALL, faults.stall_rate),
         ):
             if draw < rate:
                 return fate
             draw -= rate
-        return Fate.FINE
+        return CallFate.FINE
 
     def draw_latency_s(self) -> float:
         """Return how long one way takes."""
@@ -185,7 +185,7 @@ class Flight(Generic[T]):
         effect: Callable[[], Coroutine[Any, Any, T]],
         reply: asyncio.Future[T],
         payload: Payload | None,
-        fate: Fate,
+        fate: CallFate,
         error: Callable[[str], MemqError],
         *,
         waits: bool,
@@ -209,7 +209,7 @@ class Flight(Generic[T]):
         """Begin the way out; a payload is read in pieces, the last one at the very end of the way."""
         caller = self._caller
         out_s = caller.draw_latency_s()
-        if self._fate is Fate.STALL:
+        if self._fate is CallFate.STALL:
             stall_s = caller.draw() * caller.faults.stall_s_max
             if caller.draw() < 0.5:
                 out_s += stall_s
@@ -236,12 +236,12 @@ class Flight(Generic[T]):
         self._trace(self._fate)
         if self._payload is not None and not self._read_payload(self._payload):
             self._answer_error("connection lost")
-        elif self._fate is Fate.BEFORE:
+        elif self._fate is CallFate.BEFORE:
             self._answer_error("refused")
-        elif self._fate is Fate.LATE:
+        elif self._fate is CallFate.LATE:
             self._world.schedule(caller.draw() * caller.faults.late_s_max, self._happen)
             self._answer_error("timed out")
-        elif self._fate is Fate.HANG:
+        elif self._fate is CallFate.HANG:
             if caller.draw() < 0.5:
                 self._world.schedule(caller.draw() * caller.faults.late_s_max, self._happen)
             self._world.schedule(caller.faults.hang_s, lambda: self._answer_error("timed out"))
@@ -250,7 +250,7 @@ class Flight(Generic[T]):
 
     def _read_payload(self, payload: Payload) -> bool:
         """Read the rest and say whether all is there; an early error leaves it half read."""
-        if self._fate is Fate.BEFORE:
+        if self._fate is CallFate.BEFORE:
             payload.abandon()
         else:
             payload.read(whole=True)
@@ -283,9 +283,9 @@ class Flight(Generic[T]):
         self._trace("done" if error is None else type(error).__name__)
         if error is not None and not isinstance(error, MemqError):
             self._world.fail(f"{self._caller.name} {self._what} failed", error)
-        if self._fate in (Fate.LATE, Fate.HANG):
+        if self._fate in (CallFate.LATE, CallFate.HANG):
             return
-        if self._fate is Fate.AFTER:
+        if self._fate is CallFate.AFTER:
             self._answer_error("answer lost")
         elif error is not None:
             self._answer(lambda: self._reply.set_exception(error))

@@ -12,13 +12,13 @@ from memq.governor.memory import MemoryCluster
 from memq.notification.memory import MemoryQueue
 from memq.simulation.ports.calls import Caller, Met
 from memq.simulation.ports.coordinator import SimCoordinator
-from memq.simulation.ports.faults import CallFaults, Faults
+from memq.simulation.ports.faults import CallFaults, WorldFaults
 from memq.simulation.ports.lies import Liar, Lies
 from memq.simulation.ports.ownership_monitor import OwnershipMonitor
 from memq.simulation.ports.queue import QueueObserver, SimQueue
 from memq.simulation.ports.sick_part import SickPart
 from memq.simulation.ports.store import Sickness, SimStore
-from memq.simulation.world.node import Node
+from memq.simulation.world.node import SimNode
 from memq.simulation.world.world import World
 from memq.storage_handlers.memory import MemoryHandler
 
@@ -57,7 +57,7 @@ class Cloud:
     Set `observer` before a node gets its doors.
     """
 
-    def __init__(self, world: World, faults: Faults, *, refuse: Literal["epoch", "age"] = "epoch") -> None:
+    def __init__(self, world: World, faults: WorldFaults, *, refuse: Literal["epoch", "age"] = "epoch") -> None:
         self.world = world
         self.faults = faults
         self.observer = Observer()
@@ -74,7 +74,7 @@ class Cloud:
         }
         self._callers: list[Caller] = []
 
-    def doors(self, node: Node) -> Doors:
+    def doors(self, node: SimNode) -> Doors:
         """Return one node's ways here; call it in the node's own main, since watchers live in its loop."""
         store = self._caller(node, "store", self.faults.store, StoreError)
         queue = self._caller(node, "queue", self.faults.queue, QueueError)
@@ -90,7 +90,7 @@ class Cloud:
         self.monitor.stored(key, self.world.now)
         self.observer.stored(key)
 
-    def change_faults(self, faults: Faults) -> None:
+    def change_faults(self, faults: WorldFaults) -> None:
         """Let all calls from now on meet other faults."""
         self.faults = faults
         for caller in self._callers:
@@ -106,7 +106,7 @@ class Cloud:
 
     def _caller(
         self,
-        node: Node,
+        node: SimNode,
         name: str,
         faults: CallFaults,
         error: Callable[[str], StoreError | QueueError | UnreachableError],
@@ -116,5 +116,5 @@ class Cloud:
         return caller
 
 
-async def _stay(_node: Node) -> None:
+async def _stay(_node: SimNode) -> None:
     await asyncio.get_running_loop().create_future()

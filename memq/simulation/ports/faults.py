@@ -61,7 +61,7 @@ class ChaosFaults:
 
 
 @dataclass(frozen=True, slots=True)
-class Faults:
+class WorldFaults:
     """Everything that can go wrong in one run."""
 
     network: NetworkFaults = field(default_factory=NetworkFaults)
@@ -78,17 +78,17 @@ class Faults:
         return bool(self.chaos.part_every_s) and replace(self, chaos=chaos) == calm()
 
 
-def calm() -> Faults:
+def calm() -> WorldFaults:
     """Latency and cut-up bytes only: whatever fails here, fails for everybody."""
-    return Faults()
+    return WorldFaults()
 
 
-def breezy() -> Faults:
+def breezy() -> WorldFaults:
     """A bad day: some errors and lost answers, short pauses, a restart now and then."""
     call = CallFaults(
         latency_s_max=0.05, before_rate=0.02, after_rate=0.02, late_rate=0.01, stall_rate=0.02, stall_s_max=2.0
     )
-    return Faults(
+    return WorldFaults(
         network=NetworkFaults(spike_rate=0.005),
         store=call,
         queue=call,
@@ -105,7 +105,7 @@ def breezy() -> Faults:
     )
 
 
-def stormy() -> Faults:
+def stormy() -> WorldFaults:
     """Everything at once: late and lost answers, hangs, pauses longer than S, cuts, kills."""
     call = CallFaults(
         latency_s_max=0.2,
@@ -117,7 +117,7 @@ def stormy() -> Faults:
         late_s_max=8.0,
         stall_s_max=5.0,
     )
-    return Faults(
+    return WorldFaults(
         network=NetworkFaults(spike_rate=0.02, tiny_piece_rate=0.05, small_piece_rate=0.3),
         store=call,
         queue=call,
@@ -134,10 +134,10 @@ def stormy() -> Faults:
     )
 
 
-def sleepy() -> Faults:
+def sleepy() -> WorldFaults:
     """Processes that pause for longer than S and than their sessions, and slow services."""
     call = CallFaults(latency_s_min=0.02, latency_s_max=0.3, after_rate=0.02, stall_rate=0.05, stall_s_max=3.0)
-    return Faults(
+    return WorldFaults(
         store=call,
         queue=replace(call, late_rate=0.05, late_s_max=2.0),
         coordinator=replace(call, latency_s_max=0.05, stall_rate=0.0),

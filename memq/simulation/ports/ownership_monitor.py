@@ -41,7 +41,7 @@ class Landed:
 
 
 @dataclass(slots=True)
-class Log:
+class MonitoredLog:
     """One read partition as it really is; an entry's index is its offset."""
 
     entries: list[Landed] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Known:
 
 
 @dataclass(slots=True)
-class Owner:
+class MonitoredOwner:
     """One epoch of one write partition at one process."""
 
     known: Known
@@ -112,7 +112,7 @@ class Owner:
 class Publish:
     """One publish on its way."""
 
-    owner: Owner
+    owner: MonitoredOwner
     name: str
     partition: ReadPartition
     pointer: Pointer
@@ -130,17 +130,17 @@ class OwnershipMonitor:
         self.key_s = float("inf")
         self._fail = fail
         self._refuse = refuse
-        self._logs: dict[ReadPartition, Log] = {}
+        self._logs: dict[ReadPartition, MonitoredLog] = {}
         self._claims: dict[tuple[str, int], int] = {}  # the highest epoch that was claimed
         self._claimed: dict[tuple[str, int, int], int] = {}  # by which process
-        self._owners: dict[Key, Owner] = {}
+        self._owners: dict[Key, MonitoredOwner] = {}
         self._readers: dict[tuple[Task, ReadPartition], Known] = {}  # what a task knows that it has not used yet
-        self._owner_of: dict[tuple[Task, ReadPartition], Owner] = {}  # for whom a task published last
+        self._owner_of: dict[tuple[Task, ReadPartition], MonitoredOwner] = {}  # for whom a task published last
         self._stored_s: dict[str, float] = {}
 
-    def log(self, partition: ReadPartition) -> Log:
+    def log(self, partition: ReadPartition) -> MonitoredLog:
         """Return what is known of a read partition."""
-        return self._logs.setdefault(partition, Log())
+        return self._logs.setdefault(partition, MonitoredLog())
 
     # ---- the coordinator -------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class OwnershipMonitor:
         name = f"epoch {publication.epoch} of {partition.topic}/{publication.write_partition}: '{pointer.kind}'"
         opening = owner is None
         if owner is None:
-            owner = self._owners[key] = Owner(Known())
+            owner = self._owners[key] = MonitoredOwner(Known())
         owner.known.join(self._readers.pop((task, partition), Known()))
         _keep(self._owner_of, (task, partition), owner)
         log = self.log(partition)
@@ -246,7 +246,13 @@ class OwnershipMonitor:
             self._fail(f"rule 1: {name} by a process that has not claimed it, or opened it before")
 
     def _check_publish(
-        self, log: Log, owner: Owner, publication: Publication, pointer: Pointer, name: str, now_s: float
+        self,
+        log: MonitoredLog,
+        owner: MonitoredOwner,
+        publication: Publication,
+        pointer: Pointer,
+        name: str,
+        now_s: float,
     ) -> None:
         if owner.answered_s is None or owner.answered_s - owner.opened_s > log.stale_s + ROUNDING_S:
             self._fail(f"rule 1: {name} is published, but its opening was not answered within {log.stale_s:g} s")
@@ -263,14 +269,14 @@ class OwnershipMonitor:
             self._check_tail(log, owner, name)
             self._check_proof(log, owner, publication.time_ms, name, now_s)
 
-    def _check_tail(self, log: Log, owner: Owner, name: str) -> None:
+    def _check_tail(self, log: MonitoredLog, owner: MonitoredOwner, name: str) -> None:
         """Check, at the first publish behind an opening, that the tail of W was read up to `opened`."""
         since_ms = log.entries[owner.opened_at].time_ms - log.window_s * 1000
         first = log.tail_begin(since_ms) if log.window_s and not owner.batches else owner.opened_at
         if first < owner.opened_at and not owner.known.shown.covers(first, owner.opened_at):
             self._fail(f"rule 1: {name} is published, and {first} to {owner.opened_at} of the tail was not read")
 
-    def _check_proof(self, log: Log, owner: Owner, time_ms: int, name: str, now_s: float) -> None:
+    def _check_proof(self, log: MonitoredLog, owner: MonitoredOwner, time_ms: int, name: str, now_s: float) -> None:
         """Check the moment that a queue time says: of a request's handing over, after which all was read."""
         proof_s = (time_ms - owner.clock_ms) / 1000
         if not any(abs(moment_s - proof_s) <= ROUNDING_S for moment_s in owner.known.requests):

@@ -17,7 +17,7 @@ from memq.simulation.ports.calls import Caller
 from memq.simulation.ports.ownership_monitor import OwnershipMonitor, Task
 from memq.simulation.ports.sick_part import SickPart
 from memq.simulation.world.loop import SimTask
-from memq.simulation.world.node import EPOCH_MS, Node
+from memq.simulation.world.node import EPOCH_MS, SimNode
 from memq.topic import Committed, Position, ReadPartition
 
 NO_TASK: Task = (-1, -1)
@@ -30,7 +30,9 @@ OWNERS_WORK = ("open", "publish", "forward", "leave")
 class QueueObserver:
     """Learns what landed in the queue, and what was asked of it, in the same step."""
 
-    def published(self, publication: Publication, offset: int, node: Node, read_to: int, handed_over_s: float) -> None:
+    def published(
+        self, publication: Publication, offset: int, node: SimNode, read_to: int, handed_over_s: float
+    ) -> None:
         """A pointer of `node` is in the queue; its owner had read below `read_to` when it was handed over."""
 
     def trimmed(self, partition: ReadPartition, before: int) -> None:

@@ -18,7 +18,7 @@ from awscrt.checksums import crc32c
 from memq.errors import CorruptDataError, MemqError, RetryableError, StoreError
 from memq.simulation.ports.calls import Caller
 from memq.simulation.ports.sick_part import SickPart
-from memq.simulation.world.node import Node
+from memq.simulation.world.node import SimNode
 from memq.storage_handlers import Buffer, ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
 
@@ -111,7 +111,7 @@ class SimStore:
         return self._handler.url
 
     @property
-    def node(self) -> Node:
+    def node(self) -> SimNode:
         """Whose view this is."""
         return self._caller.node
 

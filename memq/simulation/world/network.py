@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from memq.errors import UnreachableError
 from memq.runtime.network import Address, Listener, ProtocolFactory
-from memq.simulation.world.node import Node
+from memq.simulation.world.node import SimNode
 from memq.simulation.world.transport import READ_BYTES_MAX, End, Pipe, SimTransport
 from memq.simulation.world.world import World
 
@@ -37,7 +37,7 @@ class NetworkFaults:
 
 
 @dataclass(slots=True)
-class Link:
+class HostLink:
     """One direction between two hosts."""
 
     blocked_until: float = 0.0
@@ -48,7 +48,7 @@ class SimListener:
     """A bound port of a node."""
 
     switch: Switch
-    node: Node
+    node: SimNode
     address: Address
     factory: ProtocolFactory
 
@@ -61,7 +61,7 @@ class SimListener:
 class SimNetwork:
     """One node's network: see `memq.runtime.network.Network`."""
 
-    def __init__(self, switch: Switch, node: Node) -> None:
+    def __init__(self, switch: Switch, node: SimNode) -> None:
         self._switch = switch
         self._node = node
 
@@ -90,8 +90,8 @@ class Switch:
         self.world = world
         self.faults = faults
         self.listeners: dict[Address, SimListener] = {}
-        self.silent_hosts: dict[str, Node] = {}  # hosts that lost power, with the incarnation that died so
-        self._links: dict[tuple[str, str], Link] = {}
+        self.silent_hosts: dict[str, SimNode] = {}  # hosts that lost power, with the incarnation that died so
+        self._links: dict[tuple[str, str], HostLink] = {}
         self._ends: dict[int, SimTransport] = {}
         self._numbers = 0
         self._random = world.random("network")
@@ -127,10 +127,10 @@ class Switch:
 
     # ---- faults ------------------------------------------------------------------------------
 
-    def link(self, source: str, target: str) -> Link:
+    def link(self, source: str, target: str) -> HostLink:
         """Return one direction between two hosts."""
         if (source, target) not in self._links:
-            self._links[source, target] = Link()
+            self._links[source, target] = HostLink()
         return self._links[source, target]
 
     def cut(self, source: str, target: str, seconds: float, *, both: bool = True) -> None:
@@ -155,7 +155,7 @@ class Switch:
             if other != name:
                 self.cut(name, other, seconds)
 
-    def silence(self, node: Node) -> None:
+    def silence(self, node: SimNode) -> None:
         """Kill a node as a loss of power does: its peers hear nothing."""
         self.silent_hosts[node.name] = node
         node.kill()
@@ -165,7 +165,7 @@ class Switch:
 
     # ---- connections -------------------------------------------------------------------------
 
-    def listen(self, node: Node, port: int, factory: ProtocolFactory) -> SimListener:
+    def listen(self, node: SimNode, port: int, factory: ProtocolFactory) -> SimListener:
         """Bind a port of a node; 0 is any free one."""
         address = (node.name, port or 10_000 + self._next_number())
         if address in self.listeners:
@@ -176,7 +176,7 @@ class Switch:
         return listener
 
     def dial(
-        self, node: Node, target: Address, factory: ProtocolFactory, future: asyncio.Future[asyncio.BufferedProtocol]
+        self, node: SimNode, target: Address, factory: ProtocolFactory, future: asyncio.Future[asyncio.BufferedProtocol]
     ) -> None:
         """Carry a first packet to `target` and the answer back into `future`; a silent target leaves it alone."""
 
@@ -195,7 +195,7 @@ class Switch:
         return host in self.silent_hosts and self.world.nodes[host] is self.silent_hosts[host]
 
     def _answer_dial(
-        self, node: Node, target: Address, factory: ProtocolFactory, future: asyncio.Future[asyncio.BufferedProtocol]
+        self, node: SimNode, target: Address, factory: ProtocolFactory, future: asyncio.Future[asyncio.BufferedProtocol]
     ) -> None:
         listener = self.listeners.get(target)
         near = None if listener is None else self._connect(node, listener)
@@ -213,7 +213,7 @@ class Switch:
         blocked_s = max(0.0, back.blocked_until - self.world.now)
         self.world.schedule(blocked_s + self._draw_latency_s(), lambda: _post(node, finish))
 
-    def _connect(self, node: Node, listener: SimListener) -> SimTransport:
+    def _connect(self, node: SimNode, listener: SimListener) -> SimTransport:
         """Make both ends; the listener's protocol begins in its own node's time, however late that runs."""
         faults = self.faults
         port = 40_000 + self._next_number()
@@ -302,7 +302,7 @@ class Switch:
             self._ends.pop(end.peer.number, None)
 
 
-def _post(node: Node, action: Callable[[], None]) -> None:
+def _post(node: SimNode, action: Callable[[], None]) -> None:
     node.loop.call_soon(action)
 
 

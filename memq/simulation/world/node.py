@@ -33,7 +33,7 @@ class NodeClock:
         return EPOCH_MS + self.offset_ms + int(self._world.now * 1000)
 
 
-class Node:
+class SimNode:
     """A process: `name` is its host, and a later incarnation may take it over when this one is dead.
 
     `random` is what the node's own code draws from; the world draws from other generators, so that one more
@@ -62,7 +62,7 @@ class Node:
         """Return what a shell on this node gets."""
         return Runtime(clock=self.clock, random=self.random, network=network, host=self.name)
 
-    def start(self, main: Callable[[Node], Coroutine[Any, Any, Any]]) -> None:
+    def start(self, main: Callable[[SimNode], Coroutine[Any, Any, Any]]) -> None:
         """Run `main`; the process exits with it. An exception of `main` ends the run of the world."""
         self.main = self.loop.create_task(main(self), name=self.name)
         self.main.add_done_callback(self._main_done)

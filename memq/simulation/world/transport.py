@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from memq.runtime.network import Address
-from memq.simulation.world.node import Node
+from memq.simulation.world.node import SimNode
 
 READ_BYTES_MAX = 256 << 10
 HIGH_WATER_BYTES = 64 << 10
@@ -44,7 +44,7 @@ class Pipe:
         return self.window_bytes - self.flying_bytes - len(self.inbox)
 
 
-class Carrier(Protocol):
+class PieceCarrier(Protocol):
     """The switch, as a transport uses it."""
 
     def draw_piece_bytes(self) -> int:
@@ -79,7 +79,9 @@ class SimTransport(asyncio.Transport):
     inward: Pipe
     outward: Pipe
 
-    def __init__(self, switch: Carrier, node: Node, number: int, address: Address, peer_address: Address) -> None:
+    def __init__(
+        self, switch: PieceCarrier, node: SimNode, number: int, address: Address, peer_address: Address
+    ) -> None:
         super().__init__({"peername": peer_address, "sockname": address})
         self.switch = switch
         self.node = node

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from memq.simulation.world.loop import SimLoop
-from memq.simulation.world.node import FOREVER, Node
+from memq.simulation.world.node import FOREVER, SimNode
 from memq.simulation.world.trace import Trace
 
 STEP_S_MAX = 40e-6  # what one callback costs at most, normally
@@ -44,13 +44,13 @@ class World:
         self.now = 0.0
         self.steps = 0
         self.trace = Trace(echo)
-        self.nodes: dict[str, Node] = {}
-        self._buried: list[Node] = []
-        self._events: list[tuple[float, float, int, Node | Callable[[], None]]] = []
+        self.nodes: dict[str, SimNode] = {}
+        self._buried: list[SimNode] = []
+        self._events: list[tuple[float, float, int, SimNode | Callable[[], None]]] = []
         self._numbers = 0
         self._randoms: dict[str, random.Random] = {}
         self._failure: SimulationError | None = None
-        self._running: Node | None = None
+        self._running: SimNode | None = None
         self._steps_end = self._steps_mark = 0
         self._schedule_random = self.random("schedule").random
         self._checks: list[Callable[[], None]] = []
@@ -65,21 +65,21 @@ class World:
 
     # ---- nodes and events --------------------------------------------------------------------
 
-    def add_node(self, name: str, *, offset_ms: int | None = None) -> Node:
+    def add_node(self, name: str, *, offset_ms: int | None = None) -> SimNode:
         """Make a node without a main; `offset_ms` is how far its wall clock is off (drawn when None)."""
         known = self.nodes.get(name)
         assert known is None or not known.alive, f"{name} lives"
         if offset_ms is None:
             offset_ms = self.random("clock").randint(-CLOCK_OFFSET_MS_MAX, CLOCK_OFFSET_MS_MAX)
-        node = Node(self, len(self.nodes) + len(self._buried), name, offset_ms)
+        node = SimNode(self, len(self.nodes) + len(self._buried), name, offset_ms)
         if known is not None:
             self._buried.append(known)
         self.nodes[name] = node
         return node
 
     def spawn(
-        self, name: str, main: Callable[[Node], Coroutine[Any, Any, Any]], *, offset_ms: int | None = None
-    ) -> Node:
+        self, name: str, main: Callable[[SimNode], Coroutine[Any, Any, Any]], *, offset_ms: int | None = None
+    ) -> SimNode:
         """Start a process on host `name`; when one lived there before, it must be dead."""
         node = self.add_node(name, offset_ms=offset_ms)
         self.trace.event(self.now, "spawn", name)
@@ -91,7 +91,7 @@ class World:
         self._numbers += 1
         heapq.heappush(self._events, (self.now + delay_s, self._schedule_random(), self._numbers, action))
 
-    def wake(self, node: Node) -> None:
+    def wake(self, node: SimNode) -> None:
         """Run `node` when it is due. Loops call this when they get their first callback or timer."""
         if node is self._running:
             return
@@ -150,7 +150,7 @@ class World:
                     break
                 look_at = self.now + look_s
             when, _tie, _number, target = heapq.heappop(events)
-            if not isinstance(target, Node):
+            if not isinstance(target, SimNode):
                 self.now = when
                 target()
             elif when == target.wake_at:
@@ -164,7 +164,7 @@ class World:
         if until != FOREVER and not (events and events[0][0] <= until):
             self.now = until
 
-    def _run_node(self, node: Node, until: float) -> None:
+    def _run_node(self, node: SimNode, until: float) -> None:
         """Run callbacks of `node` until another node's turn comes. A run spends half its time in this loop."""
         loop, events, draw = node.loop, self._events, self._schedule_random
         ready, timers = loop.ready, loop.timers
