@@ -348,3 +348,22 @@ def test_an_admin_waits_for_a_broker_that_comes_up() -> None:
             asked = pool.submit(admin.topics)
             cluster.start_broker()
             assert asked.result() == []
+
+
+@pytest.mark.parametrize("flushes", [True, False])
+def test_a_producer_of_aio_that_is_not_closed_warns_that_records_may_be_lost(
+    flushes: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    async def send(address: str) -> None:
+        producer = memq.aio.Producer(address)
+        for value in (b"1", b"2", b"3"):
+            await producer.send("clicks", value)
+        if flushes:
+            await producer.flush()
+
+    with Cluster() as cluster:
+        asyncio.run(send(cluster.address))
+        gc.collect()
+    warned = [str(each.message) for each in recwarn if each.category is RuntimeWarning]
+    assert len(warned) == (0 if flushes else 1)
+    assert all(re.search("[123] records? without an ack may be lost; use it as `async with`", each) for each in warned)

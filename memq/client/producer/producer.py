@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
@@ -357,11 +358,24 @@ class AsyncProducer(BaseProducer, AsyncClosing):
     """Sends records to topics. Arguments as those of `memq.Producer`.
 
     Use it as `async with`, on one event loop. A loop that ends before `close` or `flush` loses the records that are
-    pending: `send` waits for room in the buffer, and not for the ack.
+    pending: `send` waits for room in the buffer, and not for the ack. A RuntimeWarning says how many these are.
     """
 
     _waiters: list[asyncio.Future[None]]
     _yielded_at = 0  # of how many opened blocks the loop had its turn last
+
+    def __del__(self) -> None:
+        if self._loop is None or not self._loop.is_closed() or self._closed:
+            return
+        records = self._core.stats().pending_records
+        if records:
+            warnings.warn(
+                f"memq.aio.Producer was not closed: {records} record{'s'[: records > 1]} without an ack may be lost;"
+                " use it as `async with`",
+                RuntimeWarning,
+                source=self,
+                stacklevel=2,
+            )
 
     def _open(self, addresses: Sequence[Address], observe: Observe | None) -> ProducerCore:
         self._waiters = []
