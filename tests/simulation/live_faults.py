@@ -400,9 +400,8 @@ class LiveFaults:
         """Change one span of a group that processed its records once, and never went elsewhere."""
         spans = [each for each in self._spans("processed") if each[2].committed]
         self._draw.shuffle(spans)
-        usable = (
-            each for each in spans if self._once(each) and self._is_committed(each) and not self._is_damaged(each)
-        )
+        checks = (self._once, self._is_committed, self._is_heard)
+        usable = (each for each in spans if all(check(each) for check in checks) and not self._is_damaged(each))
         found = next(usable, None)
         if found is None:
             return None
@@ -428,6 +427,14 @@ class LiveFaults:
             and RangeSet(span.ranges).overlaps(block.first, block.following)
         ]
         return all(end <= max(stored) for end in ends)
+
+    def _is_heard(self, wanted: Found) -> bool:
+        """Whether no report of the member is missing before this one: else the audit does not know where it began."""
+        at, report, _, _ = wanted
+        until = [each for each in self._history[: at + 1] if isinstance(each, tuple)]
+        home = until[-1][0]
+        heard = [each.number for where, each in until if (where, each.client) == (home, report.client)]
+        return sorted(heard) == list(range(report.number + 1))
 
     def _is_damaged(self, wanted: Found) -> bool:
         """Whether a reader reports records of a span as damaged, which explains why a group has not processed them."""

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from memq.format.report import Begin, Report, ReportedDamage, ReportPart, ReportSpan
 from tests.simulation.live_faults import LiveFaults
@@ -16,7 +17,7 @@ from tests.unit.audited import TOPIC, data_pointer
 PRODUCER = 7
 
 
-def passes_over(committed: str, *, damaged: bool) -> bool:
+def passes_over(committed: str, *, damaged: bool, number: int = 0) -> bool:
     """Whether a span of a group that has committed so far can be passed over, after another member met damage."""
     blocks = (LogBlock((0, PRODUCER), 0, 2, 0, (b"", b"")), LogBlock((0, PRODUCER), 2, 4, 2, (b"", b"")))
     entry = LogEntry(0, 0, data_pointer([(PRODUCER, 0, 4)]), blocks)
@@ -26,7 +27,7 @@ def passes_over(committed: str, *, damaged: bool) -> bool:
     history: History = [
         entry,
         (0, report(1, damages=(damage,) * damaged)),
-        (0, report(2, spans=(span,), begins=begins, committed=committed)),
+        (0, replace(report(2, spans=(span,), begins=begins, committed=committed), number=number)),
     ]
     return LiveFaults(TOPIC, history, {}, random.Random(1)).passed_over() is not None
 
@@ -42,3 +43,9 @@ def report(client: int, **said: Any) -> Report:
 )
 def test_a_span_is_passed_over_where_nothing_else_explains_it(committed: str, damaged: bool, wanted: bool) -> None:
     assert passes_over(committed, damaged=damaged) == wanted
+
+
+def test_a_member_whose_first_report_is_missing_is_passed_over_in_silence() -> None:
+    """The audit does not know where such a member began, and names nothing."""
+    assert passes_over("0:1:0", damaged=False, number=0)
+    assert not passes_over("0:1:0", damaged=False, number=1)
