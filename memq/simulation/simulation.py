@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,6 +82,8 @@ class Simulation:
     Raises: InvalidRequestError for a level, number, name or setting that is not possible.
     """
 
+    _active = False  # one at a time: it owns the running loop of the thread
+
     def __init__(
         self,
         seed: int,
@@ -108,6 +112,11 @@ class Simulation:
         self._entered = False
 
     def __enter__(self) -> Self:
+        if Simulation._active or asyncio._get_running_loop() is not None:
+            raise InvalidRequestError(
+                "a simulation runs inside another one, or inside an event loop",
+                hint="enter it in a function that is no coroutine, one at a time",
+            )
         self._world.__enter__()
         try:
             self._cluster = SimCluster(self._world, self._faults, self._shape)
@@ -117,13 +126,13 @@ class Simulation:
         except BaseException as error:
             self._world.__exit__(type(error), error, error.__traceback__)
             raise
-        self._entered = True
+        self._entered = Simulation._active = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._entered = False
+        self._entered = Simulation._active = False
         self._world.__exit__(kind, error, traceback)
 
     @property
@@ -134,6 +143,7 @@ class Simulation:
     @property
     def brokers(self) -> Sequence[str]:
         """Names of the brokers, for `kill`, `pause` and `isolate`."""
+        self._check_entered()
         return tuple(self._cluster.brokers)
 
     # ---- programs --------------------------------------------------------------------------------
@@ -177,6 +187,7 @@ class Simulation:
         Raises: SimulationError with the seed and the virtual time when a program or a broker failed.
         """
         self._check_entered()
+        check_seconds(seconds)
         self._world.run(seconds, done=done, look_s=LOOK_S)
 
     def heal(self) -> None:
@@ -205,7 +216,7 @@ class Simulation:
         """
         self.heal()
         self._readers += 1
-        name, wanted = f"reader-{self._readers}", topic or self._cluster.topic.name
+        name, wanted = f"memq-records-{self._readers}", topic or self._cluster.topic.name
         found: list[Record] = []
 
         async def read(process: Process) -> None:
@@ -227,18 +238,22 @@ class Simulation:
 
         Raises: InvalidRequestError when nothing has this name.
         """
+        check_seconds(down_s)
         self._node(name).kill()
         self._world.schedule(down_s, lambda: self._restart(name))
 
     def pause(self, name: str, seconds: float) -> None:
         """Stop a broker or a process for so many virtual seconds, as SIGSTOP does. Raises: as `kill`."""
+        check_seconds(seconds)
         self._node(name).pause(seconds)
 
     def isolate(self, name: str, seconds: float) -> None:
         """Cut a broker or a process off from all others, and from the services. Raises: as `kill`."""
+        check_seconds(seconds)
         self._node(name)
         self._cluster.switch.isolate(name, seconds)
-        self._cluster.doors[name].block(seconds)
+        if name in self._cluster.doors:  # it has none before its first step
+            self._cluster.doors[name].block(seconds)
 
     def _node(self, name: str) -> SimNode:
         self._check_entered()
@@ -250,3 +265,9 @@ class Simulation:
     def _check_entered(self) -> None:
         if not self._entered:
             raise ClosedError("the simulation is not entered", hint="use it as `with Simulation(seed) as simulation:`")
+
+
+def check_seconds(seconds: float) -> None:
+    """Check a duration. Raises: InvalidRequestError for one that is negative, or no number."""
+    if not 0 <= seconds < math.inf:
+        raise InvalidRequestError(f"{seconds} is no duration in seconds", hint="give 0 or more virtual seconds")

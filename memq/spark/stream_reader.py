@@ -157,7 +157,7 @@ class TopicStream:
             for partition, place in first.items():
                 if place.position(partition) < last[partition].position(partition):
                     parts[partition] = [part async for part in self._parts(access, partition, place, last[partition])]
-                    await self._check_expired(access, partition, place)  # behind the reading: retention goes on
+                    await self._check_expired(access, partition, place)  # retention may delete during the read
             settings = settings_of(self._options, access.urls, _WANTED)
             splits = splits_of([part for found in parts.values() for part in found], self._options, settings)
             self._let_report(access, splits, parts, first, last)

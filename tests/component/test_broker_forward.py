@@ -200,7 +200,7 @@ def test_what_its_producer_sent_again_is_there_once() -> None:
 
 
 def test_a_copy_of_a_handed_over_block_that_was_acked_with_1_outlives_the_epoch_that_acked_it() -> None:
-    """Who handed the block over may die: then nobody else has it, and its producer has the ack of this owner."""
+    """The broker that forwarded the block may die: then only this owner has it, and has acked it."""
 
     async def work() -> None:
         async with rig() as cluster:

@@ -63,7 +63,7 @@ def test_a_broker_that_does_not_know_the_topic_yet_costs_no_place(
 def test_what_retention_took_of_a_write_partition_that_came_meanwhile_is_no_silent_gap(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What lay before the first pointer that is left was asked for the write partitions of the beginning alone."""
+    """The totals before the first remaining pointer were asked for the write partitions of the beginning alone."""
     monkeypatch.setattr("memq.client.consumer.core.REFRESH_S", 0.05)
     away, widened = asyncio.Event(), asyncio.Event()
     poll, refresh = RemoteQueue.poll, ClusterMetadata.refresh

@@ -21,7 +21,7 @@ SEEDS = range(6)
 
 
 def make_orders(acked: list[bytes]) -> Program:
-    """Return a program that sends orders until each is acked, and goes on where its last life ended."""
+    """Return a program that sends orders until each is acked, and continues where its last life ended."""
 
     async def program(process: Process) -> None:
         while len(acked) < ORDERS:
@@ -178,12 +178,28 @@ def test_what_can_not_be_is_refused() -> None:
     simulation = Simulation(1, level="calm")
     with pytest.raises(ClosedError, match="hint: use it as `with Simulation"):
         simulation.start("worker", program)
+    with pytest.raises(ClosedError, match="not entered"):
+        assert simulation.brokers
+
+    async def inside() -> None:
+        with simulation:
+            raise AssertionError("it was entered in an event loop")
+
+    with pytest.raises(InvalidRequestError, match="inside an event loop"):
+        asyncio.run(inside())
     with simulation:
         simulation.start("worker", program)
         with pytest.raises(InvalidRequestError, match="a process is named 'worker'"):
             simulation.start("worker", program)
         with pytest.raises(InvalidRequestError, match="a process is named 'broker-0'"):
             simulation.start("broker-0", program)
+        with pytest.raises(InvalidRequestError, match="runs inside another one"), Simulation(2):
+            pass
+        for call in (simulation.run, simulation.finish, lambda seconds: simulation.pause("worker", seconds)):
+            for seconds in (-1.0, float("nan"), float("inf")):
+                with pytest.raises(InvalidRequestError, match="is no duration in seconds"):
+                    call(seconds)
+        simulation.isolate("worker", 0.5)  # before its first step
         with pytest.raises(InvalidRequestError, match="no process is named 'x'\nhint: there are broker-0"):
             simulation.kill("x")
         simulation.finish()

@@ -1,4 +1,4 @@
-"""What a task of Spark fetches ahead: how much, up to its end, and when it ends early."""
+"""Reading ahead by a task of Spark: how much, up to its end, and when it ends early."""
 
 from __future__ import annotations
 

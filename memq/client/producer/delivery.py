@@ -41,7 +41,7 @@ class Promise:
         self._outcome: Ack | MemqError | None = None
         self._callbacks: list[Callable[[], object]] = []
         self._lock = threading.Lock()
-        self._process = os.getpid()  # in a child nobody settles it
+        self._process = os.getpid()  # in a forked child no thread settles it
         self.observed = False  # a caller waits for the outcome or has seen it
 
     def done(self) -> bool:
