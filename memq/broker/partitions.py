@@ -184,7 +184,7 @@ class Partitions:
         if entry is None:
             del self.processors[key]
             self._let_go(processor, processor.stop())  # `refresh` says to it that it was deleted
-        elif entry.broker != self._id:
+        elif entry.broker != self._id or _came_back(entry, processor):
             del self.processors[key]
             processor.moved_to = self._addresses.get(entry.broker, "")
             self._let_go(processor, processor.drain())
@@ -473,6 +473,15 @@ def not_owner(topic: Topic, partition: int, address: str) -> MovedError | NotRea
     moved = MovedError(f"partition {partition} of topic '{topic.name}' is not at this broker")
     moved.address = address
     return moved
+
+
+def _came_back(entry: Assignment, processor: TopicProcessor) -> bool:
+    """Whether a partition went to another broker and back since its epoch was opened.
+
+    The next stream opens it again. Until then the coordinator confirms no end of it.
+    """
+    own, ended = processor.own, processor.draining or processor.failure is not None
+    return own is not None and not ended and (entry.session, entry.epoch) == ("", own.epoch)
 
 
 def _deleted(topic: Topic) -> NotFoundError:

@@ -265,6 +265,36 @@ def test_a_partition_follows_what_is_said_of_it() -> None:
     run(work())
 
 
+def test_a_partition_that_went_to_another_broker_and_back_is_opened_again() -> None:
+    """The owner saw only its own name, and no end was ever proved again: the assignment had no session."""
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            said = await Said.to(broker)
+            before = await said.opened()
+            epoch = before.own.epoch
+            assert said.owners[0] == (said.id, said.session)
+            await said.partitions.refresh()
+            assert said.partitions.processor(said.topic, 0) is before
+            owned_by(said, 0, said.id)
+            with pytest.raises(MovedError):
+                await before.proven_end()
+            await said.partitions.refresh()
+            after = await said.opened()
+            assert after is not before
+            assert await after.proven_end() >= 2
+            assert after.own.epoch == epoch + 1
+            assert said.owners[0] == (said.id, said.session)
+            await until(lambda: not said.leaving())
+            assert before.own is None
+            after.start_draining()
+            owned_by(said, 0, said.id)
+            await said.partitions.refresh()
+            assert said.partitions.processors == {(said.topic.id, 0): after}
+
+    run(work())
+
+
 def test_a_drain_of_a_partition_whose_topic_is_deleted_meanwhile_ends_and_what_failed_there_is_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
