@@ -1,4 +1,4 @@
-"""Drains of very many partitions: a bound on how many close at once, the log's progress, a limit that moves on."""
+"""Drains: all partitions at once and what comes meanwhile; of very many, a bound, progress in the log and a limit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from memq.notification.memory import MemoryQueue
 from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TimedSemaphore
 from memq.topic import Topic, TopicSettings, read_partitions
-from tests.brokers import log_lines, run, running_broker
+from tests.brokers import BareClient, GatedStore, block_of, log_lines, run, running_broker, write_frame
+from tests.component.test_broker_partitions import Said, owned_by
+from tests.component.test_topic_processor import turns
 from tests.contract.manual_clock import ManualClock
 from tests.stepped_time import SteppedLoop, step
 
@@ -136,3 +138,69 @@ def test_progress_is_told_only_of_what_takes_long(caplog: pytest.LogCaptureFixtu
         "draining-progress: 3000 of 10000 partitions are handed over",
         "draining-progress: 10000 of 10000 partitions are handed over",
     ]
+
+
+def test_a_drain_waits_for_what_was_let_go_of_and_for_what_comes_meanwhile() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            said = await Said.to(broker, partitions=2)
+            client, store = await BareClient.connect(broker), GatedStore()
+            broker.services.stores["main"] = store
+            await said.opened(1)
+            await client.open(said.topic)
+            client.write(write_frame(block_of(said.topic, 0, [b"v"])))
+            await store.begun.wait()
+            owned_by(said, 0, "near", said.session)
+            await said.partitions.refresh()
+            drain = asyncio.create_task(said.partitions.drain())
+            await turns()
+            assert list(said.partitions.processors) == []
+            assert not drain.done()
+            late = said.partitions.processor(said.topic, 1, to_end=True)
+            assert said.partitions.draining
+            store.gate.set()
+            await drain
+            assert (late.draining, late.own) == (True, None)
+            assert said.partitions.at_work() == []
+            await client.close()
+
+    run(work())
+
+
+class ReportedProgress:
+    """The progress of a drain, as it is reported."""
+
+    def __init__(self) -> None:
+        self.done, self.numbers = 0, list[int]()
+
+    def reached(self, done: int) -> None:
+        self.done = done
+        self.numbers.append(done)
+
+
+def test_a_drain_begins_in_all_partitions_at_once_and_tells_of_each_that_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            said = await Said.to(broker, partitions=2)
+            client, store = await BareClient.connect(broker), GatedStore()
+            broker.services.stores["main"] = store
+            await said.opened(1)
+            await client.open(said.topic)
+            client.write(write_frame(block_of(said.topic, 0, [b"v"])))
+            await store.begun.wait()
+            progress = ReportedProgress()
+            monkeypatch.setattr(said.partitions, "progress", lambda total, text: progress)
+            drain = asyncio.create_task(said.partitions.drain())
+            await asyncio.sleep(0)
+            processors = list(said.partitions.processors.values())
+            assert [processor.draining for processor in processors] == [True, True]
+            await turns()
+            assert {f"leave clicks/{number}" for number in (0, 1)} & {task.get_name() for task in asyncio.all_tasks()}
+            store.gate.set()
+            await drain
+            assert progress.numbers == [1, 2]
+            await client.close()
+
+    run(work())
