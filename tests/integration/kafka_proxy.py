@@ -13,7 +13,7 @@ from memq_localstack.ports import HOST, free_ports
 from memq_localstack.servers import Server
 from tests.integration.framed_proxy import FramedProxy, Outcome
 from tests.integration.kafka import running_kafka
-from tests.integration.kafka_answers import Lie, pinned
+from tests.integration.kafka_answers import PINNED, Lie, pinned
 
 LATE_S = 2.5  # longer than a request of the tests may take
 
@@ -90,11 +90,17 @@ class KafkaProxy(FramedProxy):
         """See `FramedProxy.conversation`."""
         return _Conversation(self)
 
-    def fault_of(self, key: int) -> Fault | None:
-        """Return the fault that a request meets, and count it."""
+    def fault_of(self, key: int, version: int) -> Fault | None:
+        """Return the fault that a request meets, and count it.
+
+        A client that is older than the fault may use compact fields: a lie that is none in them ends the process of
+        librdkafka with a segmentation fault. Its requests are answered truly.
+        """
         self.seen[key] += 1
         fault = self._fault
         if fault is None or fault.key.value != key or fault.times <= 0:
+            return None
+        if fault.lie is not None and version > PINNED.get(key, version):
             return None
         fault.times -= 1
         self.met[key] += 1
@@ -108,7 +114,7 @@ class _Conversation:
 
     def request(self, body: bytes) -> Outcome:
         key = int.from_bytes(body[:2])
-        fault = self._proxy.fault_of(key)
+        fault = self._proxy.fault_of(key, int.from_bytes(body[2:4]))
         if fault is not None and fault.phase is Phase.BEFORE:
             return Outcome(ends=True)
         if fault is not None or (key == ApiKey.API_VERSIONS.value and self._proxy.lies):

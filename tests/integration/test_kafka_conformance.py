@@ -322,7 +322,7 @@ def test_a_kafka_that_names_no_broker_at_first_is_asked_again(proxy: KafkaProxy)
         async with opened(proxy, prefix=prefix) as maker:
             await PatientQueue(maker).create([part(0)], STALE_MS)
             assert await PatientQueue(maker).span(part()) == Span(0, 0)
-        seldom = {"topic.metadata.refresh.interval.ms": str(10 * 1000 * HANG_S)}
+        seldom = {"topic.metadata.refresh.interval.ms": str(5 * 1000 * HANG_S)}
         async with opened(proxy, prefix=prefix, **seldom) as queue:
             for fault in (
                 Fault(ApiKey.METADATA, Phase.BEFORE, EVER),

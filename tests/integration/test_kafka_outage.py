@@ -114,7 +114,8 @@ async def through(
             acked: list[bytes] = []
             found: list[bytes] = []
             stop = asyncio.Event()
-            async with Producer(broker.address, acks="all", delivery_timeout_ms=PATIENCE_MS) as producer:
+            producer = Producer(broker.address, acks="all", delivery_timeout_ms=PATIENCE_MS)
+            try:
                 sending = asyncio.create_task(produce(producer, stop, acked))
                 reading = asyncio.create_task(consume(broker.address, found))
                 while len(found) < 50:
@@ -142,6 +143,10 @@ async def through(
                 reading.cancel()
                 with suppress(asyncio.CancelledError):
                     await reading
+                await producer.close()
+            finally:  # after a failure it would flush for `PATIENCE_MS`
+                with suppress(MemqError):
+                    await producer.close(timeout=0)
             assert sorted(found) == sorted(acked), "a record is lost or there twice"
     finally:
         await queue.close()
@@ -163,6 +168,9 @@ def test_an_outage_is_ridden_out(
 
     try:
         asyncio.run(run())
+    except BaseException:
+        report(f"Kafka's log ends with:\n{kafka.tail()}")
+        raise
     finally:
         mend(kafka)
 

@@ -82,6 +82,24 @@ def test_what_the_guarantees_rest_on_is_not_passed_through() -> None:
         settings_of(replication_factor=1, min_insync_replicas=2)
 
 
+REFRESH, AGE = "topic.metadata.refresh.interval.ms", "metadata.max.age.ms"
+
+
+@pytest.mark.parametrize(
+    ("library", "most"),
+    [({REFRESH: 715_828}, 715_827), ({AGE: 2_147_484}, 2_147_483), ({AGE: 2_147_484, REFRESH: 1}, 2_147_483)],
+)
+def test_an_age_that_the_library_can_not_count_is_refused(library: dict[str, Any], most: int) -> None:
+    """With a longer one it forgot each topic at once, and no pointer could be read."""
+    with pytest.raises(InvalidSettingError, match=r"ms = \d+ in \[kafka\] is too long") as caught:
+        settings_of(**library)
+    assert f"set it to {most} or less" in caught.value.hint
+    fine: list[dict[str, Any]] = [{name: min(value, most) for name, value in library.items()}]
+    fine += [{REFRESH: 900_000, AGE: 900_000}, {REFRESH: -1}]
+    for each in fine:
+        settings_of(**each)
+
+
 def test_servers_come_from_the_url() -> None:
     assert settings_of("kafka://a:1, b,[::1]:3/").servers == "a:1,b:9092,[::1]:3"
     for url in (

@@ -16,6 +16,10 @@ from memq.settings import Section, did_you_mean, read_section, rules_of, section
 from memq.topic import ReadPartition
 
 _SERVER = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s,/:\[\]]+)(:(?P<port>\d{1,5}))?\Z")
+_REFRESH = "topic.metadata.refresh.interval.ms"
+_AGE = "metadata.max.age.ms"
+_AGE_PER_REFRESH = 3  # without `_AGE` librdkafka keeps what it knows of a topic for so many refreshes
+_AGE_MS_MAX = (2**31 - 1) // 1_000  # librdkafka 2.16 multiplies it by 1,000 in 32 bits
 _LIBRDKAFKA = re.compile(r"[a-z][a-z0-9]*([._][a-z0-9]+)*\Z")
 
 # What the guarantees rest on: librdkafka's names that memq sets itself, and why.
@@ -124,7 +128,7 @@ class KafkaSettings:
             "reconnect.backoff.max.ms": 1_000,  # so that a healed Kafka is found within a second
             "retry.backoff.ms": 50,
             "retry.backoff.max.ms": 1_000,
-            "topic.metadata.refresh.interval.ms": 30_000,
+            _REFRESH: 30_000,
             **self.library,
             "bootstrap.servers": self.servers,
         }
@@ -219,6 +223,7 @@ def kafka_settings(url: str, section: Section, called: str = "kafka") -> KafkaSe
     found = replace(read_section(called, own, KafkaSettings), servers=_servers(url), library=library)
     _check_prefix(found.prefix)
     _check_copies(found)
+    _check_metadata_age(library, called)
     return found
 
 
@@ -247,6 +252,17 @@ def _servers(url: str) -> str:
 def _is_server(text: str) -> bool:
     match = _SERVER.match(text)
     return match is not None and int(match["port"] or 9092) in range(1, 65_536)  # librdkafka takes 99999 for 34463
+
+
+def _check_metadata_age(library: Mapping[str, str], called: str) -> None:
+    """Refuse an age at which librdkafka forgets each topic at once, so that no pointer is read."""
+    name, times = (_AGE, 1) if _AGE in library else (_REFRESH, _AGE_PER_REFRESH)
+    text = library.get(name, "")
+    if text.isdecimal() and int(text) * times > _AGE_MS_MAX:
+        raise InvalidSettingError(
+            f"{name} = {text} in [{called}] is too long: librdkafka counts the age of what it knows in 32 bits",
+            hint=f"set it to {_AGE_MS_MAX // times} or less, or leave it out",
+        )
 
 
 def _check_copies(found: KafkaSettings) -> None:
