@@ -49,10 +49,10 @@ BATCH_ID_END = 1 << 53  # batch ids grow, and fit any JSON reader
 MANIFEST_BYTES_MAX = 64 * MIB
 STAGED_PIECES_MAX = 64  # that one request publishes
 
-# Cold parts.
-COLD_RAW_BYTES_MAX = BLOCK_RAW_BYTES_MAX  # of a manifest, or of a part of one, unpacked
-COLD_POINTER_BYTES_MAX = 4 * MIB  # pointers of one part: what a reader loads of a manifest at once
-COLD_BLOCKS_MAX = 1 << 16  # of one large object: its index has 4 MiB
+# Compaction.
+COMPACTION_RAW_BYTES_MAX = BLOCK_RAW_BYTES_MAX  # of a manifest, or of a part of one, unpacked
+COMPACTION_POINTER_BYTES_MAX = 4 * MIB  # pointers of one part: what a reader loads of a manifest at once
+COMPACTION_BLOCKS_MAX = 1 << 16  # of one large object: its index has 4 MiB
 
 # Topics.
 NAME_CHARS_MAX = 249  # of clusters, brokers and groups too

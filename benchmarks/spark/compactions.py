@@ -11,7 +11,7 @@ from benchmarks.children.samples import lines
 from benchmarks.results import Figure, Options
 from benchmarks.spark.scene import PARTITIONS, VALUE_BYTES, Scene, send
 from benchmarks.spark.turns import beside, rate
-from tests.cold import DAY_MS, make_old
+from tests.compaction import DAY_MS, make_old
 
 COMPACTED = "zstd"
 SMALL_BYTES = 256 << 10  # stored, of a batch that has an object of its own
@@ -67,13 +67,13 @@ def _small_topics(scene: Scene, count: int) -> list[str]:
 
 
 def _enlarge(scene: Scene, topics: Iterator[str]) -> None:
-    from memq.compaction.plan import ColdRule
+    from memq.compaction.plan import CompactionRule
     from memq.spark.options import read_options
     from memq.spark.pipelines.compact import compact_objects
 
     topic = next(topics)
     stored = sum(path.stat().st_size for path in scene.objects(topic).rglob("*") if path.is_file())
     options = read_options({"brokers": scene.address, "topics": topic})
-    done = compact_objects(scene.spark, options, ColdRule(age_ms=DAY_MS, rest=True), tasks=64)
+    done = compact_objects(scene.spark, options, CompactionRule(age_ms=DAY_MS, rest=True), tasks=64)
     assert 0.9 * stored < done.bytes <= stored, f"{done.bytes} of {stored} bytes"
     assert not done.findings

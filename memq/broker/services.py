@@ -12,7 +12,7 @@ from memq.broker.metrics import Counters
 from memq.broker.partition.recent_batch_cache import RecentBatchCache
 from memq.broker.spool.writer import Spool
 from memq.broker.upkeep.lost_logs import LostLogs
-from memq.compaction.reader import ColdFiles, ColdReader
+from memq.compaction.reader import CompactedLogReader, ManifestFiles
 from memq.governor import Coordinator
 from memq.governor.balance import STRATEGIES
 from memq.governor.governor import Planner
@@ -67,15 +67,15 @@ class Services:
     deleted_since: dict[str, int] = field(default_factory=dict)  # topics whose logs are left, by id; Unix ms
     waits: Waits = field(init=False)  # what it waits for itself; producers that wait for acks learn it
     events: EventLog = field(init=False)  # one for all parts: the rate of an event is that of the broker
-    cold: ColdFiles = field(init=False)
-    pointers: ColdReader = field(init=False)
+    manifests: ManifestFiles = field(init=False)
+    pointers: CompactedLogReader = field(init=False)
     planner: Planner = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "waits", Waits(self.runtime.clock))
         object.__setattr__(self, "events", EventLog(self.runtime.clock))
-        object.__setattr__(self, "cold", ColdFiles(self.settings.cluster, self.store))
-        object.__setattr__(self, "pointers", ColdReader(self.queue, self.cold, self.runtime.clock))
+        object.__setattr__(self, "manifests", ManifestFiles(self.settings.cluster, self.store))
+        object.__setattr__(self, "pointers", CompactedLogReader(self.queue, self.manifests, self.runtime.clock))
         object.__setattr__(self, "planner", Planner(STRATEGIES[self.settings.governor_strategy]))
 
     @property

@@ -20,16 +20,22 @@ from typing import Protocol
 from awscrt.checksums import crc32c
 from msgspec.structs import replace
 
-from memq.compaction.plan import ColdRule, cold_spans, copied_place, entries_of, following, without
-from memq.compaction.reader import ColdFiles
+from memq.compaction.plan import CompactionRule, copied_place, entries_of, following, spans_to_compact, without
+from memq.compaction.reader import ManifestFiles
 from memq.errors import CorruptDataError, InvalidRequestError, MemqError, NotFoundError, NotReadyError, TooLargeError
 from memq.format.batch import cut_batch
 from memq.format.blocks.header import Buffer
-from memq.format.cold import ColdEntry, ColdManifest, ColdPart, PartRef, encode_cold_part
-from memq.format.key import cold_object_key, cold_part_key
+from memq.format.compaction_manifest import (
+    CompactionManifest,
+    ManifestEntry,
+    ManifestPart,
+    PartRef,
+    encode_manifest_part,
+)
+from memq.format.key import large_object_key, manifest_part_key
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
 from memq.format.pointer import Location, Pointer, encode_pointer
-from memq.limits import COLD_BLOCKS_MAX
+from memq.limits import COMPACTION_BLOCKS_MAX
 from memq.notification import Entry, PointerReader, Span
 from memq.runtime.clock import Clock
 from memq.runtime.runtime import Runtime
@@ -114,13 +120,13 @@ class BatchCopier:
             raise NotReadyError(f"retention removed pointers from offset {span.begin} of topic '{partition.topic}' on")
         created_ms, object_id = self._runtime.clock.wall_ms(), self._runtime.random.getrandbits(64)
         name = (self._cluster, partition.topic, partition.topic_id)
-        key = cold_object_key(*name, object_id, created_ms)
+        key = large_object_key(*name, object_id, created_ms)
         large, places, findings = _LargeObject(), dict[int, int](), list[tuple[str, str]]()
         async for entry, pointer, found in self._batches(entries):
             if isinstance(found, MemqError):
                 await self._expect(partition, entry)
                 findings.append((pointer.locations[0].key, f"{found}; it stays as it is"))
-            elif len(large.blocks) + len(found[1]) <= COLD_BLOCKS_MAX:
+            elif len(large.blocks) + len(found[1]) <= COMPACTION_BLOCKS_MAX:
                 places[entry.offset] = large.add(pointer, *found)
         topic = ObjectTopic(partition.topic, partition.topic_id)
         bodies = self._bodies(entries, places, key, large.bytes)
@@ -128,7 +134,7 @@ class BatchCopier:
             meta = ObjectMeta(cluster=self._cluster, broker=WRITER, topics=(topic,), created_ms=created_ms)
             large.buffers.append(encode_index(meta, large.batches, large.blocks, large.bytes))
             await self._store.put(key, large.buffers, joined_crc(large.buffers))
-        part_key = cold_part_key(*name, object_id, created_ms)
+        part_key = manifest_part_key(*name, object_id, created_ms)
         return Copied(await self._put_part(part_key, entries, bodies, created_ms), tuple(findings))
 
     async def _entries(self, partition: ReadPartition, span: Span) -> AsyncIterator[tuple[Entry, Pointer | None]]:
@@ -173,9 +179,9 @@ class BatchCopier:
 
     def _bodies(
         self, entries: Sequence[tuple[Entry, Pointer | None]], places: dict[int, int], key: str, index: int
-    ) -> list[tuple[ColdEntry, Pointer | None]]:
+    ) -> list[tuple[ManifestEntry, Pointer | None]]:
         """Return the entries as the part has them, each with its pointer."""
-        found: list[tuple[ColdEntry, Pointer | None]] = []
+        found: list[tuple[ManifestEntry, Pointer | None]] = []
         for entry, pointer in entries:
             body = entry.body
             if pointer is not None and entry.offset in places:
@@ -188,20 +194,20 @@ class BatchCopier:
                 except TooLargeError:
                     moved = pointer  # by the few bytes of a longer key: it stays where it is
                 pointer = moved
-            found.append((ColdEntry(entry.offset, entry.time_ms, body), pointer))
+            found.append((ManifestEntry(entry.offset, entry.time_ms, body), pointer))
         return found
 
     async def _put_part(
         self,
         key: str,
         entries: Sequence[tuple[Entry, Pointer | None]],
-        bodies: Sequence[tuple[ColdEntry, Pointer | None]],
+        bodies: Sequence[tuple[ManifestEntry, Pointer | None]],
         created_ms: int,
     ) -> PartRef:
         objects = dict.fromkeys(place.key for _, pointer in bodies if pointer for place in pointer.locations)
         named = dict.fromkeys(place.key for _, pointer in entries if pointer for place in pointer.locations)
         originals = tuple(each for each in named if each not in objects)
-        data = encode_cold_part(ColdPart(tuple(entry for entry, _ in bodies), originals))
+        data = encode_manifest_part(ManifestPart(tuple(entry for entry, _ in bodies), originals))
         await self._store.put(key, [data], crc32c(data))
         return PartRef(
             key=key,
@@ -238,9 +244,9 @@ class TrimmedQueue(PointerReader, Protocol):
         ...
 
 
-async def manifest_of(files: ColdFiles, partition: ReadPartition) -> ColdManifest:
+async def manifest_of(files: ManifestFiles, partition: ReadPartition) -> CompactionManifest:
     """Return the manifest that holds, or what comes before the first one."""
-    return await files.highest(partition) or ColdManifest(
+    return await files.highest(partition) or CompactionManifest(
         number=0,
         cluster=files.cluster,
         topic=partition.topic,
@@ -249,15 +255,15 @@ async def manifest_of(files: ColdFiles, partition: ReadPartition) -> ColdManifes
     )
 
 
-async def leave_queue(queue: TrimmedQueue, partition: ReadPartition, manifest: ColdManifest) -> None:
+async def leave_queue(queue: TrimmedQueue, partition: ReadPartition, manifest: CompactionManifest) -> None:
     """Have the pointers leave the queue that a manifest has which is, or was, the highest."""
     if (await queue.span(partition)).begin < manifest.next:
         await queue.trim(partition, manifest.next)
 
 
 async def publish_parts(
-    files: ColdFiles, manifest: ColdManifest, copied: Sequence[Copied], clock: Clock, named_within_ms: int
-) -> ColdManifest | None:
+    files: ManifestFiles, manifest: CompactionManifest, copied: Sequence[Copied], clock: Clock, named_within_ms: int
+) -> CompactionManifest | None:
     """Make the parts visible that were copied behind a manifest.
 
     The result is None when another compaction or retention was faster.
@@ -280,11 +286,11 @@ async def publish_parts(
 
 async def compact(
     queue: TrimmedQueue,
-    files: ColdFiles,
+    files: ManifestFiles,
     copier: BatchCopier,
     partition: ReadPartition,
     settings: TopicSettings,
-    rule: ColdRule,
+    rule: CompactionRule,
     clock: Clock,
     *,
     named_within_ms: int,
@@ -301,7 +307,7 @@ async def compact(
         manifest = await manifest_of(files, partition)
         await leave_queue(queue, partition, manifest)
         copied: list[Copied] = []
-        async for span in cold_spans(queue, partition, manifest.next, settings, rule, now_ms):
+        async for span in spans_to_compact(queue, partition, manifest.next, settings, rule, now_ms):
             copied.append(await copier.copy(partition, span))
             if len(copied) == OBJECTS_MAX:
                 break

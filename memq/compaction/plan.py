@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
-from memq.format.cold import ColdManifest, LeftPart, PartRef
-from memq.format.key import is_cold_object
+from memq.format.compaction_manifest import CompactionManifest, LeftPart, PartRef
+from memq.format.key import is_large_object
 from memq.format.pointer import Location, Pointer, named_since_ms, read_pointer
 from memq.format.totals import contended_ms
-from memq.limits import COLD_POINTER_BYTES_MAX, MIB, OBJECT_BATCHES_MAX
+from memq.limits import COMPACTION_POINTER_BYTES_MAX, MIB, OBJECT_BATCHES_MAX
 from memq.notification import Entry, PointerReader, Span
 from memq.notification.log_reader import entries_between, valid_span
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, TopicSettings
@@ -52,7 +52,7 @@ def window_since_ms(settings: TopicSettings, now_ms: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class ColdRule:
+class CompactionRule:
     """Which entries are copied: those older than `age_ms`, in runs of about `object_bytes`.
 
     With `rest` the last run may be smaller.
@@ -68,17 +68,17 @@ def copied_place(pointer: Pointer | None) -> Location | None:
 
     That is a pointer without a batch, a damaged one, and one to a large object.
     """
-    if pointer is None or pointer.kind != "data" or is_cold_object(pointer.locations[0].key):
+    if pointer is None or pointer.kind != "data" or is_large_object(pointer.locations[0].key):
         return None
     return pointer.locations[0]
 
 
-async def cold_spans(
+async def spans_to_compact(
     queue: PointerReader,
     partition: ReadPartition,
     start: int,
     settings: TopicSettings,
-    rule: ColdRule,
+    rule: CompactionRule,
     now_ms: int,
 ) -> AsyncIterator[Span]:
     """Yield the runs of entries from offset `start` on that are to become a large object each, in order.
@@ -86,7 +86,7 @@ async def cold_spans(
     The pointers are read twice: first for what an opening needs of the tail. Raises: as `PointerReader.read`;
     UnsupportedFormatError for a pointer of a newer version.
     """
-    before_ms = await _cold_before_ms(queue, partition, start, settings, rule, now_ms)
+    before_ms = await _compact_before_ms(queue, partition, start, settings, rule, now_ms)
     first, size, pointer_bytes, count = -1, 0, 0, 0
     next_ = start
     async for entry, pointer in entries_of(queue, partition, start):
@@ -95,7 +95,9 @@ async def cold_spans(
         place = copied_place(pointer)
         length = place.length if place is not None else 0
         full = size and size + length > rule.object_bytes
-        if first >= 0 and (full or pointer_bytes + len(entry.body) > COLD_POINTER_BYTES_MAX or count == POINTERS_MAX):
+        if first >= 0 and (
+            full or pointer_bytes + len(entry.body) > COMPACTION_POINTER_BYTES_MAX or count == POINTERS_MAX
+        ):
             yield Span(first, next_)
             first = -1
         if first < 0:
@@ -120,9 +122,9 @@ async def entries_of(
             yield entry, pointer if isinstance(pointer, Pointer) else None
 
 
-def following(manifest: ColdManifest, parts: tuple[PartRef, ...]) -> ColdManifest:
+def following(manifest: CompactionManifest, parts: tuple[PartRef, ...]) -> CompactionManifest:
     """Return the successor with more parts at its end."""
-    return ColdManifest(
+    return CompactionManifest(
         number=manifest.number + 1,
         cluster=manifest.cluster,
         topic=manifest.topic,
@@ -134,10 +136,10 @@ def following(manifest: ColdManifest, parts: tuple[PartRef, ...]) -> ColdManifes
     )
 
 
-def without(manifest: ColdManifest, count: int, now_ms: int, kept_ms: int) -> ColdManifest:
+def without(manifest: CompactionManifest, count: int, now_ms: int, kept_ms: int) -> CompactionManifest:
     """Return the successor without its first `count` parts, which stay named for `kept_ms` more."""
     left = tuple(each for each in manifest.left if each.since_ms >= now_ms - 2 * kept_ms)
-    return ColdManifest(
+    return CompactionManifest(
         number=manifest.number + 1,
         cluster=manifest.cluster,
         topic=manifest.topic,
@@ -149,8 +151,13 @@ def without(manifest: ColdManifest, count: int, now_ms: int, kept_ms: int) -> Co
     )
 
 
-async def _cold_before_ms(
-    queue: PointerReader, partition: ReadPartition, start: int, settings: TopicSettings, rule: ColdRule, now_ms: int
+async def _compact_before_ms(
+    queue: PointerReader,
+    partition: ReadPartition,
+    start: int,
+    settings: TopicSettings,
+    rule: CompactionRule,
+    now_ms: int,
 ) -> int:
     """Return the queue time below which entries are copied; the first later entry ends the compacted part."""
     needs = TailNeeds()

@@ -20,15 +20,20 @@ from typing import TypeVar
 from awscrt.checksums import crc32c
 
 from memq.errors import CorruptDataError, DeniedError, NotFoundError, ObjectExistsError
-from memq.format.cold import (
-    ColdManifest,
-    ColdPart,
+from memq.format.compaction_manifest import (
+    CompactionManifest,
+    ManifestPart,
     PartRef,
-    decode_cold_manifest,
-    decode_cold_part,
-    encode_cold_manifest,
+    decode_compaction_manifest,
+    decode_manifest_part,
+    encode_compaction_manifest,
 )
-from memq.format.key import cold_manifest_key, cold_manifest_number, cold_manifest_prefix, cold_manifests_prefix
+from memq.format.key import (
+    compaction_manifest_key,
+    compaction_manifest_number,
+    compaction_manifest_prefix,
+    compaction_manifests_prefix,
+)
 from memq.limits import MIB
 from memq.notification import Entries, Entry, PointerReader, Span
 from memq.runtime.clock import Clock
@@ -43,32 +48,36 @@ REFRESH_S = 30.0
 PARTITIONS_MAX = 4_096  # whose manifests are kept
 
 
-class ColdFiles:
+class ManifestFiles:
     """Reads and writes the manifests of one cluster in one store. Raises: as the store; CorruptDataError."""
 
     def __init__(self, cluster: str, store: StorageHandler) -> None:
         self.cluster = cluster
         self._reads = ConfirmedReads()
         self.store = store
-        self._parts: OrderedDict[str, tuple[ColdPart, int]] = OrderedDict()
+        self._parts: OrderedDict[str, tuple[ManifestPart, int]] = OrderedDict()
         self._parts_bytes = 0
 
     def manifest_key(self, partition: ReadPartition, number: int) -> str:
         """Return the key of a manifest."""
-        return cold_manifest_key(self.cluster, partition.topic, partition.topic_id, partition.partition, number)
+        return compaction_manifest_key(self.cluster, partition.topic, partition.topic_id, partition.partition, number)
 
     async def highest_number(self, partition: ReadPartition) -> int:
         """Return the number of the manifest that holds, 0 when there is none."""
-        prefix = cold_manifest_prefix(self.cluster, partition.topic, partition.topic_id, partition.partition)
-        numbers = [cold_manifest_number(entry.key)[1] async for entry in self.store.list(prefix)]
+        prefix = compaction_manifest_prefix(self.cluster, partition.topic, partition.topic_id, partition.partition)
+        numbers = [compaction_manifest_number(entry.key)[1] async for entry in self.store.list(prefix)]
         return max(numbers, default=0)
 
     async def partitions(self, topic: str, topic_id: str) -> list[int]:
         """Return the read partitions of a topic that have a manifest, in order."""
-        keys = [entry.key async for entry in self.store.list(cold_manifests_prefix(self.cluster, topic, topic_id))]
-        return sorted({cold_manifest_number(key)[0] for key in keys})
+        keys = [
+            entry.key async for entry in self.store.list(compaction_manifests_prefix(self.cluster, topic, topic_id))
+        ]
+        return sorted({compaction_manifest_number(key)[0] for key in keys})
 
-    async def highest(self, partition: ReadPartition, known: ColdManifest | None = None) -> ColdManifest | None:
+    async def highest(
+        self, partition: ReadPartition, known: CompactionManifest | None = None
+    ) -> CompactionManifest | None:
         """Return the manifest that holds, which may be `known`; None when nothing was ever compacted."""
         while True:
             number = await self.highest_number(partition)
@@ -77,11 +86,13 @@ class ColdFiles:
             if not number:
                 return None
             try:
-                return await self._decoded(self.manifest_key(partition, number), decode_cold_manifest)
+                return await self._decoded(self.manifest_key(partition, number), decode_compaction_manifest)
             except NotFoundError:
                 continue  # a successor came, and a sweep after it
 
-    async def seen(self, partition: ReadPartition, known: ColdManifest | None = None) -> ColdManifest | None:
+    async def seen(
+        self, partition: ReadPartition, known: CompactionManifest | None = None
+    ) -> CompactionManifest | None:
         """Return the known manifest, for callers that continue where the store must not be listed.
 
         Compaction does not begin there: it lists first.
@@ -91,14 +102,14 @@ class ColdFiles:
         except DeniedError:
             return known
 
-    async def publish(self, manifest: ColdManifest) -> bool:
+    async def publish(self, manifest: CompactionManifest) -> bool:
         """Make a manifest the highest; say whether it is, or another one came first.
 
         Old numbers are swept, so a writer that slept could find its own free again: it looks once more. Raises:
         TooLargeError.
         """
         partition = ReadPartition(manifest.topic, manifest.topic_id, manifest.partition)
-        data = encode_cold_manifest(manifest)
+        data = encode_compaction_manifest(manifest)
         try:
             await self.store.put(self.manifest_key(partition, manifest.number), [data], crc32c(data))
         except ObjectExistsError:
@@ -113,14 +124,14 @@ class ColdFiles:
 
         return await self._reads.read([Way(f"object '{key}'", read)])
 
-    async def part(self, ref: PartRef) -> ColdPart:
+    async def part(self, ref: PartRef) -> ManifestPart:
         """Return the content of a part; the last ones that were read are kept."""
         kept = self._parts.get(ref.key)
         if kept is not None:
             self._parts.move_to_end(ref.key)
             return kept[0]
         try:
-            part = await self._decoded(ref.key, decode_cold_part)
+            part = await self._decoded(ref.key, decode_manifest_part)
         except NotFoundError as error:  # not a deleted partition: no process may delete what a manifest names
             raise CorruptDataError(f"part '{ref.key}' of a manifest is missing") from error
         size = sum(len(entry.body) for entry in part.entries)
@@ -137,15 +148,15 @@ class ColdFiles:
 class _Known:
     """The known state of a partition: manifest, queue offset it suffices for, time (monotonic s)."""
 
-    manifest: ColdManifest | None
+    manifest: CompactionManifest | None
     reach: int
     seen_s: float
 
 
-class ColdReader:
+class CompactedLogReader:
     """A `PointerReader` over a queue and the manifests of its compacted partitions. Raises: as both."""
 
-    def __init__(self, queue: PointerReader, files: ColdFiles, clock: Clock) -> None:
+    def __init__(self, queue: PointerReader, files: ManifestFiles, clock: Clock) -> None:
         self._queue = queue
         self._files = files
         self._clock = clock
@@ -157,14 +168,14 @@ class ColdReader:
         if known is not None and known.manifest is not None and offset < known.manifest.next == known.reach:
             if self._clock.monotonic() >= known.seen_s + REFRESH_S:
                 known = await self._look(partition, known.reach)
-            found = await self._read_cold(known.manifest, offset, bytes_max)
+            found = await self._read_compacted(known.manifest, offset, bytes_max)
             if found is not None:
                 return found
         entries = await self._queue.read(partition, offset, bytes_max)
         if (entries[0].offset if entries else entries.next) <= max(offset, 0):
             return entries
         begin = (await self._queue.span(partition)).begin
-        found = await self._read_cold(await self._joined(partition, begin), offset, bytes_max)
+        found = await self._read_compacted(await self._joined(partition, begin), offset, bytes_max)
         return entries if found is None else found
 
     async def span(self, partition: ReadPartition) -> Span:
@@ -190,7 +201,7 @@ class ColdReader:
 
     # ---- manifests -------------------------------------------------------------------------------
 
-    async def manifest(self, partition: ReadPartition, begin: int, age_s: float) -> ColdManifest | None:
+    async def manifest(self, partition: ReadPartition, begin: int, age_s: float) -> CompactionManifest | None:
         """Return the manifest as it was at most `age_s` ago; `begin` is the queue's first offset."""
         known = self._known.get(partition)
         if known is None or self._clock.monotonic() >= known.seen_s + age_s:
@@ -201,12 +212,12 @@ class ColdReader:
         """Read again, since a newer manifest exists."""
         self._known.pop(partition, None)
 
-    async def _joined(self, partition: ReadPartition, begin: int) -> ColdManifest | None:
+    async def _joined(self, partition: ReadPartition, begin: int) -> CompactionManifest | None:
         """Return a manifest that reaches `begin`, where the queue continues."""
         manifest = await self._manifest(partition, begin)
         return manifest if manifest is not None and manifest.parts and manifest.next >= begin else None
 
-    async def _manifest(self, partition: ReadPartition, begin: int) -> ColdManifest | None:
+    async def _manifest(self, partition: ReadPartition, begin: int) -> CompactionManifest | None:
         """Return a manifest that reaches the queue's first offset.
 
         The result is None when retention alone can have moved that.
@@ -229,7 +240,7 @@ class ColdReader:
             self._known.popitem(last=False)
         return found
 
-    async def _read_cold(self, manifest: ColdManifest | None, offset: int, bytes_max: int) -> Entries | None:
+    async def _read_compacted(self, manifest: CompactionManifest | None, offset: int, bytes_max: int) -> Entries | None:
         """Return entries of the part that has `offset` or what comes next; None when that is the queue's."""
         part = part_at(manifest, offset) if manifest is not None else None
         if part is None:
@@ -245,7 +256,7 @@ class ColdReader:
         return Entries(found, found[-1].offset + 1) if found else None
 
 
-def part_at(manifest: ColdManifest, offset: int) -> PartRef | None:
+def part_at(manifest: CompactionManifest, offset: int) -> PartRef | None:
     """Return the part that has an offset, or the next one behind it."""
     at = bisect_left(manifest.parts, offset, key=lambda part: part.next - 1)
     return manifest.parts[at] if at < len(manifest.parts) else None

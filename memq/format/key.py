@@ -30,15 +30,15 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SEALED_MS_END = 253_402_300_800_000  # year 10000
 _PLACE = r"(?P<hh>[0-9a-f]{2})/(?P<date>\d{4}-\d\d-\d\d)/(?P<hour>\d\d)/(?P<last>[^/]+)"
 _TOPIC_KEY = re.compile(rf"(?P<cluster>[^/]+)/topics/(?P<topic>[^/]+)/(?P<id>[0-9a-f]{{8}})/{_PLACE}", re.ASCII)
-_COLD_KEY = re.compile(
+_COMPACTION_KEY = re.compile(
     rf"(?P<cluster>[^/]+)/topics/(?P<topic>[^/]+)/(?P<id>[0-9a-f]{{8}})/cold/objects/{_PLACE}", re.ASCII
 )
 _SHARED_KEY = re.compile(rf"(?P<cluster>[^/]+)/shared/{_PLACE}", re.ASCII)
 _TOPIC_LAST = re.compile(r"(\d{5,10})-(\d{10})-(\d{16})", re.ASCII)
 _SHARED_LAST = re.compile(r"(.+)-(\d{10})-(\d{16})", re.ASCII)
-_COLD_LAST = re.compile(r"[0-9a-f]{16}", re.ASCII)
+_COMPACTION_LAST = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _SWEEP_KEY = re.compile(r"([^/]+)/sweep/(pending|kept)/([0-9a-f]{16})/(\d{16})-[0-9a-f]{16}", re.ASCII)
-_COLD_MANIFEST_LAST = re.compile(r"(\d{5,10})-(\d{16})", re.ASCII)
+_COMPACTION_MANIFEST_LAST = re.compile(r"(\d{5,10})-(\d{16})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class SharedObjectKey:
 
 
 @dataclass(frozen=True, slots=True)
-class ColdObjectKey:
+class LargeObjectKey:
     """The content of the key of a large object with compacted batches of one topic."""
 
     cluster: str
@@ -130,42 +130,42 @@ def topic_prefix(cluster: str, topic: str, topic_id: str) -> str:
     return f"{cluster}/topics/{topic}/{topic_id[:8]}/"
 
 
-def cold_prefix(cluster: str, topic: str, topic_id: str) -> str:
+def compaction_prefix(cluster: str, topic: str, topic_id: str) -> str:
     """Return the key prefix of a topic's large objects, manifests and parts."""
     return f"{topic_prefix(cluster, topic, topic_id)}cold/"
 
 
-def cold_object_key(cluster: str, topic: str, topic_id: str, object_id: int, created_ms: int) -> str:
+def large_object_key(cluster: str, topic: str, topic_id: str, object_id: int, created_ms: int) -> str:
     """Return the key of a large object; `object_id` has 64 random bits."""
-    return f"{cold_prefix(cluster, topic, topic_id)}objects/{_place(f'{object_id:016x}', created_ms)}"
+    return f"{compaction_prefix(cluster, topic, topic_id)}objects/{_place(f'{object_id:016x}', created_ms)}"
 
 
-def cold_part_key(cluster: str, topic: str, topic_id: str, object_id: int, created_ms: int) -> str:
+def manifest_part_key(cluster: str, topic: str, topic_id: str, object_id: int, created_ms: int) -> str:
     """Return the key of the part of a manifest that has the pointers into the large object of the same id."""
-    return f"{cold_prefix(cluster, topic, topic_id)}parts/{_place(f'{object_id:016x}', created_ms)}"
+    return f"{compaction_prefix(cluster, topic, topic_id)}parts/{_place(f'{object_id:016x}', created_ms)}"
 
 
-def cold_manifests_prefix(cluster: str, topic: str, topic_id: str) -> str:
+def compaction_manifests_prefix(cluster: str, topic: str, topic_id: str) -> str:
     """Return the prefix under which the manifests of a topic lie."""
-    return f"{cold_prefix(cluster, topic, topic_id)}manifests/"
+    return f"{compaction_prefix(cluster, topic, topic_id)}manifests/"
 
 
-def cold_manifest_prefix(cluster: str, topic: str, topic_id: str, partition: int) -> str:
+def compaction_manifest_prefix(cluster: str, topic: str, topic_id: str, partition: int) -> str:
     """Return the common prefix of the keys of all manifests of a read partition."""
-    return f"{cold_manifests_prefix(cluster, topic, topic_id)}{partition:05d}-"
+    return f"{compaction_manifests_prefix(cluster, topic, topic_id)}{partition:05d}-"
 
 
-def cold_manifest_key(cluster: str, topic: str, topic_id: str, partition: int, number: int) -> str:
+def compaction_manifest_key(cluster: str, topic: str, topic_id: str, partition: int, number: int) -> str:
     """Return the key of a manifest: they ascend with their numbers."""
-    return f"{cold_manifest_prefix(cluster, topic, topic_id, partition)}{_number(number, 16)}"
+    return f"{compaction_manifest_prefix(cluster, topic, topic_id, partition)}{_number(number, 16)}"
 
 
-def cold_manifest_number(key: str) -> tuple[int, int]:
+def compaction_manifest_number(key: str) -> tuple[int, int]:
     """Return read partition and number of a manifest by its key.
 
     The number is 0 for a key of something else.
     """
-    last = _COLD_MANIFEST_LAST.fullmatch(key.rpartition("/")[2])
+    last = _COMPACTION_MANIFEST_LAST.fullmatch(key.rpartition("/")[2])
     return (int(last[1]), int(last[2])) if last else (0, 0)
 
 
@@ -203,7 +203,7 @@ def parse_sweep_list_key(key: str) -> SweepListKey | None:
 
 def is_of_many(key: str) -> bool:
     """Whether an object with this key holds many batches: one that topics share, or a large one."""
-    return key.split("/")[1:2] == ["shared"] or _COLD_KEY.fullmatch(key) is not None
+    return key.split("/")[1:2] == ["shared"] or _COMPACTION_KEY.fullmatch(key) is not None
 
 
 def is_staged_object(key: str) -> bool:
@@ -215,12 +215,12 @@ def is_staged_object(key: str) -> bool:
     return parts[1:2] == ["staged"] and parts[3:4] == ["objects"]
 
 
-def is_cold_object(key: str) -> bool:
+def is_large_object(key: str) -> bool:
     """Whether it is the key of a large object."""
-    return _COLD_KEY.fullmatch(key) is not None
+    return _COMPACTION_KEY.fullmatch(key) is not None
 
 
-def parse_object_key(key: str) -> ObjectKey | SharedObjectKey | ColdObjectKey:
+def parse_object_key(key: str) -> ObjectKey | SharedObjectKey | LargeObjectKey:
     """Return what a key says.
 
     Raises: InvalidRequestError for a key that memq does not write.
@@ -250,18 +250,18 @@ def _parse_shared_key(match: re.Match[str]) -> SharedObjectKey | None:
     return SharedObjectKey(match["cluster"], last[1], int(last[2]), int(last[3]), hour_ms)
 
 
-def _parse_cold_key(match: re.Match[str]) -> ColdObjectKey | None:
-    last = _COLD_LAST.fullmatch(match["last"])
+def _parse_large_key(match: re.Match[str]) -> LargeObjectKey | None:
+    last = _COMPACTION_LAST.fullmatch(match["last"])
     hour_ms = _hour_ms(match)
     if last is None or hour_ms is None or not _are_names(match["cluster"], match["topic"]):
         return None
-    return ColdObjectKey(match["cluster"], match["topic"], match["id"], int(last[0], 16), hour_ms)
+    return LargeObjectKey(match["cluster"], match["topic"], match["id"], int(last[0], 16), hour_ms)
 
 
 _READERS: tuple[
-    tuple[re.Pattern[str], Callable[[re.Match[str]], ObjectKey | SharedObjectKey | ColdObjectKey | None]], ...
+    tuple[re.Pattern[str], Callable[[re.Match[str]], ObjectKey | SharedObjectKey | LargeObjectKey | None]], ...
 ]
-_READERS = ((_TOPIC_KEY, _parse_topic_key), (_SHARED_KEY, _parse_shared_key), (_COLD_KEY, _parse_cold_key))
+_READERS = ((_TOPIC_KEY, _parse_topic_key), (_SHARED_KEY, _parse_shared_key), (_COMPACTION_KEY, _parse_large_key))
 
 
 def _are_names(*names: str) -> bool:

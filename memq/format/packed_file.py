@@ -1,7 +1,7 @@
 """Packed files in the store, a 16-byte head and packed JSON, and one kind of them: lists of a sweep.
 
-Manifests and parts of compacted partitions (`memq.format.cold`) are the other kinds. The codec bounds what comes out,
-and the checksum covers all but itself: a file is whole, or it is damage.
+Manifests and parts of compacted partitions (`memq.format.compaction_manifest`) are the other kinds. The codec bounds
+what comes out, and the checksum covers all but itself: a file is whole, or it is damage.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from memq.errors import CorruptDataError, TooLargeError, UnsupportedFormatError
 from memq.format.blocks.codec import compress, decompress
 from memq.format.blocks.header import CODEC_ZSTD, CODECS, Buffer
 from memq.format.pointer import Number, Text, Time
-from memq.limits import COLD_RAW_BYTES_MAX, FORMAT_VERSION, FORMAT_VERSIONS
+from memq.limits import COMPACTION_RAW_BYTES_MAX, FORMAT_VERSION, FORMAT_VERSIONS
 
 MAGIC = b"mqC1"
 # magic, checksum | version, kind, codec, 0 | raw length
@@ -31,8 +31,8 @@ Key = Annotated[str, Meta(max_length=1_024)]
 
 def pack_file(kind: int, raw: bytes, name: str, hint: str) -> bytes:
     """Return a file with JSON of this kind; `name` is for its error. Raises: TooLargeError."""
-    if len(raw) > COLD_RAW_BYTES_MAX:
-        raise TooLargeError(f"{name} has {len(raw)} bytes, {COLD_RAW_BYTES_MAX} are allowed", hint=hint)
+    if len(raw) > COMPACTION_RAW_BYTES_MAX:
+        raise TooLargeError(f"{name} has {len(raw)} bytes, {COMPACTION_RAW_BYTES_MAX} are allowed", hint=hint)
     codec, payload = compress(raw, CODEC_ZSTD)
     checked = HEAD.pack(MAGIC, 0, FORMAT_VERSION, kind, codec, len(raw))[CHECKED_FROM:] + payload
     checksum: int = crc32c(checked)
@@ -54,7 +54,7 @@ def unpack_file(kind: int, data: Buffer, name: str) -> Buffer:
         raise CorruptDataError(f"{name} of {len(view)} bytes has another checksum than {checksum:08x}")
     if version not in FORMAT_VERSIONS or codec not in CODECS.values():
         raise UnsupportedFormatError(f"{name} has version {version} and codec {codec}")
-    if found != kind or raw_length > COLD_RAW_BYTES_MAX:
+    if found != kind or raw_length > COMPACTION_RAW_BYTES_MAX:
         raise CorruptDataError(f"{name} has kind {found} and {raw_length} raw bytes")
     return decompress(view[HEAD.size :], codec, raw_length)
 

@@ -30,7 +30,7 @@ from memq.protocol.messages import (
     PollRequest,
     PollSpans,
     PollTime,
-    TrimCold,
+    TrimCompacted,
     WireCommitted,
     error_of,
 )
@@ -128,9 +128,9 @@ class RemoteQueue:
             raise QueueError(f"a broker answered offset {offset} for time {time_ms}, which is no offset")
         return offset
 
-    async def trim_cold(self, topic: str, topic_id: str) -> int:
+    async def trim_compacted(self, topic: str, topic_id: str) -> int:
         """Remove pointers from the queue that manifests have; return the brokers' `sweep_age_ms`."""
-        return (await self._admin(AdminRequest(ask=TrimCold(topic=topic, topic_id=topic_id)))).sweep_age_ms
+        return (await self._admin(AdminRequest(ask=TrimCompacted(topic=topic, topic_id=topic_id)))).sweep_age_ms
 
     async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
         """See `PointerReader.wait`."""

@@ -488,7 +488,7 @@ class PublishStaged(msgspec.Struct, tag_field="op", tag="publish-staged", kw_onl
     created_ms: Int64 = 0
 
 
-class TrimCold(msgspec.Struct, tag_field="op", tag="trim-cold", kw_only=True):
+class TrimCompacted(msgspec.Struct, tag_field="op", tag="trim-cold", kw_only=True):
     """Remove the pointers of a topic from the queue that the topic's manifests have."""
 
     topic: str
@@ -512,7 +512,7 @@ class AdminRequest(msgspec.Struct, kw_only=True):
         | DescribeHeld
         | BeginProducer
         | PublishStaged
-        | TrimCold
+        | TrimCompacted
     )
 
 

@@ -13,7 +13,7 @@ import msgspec
 from memq.broker.broker import Broker
 from memq.broker.metrics import Counters
 from memq.broker.upkeep.retention import look_after
-from memq.compaction.plan import ColdRule
+from memq.compaction.plan import CompactionRule
 from memq.errors import MemqError, VersionConflictError
 from memq.governor import BrokerEntry
 from memq.governor.planning import join, neighbours, split
@@ -63,7 +63,7 @@ class ClusterShape:
     sweep_confirm_ms: int = 86_400_000
     shared_age_ms: int = 250
     audit_interval_ms: int = 0  # how often clients report; 0: never
-    cold: ColdRule | None = None  # what becomes large objects; none: nothing
+    compaction: CompactionRule | None = None  # what becomes large objects; none: nothing
     clock_error_ms: int = CLOCK_ERROR_MS  # of two nodes, see `_draw_offset_ms`
     clocks_at_bounds: bool = False  # each is as wrong as it may be
     slab_bytes: int = 32 * KIB

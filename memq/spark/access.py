@@ -14,7 +14,7 @@ from memq.client.consumer.offset_resolver import OffsetResolver
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, LinkPool, bootstrap_addresses
 from memq.client.metadata import ClusterMetadata
 from memq.client.owner_requests import OwnerRequests
-from memq.compaction.reader import ColdFiles, ColdReader
+from memq.compaction.reader import CompactedLogReader, ManifestFiles
 from memq.errors import InvalidSettingError, NotFoundError
 from memq.format.pointer import Pointer, read_pointer
 from memq.notification import Groups, PointerReader, Span, TopicFinder
@@ -187,8 +187,8 @@ async def _through_queue(options: ReadOptions, runtime: Runtime) -> AsyncIterato
             writers = {partition: [partition.partition] for partition in partitions}
             topics[name] = TopicPlace(name, partitions[0].topic_id, TopicSettings(), writers)
         cluster = await _cluster_of(queue, topics.values())
-        files = ColdFiles(cluster, stores.open(ANY)) if cluster else None
-        pointers = ColdReader(queue, files, runtime.clock) if files is not None else queue
+        files = ManifestFiles(cluster, stores.open(ANY)) if cluster else None
+        pointers = CompactedLogReader(queue, files, runtime.clock) if files is not None else queue
         yield Access(pointers, topics, urls, stores.fetcher(options.missing_s), queue, runtime)
     finally:
         await stores.close()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from memq.broker.broker import Broker
 from memq.broker.upkeep.retention import expired, look_after, retire, sweep
 from memq.compaction.compaction import manifest_of
-from memq.compaction.plan import ColdRule
+from memq.compaction.plan import CompactionRule
 from memq.errors import NotFoundError, StoreError
 from memq.format.pointer import Location, Pointer, decode_pointer
 from memq.format.totals import contended_ms
@@ -27,7 +27,7 @@ from memq.storage_handlers import ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, read_partitions
 from tests.brokers import BareClient, block_of, events_of, run, running_broker, until, write_frame
-from tests.cold import parts_on
+from tests.compaction import parts_on
 from tests.sweeps import sweep_twice
 
 HOUR_MS = 3_600_000
@@ -308,27 +308,27 @@ def test_an_old_last_pointer_is_restated_and_then_goes() -> None:
     run(work())
 
 
-def test_retention_takes_the_cold_part_first_and_the_sweep_its_objects() -> None:
+def test_retention_takes_the_compacted_part_first_and_the_sweep_its_objects() -> None:
     async def work() -> None:
         async with running_broker() as broker:
             rig = await Rig.make(broker)
             services = broker.services
             (partition,) = read_partitions(rig.topic)
             parts = parts_on(services.queue, rig.store, services.runtime, services.settings.cluster)
-            services.cold.store = rig.store  # the one with the test's clock
+            services.manifests.store = rig.store  # the one with the test's clock
             keys = [await rig.batch() for _ in range(3)]
             await rig.age(2 * 24 * HOUR_MS)
             keys += [await rig.batch() for _ in range(3)]
             await rig.age(6 * 24 * HOUR_MS)
             keys.append(await rig.batch())
-            rule = ColdRule(age_ms=24 * HOUR_MS, object_bytes=1, rest=True)
+            rule = CompactionRule(age_ms=24 * HOUR_MS, object_bytes=1, rest=True)
             assert len(await parts.compact(partition, rig.topic.settings, rule)) == 6
             await broker.partitions.alter(
                 broker.partitions.topic("clicks"), TopicSettings(retention_ms=7 * 24 * HOUR_MS)
             )
             assert (await services.pointers.span(partition)).begin == 0
             await retire(services, broker.partitions)
-            manifest = await manifest_of(services.cold, partition)
+            manifest = await manifest_of(services.manifests, partition)
             assert [part.entries for part in manifest.parts] == [1, 1, 1]
             assert (manifest.begin, manifest.next) == (4, 7)
             assert (await services.queue.span(partition)).begin == 7

@@ -17,7 +17,7 @@ from memq.broker.restore.restore import Restorer
 from memq.broker.services import Services
 from memq.client.bulk.staged_writer import StagedWriter
 from memq.client.producer.producer import AsyncProducer
-from memq.compaction.plan import ColdRule
+from memq.compaction.plan import CompactionRule
 from memq.errors import DeniedError, InvalidRequestError
 from memq.format.key import is_staged_object, shared_prefix
 from memq.notification.memory import MemoryQueue
@@ -27,7 +27,7 @@ from memq.storage_handlers import ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import CLOCK_ERROR_MS, PartitionSlots, Topic, TopicSettings, read_partitions
 from tests.brokers import BareClient, run, running_broker, until
-from tests.cold import DAY_MS, parts_on
+from tests.compaction import DAY_MS, parts_on
 from tests.sweeps import sweep_twice
 
 RECORDS = 5
@@ -229,7 +229,7 @@ def test_a_log_whose_past_is_in_large_objects_alone_is_not_opened_anew() -> None
             async with AsyncProducer(broker.address) as producer:
                 await (await producer.send("clicks", b"young", partition=1))
             parts = parts_on(queue, store, services.runtime, services.settings.cluster)
-            rule = ColdRule(age_ms=DAY_MS, object_bytes=1, rest=True)
+            rule = CompactionRule(age_ms=DAY_MS, object_bytes=1, rest=True)
             assert await parts.compact(partition, topic.settings, rule)
             for key in list(store.objects):
                 if "/cold/" not in key:

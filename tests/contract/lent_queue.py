@@ -14,7 +14,7 @@ from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.operations import operations_of
 from memq.broker.api.stream_requests import StreamRequests
 from memq.broker.api.topic_requests import TopicRequests
-from memq.compaction.reader import ColdFiles, ColdReader
+from memq.compaction.reader import CompactedLogReader, ManifestFiles
 from memq.errors import MemqError, NotFoundError
 from memq.notification import NotificationQueue, Publication
 from memq.notification.remote import RemoteQueue
@@ -55,7 +55,7 @@ class LentQueue(RemoteQueue):
         self._lender = lender
         self._topics = _Topics()
         self._made: dict[ReadPartition, None] = {}
-        pointers = ColdReader(lender, ColdFiles("test", MemoryHandler(clock)), clock)
+        pointers = CompactedLogReader(lender, ManifestFiles("test", MemoryHandler(clock)), clock)
         services = SimpleNamespace(queue=lender, pointers=pointers)
         given = cast(Any, services), cast(Any, self._topics)
         cluster = ClusterRequests(*given, cast(Any, None), cast(Any, None))

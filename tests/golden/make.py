@@ -13,16 +13,16 @@ from msgspec.structs import replace
 
 from memq.format.blocks.builder import BlockBuilder, SealedBlock
 from memq.format.blocks.header import scope_of
-from memq.format.cold import (
-    ColdEntry,
-    ColdManifest,
-    ColdPart,
+from memq.format.compaction_manifest import (
+    CompactionManifest,
     LeftPart,
+    ManifestEntry,
+    ManifestPart,
     PartRef,
-    encode_cold_manifest,
-    encode_cold_part,
+    encode_compaction_manifest,
+    encode_manifest_part,
 )
-from memq.format.key import cold_object_key, cold_part_key
+from memq.format.key import large_object_key, manifest_part_key
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index, object_key
 from memq.format.pointer import (
     Adopted,
@@ -174,33 +174,37 @@ def make_reports() -> dict[str, Report]:
     }
 
 
-def make_cold_part() -> ColdPart:
+def make_manifest_part() -> ManifestPart:
     """A part with a pointer into a large object, and a damaged one."""
     large = Location(
-        store="main", key=cold_object_key("golden", "clicks", TOPIC_ID, 42, NOW_MS), offset=7, length=1_000, index=9_000
+        store="main",
+        key=large_object_key("golden", "clicks", TOPIC_ID, 42, NOW_MS),
+        offset=7,
+        length=1_000,
+        index=9_000,
     )
     moved = encode_pointer(replace(make_pointers()["pointer-data.json"], locations=(large,)))
     original = object_key("golden", "clicks", TOPIC_ID, 3, 2, 7, NOW_MS)
-    return ColdPart((ColdEntry(17, NOW_MS, moved), ColdEntry(19, NOW_MS + 1, b"\xff")), (original,))
+    return ManifestPart((ManifestEntry(17, NOW_MS, moved), ManifestEntry(19, NOW_MS + 1, b"\xff")), (original,))
 
 
-def make_cold_manifest() -> ColdManifest:
+def make_compaction_manifest() -> CompactionManifest:
     """The second manifest of a read partition: one part is left, and one that retention took."""
     name = ("golden", "clicks", TOPIC_ID)
     parts = [
         PartRef(
-            key=cold_part_key(*name, number, NOW_MS),
+            key=manifest_part_key(*name, number, NOW_MS),
             first=first,
             next=next_,
             entries=2,
             bytes=1_000,
             greatest_ms=NOW_MS + 1,
             created_ms=NOW_MS + 2,
-            objects=(cold_object_key(*name, number, NOW_MS),),
+            objects=(large_object_key(*name, number, NOW_MS),),
         )
         for number, first, next_ in ((41, 3, 17), (42, 17, 20))
     ]
-    return ColdManifest(
+    return CompactionManifest(
         number=2,
         cluster="golden",
         topic="clicks",
@@ -220,8 +224,8 @@ def make() -> dict[str, bytes]:
     files["block-plain.bin"] = bytes(seal(plain_builder(), "none", 42, 100).data)
     files["object.bin"] = make_object()
     files["segment.spool"] = make_segment()
-    files["cold-part.bin"] = encode_cold_part(make_cold_part())
-    files["cold-manifest.bin"] = encode_cold_manifest(make_cold_manifest())
+    files["manifest-part.bin"] = encode_manifest_part(make_manifest_part())
+    files["compaction-manifest.bin"] = encode_compaction_manifest(make_compaction_manifest())
     files |= {name: encode_pointer(pointer) + b"\n" for name, pointer in make_pointers().items()}
     files |= {name: encode_report(report) + b"\n" for name, report in make_reports().items()}
     return files

@@ -1,13 +1,13 @@
-"""Patches that break a rule of what stays: queues, groups, stores, retention, the sweep and cold parts."""
+"""Patches that break a rule of what stays: queues, groups, stores, retention, the sweep and compacted parts."""
 
 from __future__ import annotations
 
 SWEEP = "memq/broker/upkeep/sweep.py"
 RETENTION = "memq/broker/upkeep/retention.py"
-COLD_RETENTION = "memq/broker/upkeep/retention.py"
+COMPACTION_RETENTION = "memq/broker/upkeep/retention.py"
 COMPACTION = "memq/compaction/compaction.py"
-COLD_PLAN = "memq/compaction/plan.py"
-COLD_READER = "memq/compaction/reader.py"
+COMPACTION_PLAN = "memq/compaction/plan.py"
+COMPACTION_READER = "memq/compaction/reader.py"
 GROUPS = "memq/notification/groups.py"
 GROUP_COMMIT = "memq/notification/sqlite/group_commit.py"
 SQLITE_LOG = "memq/notification/sqlite/log.py"
@@ -55,8 +55,8 @@ LOG_RULES: tuple[tuple[str, str, str, str], ...] = (
         "taken = wanted",
     ),
     (
-        COLD_RETENTION,
-        "cold parts go although the queue holds too few bytes behind them",
+        COMPACTION_RETENTION,
+        "compacted parts go although the queue holds too few bytes behind them",
         "bytes_behind += sum(part.bytes for part in manifest.parts)",
         "bytes_behind += 2 * sum(part.bytes for part in manifest.parts)",
     ),
@@ -73,43 +73,43 @@ LOG_RULES: tuple[tuple[str, str, str, str], ...] = (
         "    if not parts:\n",
     ),
     (
-        COLD_PLAN,
+        COMPACTION_PLAN,
         "what leaves a manifest is forgotten at once",
         "now_ms - 2 * kept_ms",
         "now_ms",
     ),
     (
-        COLD_PLAN,
+        COMPACTION_PLAN,
         "what retention took of a manifest is not named any more",
         "left=left + tuple(LeftPart(part=part, since_ms=now_ms) for part in manifest.parts[:count]),",
         "left=left,",
     ),
     (
-        COLD_PLAN,
+        COMPACTION_PLAN,
         "the next compaction skips a pointer",
         "next=parts[-1].next if parts else manifest.next",
         "next=parts[-1].next + 1 if parts else manifest.next",
     ),
     (
-        COLD_PLAN,
-        "pointers that an opening wants become cold",
+        COMPACTION_PLAN,
+        "pointers that an opening wants are compacted",
         "return min([age_ms, *needs.since_ms(settings).values()])",
         "return age_ms",
     ),
     (
-        COLD_READER,
+        COMPACTION_READER,
         "a reader begins in a part although the queue begins behind it",
         "and manifest.parts and manifest.next >= begin else None",
         "and manifest.parts else None",
     ),
     (
-        COLD_READER,
+        COMPACTION_READER,
         "two compactions publish the same number",
         "        except ObjectExistsError:\n            return False\n",
         "        except ObjectExistsError:\n            return True\n",
     ),
     (
-        COLD_READER,
+        COMPACTION_READER,
         "a writer that slept publishes a number that was swept",
         "return await self.highest_number(partition) == manifest.number",
         "return True",

@@ -8,7 +8,7 @@ nor the consumer's positions. What it checks, and when:
 - as a record is acked with `all`: its pointer and object are there;
 - as a record is consumed, or a position is stored: see `group_rules`; as a report lands: see `report_rules`;
 - as retention takes pointers: they are old enough; as an object is deleted: no pointer names it; as a manifest of
-  a cold part lands: see `cold_rules`;
+  a compacted part lands: see `compaction_rules`;
 - at the end: what was acked with 1 is in the log, unless an owner was killed that had it in memory; acked records stand
   in each producer's order; who resumes anywhere reads the same stream; no object is left that no pointer names; and
   lag is exact (see `lag`).
@@ -27,8 +27,8 @@ from memq.format.report import AUDIT_TOPIC
 from memq.notification import Publication
 from memq.simulation.world.node import FOREVER, SimNode
 from memq.topic import Position, ReadPartition, TopicSettings
-from tests.simulation.cold_rules import ColdRules
 from tests.simulation.commit_rules import CommitRules
+from tests.simulation.compaction_rules import CompactionRules
 from tests.simulation.group_rules import GroupRules
 from tests.simulation.lag import LagCheck
 from tests.simulation.owner_rules import OwnerRules, Refusal
@@ -110,7 +110,7 @@ class Checker:
         ] = {}  # by identity: where it ends, its checksum
         self._sequences: dict[tuple[str, int, int], RangeSet] = {}  # by the first three of an identity
         self._begins: dict[ReadPartition, int] = {}  # as it was when it was checked the last time
-        self.cold = ColdRules(self.logs, objects, self.fetch, now)
+        self.compaction = CompactionRules(self.logs, objects, self.fetch, now)
 
     # ---- producers ---------------------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class Checker:
     def stored(self, key: str) -> None:
         """See `cloud.Observer`."""
         try:
-            partition = self.cold.stored(key)
+            partition = self.compaction.stored(key)
         except (FindingError, MemqError) as error:
             self._fail(f"manifest '{key}': {error}")
         else:
@@ -210,8 +210,8 @@ class Checker:
         """See `cloud.Observer`."""
         if self._named.get(key):
             self._fail(f"object '{key}' is deleted while {self._named[key]} pointers name it")
-        if self.cold.names(key):
-            self._fail(f"object '{key}' is deleted while a cold part names it")
+        if self.compaction.names(key):
+            self._fail(f"object '{key}' is deleted while a compacted part names it")
 
     def published(
         self, publication: Publication, offset: int, node: SimNode, read_to: int, handed_over_s: float
@@ -250,7 +250,7 @@ class Checker:
         log.leave_queue(before)
 
     def _check_taken(self, partition: ReadPartition, begin: int) -> None:
-        """Check what is gone of a read partition, from its last beginning on: neither in the queue nor in a cold part.
+        """Check what is gone of a read partition, from its last beginning on: neither in the queue nor compacted.
 
         A compaction that was slower than retention may bring something back, for a while.
         """
@@ -387,8 +387,8 @@ class Checker:
 
     def left_objects(self, since_s: float) -> list[str]:
         """Return the objects that a sweep should have taken: no pointer names them, or did after `since_s`."""
-        unnamed = [key for key in self._objects if not self._named.get(key) and not self.cold.names(key)]
-        freed_s = self._freed_s | self.cold.freed_s
+        unnamed = [key for key in self._objects if not self._named.get(key) and not self.compaction.names(key)]
+        freed_s = self._freed_s | self.compaction.freed_s
         left = [key for key in unnamed if freed_s.get(key, since_s) <= since_s]
         left = [key for key in left if "/staged/" not in key]  # it has an age of its own, longer than any run
         return [key for key in left if "/sweep/" not in key]  # what sweeps say to each other

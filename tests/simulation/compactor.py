@@ -1,4 +1,4 @@
-"""A process that compacts the cold parts of a topic, again and again; whoever kills it need not clean up after it."""
+"""A process that compacts a topic again and again; after a kill of it nothing has to be cleaned up."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 
 from memq.compaction.compaction import BatchCopier, compact
-from memq.compaction.reader import ColdFiles
+from memq.compaction.reader import ManifestFiles
 from memq.errors import MemqError
 from memq.runtime.runtime import Runtime
 from memq.simulation.cluster import CLUSTER
@@ -21,7 +21,7 @@ PAUSE_S_MAX = 10.0
 
 async def run_compactor(node: SimNode, runtime: Runtime, cluster: CheckedCluster, doors: Doors) -> None:
     """Compact all read partitions in turn; what fails is tried again, as a job that runs every night does."""
-    rule = cluster.shape.cold
+    rule = cluster.shape.compaction
     assert rule is not None
     copier = BatchCopier(CLUSTER, doors.queue, {STORE: doors.store}.__getitem__, (STORE, doors.store), runtime)
     while True:
@@ -30,7 +30,7 @@ async def run_compactor(node: SimNode, runtime: Runtime, cluster: CheckedCluster
             with suppress(MemqError):
                 await compact(
                     doors.queue,
-                    ColdFiles(CLUSTER, doors.store),
+                    ManifestFiles(CLUSTER, doors.store),
                     copier,
                     partition,
                     cluster.topic.settings,

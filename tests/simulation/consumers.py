@@ -129,7 +129,7 @@ class Reader:
     async def _wander(self, consumer: AsyncConsumer, now_s: float) -> None:
         """Now and then pause a partition for a while, or go back to what the group has iterated.
 
-        Not in a healed world: its time is for coming to the end, and a slow reader of cold parts needs all of it.
+        Not in a healed world: its time is for coming to the end, and a slow reader of compacted parts needs all of it.
         """
         if self._cluster.healed or not self._wanders_left or self._draw.random() >= WANDER_RATE:
             return

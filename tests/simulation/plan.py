@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from memq.compaction.plan import ColdRule
+from memq.compaction.plan import CompactionRule
 from memq.limits import KIB, MIB
 from memq.simulation.cluster import SETTINGS, WRITE_PARTITIONS_MAX, ClusterShape
 from memq.simulation.ports.disk import DiskFaults
@@ -32,7 +32,7 @@ ASPECTS = (
     "staged",
     "disk",
     "reports",
-    "cold",
+    "cold",  # compaction; the name of an aspect is part of what seeds its draws
     "lies",
     "crowd",
     "thin",
@@ -339,7 +339,7 @@ def _with_reports(plan: Plan, _level: str, draw: random.Random) -> Plan:
     return replace(plan, shape=shape, producers=plan.producers if reporting else (*plan.producers, "product"))
 
 
-def _with_cold_parts(plan: Plan, level: str, draw: random.Random) -> Plan:
+def _with_compaction(plan: Plan, level: str, draw: random.Random) -> Plan:
     """Compact what is older than the dedup window, well before retention takes it, and let consumers go back to it.
 
     Producers rest until that has happened to what they sent before. Not where no retention may be, see there.
@@ -352,13 +352,13 @@ def _with_cold_parts(plan: Plan, level: str, draw: random.Random) -> Plan:
         plan = replace(plan, shape=replace(plan.shape, settings=settings))
     settings = plan.shape.settings
     clock_error_ms = plan.shape.clock_error_ms
-    cold_ms = settings.dedup_window_ms + clock_error_ms
+    compact_age_ms = settings.dedup_window_ms + clock_error_ms
     if settings.retention_ms:
-        retention_ms = max(settings.retention_ms, cold_ms + draw.randrange(20_000, 50_000))
+        retention_ms = max(settings.retention_ms, compact_age_ms + draw.randrange(20_000, 50_000))
         settings = msgspec.structs.replace(settings, retention_ms=retention_ms)
-    rule = ColdRule(cold_ms, draw.choice([300, 3_000]), draw.random() < 0.9)
-    rest_s = (cold_ms + clock_error_ms) / 1000 + draw.uniform(10.0, 40.0)
-    shape = replace(plan.shape, settings=settings, cold=rule, housekeeping_s=5.0)
+    rule = CompactionRule(compact_age_ms, draw.choice([300, 3_000]), draw.random() < 0.9)
+    rest_s = (compact_age_ms + clock_error_ms) / 1000 + draw.uniform(10.0, 40.0)
+    shape = replace(plan.shape, settings=settings, compaction=rule, housekeeping_s=5.0)
     active_s = max(plan.active_s, rest_s + 60.0)
     return replace(plan, shape=shape, rest_s=rest_s, active_s=active_s, wanders=True)
 
@@ -454,7 +454,7 @@ _CHANGES = {
     "staged": _with_staging,
     "disk": _with_disk,
     "reports": _with_reports,
-    "cold": _with_cold_parts,
+    "cold": _with_compaction,
     "lies": _with_lies,
     "audit-command": _with_audit_commands,
     "crowd": _with_a_crowd,

@@ -17,7 +17,7 @@ from typing import Any
 from memq.simulation.world.world import SimulationError
 from tests.simulation.auditor_bugs import AUDITOR_BUGS
 from tests.simulation.bug import Planted, before, body, first, instead, omit, swap
-from tests.simulation.cold_bugs import COLD_BUGS
+from tests.simulation.compaction_bugs import COMPACTION_BUGS
 from tests.simulation.identity_bugs import IDENTITY_BUGS
 from tests.simulation.keeping_bugs import KEEPING_BUGS
 from tests.simulation.liveness_bugs import LIVENESS_BUGS
@@ -239,7 +239,7 @@ BUGS = (
     ),
     *OWNERSHIP_BUGS,
     *KEEPING_BUGS,
-    *COLD_BUGS,
+    *COMPACTION_BUGS,
     *IDENTITY_BUGS,
     *LIVENESS_BUGS,
     *TOPIC_BUGS,

@@ -17,32 +17,32 @@ _PLACE = attrgetter("offset", "record_index")
 class ReadLog:
     """One read partition: its entries by offset, the reference stream so far, and the first offset that is left.
 
-    What lies before `queue_begin` has left the queue; from offset `cold` up to `cold_next` a manifest has it.
+    What lies before `queue_begin` has left the queue; from offset `compacted` up to `compacted_next` a manifest has it.
     """
 
     entries: list[LogEntry] = field(default_factory=list)
     stream: list[Delivered] = field(default_factory=list)
     reader: ReferenceReader = field(default_factory=ReferenceReader)
     queue_begin: int = 0
-    cold: int = 0
-    cold_next: int = 0
+    compacted: int = 0
+    compacted_next: int = 0
     begin_max: int = 0  # the greatest `begin` so far: a compaction that was slower than retention brings some back
     moved: dict[int, tuple[Location, ...]] = field(default_factory=dict)  # by offset: where the last copy lies
 
     @property
     def begin(self) -> int:
         """The first offset that is left."""
-        joined = self.cold < self.cold_next and self.queue_begin <= self.cold_next
-        return min(self.cold, self.queue_begin) if joined else self.queue_begin
+        joined = self.compacted < self.compacted_next and self.queue_begin <= self.compacted_next
+        return min(self.compacted, self.queue_begin) if joined else self.queue_begin
 
     def leave_queue(self, before: int) -> None:
         """All before an offset has left the queue."""
         self.queue_begin = max(self.queue_begin, before)
         self.begin_max = max(self.begin_max, self.begin)
 
-    def keep_cold(self, begin: int, next_: int) -> None:
+    def keep_compacted(self, begin: int, next_: int) -> None:
         """A manifest has what lies from `begin` up to `next_`."""
-        self.cold, self.cold_next = begin, next_
+        self.compacted, self.compacted_next = begin, next_
         self.begin_max = max(self.begin_max, self.begin)
 
     def locations(self, entry: LogEntry) -> tuple[Location, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from awscrt.checksums import crc32c
 
 from memq.broker.restore.restore import Restorer
-from memq.compaction.reader import ColdFiles, ColdReader
+from memq.compaction.reader import CompactedLogReader, ManifestFiles
 from memq.format.pointer import decode_pointer
 from memq.notification import Publication
 from memq.notification.memory import MemoryQueue
@@ -63,7 +63,7 @@ class RestoreRules:
         self._fail = fail
 
     async def check(self, clock: Clock, draw: random.Random) -> None:
-        """Restore into a new queue, and read it as one reads a log with cold parts."""
+        """Restore into a new queue, and read it as one reads a log with compacted parts."""
         store, queue = MemoryHandler(clock), LentQueue(clock)
         for key, body in self._objects.items():
             await store.put(key, [body], crc32c(body))
@@ -75,7 +75,7 @@ class RestoreRules:
             report = await Restorer(self._cluster, STORE, store, queue, clock).restore(self._topic)
         if report.findings:
             self._fail(f"a restore finds {report.findings[0]}")
-        reader = ColdReader(queue, ColdFiles(self._cluster, store), clock)
+        reader = CompactedLogReader(queue, ManifestFiles(self._cluster, store), clock)
         for partition, log in self._logs.items():
             if partition.topic_id == self._topic.id:
                 try:
@@ -83,7 +83,7 @@ class RestoreRules:
                 except FindingError as error:
                     self._fail(f"restored {partition}: {error}")
 
-    async def _check_partition(self, partition: ReadPartition, log: ReadLog, reader: ColdReader) -> None:
+    async def _check_partition(self, partition: ReadPartition, log: ReadLog, reader: CompactedLogReader) -> None:
         found: Counter[tuple[bytes, Source]] = Counter()
         before = Counter((each.value, each.source) for each in log.stream)
         records, at = ReferenceReader(), 0

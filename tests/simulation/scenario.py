@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from memq.client.producer.delivery import Ack, AsyncDelivery
 from memq.client.producer.producer import AsyncProducer
 from memq.client.producer.settings import AcksLike
-from memq.compaction.reader import ColdFiles, ColdReader
+from memq.compaction.reader import CompactedLogReader, ManifestFiles
 from memq.errors import MemqError
 from memq.format import pointer as pointer_format
 from memq.runtime.runtime import Runtime
@@ -55,7 +55,7 @@ REPORT_S = 3.0  # what a report takes at most to land, in a healed world
 SWEEP_ROUNDS = 6  # under way, finds, two while what was found waits for its confirmation, deletes; one to spare
 SWEEP_ROUND_S_MAX = 300.0  # thin margins make a pass read all logs and lists for every few objects
 SWEEP_LOOK_S = 1.0
-COLD_SWEEP_S = 15.0  # what the manifests of one partition take that retention makes while the sweep is at work
+COMPACTION_SWEEP_S = 15.0  # what the manifests of one partition take that retention makes while the sweep is at work
 KEYS = 8  # of a producer that sends by keys
 LOOK_S = 0.02  # how often a run looks whether it is at its end
 CHURNED = 4  # topics that one life of a process makes and deletes
@@ -133,7 +133,7 @@ class Scenario:
         self.batches.finish()
         self._check_sweep()
         self._check_audit()
-        if self.plan.shape.cold and "staged" not in self.plan.producers:
+        if self.plan.shape.compaction and "staged" not in self.plan.producers:
             self._check_restore()
         self._check_lost_log()
         self.checker.check_lag(self.plan.shape.settings, world.random("lag").randrange)
@@ -174,12 +174,12 @@ class Scenario:
         shape = self.plan.shape
         if shape.housekeeping_s:
             others = [f"consumer-{number}" for number in range(len(self.plan.consumers))]
-            for name in (*others, *([COMPACTOR] if shape.cold else [])):
+            for name in (*others, *([COMPACTOR] if shape.compaction else [])):
                 self.world.nodes[name].kill()
             # The clocks of the two passes are off, and so was the compactor's by which originals have their age.
-            errors_ms = shape.clock_error_ms * (4 if shape.cold else 2)
+            errors_ms = shape.clock_error_ms * (4 if shape.compaction else 2)
             sweep_s = (shape.sweep_age_ms + shape.sweep_confirm_ms + errors_ms) / 1000
-            sweep_s += COLD_SWEEP_S * shape.partitions if shape.cold else 0.0
+            sweep_s += COMPACTION_SWEEP_S * shape.partitions if shape.compaction else 0.0
             since_s = self.world.now
             self.world.run(sweep_s)
             enough = {name: count + SWEEP_ROUNDS for name, count in self.cluster.rounds.items()}
@@ -197,7 +197,7 @@ class Scenario:
         """Let the audit check what is left, and compare what it says with what is known."""
         cluster = self.cluster
         cloud = cluster.cloud
-        queue = ColdReader(cloud.queue, ColdFiles(CLUSTER, cloud.handler), cloud.node.clock)
+        queue = CompactedLogReader(cloud.queue, ManifestFiles(CLUSTER, cloud.handler), cloud.node.clock)
         rules = AuditRules(cluster.topic, queue, cluster.objects, self.checker.logs, self.world.fail)
         work = cloud.node.loop.create_task(rules.check(self.world.now, self.world.random("audit")))
         self.world.run(AUDIT_S, done=work.done)
@@ -219,7 +219,7 @@ class Scenario:
             self._start_producer(name)
         for number in range(len(self.plan.consumers)):
             self._start_consumer(f"consumer-{number}")
-        if self.plan.shape.cold:
+        if self.plan.shape.compaction:
             self._start_compactor()
         if self.plan.audits:
             self._start_audit_command()
@@ -227,7 +227,7 @@ class Scenario:
             self.auditor.start()
 
     def _check_restore(self) -> None:
-        """Let all pointers be lost, and restore them: what lies in cold parts, too, and each record once."""
+        """Let all pointers be lost, and restore them: what lies in compacted parts, too, and each record once."""
         cluster = self.cluster
         rules = RestoreRules(
             CLUSTER, cluster.topic, cluster.objects, self.checker.logs, self.checker.fetch, self.world.fail

@@ -10,8 +10,8 @@ import pytest
 
 from memq.format.blocks.builder import BlockBuilder, SealedBlock
 from memq.format.blocks.header import scope_of
-from memq.format.cold import ColdManifest, encode_cold_manifest
-from memq.format.key import cold_manifest_key
+from memq.format.compaction_manifest import CompactionManifest, encode_compaction_manifest
+from memq.format.key import compaction_manifest_key
 from memq.format.pointer import Location, Pointer, ProducerRanges, encode_pointer
 from memq.format.ranges import RangeSet
 from memq.notification import Publication
@@ -457,14 +457,16 @@ def test_a_manifest_under_a_number_that_was_swept_gets_the_time_of_a_sweep_from_
     log = Log()
     log.open(1)
     for number in (1, 2, 3, 2):  # the last one by a writer that slept: retention knew number 1 from before
-        body = ColdManifest(number=number, cluster="c", topic="t", topic_id=TOPIC_ID, partition=0, next=0, parts=())
-        key = cold_manifest_key("c", "t", TOPIC_ID, 0, number)
-        log.objects[key] = encode_cold_manifest(body)
+        body = CompactionManifest(
+            number=number, cluster="c", topic="t", topic_id=TOPIC_ID, partition=0, next=0, parts=()
+        )
+        key = compaction_manifest_key("c", "t", TOPIC_ID, 0, number)
+        log.objects[key] = encode_compaction_manifest(body)
         log.world.run(10.0)
         log.checker.stored(key)
         if number == 3:
             for old in (1, 2):  # the sweep
-                del log.objects[cold_manifest_key("c", "t", TOPIC_ID, 0, old)]
+                del log.objects[compaction_manifest_key("c", "t", TOPIC_ID, 0, old)]
     log.world.run(4.0)
     assert log.checker.left_objects(log.world.now - 5.0) == []
     log.world.run(2.0)

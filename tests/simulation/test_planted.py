@@ -38,7 +38,7 @@ LONG = frozenset(
         "a slow opening counts",
         "blocks of a lost epoch forwarded at once",
         "sweep takes large objects that manifests name",
-        "reader of cold parts passes over the first pointer",
+        "reader of compacted parts passes over the first pointer",
         "late batches never counted",
         "an index that does not answer is passed over",
         "position of a batch whose copy readers take",

@@ -61,7 +61,7 @@ TABLE: dict[str, tuple[float, ...]] = {
     FETCHES: (1, 2),
     LOOK_BACKS: (1,),
     "memq.client.consumer.fetch.polling:POLL_WAIT_MS": (20, 200),
-    "memq.client.consumer.core:REFRESH_S": (0.5,),  # that of the reader of cold parts, too
+    "memq.client.consumer.core:REFRESH_S": (0.5,),  # that of the reader of compacted parts, too
     "memq.client.producer.core:METADATA_AGE_S_MAX": (0.5, 5.0),
     "memq.client.link_pool:DEAD_S": (0.1,),
     "memq.client.producer.core:BEGINNINGS_AT_ONCE_MAX": (1,),

@@ -12,9 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 import memq
 from memq.errors import InvalidSettingError
-from memq.format.key import is_cold_object
+from memq.format.key import is_large_object
 from memq.spark.pipelines.__main__ import pipelines
-from tests.cold import all_records, make_old
+from tests.compaction import all_records, make_old
 from tests.servers import DevServer
 from tests.soak import SOAKING, report
 from tests.spark.jobs import PIPELINES, Job
@@ -58,7 +58,7 @@ def objects(broker: DevServer, topic: str, *, large: bool) -> list[Path]:
     root = broker.data / "objects"
     files = [path for path in root.glob(f"*/topics/{topic}/**/*") if path.is_file()]
     keys = {path: path.relative_to(root).as_posix() for path in files}
-    return [path for path in files if (is_cold_object(keys[path]) if large else "/cold/" not in keys[path])]
+    return [path for path in files if (is_large_object(keys[path]) if large else "/cold/" not in keys[path])]
 
 
 def test_every_read_sees_the_same_before_and_after(spark: SparkSession, broker: DevServer, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from memq.broker.upkeep.lost_logs import LostLogs
 from memq.compaction.plan import following
 from memq.errors import MemqError, QueueError
 from memq.format.blocks.header import parse_header
-from memq.format.cold import ColdManifest, PartRef
+from memq.format.compaction_manifest import CompactionManifest, PartRef
 from memq.format.key import object_key
 from memq.format.object import TRAILER, BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
 from memq.format.pointer import Pointer, encode_pointer
@@ -56,9 +56,9 @@ def newer(body: bytes) -> bytes:
     return body[:-TRAILER_BYTES] + TRAILER.pack(offset, length, index_length, 200, checksum, magic)
 
 
-def cold_manifest(topic: Topic, *parts: PartRef) -> ColdManifest:
+def compaction_manifest(topic: Topic, *parts: PartRef) -> CompactionManifest:
     """Return the first manifest of a topic's read partition 0."""
-    empty = ColdManifest(number=0, cluster=CLUSTER, topic=topic.name, topic_id=topic.id, partition=0)
+    empty = CompactionManifest(number=0, cluster=CLUSTER, topic=topic.name, topic_id=topic.id, partition=0)
     return following(empty, parts)
 
 

@@ -15,11 +15,11 @@ from memq.broker.upkeep.retention import expired_parts
 from memq.broker.upkeep.sweep import Sweep
 from memq.client.consumer.fetch.fetcher import BatchFetcher
 from memq.compaction.compaction import leave_queue, manifest_of
-from memq.compaction.plan import ColdRule, following, without
-from memq.compaction.reader import ColdReader
+from memq.compaction.plan import CompactionRule, following, without
+from memq.compaction.reader import CompactedLogReader
 from memq.errors import DeniedError, InvalidRequestError, MemqError, NotReadyError
 from memq.format.blocks.header import check_block, scope_of
-from memq.format.key import cold_prefix, is_cold_object, object_key
+from memq.format.key import compaction_prefix, is_large_object, object_key
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index, open_object
 from memq.format.pointer import Location, NamedProducer, Pointer, ProducerRanges, decode_pointer, encode_pointer
 from memq.governor import Assignment
@@ -33,7 +33,7 @@ from memq.storage_handlers import Buffer, ObjectEntry
 from memq.storage_handlers.confirmed_reads import ConfirmedReads
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import ReadPartition, Topic, TopicSettings, Totals, equal_slots, read_partitions, writer_id
-from tests.cold import DAY_MS, SWEEP_AGE_MS, ColdParts, parts_on
+from tests.compaction import DAY_MS, SWEEP_AGE_MS, CompactionParts, parts_on
 from tests.contract.manual_clock import ManualClock
 from tests.simulation.bug import Planted, after, omit, swap
 from tests.simulation.planted import plant
@@ -42,11 +42,11 @@ from tests.unit.blocks import build, seal
 TOPIC = Topic(name="clicks", id="00112233445566778899aabbccddeeff", created_ms=0, partitions=equal_slots(1))
 (PARTITION,) = read_partitions(TOPIC)
 CLUSTER, STORE = "memq", "main"
-COLD_PREFIX = cold_prefix(CLUSTER, TOPIC.name, TOPIC.id)
+COMPACTION_PREFIX = compaction_prefix(CLUSTER, TOPIC.name, TOPIC.id)
 OLD, YOUNG = 24, 4
 WRITER = "nightly"
 NAMED = (NamedProducer(producer=writer_id(WRITER), epoch=0, last_sequence=1, batch_id="7", manifest=5, pieces=1),)
-RULE = ColdRule(age_ms=DAY_MS, object_bytes=2_500, rest=True)
+RULE = CompactionRule(age_ms=DAY_MS, object_bytes=2_500, rest=True)
 
 
 class KilledError(Exception):
@@ -169,14 +169,14 @@ class World:
         offset = await self.queue.publish(Publication(PARTITION, 0, 1, time_ms, encoded))
         self.expected.append((Entry(offset, time_ms, encoded), pointer, body))
 
-    def parts(self) -> ColdParts:
+    def parts(self) -> CompactionParts:
         """Return the parts of a new process."""
         return parts_on(self.queue, self.store, self.runtime, CLUSTER)
 
-    def reader(self) -> ColdReader:
-        return ColdReader(self.queue, self.parts().files, self.clock)
+    def reader(self) -> CompactedLogReader:
+        return CompactedLogReader(self.queue, self.parts().files, self.clock)
 
-    async def compact(self, rule: ColdRule = RULE) -> int:
+    async def compact(self, rule: CompactionRule = RULE) -> int:
         return len(await self.parts().compact(PARTITION, TOPIC.settings, rule))
 
     async def sweep(self, later_ms: int = 2 * SWEEP_AGE_MS, age_ms: int = SWEEP_AGE_MS) -> int:
@@ -196,7 +196,7 @@ class World:
             gone += len([each async for each in sweep.run(age_ms, age_ms) if each.goes])
         return gone
 
-    async def check(self, reader: ColdReader | None = None, bytes_max: int = 1_000) -> None:
+    async def check(self, reader: CompactedLogReader | None = None, bytes_max: int = 1_000) -> None:
         """Read the whole log as a reader does, with every batch."""
         reader = reader or self.reader()
         assert await reader.span(PARTITION) == Span(0, len(self.expected))
@@ -221,8 +221,9 @@ class World:
                 header = check_block(memoryview(whole)[block.offset : block.offset + block.length])
                 assert header.first_sequence == block.first_sequence
 
-    def keys(self, *, cold: bool) -> list[str]:
-        return [key for key in self.store.objects if (is_cold_object(key) if cold else not key.startswith(COLD_PREFIX))]
+    def keys(self, *, large: bool) -> list[str]:
+        objects = self.store.objects
+        return [key for key in objects if (is_large_object(key) if large else not key.startswith(COMPACTION_PREFIX))]
 
 
 def test_old_batches_move_into_large_objects_and_nobody_sees_a_difference() -> None:
@@ -238,7 +239,7 @@ def test_old_batches_move_into_large_objects_and_nobody_sees_a_difference() -> N
             await world.check(bytes_max=bytes_max)
             await world.check(early, bytes_max)
         assert await world.compact() == 0, "nothing is left to do"
-        assert len(world.keys(cold=True)) == objects
+        assert len(world.keys(large=True)) == objects
 
     asyncio.run(work())
 
@@ -269,8 +270,8 @@ def test_only_whole_objects_are_made_unless_the_rest_is_asked_for() -> None:
     asyncio.run(work())
 
 
-def replace_rule(*, rest: bool, object_bytes: int = RULE.object_bytes) -> ColdRule:
-    return ColdRule(RULE.age_ms, object_bytes, rest)
+def replace_rule(*, rest: bool, object_bytes: int = RULE.object_bytes) -> CompactionRule:
+    return CompactionRule(RULE.age_ms, object_bytes, rest)
 
 
 async def killed_everywhere() -> None:
@@ -296,7 +297,7 @@ async def killed_everywhere() -> None:
         await world.check()
         await world.sweep()
         await world.check()
-        assert len(world.keys(cold=False)) == YOUNG, "the originals are still there"
+        assert len(world.keys(large=False)) == YOUNG, "the originals are still there"
         assert await world.sweep() == 0
     assert fatal > 20
 
@@ -338,18 +339,21 @@ BUGS = (
         omit("self._store.put"),
     ),
     Planted(
-        "sweep takes what manifests name", "memq.broker.upkeep.sweep", "Sweep._cold_keys", swap("part.objects", "()")
+        "sweep takes what manifests name",
+        "memq.broker.upkeep.sweep",
+        "Sweep._compaction_keys",
+        swap("part.objects", "()"),
     ),
     Planted(
         "sweep takes parts",
         "memq.broker.upkeep.sweep",
-        "Sweep._cold_keys",
+        "Sweep._compaction_keys",
         swap("(part.key, *part.objects)", "part.objects"),
     ),
     Planted(
         "reader takes the queue for all there is",
         "memq.compaction.reader",
-        "ColdReader._manifest",
+        "CompactedLogReader._manifest",
         swap("known is None or begin > known.reach", "known is None"),
     ),
     Planted(
@@ -385,7 +389,7 @@ def test_of_two_compactions_at_once_one_wins_and_the_other_goes_on_from_there() 
         assert others[0] > 2
         await world.check()
         await world.sweep()
-        assert len(world.keys(cold=True)) == others[0], "what the loser copied is swept"
+        assert len(world.keys(large=True)) == others[0], "what the loser copied is swept"
         await world.check()
 
     asyncio.run(work())
@@ -422,9 +426,9 @@ def test_what_was_copied_too_long_ago_is_not_named() -> None:
             await world.compact()
         world.store.putting = nothing
         made = await world.compact()
-        assert len(world.keys(cold=True)) > made, "those of the first try are there, too"
+        assert len(world.keys(large=True)) > made, "those of the first try are there, too"
         await world.sweep()
-        assert len(world.keys(cold=True)) == made
+        assert len(world.keys(large=True)) == made
         await world.check()
 
     asyncio.run(work())
@@ -463,14 +467,14 @@ def test_originals_stay_for_the_safety_age_since_readers_may_be_at_them() -> Non
         world = await World.made()
         await world.compact()
         assert await world.sweep(later_ms=SWEEP_AGE_MS // 2) == 0
-        assert len(world.keys(cold=False)) == OLD + YOUNG
+        assert len(world.keys(large=False)) == OLD + YOUNG
         assert await world.sweep(later_ms=SWEEP_AGE_MS) == OLD
         await world.check()
 
     asyncio.run(work())
 
 
-def test_what_retention_takes_of_a_cold_part_goes_from_the_front_and_stays_for_the_safety_age() -> None:
+def test_what_retention_takes_of_a_compacted_part_goes_from_the_front_and_stays_for_the_safety_age() -> None:
     async def work() -> None:
         world = await World.made()
         reader = world.reader()
@@ -534,7 +538,7 @@ def test_a_restore_names_what_lies_in_large_objects_once_and_the_old_manifests_h
             )
             (place,) = found.locations
             assert await world.store.get_range(place.key, place.offset, place.length) == body
-        assert await ColdReader(new, world.parts().files, world.clock).read(PARTITION, 0, 1 << 20) == entries
+        assert await CompactedLogReader(new, world.parts().files, world.clock).read(PARTITION, 0, 1 << 20) == entries
         assert (await restorer.restore(TOPIC)).held == len(entries)
         world.queue = new
         world.expected = [(entry, each, body) for entry, each, (_, body) in zip(entries, pointers, data, strict=True)]
@@ -542,7 +546,7 @@ def test_a_restore_names_what_lies_in_large_objects_once_and_the_old_manifests_h
         await world.check()
         await world.compact()
         await world.check()
-        assert len(world.keys(cold=True)) == objects, "what lies in large objects stays there"
+        assert len(world.keys(large=True)) == objects, "what lies in large objects stays there"
 
     for swept in (False, True):
         asyncio.run(work(swept=swept))
@@ -591,6 +595,6 @@ def test_who_may_not_list_the_store_reads_the_queue_and_does_not_compact() -> No
         assert await reader.seek_time(PARTITION, 0) == 4
         with pytest.raises(DeniedError):
             await world.compact()
-        assert not world.keys(cold=True)
+        assert not world.keys(large=True)
 
     asyncio.run(work())

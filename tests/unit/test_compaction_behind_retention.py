@@ -10,10 +10,10 @@ import pytest
 from awscrt.checksums import crc32c
 
 from memq.compaction.compaction import manifest_of
-from memq.compaction.plan import cold_spans
-from memq.compaction.reader import ColdFiles
+from memq.compaction.plan import spans_to_compact
+from memq.compaction.reader import ManifestFiles
 from memq.errors import NotReadyError
-from memq.format.cold import ColdEntry, ColdPart, PartRef, encode_cold_part
+from memq.format.compaction_manifest import ManifestEntry, ManifestPart, PartRef, encode_manifest_part
 from memq.format.object import open_object
 from memq.notification import Span
 from memq.storage_handlers import ObjectEntry
@@ -53,9 +53,9 @@ def test_the_parts_that_were_read_last_are_kept_as_far_as_they_fit(
 
     async def work() -> None:
         store = CountingStore()
-        files = ColdFiles("memq", store)
+        files = ManifestFiles("memq", store)
         for name in "abc":
-            data = encode_cold_part(ColdPart((ColdEntry(0, 0, bytes(100)),), ("o",)))
+            data = encode_manifest_part(ManifestPart((ManifestEntry(0, 0, bytes(100)),), ("o",)))
             await store.put(name, [data], crc32c(data))
         for name in read:
             part = await files.part(PartRef(key=name, first=0, next=1, entries=1, bytes=100, objects=("o",), **TIMES))
@@ -68,7 +68,7 @@ def test_the_parts_that_were_read_last_are_kept_as_far_as_they_fit(
 class SweptStore(MemoryHandler):
     """When the first manifest is read, a successor has come, and a sweep has taken the first one."""
 
-    def __init__(self, files: Callable[[MemoryHandler], ColdFiles]) -> None:
+    def __init__(self, files: Callable[[MemoryHandler], ManifestFiles]) -> None:
         super().__init__(ManualClock())
         self.files = files(self)
         self.listed = 0
@@ -86,7 +86,7 @@ class SweptStore(MemoryHandler):
 
 def test_a_manifest_that_was_swept_before_it_was_read_has_a_successor() -> None:
     async def work() -> None:
-        store = SweptStore(partial(ColdFiles, "c"))
+        store = SweptStore(partial(ManifestFiles, "c"))
         assert await store.files.publish(manifest(ref(3, 9), number=1))
         found = await store.files.highest(CLICKS)
         assert found is not None
@@ -121,13 +121,13 @@ def test_a_manifest_is_looked_for_again_when_it_is_older_than_allowed() -> None:
 
 
 def test_a_large_object_has_at_most_as_many_blocks_as_its_index_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memq.compaction.compaction.COLD_BLOCKS_MAX", 4)  # less than the bytes of any block
+    monkeypatch.setattr("memq.compaction.compaction.COMPACTION_BLOCKS_MAX", 4)  # less than the bytes of any block
 
     async def work() -> None:
         world = await World.made()
         assert await world.compact() > 0
         await world.check()
-        indexes = [open_object(world.store.objects[key]) for key in world.keys(cold=True)]
+        indexes = [open_object(world.store.objects[key]) for key in world.keys(large=True)]
         assert {len(index.blocks) for index in indexes} <= {3, 4}
 
     asyncio.run(work())
@@ -172,7 +172,8 @@ def test_a_missing_batch_is_told_unless_retention_took_it() -> None:
         other = await World.made()
         parts = other.parts()
         spans = [
-            span async for span in cold_spans(parts.queue, PARTITION, 0, TOPIC.settings, RULE, other.clock.wall_ms())
+            span
+            async for span in spans_to_compact(parts.queue, PARTITION, 0, TOPIC.settings, RULE, other.clock.wall_ms())
         ]
         await other.queue.trim(PARTITION, 4)
         with pytest.raises(NotReadyError, match="retention"):

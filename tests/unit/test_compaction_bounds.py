@@ -1,4 +1,4 @@
-"""Compaction at its bounds: what is named in time, which blocks fit, what readers of cold parts ask for."""
+"""Compaction at its bounds: what is named in time, which blocks fit, what readers of compacted parts ask for."""
 
 from __future__ import annotations
 
@@ -10,11 +10,18 @@ from msgspec.structs import replace
 
 from memq.compaction import compaction, reader
 from memq.compaction.compaction import Copied, checked_blocks, leave_queue, manifest_of, publish_parts
-from memq.compaction.plan import ColdRule, TailNeeds
-from memq.compaction.reader import REFRESH_S, ColdFiles, ColdReader
+from memq.compaction.plan import CompactionRule, TailNeeds
+from memq.compaction.reader import REFRESH_S, CompactedLogReader, ManifestFiles
 from memq.errors import CorruptDataError, NotReadyError, StoreError
-from memq.format.cold import ColdEntry, ColdPart, LeftPart, PartRef, decode_cold_part, encode_cold_part
-from memq.format.key import is_cold_object
+from memq.format.compaction_manifest import (
+    LeftPart,
+    ManifestEntry,
+    ManifestPart,
+    PartRef,
+    decode_manifest_part,
+    encode_manifest_part,
+)
+from memq.format.key import is_large_object
 from memq.format.pointer import Pointer, ProducerRanges, decode_pointer
 from memq.format.totals import contended_ms
 from memq.notification import Entries, Entry, Span
@@ -23,9 +30,9 @@ from memq.runtime.runtime import Runtime
 from memq.storage_handlers import confirmed_reads
 from memq.topic import ReadPartition, TopicSettings, read_partitions
 from tests.brokers import block_of
-from tests.cold import parts_on
+from tests.compaction import parts_on
 from tests.contract.manual_clock import ManualClock
-from tests.unit.bare_cluster import CLUSTER, Cluster, cold_manifest, part_of, topic_of
+from tests.unit.bare_cluster import CLUSTER, Cluster, compaction_manifest, part_of, topic_of
 from tests.unit.lying_queue import LyingQueue
 from tests.unit.test_compaction import OLD, PARTITION, RULE, World
 
@@ -89,7 +96,7 @@ def copied(*parts: PartRef) -> list[Copied]:
 def test_what_is_copied_is_named_within_the_time_that_a_sweep_leaves_or_not_at_all(late: int, *, named: bool) -> None:
     async def work() -> None:
         cluster = Cluster()
-        files = ColdFiles(CLUSTER, cluster.store)
+        files = ManifestFiles(CLUSTER, cluster.store)
         now_ms = cluster.clock.wall_ms()
         first, second = (replace(part_of(n), created_ms=now_ms + 500 * n) for n in range(2))
         before = await manifest_of(files, LOG)
@@ -110,10 +117,10 @@ def test_what_is_copied_is_named_within_the_time_that_a_sweep_leaves_or_not_at_a
 def test_parts_behind_a_gap_replace_what_retention_has_taken_which_stays_named_for_readers() -> None:
     async def work() -> None:
         cluster = Cluster()
-        files = ColdFiles(CLUSTER, cluster.store)
+        files = ManifestFiles(CLUSTER, cluster.store)
         now_ms = cluster.clock.wall_ms()
         old, young = (LeftPart(part=part_of(n), since_ms=now_ms - 4_000 - 1 + n) for n in range(2))
-        before = replace(cold_manifest(CLICKS, part_of(5)), left=(old, young))
+        before = replace(compaction_manifest(CLICKS, part_of(5)), left=(old, young))
         later = replace(part_of(9), created_ms=now_ms)
         found = await publish_parts(files, before, copied(later), cluster.clock, 1_000)
         assert found is not None
@@ -136,7 +143,7 @@ def test_pointers_leave_the_queue_once() -> None:
 
         cluster.queue.trim = noted  # type: ignore[method-assign]
         for _ in range(2):
-            await leave_queue(cluster.queue, LOG, cold_manifest(CLICKS, part_of(0, entries=2)))
+            await leave_queue(cluster.queue, LOG, compaction_manifest(CLICKS, part_of(0, entries=2)))
         assert trims == [2]
 
     asyncio.run(work())
@@ -147,7 +154,7 @@ def test_a_long_compaction_publishes_a_manifest_of_some_objects_at_a_time(monkey
 
     async def work() -> None:
         world = await World.made()
-        objects = await world.compact(ColdRule(age_ms=RULE.age_ms, object_bytes=1, rest=True))
+        objects = await world.compact(CompactionRule(age_ms=RULE.age_ms, object_bytes=1, rest=True))
         assert objects > 8
         assert await world.parts().files.highest_number(PARTITION) == -(-objects // 4)
         await world.check()
@@ -160,7 +167,7 @@ def test_a_part_names_the_objects_that_its_batches_were_copied_from() -> None:
 
     async def work() -> None:
         world = await World.made()
-        before = world.keys(cold=False)
+        before = world.keys(large=False)
         await world.compact()
         files = world.parts().files
         parts = [await files.part(part) for part in (await manifest_of(files, PARTITION)).parts]
@@ -175,7 +182,7 @@ def test_a_part_names_the_objects_that_its_batches_were_copied_from() -> None:
 async def part_with(world: World, span: Span) -> tuple[Copied, list[Pointer]]:
     """Copy a span; return the part and its pointers."""
     done = await world.parts().copier.copy(PARTITION, span)
-    content = decode_cold_part(await world.store.get(done.part.key))
+    content = decode_manifest_part(await world.store.get(done.part.key))
     return done, [decode_pointer(entry.body) for entry in content.entries]
 
 
@@ -184,14 +191,14 @@ def test_a_large_object_takes_batches_while_their_blocks_fit(
     monkeypatch: pytest.MonkeyPatch, blocks_max: int, moved: int
 ) -> None:
     """Batches of one and of two blocks by turns; a part may skip what does not fit, and take what is smaller."""
-    monkeypatch.setattr(compaction, "COLD_BLOCKS_MAX", blocks_max)
+    monkeypatch.setattr(compaction, "COMPACTION_BLOCKS_MAX", blocks_max)
 
     async def work() -> None:
         world = await World.made()
         _, pointers = await part_with(world, Span(1, 5))
         assert [pointer.records for pointer in pointers] == [3] * 4
         keys = [place.key for pointer in pointers for place in pointer.locations]
-        assert sum(map(is_cold_object, keys)) == moved
+        assert sum(map(is_large_object, keys)) == moved
 
     asyncio.run(work())
 
@@ -236,7 +243,7 @@ def test_every_random_number_makes_a_key_of_a_large_object() -> None:
         world = await World.made()
         parts = parts_on(world.queue, world.store, Runtime(world.clock, Ones()))
         done = await parts.copier.copy(PARTITION, Span(1, 3))
-        assert [is_cold_object(key) for key in done.part.objects] == [True]
+        assert [is_large_object(key) for key in done.part.objects] == [True]
 
     asyncio.run(work())
 
@@ -264,12 +271,12 @@ def test_a_block_that_the_pointer_does_not_name_is_damage_unless_it_is_left_out(
 
 
 class Shelf(Cluster):
-    """A log whose first entries, of 10 bytes or more each, are in a cold part."""
+    """A log whose first entries, of 10 bytes or more each, are in a compacted part."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.files = ColdFiles(CLUSTER, self.store)
-        self.reader = ColdReader(self.queue, self.files, self.clock)
+        self.files = ManifestFiles(CLUSTER, self.store)
+        self.reader = CompactedLogReader(self.queue, self.files, self.clock)
         self.reads, self.spans = 0, 0
 
     async def fill(self, entries: int = 6) -> None:
@@ -290,14 +297,14 @@ class Shelf(Cluster):
     async def move(self, count: int) -> int:
         """Move the first entries into a part; return the bytes of one."""
         entries = await self.queue.read(LOG, 0, 1 << 20)
-        cold = tuple(ColdEntry(entry.offset, entry.time_ms, entry.body) for entry in entries[:count])
-        data = encode_cold_part(ColdPart(cold, ()))
+        moved = tuple(ManifestEntry(entry.offset, entry.time_ms, entry.body) for entry in entries[:count])
+        data = encode_manifest_part(ManifestPart(moved, ()))
         await self.put("part-0", data)
-        await self.files.publish(cold_manifest(CLICKS, part_of(0, entries=count)))
+        await self.files.publish(compaction_manifest(CLICKS, part_of(0, entries=count)))
         await self.queue.trim(LOG, count)
         self.reads = self.spans = 0
         self.store.listed.clear()
-        return len(cold[0].body)
+        return len(moved[0].body)
 
     async def offsets(self, offset: int, bytes_max: int = 1 << 20) -> list[int]:
         return [entry.offset for entry in await self.reader.read(LOG, offset, bytes_max)]
@@ -315,7 +322,7 @@ def test_a_reader_finds_the_first_entry_that_left_the_queue() -> None:
     asyncio.run(work())
 
 
-def test_what_is_hot_is_read_by_one_request_and_what_is_cold_by_none_to_the_queue() -> None:
+def test_what_the_queue_has_is_read_by_one_request_and_what_is_compacted_by_none_to_the_queue() -> None:
     async def work() -> None:
         shelf = Shelf()
         await shelf.fill()
@@ -335,7 +342,7 @@ def test_what_is_hot_is_read_by_one_request_and_what_is_cold_by_none_to_the_queu
     asyncio.run(work())
 
 
-def test_a_reader_behind_the_cold_part_never_looks_for_a_newer_manifest() -> None:
+def test_a_reader_behind_the_compacted_part_never_looks_for_a_newer_manifest() -> None:
     async def work() -> None:
         shelf = Shelf()
         await shelf.fill()
@@ -351,7 +358,9 @@ def test_a_reader_behind_the_cold_part_never_looks_for_a_newer_manifest() -> Non
 
 
 @pytest.mark.parametrize(("times", "less", "count"), [(1, 1, 1), (1, 0, 1), (2, 1, 1), (2, 0, 2), (3, 1, 2), (3, 0, 3)])
-def test_a_cold_read_has_as_many_entries_as_fit_and_at_least_one(times: int, less: int, count: int) -> None:
+def test_a_read_of_compacted_pointers_has_as_many_entries_as_fit_and_at_least_one(
+    times: int, less: int, count: int
+) -> None:
     async def work() -> None:
         shelf = Shelf()
         await shelf.fill()
@@ -386,7 +395,7 @@ def test_the_manifests_that_were_looked_for_last_are_kept(monkeypatch: pytest.Mo
 def test_a_known_manifest_is_not_read_again() -> None:
     async def work() -> None:
         shelf = Shelf()
-        await shelf.files.publish(cold_manifest(CLICKS, part_of(0)))
+        await shelf.files.publish(compaction_manifest(CLICKS, part_of(0)))
         known = await shelf.files.highest(LOG)
         assert known is not None
         get, read = shelf.store.get, list[str]()

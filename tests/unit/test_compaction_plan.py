@@ -8,11 +8,11 @@ import pytest
 
 from memq.compaction import plan
 from memq.compaction.compaction import checked_blocks
-from memq.compaction.plan import ColdRule, cold_spans, following, without
+from memq.compaction.plan import CompactionRule, following, spans_to_compact, without
 from memq.errors import CorruptDataError
 from memq.format.blocks.header import scope_of
-from memq.format.cold import ColdManifest, LeftPart, PartRef
-from memq.format.key import cold_object_key
+from memq.format.compaction_manifest import CompactionManifest, LeftPart, PartRef
+from memq.format.key import large_object_key
 from memq.format.pointer import Location, Pointer, ProducerRanges, encode_pointer
 from memq.notification import Publication
 from memq.notification.memory import MemoryQueue
@@ -37,9 +37,9 @@ def part(first: int, next_: int) -> PartRef:
     )
 
 
-def manifest(*parts: PartRef, left: tuple[LeftPart, ...] = ()) -> ColdManifest:
+def manifest(*parts: PartRef, left: tuple[LeftPart, ...] = ()) -> CompactionManifest:
     end = parts[-1].next if parts else 0
-    return ColdManifest(
+    return CompactionManifest(
         number=3, cluster="c", topic="clicks", topic_id=TOPIC_ID, partition=0, next=end, parts=parts, left=left
     )
 
@@ -80,7 +80,7 @@ def test_a_batch_with_other_records_than_its_pointer_says_is_not_copied(records:
         checked_blocks(pointer, bytes(block.data))
 
 
-def test_what_the_next_opening_wants_is_not_cold_however_old_it_is() -> None:
+def test_what_the_next_opening_wants_is_not_compacted_however_old_it_is() -> None:
     """The last pointer of a write partition settles its totals: an opening looks for it in the queue."""
 
     async def work() -> list[tuple[int, int]]:
@@ -93,8 +93,8 @@ def test_what_the_next_opening_wants_is_not_cold_however_old_it_is() -> None:
             pointer = Pointer(kind="opened", cluster="c", topic="clicks", topic_id=TOPIC_ID, partition=0, epoch=1)
             time_ms = clock.wall_ms() - 3 * day_ms + hour * 3_600_000
             await queue.publish(Publication(partition, 0, 1, time_ms, encode_pointer(pointer)))
-        rule = ColdRule(age_ms=day_ms, rest=True)
-        spans = cold_spans(queue, partition, 0, settings, rule, clock.wall_ms())
+        rule = CompactionRule(age_ms=day_ms, rest=True)
+        spans = spans_to_compact(queue, partition, 0, settings, rule, clock.wall_ms())
         return [(span.begin, span.end) async for span in spans]
 
     assert asyncio.run(work()) == [(0, 3)]
@@ -125,7 +125,9 @@ def data_body(length: int, *, key: str = "c/t/clicks/0/1/7") -> bytes:
 CONTROL = encode_pointer(Pointer(kind="opened", cluster="c", topic="clicks", topic_id=TOPIC_ID, partition=0, epoch=1))
 
 
-def spans_of(bodies: list[bytes], rule: ColdRule, *, age_ms: int = 3 * DAY_MS, start: int = 0) -> list[tuple[int, int]]:
+def spans_of(
+    bodies: list[bytes], rule: CompactionRule, *, age_ms: int = 3 * DAY_MS, start: int = 0
+) -> list[tuple[int, int]]:
     """Return the runs of entries of that age; a young pointer behind them is what the next opening wants."""
 
     async def work() -> list[tuple[int, int]]:
@@ -136,7 +138,7 @@ def spans_of(bodies: list[bytes], rule: ColdRule, *, age_ms: int = 3 * DAY_MS, s
         for body in bodies:
             await queue.publish(Publication(partition, 0, 1, clock.wall_ms() - age_ms, body))
         await queue.publish(Publication(partition, 0, 1, clock.wall_ms(), CONTROL))
-        spans = cold_spans(queue, partition, start, settings, rule, clock.wall_ms())
+        spans = spans_to_compact(queue, partition, start, settings, rule, clock.wall_ms())
         return [(span.begin, span.end) async for span in spans]
 
     return asyncio.run(work())
@@ -160,25 +162,25 @@ def spans_of(bodies: list[bytes], rule: ColdRule, *, age_ms: int = 3 * DAY_MS, s
 def test_a_run_ends_before_the_batch_that_its_object_has_no_room_for(
     lengths: list[int], rest: bool, spans: list[tuple[int, int]]
 ) -> None:
-    rule = ColdRule(age_ms=DAY_MS, object_bytes=100, rest=rest)
+    rule = CompactionRule(age_ms=DAY_MS, object_bytes=100, rest=rest)
     assert spans_of([data_body(length) for length in lengths], rule) == spans
 
 
 def test_what_is_not_copied_fills_no_object_and_lies_in_the_run_around_it() -> None:
-    large = data_body(90, key=cold_object_key("c", "clicks", TOPIC_ID, 7, 1))
+    large = data_body(90, key=large_object_key("c", "clicks", TOPIC_ID, 7, 1))
     bodies = [CONTROL, data_body(50), large, b"damaged", data_body(50), CONTROL, data_body(1)]
-    assert spans_of(bodies, ColdRule(age_ms=DAY_MS, object_bytes=100)) == [(0, 6)]
+    assert spans_of(bodies, CompactionRule(age_ms=DAY_MS, object_bytes=100)) == [(0, 6)]
 
 
-def test_an_entry_is_cold_once_it_is_older_than_the_rule_says() -> None:
-    bodies, rule = [data_body(100)], ColdRule(age_ms=DAY_MS, object_bytes=100)
+def test_an_entry_is_compacted_once_it_is_older_than_the_rule_says() -> None:
+    bodies, rule = [data_body(100)], CompactionRule(age_ms=DAY_MS, object_bytes=100)
     assert spans_of(bodies, rule, age_ms=DAY_MS) == []
     assert spans_of(bodies, rule, age_ms=DAY_MS + 1) == [(0, 1)]
     assert spans_of(bodies * 3, rule, start=1) == [(1, 2), (2, 3)]
 
 
-def test_no_entry_is_cold_that_an_opening_rebuilds_the_dedup_window_from() -> None:
-    bodies, rule = [data_body(100)], ColdRule(age_ms=0, rest=True)
+def test_no_entry_is_compacted_that_an_opening_rebuilds_the_dedup_window_from() -> None:
+    bodies, rule = [data_body(100)], CompactionRule(age_ms=0, rest=True)
     window_ms = TopicSettings().dedup_window_ms + CLOCK_ERROR_MS
     assert spans_of(bodies, rule, age_ms=window_ms) == []
     assert spans_of(bodies, rule, age_ms=window_ms + 1) == [(0, 1)]
@@ -187,12 +189,12 @@ def test_no_entry_is_cold_that_an_opening_rebuilds_the_dedup_window_from() -> No
 def test_a_run_ends_with_so_many_pointers_or_bytes_of_them_as_a_part_may_have(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bodies, rule = [data_body(1)] * 7, ColdRule(age_ms=DAY_MS, rest=True)
+    bodies, rule = [data_body(1)] * 7, CompactionRule(age_ms=DAY_MS, rest=True)
     with monkeypatch.context() as changed:
         changed.setattr(plan, "POINTERS_MAX", 3)
         assert spans_of(bodies, rule) == [(0, 3), (3, 6), (6, 7)]
     with monkeypatch.context() as changed:
-        changed.setattr(plan, "COLD_POINTER_BYTES_MAX", 3 * len(bodies[0]))
+        changed.setattr(plan, "COMPACTION_POINTER_BYTES_MAX", 3 * len(bodies[0]))
         assert spans_of(bodies, rule) == [(0, 3), (3, 6), (6, 7)]
-        changed.setattr(plan, "COLD_POINTER_BYTES_MAX", 3 * len(bodies[0]) - 1)
+        changed.setattr(plan, "COMPACTION_POINTER_BYTES_MAX", 3 * len(bodies[0]) - 1)
         assert spans_of(bodies, rule) == [(0, 2), (2, 4), (4, 6), (6, 7)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memq.format.blocks.columns import BlockReader, open_block
-from memq.format.cold import decode_cold_manifest, decode_cold_part
+from memq.format.compaction_manifest import decode_compaction_manifest, decode_manifest_part
 from memq.format.object import open_object
 from memq.format.pointer import decode_pointer
 from memq.format.report import decode_report
@@ -14,16 +14,16 @@ from tests.golden.make import (
     FOLDER,
     full_builder,
     make,
-    make_cold_manifest,
-    make_cold_part,
+    make_compaction_manifest,
+    make_manifest_part,
     make_pointers,
     make_reports,
     seal,
 )
 
 MADE = make()
-COLD = ("cold-part.bin", "cold-manifest.bin")
-PACKED = ("block-zstd.bin", "block-lz4.bin", *COLD)  # their bytes depend on the version of the codec's library
+COMPACTION = ("manifest-part.bin", "compaction-manifest.bin")
+PACKED = ("block-zstd.bin", "block-lz4.bin", *COMPACTION)  # their bytes depend on the version of the codec's library
 
 
 @pytest.mark.parametrize("name", [name for name in MADE if name not in PACKED])
@@ -59,9 +59,9 @@ def test_the_segment_holds_its_blocks() -> None:
     assert [open_block(data[entry.start : entry.end]).count for entry in content.entries] == [6, 3]
 
 
-def test_the_files_of_a_cold_part_read_as_they_were_meant() -> None:
-    assert decode_cold_part((FOLDER / "cold-part.bin").read_bytes()) == make_cold_part()
-    assert decode_cold_manifest((FOLDER / "cold-manifest.bin").read_bytes()) == make_cold_manifest()
+def test_the_files_of_a_compacted_part_read_as_they_were_meant() -> None:
+    assert decode_manifest_part((FOLDER / "manifest-part.bin").read_bytes()) == make_manifest_part()
+    assert decode_compaction_manifest((FOLDER / "compaction-manifest.bin").read_bytes()) == make_compaction_manifest()
 
 
 @pytest.mark.parametrize("name", make_pointers())

@@ -60,7 +60,7 @@ class Queue:
     def __init__(self, begin: int = 0, end: int = 3) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.logs = Span(begin, end)
-        self.cold = Span(0, end)  # with the cold part
+        self.compacted = Span(0, end)  # with the compacted part
         self.failing: dict[int, MemqError] = {}
 
     def named(self, name: str) -> list[tuple[Any, ...]]:
@@ -102,7 +102,7 @@ class Queue:
 
 
 class Pointers:
-    """What brokers read pointers by: the queue's logs with their cold parts."""
+    """What brokers read pointers by: the queue's logs with their compacted parts."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
@@ -114,8 +114,8 @@ class Pointers:
         return Entries([Entry(first, 1, self.body)], first + 1)
 
     async def span(self, partition: ReadPartition) -> Span:
-        self._queue.calls.append(("cold span", partition.partition))
-        return self._queue.cold
+        self._queue.calls.append(("compacted span", partition.partition))
+        return self._queue.compacted
 
     async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
         self._queue.calls.append(("seek_time", partition.partition, time_ms))
@@ -286,19 +286,19 @@ def test_a_log_that_fails_has_no_begin_and_no_end() -> None:
     handling(work())
 
 
-def test_the_cold_part_is_asked_for_only_where_the_queue_does_not_continue() -> None:
+def test_the_compacted_part_is_asked_for_only_where_the_queue_does_not_continue() -> None:
     async def work() -> None:
         handlers = Handlers(Queue(begin=2, end=5))
         found = await handlers.entries(2, [0])
-        assert (shown(found[0]), handlers.queue.named("cold span")) == ((2, 5, 1, 3), [])
+        assert (shown(found[0]), handlers.queue.named("compacted span")) == ((2, 5, 1, 3), [])
         found = await handlers.entries(1, [0])
-        assert (shown(found[0]), handlers.queue.named("cold span")) == ((0, 5, 1, 3), [(0,)])
+        assert (shown(found[0]), handlers.queue.named("compacted span")) == ((0, 5, 1, 3), [(0,)])
         found = await handlers.entries(5, [0])
-        assert (shown(found[0]), handlers.queue.named("cold span")) == ((2, 5, 0, 5), [(0,)]), "without news"
+        assert (shown(found[0]), handlers.queue.named("compacted span")) == ((2, 5, 0, 5), [(0,)]), "without news"
         assert len(handlers.queue.named("read")) == 2
         empty = Handlers(Queue(begin=4, end=4))
         assert shown((await empty.entries(4, [0]))[0]) == (4, 4, 0, 4)
-        assert empty.queue.named("cold span") == []
+        assert empty.queue.named("compacted span") == []
 
     handling(work())
 
@@ -315,7 +315,7 @@ def test_a_pointer_that_is_no_json_goes_apart() -> None:
     handling(work())
 
 
-def test_times_and_spans_are_those_of_the_log_with_its_cold_part() -> None:
+def test_times_and_spans_are_those_of_the_log_with_its_compacted_part() -> None:
     async def work() -> None:
         handlers = Handlers(Queue(begin=2, end=5))
         assert await handlers.poll(PollTime(partition=ref(1), time_ms=90)) == PollAnswer(offset=2)
@@ -340,7 +340,7 @@ def test_spans_that_an_owner_has_to_show_are_refused_by_others_with_its_address(
         for nobody in (0, 3):
             with pytest.raises(NotReadyError, match=f"partition {nobody} of topic 'clicks' has no owner now"):
                 await handlers.poll(PollSpans(partitions=[ref(0)], writer=nobody))
-        assert len(handlers.queue.named("cold span")) == 1
+        assert len(handlers.queue.named("compacted span")) == 1
 
     handling(work())
 

@@ -8,10 +8,10 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from memq.compaction.reader import ColdFiles
+from memq.compaction.reader import ManifestFiles
 from memq.errors import DeniedError, InvalidRequestError, LogLostError, MemqError, NotFoundError, QueueError, StoreError
 from memq.format.key import (
-    cold_manifest_key,
+    compaction_manifest_key,
     shared_object_key,
     shared_prefix,
     staged_object_key,
@@ -20,7 +20,7 @@ from memq.format.key import (
 from memq.notification import Span
 from memq.storage_handlers import confirmed_reads
 from memq.topic import PartitionSlots, ReadPartition, Topic, TopicSettings, equal_slots, read_partitions
-from tests.unit.bare_cluster import CLUSTER, SHARING, Cluster, cold_manifest, indexed, newer, part_of, topic_of
+from tests.unit.bare_cluster import CLUSTER, SHARING, Cluster, compaction_manifest, indexed, newer, part_of, topic_of
 
 
 @pytest.fixture(autouse=True)
@@ -254,18 +254,18 @@ def test_an_object_of_another_kind_or_partition_proves_nothing() -> None:
     asyncio.run(work())
 
 
-def test_a_cold_part_proves_that_the_log_held_something_and_a_manifest_that_does_not_read_too() -> None:
+def test_a_compacted_part_proves_that_the_log_held_something_and_a_manifest_that_does_not_read_too() -> None:
     async def work() -> None:
         cluster = Cluster()
         await cluster.topic(CLICKS)
-        await ColdFiles(CLUSTER, cluster.store).publish(cold_manifest(CLICKS))
+        await ManifestFiles(CLUSTER, cluster.store).publish(compaction_manifest(CLICKS))
         assert await opens(cluster, CLICKS), "retention took all parts"
-        await ColdFiles(CLUSTER, cluster.store).publish(
-            msgspec.structs.replace(cold_manifest(CLICKS, part_of(0)), number=2)
+        await ManifestFiles(CLUSTER, cluster.store).publish(
+            msgspec.structs.replace(compaction_manifest(CLICKS, part_of(0)), number=2)
         )
         with pytest.raises(LogLostError, match="the store has 'part-0'"):
             await cluster.logs.check_opening(CLICKS, 0, claimed=True)
-        await cluster.put(cold_manifest_key(CLUSTER, CLICKS.name, CLICKS.id, 0, 3), b"damaged")
+        await cluster.put(compaction_manifest_key(CLUSTER, CLICKS.name, CLICKS.id, 0, 3), b"damaged")
         assert not await opens(cluster, CLICKS)
 
     asyncio.run(work())

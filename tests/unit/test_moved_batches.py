@@ -40,10 +40,10 @@ def test_a_batch_that_was_moved_is_found_by_its_pointer_of_now() -> None:
         reader.add(0)
         await skip(0.5)
         world.gone = {"o/1"}
-        relocate(world.logs[0], 1, "cold/1")
+        relocate(world.logs[0], 1, "large/1")
         await reader.until(6)
         assert reader.got == expected(0, 2)
-        assert "cold/1" in world.keys
+        assert "large/1" in world.keys
         assert reader.reading.retries == 0
         await reader.tasks.stop()
 
@@ -192,10 +192,10 @@ def test_locations_are_compared_as_a_whole() -> None:
         slot = flow.next_fetch()
         assert slot is not None
         assert not flow.move(slot, world.logs[0].entries[0]), "it is where it was"
-        relocate(world.logs[0], 0, "cold/0")
+        relocate(world.logs[0], 0, "large/0")
         assert flow.move(slot, world.logs[0].entries[0])
         assert slot.pointer is not None
-        assert slot.pointer.locations == (Location(store="main", key="cold/0", offset=0, length=slot.bytes),)
+        assert slot.pointer.locations == (Location(store="main", key="large/0", offset=0, length=slot.bytes),)
         assert not flow.move(slot, Entry(0, 0, b"{")), "what can't be read names no place"
         assert flow.state is CursorState.READING
 

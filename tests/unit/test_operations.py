@@ -63,7 +63,7 @@ from memq.protocol.messages import (
     ReadRequest,
     Redirect,
     Throttle,
-    TrimCold,
+    TrimCompacted,
     WireRecords,
     encode_message,
 )
@@ -174,7 +174,7 @@ EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
     CreateTopic: (CreateTopic(name="clicks"), TOPIC),
     AlterTopic: (AlterTopic(name="clicks"), TOPIC),
     DeleteTopic: (DeleteTopic(name="clicks"), TOPIC),
-    TrimCold: (TrimCold(topic="clicks", topic_id=ID), TOPIC),
+    TrimCompacted: (TrimCompacted(topic="clicks", topic_id=ID), TOPIC),
     PollEntries: (PollEntries(partitions=[PollFrom(partition=REF, offset=0)] * 2), PARTITION * 2),
     PollTime: (PollTime(partition=REF, time_ms=0), PARTITION),
     PollSpans: (PollSpans(partitions=[REF]), PARTITION),

@@ -8,11 +8,11 @@ import pytest
 
 from memq.client.consumer.fetch.fetcher import RangeCoalescer
 from memq.errors import CorruptDataError, StoreError
-from memq.format.key import cold_object_key, object_key
+from memq.format.key import large_object_key, object_key
 from memq.limits import READ_BYTES_MAX
 
 ID = "00112233445566778899aabbccddeeff"
-LARGE = cold_object_key("c", "clicks", ID, 1, 1_700_000_000_000)
+LARGE = large_object_key("c", "clicks", ID, 1, 1_700_000_000_000)
 SMALL = object_key("c", "clicks", ID, 0, 1, 2, 1_700_000_000_000)
 DATA = bytes(range(256)) * 40
 

@@ -14,10 +14,10 @@ import pytest
 from memq.broker.metrics import Counters
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services, SweptNow
-from memq.broker.upkeep.retention import NAMED_MAX, expired, expired_parts, first_old_ms, retire, sweep, trim_cold
-from memq.compaction.reader import ColdFiles, ColdReader
+from memq.broker.upkeep.retention import NAMED_MAX, expired, expired_parts, first_old_ms, retire, sweep, trim_compacted
+from memq.compaction.reader import CompactedLogReader, ManifestFiles
 from memq.errors import QueueError
-from memq.format.cold import ColdManifest
+from memq.format.compaction_manifest import CompactionManifest
 from memq.format.key import object_key
 from memq.format.pointer import Location, Pointer, encode_pointer
 from memq.limits import TIME_MS_END
@@ -25,7 +25,7 @@ from memq.notification import Entry, Publication, Span
 from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, TopicSettings, read_partitions
-from tests.unit.bare_cluster import CLUSTER, Cluster, cold_manifest, indexed, part_of, topic_of
+from tests.unit.bare_cluster import CLUSTER, Cluster, compaction_manifest, indexed, part_of, topic_of
 
 if TYPE_CHECKING:
     from memq.governor import Coordinator
@@ -64,7 +64,7 @@ class Keeper(Cluster):
         self.trims: list[int] = []
         self.spans = 0
         self.clicks = topic_of("clicks", partitions, settings)
-        cold = ColdFiles(CLUSTER, self.store)
+        manifests = ManifestFiles(CLUSTER, self.store)
         parts = SimpleNamespace(
             settings=BrokerSettings(),
             runtime=self.runtime,
@@ -73,8 +73,8 @@ class Keeper(Cluster):
             coordinator=cast("Coordinator", self.topics),
             counters=self.counters,
             events=self.events,
-            cold=cold,
-            pointers=ColdReader(self.queue, cold, self.clock),
+            manifests=manifests,
+            pointers=CompactedLogReader(self.queue, manifests, self.clock),
             swept=SweptNow(),
             deleted_since={},
         )
@@ -113,8 +113,8 @@ class Keeper(Cluster):
         await self.queue.publish(Publication(log, partition, 1, self.now_ms - age_ms, body or encode_pointer(pointer)))
         return key
 
-    async def publish_parts(self, manifest: ColdManifest) -> None:
-        assert await ColdFiles(CLUSTER, self.store).publish(manifest)
+    async def publish_parts(self, manifest: CompactionManifest) -> None:
+        assert await ManifestFiles(CLUSTER, self.store).publish(manifest)
 
     async def round(self) -> None:
         await retire(self.services, self.partitions)
@@ -171,24 +171,24 @@ def test_a_log_of_damaged_entries_alone_loses_none_and_an_empty_one_begins_at_th
     [(0, 0, 0), (100, 0, 2), (101, 0, 1), (200, 0, 1), (250, 50, 1), (100, 100, 3), (1_000, 0, 0)],
 )
 def test_parts_go_while_the_wanted_bytes_are_behind_them(bytes_max: int, behind: int, count: int) -> None:
-    parts = cold_manifest(topic_of("clicks"), part_of(0), part_of(1), part_of(2))
+    parts = compaction_manifest(topic_of("clicks"), part_of(0), part_of(1), part_of(2))
     settings = TopicSettings(retention_ms=0, retention_bytes=bytes_max)
     assert expired_parts(parts, behind, settings, NOW_MS) == count
 
 
 @pytest.mark.parametrize(("age_ms", "goes"), [(YOUNG_MS + 1, True), (YOUNG_MS, False), (0, False)])
 def test_a_part_that_is_too_much_stays_while_the_dedup_window_is_rebuilt_from_it(age_ms: int, *, goes: bool) -> None:
-    parts = cold_manifest(topic_of("clicks"), part_of(0, NOW_MS - age_ms))
+    parts = compaction_manifest(topic_of("clicks"), part_of(0, NOW_MS - age_ms))
     settings = TopicSettings(retention_ms=0, retention_bytes=1)
     assert expired_parts(parts, 100, settings, NOW_MS) == goes
 
 
 @pytest.mark.parametrize(("age_ms", "goes"), [(DAY_MS + 1, True), (DAY_MS, False)])
 def test_a_part_goes_when_its_youngest_pointer_is_too_old(age_ms: int, *, goes: bool) -> None:
-    parts = cold_manifest(topic_of("clicks"), part_of(0, NOW_MS - age_ms), part_of(1, NOW_MS))
+    parts = compaction_manifest(topic_of("clicks"), part_of(0, NOW_MS - age_ms), part_of(1, NOW_MS))
     assert expired_parts(parts, 0, KEPT, NOW_MS) == goes
     assert first_old_ms(parts) == NOW_MS - age_ms
-    assert first_old_ms(None) == first_old_ms(cold_manifest(topic_of("clicks"))) == TIME_MS_END
+    assert first_old_ms(None) == first_old_ms(compaction_manifest(topic_of("clicks"))) == TIME_MS_END
 
 
 # ---- rounds of retention -------------------------------------------------------------------------
@@ -317,23 +317,23 @@ def test_no_object_goes_while_the_queue_shows_what_was_trimmed() -> None:
     keep(work)
 
 
-# ---- cold parts ----------------------------------------------------------------------------------
+# ---- compacted parts ----------------------------------------------------------------------------------
 
 
 def test_an_empty_log_is_left_alone_whatever_its_manifest_says() -> None:
-    """A queue that lost the log: its cold parts are what a restore goes by."""
+    """A queue that lost the log: its compacted parts are what a restore goes by."""
 
     async def work(keeper: Keeper) -> None:
-        await keeper.publish_parts(cold_manifest(keeper.clicks, part_of(0)))
+        await keeper.publish_parts(compaction_manifest(keeper.clicks, part_of(0)))
         keeper.queue.logs[keeper.log].begin = 1
         await keeper.round()
         assert (keeper.trims, keeper.counters.retired_pointers) == ([], 0)
-        assert await ColdFiles(CLUSTER, keeper.store).highest_number(keeper.log) == 1
+        assert await ManifestFiles(CLUSTER, keeper.store).highest_number(keeper.log) == 1
 
     keep(work, lambda: Keeper(TopicSettings(retention_ms=DAY_MS, retention_bytes=1)))
 
 
-def test_pointers_stay_while_a_cold_part_before_them_does() -> None:
+def test_pointers_stay_while_a_compacted_part_before_them_does() -> None:
     """Their order is that of offsets: a log has no hole between its manifest and its queue."""
 
     async def work(keeper: Keeper) -> None:
@@ -342,7 +342,7 @@ def test_pointers_stay_while_a_cold_part_before_them_does() -> None:
         for number in range(2, 4):
             await keeper.write(number, age_ms=2 * DAY_MS)
         await keeper.write(4)
-        await keeper.publish_parts(cold_manifest(keeper.clicks, part_of(0, keeper.now_ms, entries=2)))
+        await keeper.publish_parts(compaction_manifest(keeper.clicks, part_of(0, keeper.now_ms, entries=2)))
         await keeper.queue.trim(keeper.log, 1)  # the compaction was killed before it took the rest
         await keeper.round()
         assert (await keeper.queue.span(keeper.log)).begin == 2, "what the manifest has leaves the queue"
@@ -351,14 +351,14 @@ def test_pointers_stay_while_a_cold_part_before_them_does() -> None:
     keep(work)
 
 
-def test_cold_parts_go_by_the_bytes_behind_them_and_then_the_pointers() -> None:
+def test_compacted_parts_go_by_the_bytes_behind_them_and_then_the_pointers() -> None:
     async def work(keeper: Keeper) -> None:
         for number in range(2):
             await keeper.write(number, age_ms=3 * YOUNG_MS)
         for number in range(2, 4):
             await keeper.write(number, age_ms=2 * YOUNG_MS)
         await keeper.write(4)
-        await keeper.publish_parts(cold_manifest(keeper.clicks, part_of(0, entries=2)))
+        await keeper.publish_parts(compaction_manifest(keeper.clicks, part_of(0, entries=2)))
         await keeper.queue.trim(keeper.log, 1)
         await keeper.services.pointers.span(keeper.log)  # a reader has met the manifest
         keeper.trims.clear()
@@ -379,19 +379,19 @@ def test_parts_stay_when_a_compaction_publishes_first() -> None:
         for number in range(2):
             await keeper.write(number, age_ms=2 * DAY_MS)
         await keeper.write(2)
-        await keeper.publish_parts(cold_manifest(keeper.clicks, part_of(0, entries=2)))
+        await keeper.publish_parts(compaction_manifest(keeper.clicks, part_of(0, entries=2)))
         await keeper.queue.trim(keeper.log, 1)
-        cold = keeper.services.cold
-        publish = cold.publish
+        manifests = keeper.services.manifests
+        publish = manifests.publish
 
-        async def late(manifest: ColdManifest) -> bool:
-            await publish(msgspec.structs.replace(cold_manifest(keeper.clicks, part_of(0, entries=2)), number=2))
+        async def late(manifest: CompactionManifest) -> bool:
+            await publish(msgspec.structs.replace(compaction_manifest(keeper.clicks, part_of(0, entries=2)), number=2))
             return await publish(manifest)
 
-        cold.publish = late  # type: ignore[method-assign]
+        manifests.publish = late  # type: ignore[method-assign]
         await keeper.round()
         assert keeper.counters.retired_pointers == 0
-        found = await cold.highest(keeper.log)
+        found = await manifests.highest(keeper.log)
         assert found is not None
         assert [part.key for part in found.parts] == ["part-0"]
 
@@ -405,9 +405,9 @@ def test_an_owner_trims_what_manifests_have_and_readers_notice_at_once() -> None
         pointers = keeper.services.pointers
         await keeper.queue.trim(keeper.log, 1)
         assert await pointers.span(keeper.log) == Span(1, 3)
-        await keeper.publish_parts(cold_manifest(keeper.clicks, part_of(0, entries=2)))
+        await keeper.publish_parts(compaction_manifest(keeper.clicks, part_of(0, entries=2)))
         keeper.trims.clear()
-        await trim_cold(keeper.services, keeper.clicks)
+        await trim_compacted(keeper.services, keeper.clicks)
         assert keeper.trims == [2]
         assert await pointers.span(keeper.log) == Span(0, 3)
 
@@ -417,7 +417,7 @@ def test_an_owner_trims_what_manifests_have_and_readers_notice_at_once() -> None
 def test_what_nothing_was_compacted_of_keeps_its_pointers() -> None:
     async def work(keeper: Keeper) -> None:
         await keeper.write(0)
-        await trim_cold(keeper.services, keeper.clicks)
+        await trim_compacted(keeper.services, keeper.clicks)
         assert keeper.trims == []
 
     keep(work)

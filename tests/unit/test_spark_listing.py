@@ -13,7 +13,7 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, LessThan
 
 from memq.errors import ClosedError, CorruptDataError, DeniedError, InvalidSettingError, NotFoundError
 from memq.format.blocks.header import parse_header, tag_bit
-from memq.format.key import cold_object_key, object_key, shared_object_key
+from memq.format.key import large_object_key, object_key, shared_object_key
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
 from memq.runtime.runtime import Runtime
 from memq.spark.options import read_options
@@ -133,20 +133,20 @@ def test_a_batch_that_was_copied_into_a_large_object_is_read_once(listing: Listi
     data = (TOPIC, 0, 1, 0, b"a")
     listing.put(object_key("c", TOPIC.name, TOPIC.id, 0, 1, 0, NOW_MS), data)
     listing.sequence = 0
-    listing.put(cold_object_key("c", TOPIC.name, TOPIC.id, 7, NOW_MS), data)
+    listing.put(large_object_key("c", TOPIC.name, TOPIC.id, 7, NOW_MS), data)
     assert listing.values(dedup="raw") == [b"a"]
 
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_copies_are_left_out_where_one_of_them_is_in_a_large_object(swapped: bool) -> None:
-    cold = cold_object_key("c", TOPIC.name, TOPIC.id, 7, NOW_MS)
-    hot, hotter = (object_key("c", TOPIC.name, TOPIC.id, 0, 1, number, NOW_MS) for number in (0, 1))
-    pair = [raw_batch(0, cold), raw_batch(0, hot)]
+    large = large_object_key("c", TOPIC.name, TOPIC.id, 7, NOW_MS)
+    small, hotter = (object_key("c", TOPIC.name, TOPIC.id, 0, 1, number, NOW_MS) for number in (0, 1))
+    pair = [raw_batch(0, large), raw_batch(0, small)]
     first, second = reversed(pair) if swapped else pair
     assert once([first, second]) == [first]
-    again = [raw_batch(0, hot), raw_batch(0, hotter)]
+    again = [raw_batch(0, small), raw_batch(0, hotter)]
     assert once(again) == again, "stored again, since its pointer was late"
-    others = [raw_batch(0, cold), raw_batch(1, hot), RawBatch("x"), RawBatch("y"), raw_batch(1, cold)]
+    others = [raw_batch(0, large), raw_batch(1, small), RawBatch("x"), RawBatch("y"), raw_batch(1, large)]
     assert once(others) == others
 
 

@@ -28,8 +28,8 @@ from pyspark.sql.types import (
 )
 
 from memq.compaction.compaction import leave_queue, manifest_of
-from memq.compaction.plan import ColdRule
-from memq.compaction.reader import ColdFiles
+from memq.compaction.plan import CompactionRule
+from memq.compaction.reader import ManifestFiles
 from memq.errors import (
     CorruptDataError,
     DeniedError,
@@ -48,7 +48,7 @@ from memq.spark.source import MemqSource
 from memq.spark.write import MemqStreamWriter, MemqWriter
 from memq.storage_handlers.filesystem import FilesystemHandler
 from memq.topic import Position, Topic, TopicSettings, equal_slots
-from tests.cold import DAY_MS, parts_on
+from tests.compaction import DAY_MS, parts_on
 from tests.unit.blocks import NOW_MS, Record, repair
 from tests.unit.stored_topic import StoredTopic, block
 
@@ -517,10 +517,10 @@ def test_what_was_compacted_is_read_from_where_it_is_now(tmp_path: Path) -> None
     async def compact() -> None:
         queue = SqliteQueue(tmp_path / "queue.sqlite", SystemClock())
         store = FilesystemHandler(topic.objects, topic.objects)
-        rule = ColdRule(age_ms=DAY_MS, rest=True)
+        rule = CompactionRule(age_ms=DAY_MS, rest=True)
         (done,) = await parts_on(queue, store, Runtime()).compact(topic.logs[0], TopicSettings(), rule)
         assert done.part.entries == len(small)
-        await leave_queue(queue, topic.logs[0], await manifest_of(ColdFiles("memq", store), topic.logs[0]))
+        await leave_queue(queue, topic.logs[0], await manifest_of(ManifestFiles("memq", store), topic.logs[0]))
         await queue.close()
         await store.close()
 

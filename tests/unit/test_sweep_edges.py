@@ -13,13 +13,13 @@ from memq.broker.upkeep.log_reading import READINGS_MAX, whole_log
 from memq.broker.upkeep.orphan_objects import OrphanObjects, OrphanTopics, forgotten_topic, lost_log
 from memq.broker.upkeep.sweep import Sweep
 from memq.broker.upkeep.sweep_lists import ALL, PendingObject, SweepLists
-from memq.compaction.reader import ColdFiles
+from memq.compaction.reader import ManifestFiles
 from memq.errors import QueueError, StoreError
-from memq.format.cold import ColdPart, LeftPart, encode_cold_part
+from memq.format.compaction_manifest import LeftPart, ManifestPart, encode_manifest_part
 from memq.format.key import (
-    cold_manifest_key,
-    cold_manifest_prefix,
-    cold_object_key,
+    compaction_manifest_key,
+    compaction_manifest_prefix,
+    large_object_key,
     object_key,
     parse_sweep_list_key,
     shared_object_key,
@@ -34,7 +34,7 @@ from memq.governor import Coordinator
 from memq.notification import Entries, Publication, Span
 from memq.storage_handlers import ObjectEntry, confirmed_reads
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, Totals, read_partitions
-from tests.unit.bare_cluster import CLUSTER, Cluster, cold_manifest, indexed, newer, part_of, topic_of
+from tests.unit.bare_cluster import CLUSTER, Cluster, compaction_manifest, indexed, newer, part_of, topic_of
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -226,29 +226,29 @@ def test_the_span_is_asked_again_only_where_offsets_are_missing() -> None:
     in_yard(work)
 
 
-# ---- cold parts ----------------------------------------------------------------------------------
+# ---- compacted parts ----------------------------------------------------------------------------------
 
 
-def cold_key(yard: Yard, number: int) -> str:
-    return cold_object_key(CLUSTER, "clicks", yard.clicks.id, number, yard.clock.wall_ms())
+def large_key(yard: Yard, number: int) -> str:
+    return large_object_key(CLUSTER, "clicks", yard.clicks.id, number, yard.clock.wall_ms())
 
 
 @pytest.mark.parametrize("late", [0, 1])
 def test_what_left_a_manifest_is_named_for_the_safety_age_and_the_error_of_clocks(late: int) -> None:
     async def work(yard: Yard) -> None:
         await yard.name()
-        left, held, original = cold_key(yard, 1), cold_key(yard, 2), await yard.orphan(again=1)
+        left, held, original = large_key(yard, 1), large_key(yard, 2), await yard.orphan(again=1)
         for key in (left, held):
             await yard.put(key)
         since_ms = yard.clock.wall_ms()
-        part = ColdPart((), (original,))
+        part = ManifestPart((), (original,))
         ref = msgspec.structs.replace(part_of(0), key=f"{left}-part", objects=(held,), created_ms=since_ms)
-        await yard.put(ref.key, encode_cold_part(part))
+        await yard.put(ref.key, encode_manifest_part(part))
         gone = msgspec.structs.replace(part_of(1), objects=(left,))
         manifest = msgspec.structs.replace(
-            cold_manifest(yard.clicks, ref), left=(LeftPart(part=gone, since_ms=since_ms),)
+            compaction_manifest(yard.clicks, ref), left=(LeftPart(part=gone, since_ms=since_ms),)
         )
-        await ColdFiles(CLUSTER, yard.store).publish(manifest)
+        await ManifestFiles(CLUSTER, yard.store).publish(manifest)
         yard.clock.advance(HOUR_MS + CLOCK_ERROR_MS + late)
         found = await yard.find()
         assert [key in found for key in (left, original, held)] == [bool(late), bool(late), False]
@@ -260,7 +260,7 @@ def test_nothing_of_a_topic_goes_whose_manifest_does_not_read() -> None:
     async def work(yard: Yard) -> None:
         await yard.name()
         await yard.orphan(again=1)
-        await yard.put(cold_manifest_key(CLUSTER, "clicks", yard.clicks.id, 0, 1), b"damaged")
+        await yard.put(compaction_manifest_key(CLUSTER, "clicks", yard.clicks.id, 0, 1), b"damaged")
         yard.clock.advance(HOUR_MS)
         assert await yard.find() == []
         assert any(note.startswith("topic 'clicks' is not swept: ") for note in yard.notes)
@@ -272,7 +272,7 @@ def test_a_store_that_fails_at_a_manifest_ends_the_pass() -> None:
     async def work(yard: Yard) -> None:
         await yard.name()
         await yard.orphan(again=1)
-        await yard.put(cold_manifest_key(CLUSTER, "clicks", yard.clicks.id, 0, 1), b"never read")
+        await yard.put(compaction_manifest_key(CLUSTER, "clicks", yard.clicks.id, 0, 1), b"never read")
         yard.clock.advance(HOUR_MS)
 
         async def failing(key: str, *, checked: bool = True) -> bytes:
@@ -289,9 +289,9 @@ def test_a_manifest_that_vanishes_between_two_listings_names_nothing() -> None:
     async def work(yard: Yard) -> None:
         await yard.name()
         orphan = await yard.orphan(again=1)
-        manifest = cold_manifest_key(CLUSTER, "clicks", yard.clicks.id, 0, 1)
+        manifest = compaction_manifest_key(CLUSTER, "clicks", yard.clicks.id, 0, 1)
         await yard.put(manifest, b"never read")
-        listing, own = yard.store.list, cold_manifest_prefix(CLUSTER, "clicks", yard.clicks.id, 0)
+        listing, own = yard.store.list, compaction_manifest_prefix(CLUSTER, "clicks", yard.clicks.id, 0)
 
         async def without(prefix: str = "") -> AsyncIterator[ObjectEntry]:
             async for entry in listing(prefix):
@@ -345,7 +345,7 @@ def test_the_topic_of_forgotten_objects_is_read_from_the_first_index_that_reads(
         await yard.topic(views)
         bodies = {
             "memq/topics/views/no-key": b"x",
-            cold_object_key(CLUSTER, "views", views.id, 1, 1_000): indexed(yard.clicks, 0),
+            large_object_key(CLUSTER, "views", views.id, 1, 1_000): indexed(yard.clicks, 0),
             object_key(CLUSTER, "views", views.id, 0, 1, 0, 1_000): b"damaged",
             object_key(CLUSTER, "views", views.id, 0, 1, 1, 1_000): b"",
             object_key(CLUSTER, "views", views.id, 0, 1, 2, 1_000): indexed(views, 0),

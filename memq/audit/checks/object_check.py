@@ -16,8 +16,8 @@ from memq.errors import CorruptDataError, InvalidRequestError, MemqError, NotFou
 from memq.format.batch import BlockPiece, cut_blocks, numbered_entries
 from memq.format.blocks.columns import BlockReader, verify_block
 from memq.format.blocks.header import BlockHeader, Buffer
-from memq.format.cold import decode_cold_manifest, decode_cold_part
-from memq.format.key import ColdObjectKey, ObjectKey, parse_object_key
+from memq.format.compaction_manifest import decode_compaction_manifest, decode_manifest_part
+from memq.format.key import LargeObjectKey, ObjectKey, parse_object_key
 from memq.format.manifest import decode_manifest
 from memq.format.object import BlockEntry, ObjectIndex, open_object
 from memq.format.packed_file import KIND_AT, KIND_MANIFEST, KIND_PART, KIND_SWEEP_LIST, MAGIC, decode_sweep_list
@@ -28,8 +28,8 @@ from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
 from memq.topic import ReadPartition
 
 _PACKED: dict[int, Callable[[bytes], object]] = {
-    KIND_MANIFEST: decode_cold_manifest,
-    KIND_PART: decode_cold_part,
+    KIND_MANIFEST: decode_compaction_manifest,
+    KIND_PART: decode_manifest_part,
     KIND_SWEEP_LIST: decode_sweep_list,
 }
 Read = Callable[[Location], Awaitable[Buffer]]
@@ -85,7 +85,7 @@ def check_file(name: str, data: memoryview) -> ObjectVerdict:
     Nothing is raised: what is wrong is in the verdict.
     """
     if bytes(data[: len(MAGIC)]) == MAGIC:
-        decode = _PACKED.get(data[KIND_AT] if len(data) > KIND_AT else 0, decode_cold_manifest)
+        decode = _PACKED.get(data[KIND_AT] if len(data) > KIND_AT else 0, decode_compaction_manifest)
     elif "/commits/" in name:
         decode = partial(decode_manifest, name=name)
     else:
@@ -248,7 +248,7 @@ class NamedObjects:
             return  # a staged object, or what an earlier version wrote
         if named.cluster != self._cluster:
             yield f"the key is of cluster '{named.cluster}'"
-        if isinstance(named, ObjectKey | ColdObjectKey):
+        if isinstance(named, ObjectKey | LargeObjectKey):
             topic, said = (named.topic, named.topic_id), (pointer.topic, pointer.topic_id[:8])
             if topic != said:
                 yield f"the key is of topic '{topic[0]}' with id {topic[1]}, the pointer of '{said[0]}' with {said[1]}"

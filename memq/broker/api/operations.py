@@ -42,7 +42,7 @@ from memq.protocol.messages import (
     PollTime,
     PublishStaged,
     ReadRequest,
-    TrimCold,
+    TrimCompacted,
     decode_message,
 )
 
@@ -120,7 +120,7 @@ def operations_of(
             Operation("create-topic", Api.ADMIN, CreateTopic, _named_topic, topics.create),
             Operation("alter-topic", Api.ADMIN, AlterTopic, _named_topic, topics.alter),
             Operation("delete-topic", Api.ADMIN, DeleteTopic, _named_topic, topics.delete),
-            Operation("trim-cold", Api.ADMIN, TrimCold, _trimmed_topic, topics.trim_cold),
+            Operation("trim-cold", Api.ADMIN, TrimCompacted, _trimmed_topic, topics.trim_compacted),
             Operation(
                 "poll-entries",
                 Api.POLL,
@@ -166,7 +166,7 @@ def _named_topic(call: Call[CreateTopic] | Call[AlterTopic] | Call[DeleteTopic])
     return _one_topic(call.ask.name)
 
 
-def _trimmed_topic(call: Call[TrimCold]) -> list[Resource]:
+def _trimmed_topic(call: Call[TrimCompacted]) -> list[Resource]:
     return _one_topic(call.ask.topic)
 
 

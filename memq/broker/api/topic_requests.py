@@ -7,7 +7,7 @@ import asyncio
 from memq.broker.api import Answer, Call
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services
-from memq.broker.upkeep.retention import trim_cold
+from memq.broker.upkeep.retention import trim_compacted
 from memq.errors import NotFoundError, StoreError, TooLargeError
 from memq.limits import READ_BYTES_MAX
 from memq.protocol.messages import (
@@ -20,7 +20,7 @@ from memq.protocol.messages import (
     ReadRequest,
     StoreMetadata,
     TopicMetadata,
-    TrimCold,
+    TrimCompacted,
 )
 from memq.storage_handlers import StorageHandler
 from memq.topic import Topic, TopicSettings, check_name, parse_settings
@@ -111,9 +111,9 @@ class TopicRequests:
         await self._partitions.delete(await self._partitions.current_topic(call.ask.name, call.ask.topic_id))
         return AdminAnswer()
 
-    async def trim_cold(self, call: Call[TrimCold]) -> Answer:
+    async def trim_compacted(self, call: Call[TrimCompacted]) -> Answer:
         """Remove the pointers from the queue that the topic's manifests have."""
-        await trim_cold(self._services, await self._partitions.current_topic(call.ask.topic, call.ask.topic_id))
+        await trim_compacted(self._services, await self._partitions.current_topic(call.ask.topic, call.ask.topic_id))
         return AdminAnswer(sweep_age_ms=self._services.settings.sweep_age_ms)
 
 

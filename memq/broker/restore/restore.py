@@ -16,7 +16,7 @@ from awscrt.checksums import crc32c
 
 from memq.broker.assembly import opened_parts
 from memq.broker.process import STORE_NAME
-from memq.broker.restore.cold_parts import ColdBatches, cold_batches, places_below, retire_manifests
+from memq.broker.restore.compacted_batches import CompactedBatches, compacted_batches, places_below, retire_manifests
 from memq.broker.restore.rebuild import (
     BatchPlace,
     FoundBatch,
@@ -37,7 +37,7 @@ from memq.errors import (
     QueueRefusedError,
     UnsupportedFormatError,
 )
-from memq.format.key import ObjectKey, cold_prefix, parse_object_key, shared_prefix, staged_prefix, topic_prefix
+from memq.format.key import ObjectKey, compaction_prefix, parse_object_key, shared_prefix, staged_prefix, topic_prefix
 from memq.format.manifest import Manifest, manifest_under
 from memq.format.pointer import Pointer, encode_pointer
 from memq.governor.data_folder import DataFolder
@@ -112,7 +112,7 @@ class Restorer:
         self._moved = moved
         self._shared: dict[str, list[BatchPlace]] | None = None  # by topic id
         self._staged: dict[str, list[BatchPlace]] | None = None  # as above, in the order of their commits
-        self._cold = ColdBatches()
+        self._compacted = CompactedBatches()
 
     async def restore(self, topic: Topic) -> Restored:
         """Publish the lost pointers of a topic's objects, and return the result.
@@ -204,13 +204,13 @@ class Restorer:
         if self._shared is None:
             self._shared = await places_below(self._store, shared_prefix(self._cluster), told.findings, self._moved)
         places: Places = {}
-        self._cold = await cold_batches(self._cluster, self._store, topic)
-        told.findings += self._cold.findings
-        for place in (*self._cold.places, *self._shared.get(topic.id, ())):
+        self._compacted = await compacted_batches(self._cluster, self._store, topic)
+        told.findings += self._compacted.findings
+        for place in (*self._compacted.places, *self._shared.get(topic.id, ())):
             places.setdefault(place.partition, []).append(place)
-        cold = cold_prefix(self._cluster, topic.name, topic.id)
+        compacted = compaction_prefix(self._cluster, topic.name, topic.id)
         async for entry in self._store.list(topic_prefix(self._cluster, topic.name, topic.id)):
-            if entry.key.startswith(cold):
+            if entry.key.startswith(compacted):
                 continue
             try:
                 named = parse_object_key(entry.key)
@@ -226,7 +226,7 @@ class Restorer:
             self._staged = await self._staged_places(told)
         staged: Places = {}
         for place in self._staged.get(topic.id, ()):
-            if self._cold.has_piece(place):
+            if self._compacted.has_piece(place):
                 continue
             staged.setdefault(place.partition, []).append(place)
         for partition, pieces in staged.items():
@@ -298,10 +298,10 @@ class Restorer:
         if place.entry is not None:
             try:
                 data = await self._store.get_range(place.key, place.entry.offset, place.entry.length)
-                return self._cold.found(find_shared_batch(place, data, topic))
+                return self._compacted.found(find_shared_batch(place, data, topic))
             except (CorruptDataError, UnsupportedFormatError):
                 pass  # the index still knows where its blocks begin, and their sequences
-        return self._cold.found(find_batch(place, await self._store.get(place.key, checked=False), topic))
+        return self._compacted.found(find_batch(place, await self._store.get(place.key, checked=False), topic))
 
     async def _surely(
         self, key: str, read: Callable[[], Awaitable[T]], is_whole: Callable[[T], bool] = lambda found: True

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from memq.broker.upkeep.orphan_objects import batches_of
-from memq.compaction.reader import ColdFiles
+from memq.compaction.reader import ManifestFiles
 from memq.errors import (
     CorruptDataError,
     DeniedError,
@@ -23,7 +23,7 @@ from memq.errors import (
     RetryableError,
     UnsupportedFormatError,
 )
-from memq.format.key import cold_manifest_prefix, is_cold_object, shared_prefix, staged_prefix, topic_prefix
+from memq.format.key import compaction_manifest_prefix, is_large_object, shared_prefix, staged_prefix, topic_prefix
 from memq.governor import Coordinator
 from memq.notification import PointerReader, Span
 from memq.runtime.tasks import PARTITIONS_AT_ONCE_MAX, bunches
@@ -189,9 +189,9 @@ class LostLogs:
         """
         writers = topic.writers_of(partition)
         try:
-            manifest = await ColdFiles(self.cluster, self.store).highest(partition)
+            manifest = await ManifestFiles(self.cluster, self.store).highest(partition)
         except (CorruptDataError, UnsupportedFormatError):
-            return cold_manifest_prefix(self.cluster, topic.name, topic.id, partition.partition)
+            return compaction_manifest_prefix(self.cluster, topic.name, topic.id, partition.partition)
         if manifest is not None and manifest.parts:
             return manifest.parts[0].key
         own, shared = topic_prefix(self.cluster, topic.name, topic.id), shared_prefix(self.cluster)
@@ -203,7 +203,7 @@ class LostLogs:
         return ""
 
     async def _holds(self, entry: ObjectEntry, topic: Topic, writers: Sequence[int]) -> bool:
-        if is_cold_object(entry.key):
+        if is_large_object(entry.key):
             return False  # the manifest names those, and there may be thousands, each with an index to read
         try:
             async for named, partition, _, _ in batches_of(self.store, entry, [topic]):

@@ -17,8 +17,8 @@ from memq.broker.upkeep.sweep import Sweep, Unnamed
 from memq.compaction.compaction import leave_queue
 from memq.compaction.plan import TailNeeds, window_since_ms, without
 from memq.errors import MemqError, NotFoundError, QueueError
-from memq.format.cold import ColdManifest
-from memq.format.key import is_cold_object, shared_prefix, staged_prefix
+from memq.format.compaction_manifest import CompactionManifest
+from memq.format.key import is_large_object, shared_prefix, staged_prefix
 from memq.format.object import ObjectTopic
 from memq.format.pointer import Pointer
 from memq.limits import TIME_MS_END
@@ -27,7 +27,7 @@ from memq.topic import ReadPartition, Topic, TopicSettings, read_partitions
 
 NEVER_MS = TIME_MS_END
 NAMED_MAX = 20  # objects that one line of the log names
-COLD_LOOK_S = 600.0  # how often retention looks for a manifest: each time is a listing
+COMPACTION_LOOK_S = 600.0  # how often retention looks for a manifest: each time is a listing
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def expired(entries: Iterable[tuple[Entry, Pointer | None]], settings: TopicSett
     taken = min(wanted, min(bounds.values(), default=0))
     kept = {key for _, pointer in known[taken:] for key in keys_of(pointer)}
     gone = (key for _, pointer in known[:taken] for key in keys_of(pointer) if key not in kept)
-    keys = dict.fromkeys(key for key in gone if not is_cold_object(key))  # a manifest may name it: the sweep's
+    keys = dict.fromkeys(key for key in gone if not is_large_object(key))  # a manifest may name it: the sweep's
     holding = tuple(partition for partition, bound in bounds.items() if bound < wanted)
     return Expired(known[taken][0].offset if known else 0, tuple(keys), holding)
 
@@ -118,17 +118,17 @@ async def _retire_partition(services: Services, partitions: Partitions, topic: T
 
     span = await services.queue.span(partition)
     first = await services.queue.read(partition, span.begin, 1) if span.begin < span.end else []
-    cold = await services.pointers.manifest(partition, span.begin, COLD_LOOK_S) if span.begin else None
-    old_ms = min(first[0].time_ms if first else now_ms, first_old_ms(cold)) + settings.retention_ms + 1
+    compacted = await services.pointers.manifest(partition, span.begin, COMPACTION_LOOK_S) if span.begin else None
+    old_ms = min(first[0].time_ms if first else now_ms, first_old_ms(compacted)) + settings.retention_ms + 1
     if not settings.retention_bytes and (not settings.retention_ms or old_ms > now_ms):
         return old_ms if settings.retention_ms else NEVER_MS  # the usual case costs one small read
     if not first:
         return now_ms
     span, known = await whole_log(services.queue, partition, damaged)
-    if cold is not None:
-        known = [item for item in known if item[0].offset >= cold.next]
-        cold = await retire_cold(services, partition, cold, settings, known)
-        if cold.parts:
+    if compacted is not None:
+        known = [item for item in known if item[0].offset >= compacted.next]
+        compacted = await retire_compacted(services, partition, compacted, settings, known)
+        if compacted.parts:
             return now_ms  # what is in the queue is younger
         span = await services.queue.span(partition)
     found = expired(known, settings, now_ms)
@@ -266,27 +266,27 @@ async def look_after(services: Services, partitions: Partitions, *, sweeps: bool
         services.events.warning("housekeeping-failed", str(error))
 
 
-async def trim_cold(services: Services, topic: Topic) -> None:
+async def trim_compacted(services: Services, topic: Topic) -> None:
     """Have the pointers of a topic leave the queue that manifests have. Raises: as store and queue."""
     for partition in read_partitions(topic):
-        manifest = await services.cold.highest(partition)
+        manifest = await services.manifests.highest(partition)
         if manifest is not None:
             await leave_queue(services.queue, partition, manifest)
             services.pointers.forget(partition)
 
 
-def first_old_ms(manifest: ColdManifest | None) -> int:
+def first_old_ms(manifest: CompactionManifest | None) -> int:
     """Return the greatest queue time of the first part of a manifest; retention compares its age."""
     return manifest.parts[0].greatest_ms if manifest is not None and manifest.parts else TIME_MS_END
 
 
-async def retire_cold(
+async def retire_compacted(
     services: Services,
     partition: ReadPartition,
-    manifest: ColdManifest,
+    manifest: CompactionManifest,
     settings: TopicSettings,
     younger: Sequence[tuple[Entry, Pointer | None]],
-) -> ColdManifest:
+) -> CompactionManifest:
     """Take the parts that are too old or too much, and return the manifest then.
 
     `younger` are the queue's entries.
@@ -300,7 +300,7 @@ async def retire_cold(
         return manifest
     successor = without(manifest, count, now_ms, services.settings.sweep_age_ms)
     services.pointers.forget(partition)
-    if not await services.cold.publish(successor):
+    if not await services.manifests.publish(successor):
         return manifest  # a compaction was faster: the next round reads what it has made
     gone = sum(part.entries for part in manifest.parts[:count])
     services.counters.retired_pointers += gone
@@ -310,7 +310,7 @@ async def retire_cold(
     return successor
 
 
-def expired_parts(manifest: ColdManifest, bytes_behind: int, settings: TopicSettings, now_ms: int) -> int:
+def expired_parts(manifest: CompactionManifest, bytes_behind: int, settings: TopicSettings, now_ms: int) -> int:
     """Return how many parts are too old or too much; `bytes_behind` are stored bytes of younger batches.
 
     Pure.

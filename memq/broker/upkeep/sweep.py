@@ -30,7 +30,7 @@ from memq.broker.upkeep.log_coverage import LogCoverage
 from memq.broker.upkeep.log_reading import READINGS_MAX, LogReading, keys_of
 from memq.broker.upkeep.orphan_objects import Claim, OrphanObjects, OrphanTopics, Place, forgotten_topic
 from memq.broker.upkeep.sweep_lists import SweepLists
-from memq.compaction.reader import ColdFiles
+from memq.compaction.reader import ManifestFiles
 from memq.errors import CorruptDataError, NotFoundError
 from memq.format.key import shared_prefix, staged_prefix, sweep_digest, topic_prefix
 from memq.format.packed_file import ListedObject
@@ -100,7 +100,7 @@ class Sweep:
         self._assignments = topics.assignments
         self._clock = clock
         self._note = note
-        self._cold = ColdFiles(cluster, store)
+        self._manifests = ManifestFiles(cluster, store)
         self.lists = SweepLists(cluster, store, note)
         self._confirm_ms = confirm_ms
         self._pending: dict[str, list[ObjectEntry]] = {}  # the lists of earlier passes, by the digest of their prefix
@@ -230,7 +230,7 @@ class Sweep:
             if fault:
                 self._note(f"topic '{topic.name}' is not swept: {fault}")
                 return False
-        return await self._strike_cold(topic, keys)
+        return await self._strike_compacted(topic, keys)
 
     async def _strike_log(
         self, topic: Topic, partition: ReadPartition, keys: dict[str, ObjectEntry], logs: dict[Place, LogCoverage]
@@ -284,27 +284,27 @@ class Sweep:
             f" the first is '{entries[0].key}': they are kept; {claim.cure}"
         )
 
-    async def _strike_cold(self, topic: Topic, keys: dict[str, ObjectEntry]) -> bool:
+    async def _strike_compacted(self, topic: Topic, keys: dict[str, ObjectEntry]) -> bool:
         """Take what the manifests of a topic name out of `keys`; False when they can't all be read."""
-        numbers = await self._cold.partitions(topic.name, topic.id)
+        numbers = await self._manifests.partitions(topic.name, topic.id)
         try:
             for number in numbers:
-                for key in await self._cold_keys(ReadPartition(topic.name, topic.id, number)):
+                for key in await self._compaction_keys(ReadPartition(topic.name, topic.id, number)):
                     keys.pop(key, None)
         except CorruptDataError as error:
             self._note(f"topic '{topic.name}' is not swept: {error}")
             return False
         return True
 
-    async def _cold_keys(self, partition: ReadPartition) -> list[str]:
+    async def _compaction_keys(self, partition: ReadPartition) -> list[str]:
         """Return the keys that the manifest of a read partition names, and those of its own files."""
-        manifest = await self._cold.highest(partition)
+        manifest = await self._manifests.highest(partition)
         if manifest is None:
             return []
-        keys = [self._cold.manifest_key(partition, manifest.number)]
+        keys = [self._manifests.manifest_key(partition, manifest.number)]
         left = [each.part for each in manifest.left if each.since_ms >= self._left_bound_ms]
         for part in (*manifest.parts, *left):
             keys += (part.key, *part.objects)
             if part.created_ms >= self._left_bound_ms:
-                keys += (await self._cold.part(part)).originals
+                keys += (await self._manifests.part(part)).originals
         return keys

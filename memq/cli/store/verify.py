@@ -132,8 +132,8 @@ def _verdict(one: FoundObject) -> ObjectVerdict:
 async def _verify_folder(folder: Path, tally: VerifiedCount) -> None:
     """Compare every pointer of a data folder's queue with its objects; a broker may run on it meanwhile."""
     from memq.compaction.reader import (
-        ColdFiles,  # a file is verified without a queue
-        ColdReader,
+        CompactedLogReader,
+        ManifestFiles,  # a file is verified without a queue
     )
     from memq.governor.data_folder import cluster_of
     from memq.notification.sqlite.queue import SqliteQueue
@@ -149,7 +149,7 @@ async def _verify_folder(folder: Path, tally: VerifiedCount) -> None:
     store = FilesystemHandler(objects, folder / "tmp")
     queue = SqliteQueue(file, runtime.clock)
     try:
-        reader = ColdReader(queue, ColdFiles(cluster, store), runtime.clock)
+        reader = CompactedLogReader(queue, ManifestFiles(cluster, store), runtime.clock)
         named = NamedObjects(cluster, reader, lambda location: store.get(location.key, checked=False))
         for partition in await queue.partitions():
             async for _ in _verified(named, partition, tally, lambda key: str(objects / key)):

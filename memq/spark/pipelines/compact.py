@@ -22,10 +22,10 @@ import pyarrow
 
 from memq.client.io_thread import io_thread
 from memq.compaction.compaction import BatchCopier, Copied, manifest_of, publish_parts
-from memq.compaction.plan import OBJECT_BYTES_MAX, ColdRule, cold_spans
-from memq.compaction.reader import ColdFiles
+from memq.compaction.plan import OBJECT_BYTES_MAX, CompactionRule, spans_to_compact
+from memq.compaction.reader import ManifestFiles
 from memq.errors import InvalidSettingError
-from memq.format.cold import ColdManifest
+from memq.format.compaction_manifest import CompactionManifest
 from memq.runtime.runtime import Runtime
 from memq.settings import parse_size, parse_time_ms
 from memq.spark.access import Access, CompactorPlace, open_access
@@ -81,16 +81,16 @@ def command(
     return 0
 
 
-def _rule(age: str, object_bytes: str, *, rest: bool) -> ColdRule:
+def _rule(age: str, object_bytes: str, *, rest: bool) -> CompactionRule:
     age_ms, size = parse_time_ms(age), parse_size(object_bytes)
     if age_ms is None or age_ms < 0:
         raise click.UsageError(f"--age '{age}' is no time such as 7d or 12h")
     if size is None or not 0 < size <= OBJECT_BYTES_MAX:
         raise click.UsageError(f"--object-bytes '{object_bytes}' is no size up to {OBJECT_BYTES_MAX >> 20}MiB")
-    return ColdRule(age_ms, size, rest)
+    return CompactionRule(age_ms, size, rest)
 
 
-def _into_objects(topic: str, read: ReadOptions, rule: ColdRule, tasks: int) -> int:
+def _into_objects(topic: str, read: ReadOptions, rule: CompactionRule, tasks: int) -> int:
     with spark_session(f"compact {topic}", read) as spark:
         done = compact_objects(spark, read, rule, tasks=tasks)
     click.echo(f"{done.pointers} pointers to {done.bytes} bytes now go to {done.objects} large objects")
@@ -104,7 +104,7 @@ class CopyRound:
     """The runs for tasks, their manifests, and the time in ms within which they must be named."""
 
     planned: Sequence[PointerSpan]
-    manifests: Mapping[int, ColdManifest]
+    manifests: Mapping[int, CompactionManifest]
     named_within_ms: int
 
 
@@ -118,7 +118,7 @@ class Compacted:
     findings: int = 0
 
 
-def compact_objects(spark: SparkSession, options: ReadOptions, rule: ColdRule, *, tasks: int) -> Compacted:
+def compact_objects(spark: SparkSession, options: ReadOptions, rule: CompactionRule, *, tasks: int) -> Compacted:
     """Copy the old batches of a topic into large objects, in rounds of `tasks`, until none is left.
 
     Raises: InvalidSettingError without brokers; as a batch read; NotReadyError when retention was faster, or a round
@@ -161,19 +161,21 @@ def _place(access: Access) -> CompactorPlace:
     return access.compactor
 
 
-async def _plan(options: ReadOptions, rule: ColdRule, tasks: int, now_ms: int) -> CopyRound:
+async def _plan(options: ReadOptions, rule: CompactionRule, tasks: int, now_ms: int) -> CopyRound:
     """Let the queue go of what a run before has left there, and plan the next runs."""
     runtime = Runtime()
     async with open_access(options, runtime) as access:
         place, topic = _place(access), access.topics[options.topics[0]]
-        sweep_age_ms = await place.queue.trim_cold(topic.name, topic.id)
+        sweep_age_ms = await place.queue.trim_compacted(topic.name, topic.id)
         planned: list[PointerSpan] = []
-        manifests: dict[int, ColdManifest] = {}
+        manifests: dict[int, CompactionManifest] = {}
         async with TaskStores(access.urls, runtime) as stores:
-            files = ColdFiles(place.cluster, stores.open(place.store))
+            files = ManifestFiles(place.cluster, stores.open(place.store))
             for partition in sorted(topic.partitions):
                 manifest = manifests[partition.partition] = await manifest_of(files, partition)
-                async for span in cold_spans(access.queue, partition, manifest.next, topic.settings, rule, now_ms):
+                async for span in spans_to_compact(
+                    access.queue, partition, manifest.next, topic.settings, rule, now_ms
+                ):
                     planned.append(PointerSpan(partition, span))
                     if len(planned) >= tasks:
                         return CopyRound(planned, manifests, sweep_age_ms // 2)
@@ -205,8 +207,8 @@ async def _publish(options: ReadOptions, found: CopyRound, number: int, parts: S
     async with open_access(options, runtime) as access:
         place, topic = _place(access), access.topics[options.topics[0]]
         async with TaskStores(access.urls, runtime) as stores:
-            files = ColdFiles(place.cluster, stores.open(place.store))
+            files = ManifestFiles(place.cluster, stores.open(place.store))
             manifest = found.manifests[number]
             made = await publish_parts(files, manifest, parts, runtime.clock, found.named_within_ms)
-        await place.queue.trim_cold(topic.name, topic.id)
+        await place.queue.trim_compacted(topic.name, topic.id)
         return made is not None

@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from memq.errors import CorruptDataError, InvalidRequestError, InvalidSettingError, MemqError, NotFoundError
-from memq.format.key import is_cold_object, parse_object_key, shared_prefix
+from memq.format.key import is_large_object, parse_object_key, shared_prefix
 from memq.format.object import BatchEntry, ObjectIndex, Trailer
 from memq.format.pointer import Location, Pointer, ProducerRanges
 from memq.notification import Entry
@@ -101,7 +101,7 @@ def once(batches: Sequence[RawBatch]) -> list[RawBatch]:
         last = found[-1] if found else None
         if last is None or last.pointer is None or last.order[:-1] != batch.order[:-1]:
             found.append(batch)
-        elif not (is_cold_object(last.key) or is_cold_object(batch.key)):
+        elif not (is_large_object(last.key) or is_large_object(batch.key)):
             found.append(batch)  # stored again, since its pointer was late
     return found
 

@@ -26,7 +26,7 @@ from memq.format.batch import (
     numbered_entries,
 )
 from memq.format.blocks.header import Buffer
-from memq.format.key import is_cold_object
+from memq.format.key import is_large_object
 from memq.format.object import BlockEntry, ObjectIndex
 from memq.format.pointer import Location, Pointer
 from memq.limits import READ_BYTES_MAX
@@ -72,7 +72,7 @@ class RangeCoalescer:
 
     async def get_range(self, key: str, offset: int, length: int) -> Buffer:
         """See `RangeReader.get_range`."""
-        if not is_cold_object(key):
+        if not is_large_object(key):
             return await self._reader.get_range(key, offset, length)
         wanted = _Wanted(offset, length, asyncio.get_running_loop().create_future())
         group = self._waiting.setdefault(key, [])
@@ -272,7 +272,7 @@ class BatchFetcher:
         if self._mode != "direct":
             if store not in self._through:
                 self._through[store] = RangeCoalescer(_ThroughBroker(self._read, store))
-            if self.near is None or is_cold_object(location.key):  # neighbours of those come in one request
+            if self.near is None or is_large_object(location.key):  # neighbours of those come in one request
                 readers.append(self._through[store])
             else:
                 readers.append(_ThroughBroker(self.near(pointer), store))
@@ -319,7 +319,7 @@ class BatchFetcher:
 
     async def _object_index(self, reader: RangeReader, location: Location) -> ObjectIndex:
         """Return the index of an object; that of large objects, which hold thousands of blocks, is kept."""
-        if not is_cold_object(location.key):
+        if not is_large_object(location.key):
             return await index_at(reader.get_range, location)
         place = (location.key, location.index_offset)
         async with self._index_turn:

@@ -13,8 +13,8 @@ import memq
 from memq.client.consumer.fetch.fetcher import ReadMode
 from memq.compaction import compaction
 from memq.compaction.compaction import BatchCopier, Copied, TrimmedQueue
-from memq.compaction.plan import ColdRule
-from memq.compaction.reader import ColdFiles
+from memq.compaction.plan import CompactionRule
+from memq.compaction.reader import ManifestFiles
 from memq.notification.sqlite import log
 from memq.notification.sqlite.file import checksum
 from memq.notification.sqlite.queue import SqliteQueue
@@ -26,7 +26,7 @@ from memq.topic import ReadPartition, Topic, TopicSettings, read_partitions
 DAY_MS = 24 * 3_600_000
 CLUSTER = "memq"
 STORE = "main"
-RULE = ColdRule(age_ms=DAY_MS, object_bytes=8_192, rest=True)
+RULE = CompactionRule(age_ms=DAY_MS, object_bytes=8_192, rest=True)
 SWEEP_AGE_MS = 3_600_000
 
 
@@ -46,17 +46,17 @@ def make_old(data: Path, topic: str, before: int, by_ms: int = 2 * DAY_MS) -> No
 
 
 @dataclass(frozen=True, slots=True)
-class ColdParts:
+class CompactionParts:
     """The parts of one compactor."""
 
     queue: TrimmedQueue
     store: StorageHandler
-    files: ColdFiles
+    files: ManifestFiles
     copier: BatchCopier
     runtime: Runtime
 
     async def compact(
-        self, partition: ReadPartition, settings: TopicSettings, rule: ColdRule = RULE
+        self, partition: ReadPartition, settings: TopicSettings, rule: CompactionRule = RULE
     ) -> Sequence[Copied]:
         """Compact a read partition."""
         return await compaction.compact(
@@ -71,14 +71,14 @@ class ColdParts:
         )
 
 
-def parts_on(queue: TrimmedQueue, store: StorageHandler, runtime: Runtime, cluster: str = CLUSTER) -> ColdParts:
+def parts_on(queue: TrimmedQueue, store: StorageHandler, runtime: Runtime, cluster: str = CLUSTER) -> CompactionParts:
     """Return the parts of a compactor on a queue and a store."""
     copier = BatchCopier(cluster, queue, {STORE: store}.__getitem__, (STORE, store), runtime)
-    return ColdParts(queue, store, ColdFiles(cluster, store), copier, runtime)
+    return CompactionParts(queue, store, ManifestFiles(cluster, store), copier, runtime)
 
 
 @asynccontextmanager
-async def folder_parts(data: Path) -> AsyncIterator[ColdParts]:
+async def folder_parts(data: Path) -> AsyncIterator[CompactionParts]:
     """Open the queue and the objects of a data folder, next to the broker that runs on it."""
     runtime = Runtime()
     queue = SqliteQueue(data / "queue.sqlite", runtime.clock)
@@ -91,7 +91,7 @@ async def folder_parts(data: Path) -> AsyncIterator[ColdParts]:
         await store.close()
 
 
-async def compact_topic(parts: ColdParts, topic: Topic, rule: ColdRule = RULE) -> list[Copied]:
+async def compact_topic(parts: CompactionParts, topic: Topic, rule: CompactionRule = RULE) -> list[Copied]:
     """Compact all read partitions of a topic, one after another."""
     done: list[Copied] = []
     for partition in read_partitions(topic):

@@ -1,4 +1,4 @@
-"""What cold parts are promised, checked as each manifest lands: behind it is what was in the queue. Pure.
+"""What compacted parts are promised, checked as each manifest lands: behind it is what was in the queue. Pure.
 
 The highest manifest of a read partition holds. It may name more than the one before it, behind its end, entry by entry
 what the queue had there, with the same bytes; or less at its beginning, which is retention's. What it names stays.
@@ -10,16 +10,21 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
-from memq.format.cold import ColdManifest, PartRef, decode_cold_manifest, decode_cold_part
-from memq.format.key import cold_manifest_number
+from memq.format.compaction_manifest import (
+    CompactionManifest,
+    PartRef,
+    decode_compaction_manifest,
+    decode_manifest_part,
+)
+from memq.format.key import compaction_manifest_number
 from memq.format.pointer import decode_pointer
 from memq.topic import ReadPartition
 from tests.simulation.read_log import ReadLog
 from tests.simulation.reader import Fetch, FindingError, read_entry
 
 
-class ColdRules:
-    """All cold parts of one run. `logs` are what landed in the queue, `objects` the store, `fetch` reads it."""
+class CompactionRules:
+    """All compacted parts of one run. `logs` are what landed in the queue, `objects` the store, `fetch` reads it."""
 
     def __init__(
         self,
@@ -33,7 +38,7 @@ class ColdRules:
         self._objects = objects
         self._fetch = fetch
         self._now = now
-        self._highest: dict[ReadPartition, ColdManifest] = {}
+        self._highest: dict[ReadPartition, CompactionManifest] = {}
         self._named: dict[ReadPartition, dict[str, None]] = {}
 
     def names(self, key: str) -> bool:
@@ -47,10 +52,10 @@ class ColdRules:
         """
         if "/cold/manifests/" not in key:
             return None
-        manifest = decode_cold_manifest(self._objects[key])
+        manifest = decode_compaction_manifest(self._objects[key])
         partition = ReadPartition(manifest.topic, manifest.topic_id, manifest.partition)
         before = self._highest.get(partition)
-        if cold_manifest_number(key) != (manifest.partition, manifest.number):
+        if compaction_manifest_number(key) != (manifest.partition, manifest.number):
             raise FindingError(f"manifest {manifest.number} lies at '{key}'")
         if before is not None and manifest.number <= before.number:
             self.freed_s[key] = self._now()
@@ -63,10 +68,10 @@ class ColdRules:
             if gone not in named:
                 self.freed_s[gone] = self._now()
         self._named[partition] = named
-        log.keep_cold(manifest.begin, manifest.next)
+        log.keep_compacted(manifest.begin, manifest.next)
         return partition
 
-    def _check_parts(self, manifest: ColdManifest, before: ColdManifest | None, log: ReadLog) -> None:
+    def _check_parts(self, manifest: CompactionManifest, before: CompactionManifest | None, log: ReadLog) -> None:
         known = () if before is None else before.parts
         kept = [part for part in manifest.parts if part in known]
         if kept != list(known[len(known) - len(kept) :]):
@@ -85,7 +90,7 @@ class ColdRules:
 
     def _check_part(self, part: PartRef, log: ReadLog) -> None:
         """Check that a part has the entries that were in the queue, and that their batches lie where it says."""
-        entries = decode_cold_part(self._objects[part.key]).entries
+        entries = decode_manifest_part(self._objects[part.key]).entries
         if [entry.offset for entry in entries] != list(range(part.first, part.next)):
             raise FindingError(f"part '{part.key}' lacks entries of {part.first} to {part.next}")
         for entry in entries:

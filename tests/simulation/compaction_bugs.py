@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.simulation.bug import Planted, swap
 
-COLD_BUGS = (
+COMPACTION_BUGS = (
     Planted(
         "a manifest ends one too far",
         "memq.compaction.compaction",
@@ -17,16 +17,16 @@ COLD_BUGS = (
     Planted(
         "sweep takes large objects that manifests name",
         "memq.broker.upkeep.sweep",
-        "Sweep._cold_keys",
+        "Sweep._compaction_keys",
         swap("(*manifest.parts, *left)", "(*manifest.parts[1:], *left)"),
         level="calm",
         seed=4,
         aspects=("cold",),
     ),
     Planted(
-        "reader of cold parts passes over the first pointer",
+        "reader of compacted parts passes over the first pointer",
         "memq.compaction.reader",
-        "ColdReader._read_cold",
+        "CompactedLogReader._read_compacted",
         swap(
             "bisect_left(entries, offset, key=lambda each: each.offset)",
             "bisect_left(entries, offset + (offset == part.first), key=lambda each: each.offset)",

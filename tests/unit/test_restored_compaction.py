@@ -7,11 +7,11 @@ import asyncio
 import pytest
 from awscrt.checksums import crc32c
 
-from memq.broker.restore.cold_parts import cold_batches, places_below
+from memq.broker.restore.compacted_batches import compacted_batches, places_below
 from memq.broker.restore.restore import Restorer
-from memq.compaction.reader import ColdFiles
+from memq.compaction.reader import ManifestFiles
 from memq.errors import StoreError
-from memq.format.key import cold_prefix, manifest_key
+from memq.format.key import compaction_prefix, manifest_key
 from memq.format.manifest import Manifest, StagedObject, StagedPiece, encode_manifest
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import read_partitions
@@ -47,12 +47,12 @@ def test_the_batches_below_a_prefix_are_found_by_topic_and_unreadable_indexes_ar
 def test_a_manifest_that_can_not_be_read_is_named_and_the_others_count() -> None:
     async def work() -> None:
         cluster = Cluster()
-        files = ColdFiles(CLUSTER, cluster.store)
+        files = ManifestFiles(CLUSTER, cluster.store)
         first, _ = read_partitions(TOPIC)
-        prefix = f"{cold_prefix(CLUSTER, TOPIC.name, TOPIC.id)}objects/"
+        prefix = f"{compaction_prefix(CLUSTER, TOPIC.name, TOPIC.id)}objects/"
         await cluster.put(f"{prefix}a", indexed(TOPIC, 1))
         await cluster.put(files.manifest_key(first, 1), b"no manifest")
-        batches = await cold_batches(CLUSTER, cluster.store, TOPIC)
+        batches = await compacted_batches(CLUSTER, cluster.store, TOPIC)
         assert [place.key for place in batches.places] == [f"{prefix}a"]
         ((key, text),) = batches.findings
         assert key == files.manifest_key(first, 0)

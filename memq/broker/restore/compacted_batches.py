@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from memq.broker.restore.rebuild import BatchPlace, FoundBatch, Identity, places_in
-from memq.compaction.reader import ColdFiles
+from memq.compaction.reader import ManifestFiles
 from memq.errors import CorruptDataError, UnsupportedFormatError
-from memq.format.cold import ColdManifest
-from memq.format.key import cold_prefix, is_cold_object
+from memq.format.compaction_manifest import CompactionManifest
+from memq.format.key import compaction_prefix, is_large_object
 from memq.format.pointer import NamedProducer, Pointer, read_pointer
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.confirmed_reads import read_index
@@ -20,7 +20,7 @@ from memq.topic import ReadPartition, Topic, read_partitions
 
 
 @dataclass(slots=True)
-class ColdBatches:
+class CompactedBatches:
     """The batches of a topic in large objects, their pointers' `named`, and faults, by key."""
 
     places: list[BatchPlace] = field(default_factory=list)
@@ -36,7 +36,7 @@ class ColdBatches:
         """Return a batch with the names that its pointer had."""
         entry = found.entry
         named = self.named.get((entry.partition, entry.epoch, entry.batch_sequence))
-        return replace(found, named=named) if named and is_cold_object(found.key) else found
+        return replace(found, named=named) if named and is_large_object(found.key) else found
 
 
 async def places_below(
@@ -62,16 +62,16 @@ async def places_below(
     return found
 
 
-async def cold_batches(cluster: str, store: StorageHandler, topic: Topic) -> ColdBatches:
+async def compacted_batches(cluster: str, store: StorageHandler, topic: Topic) -> CompactedBatches:
     """Read the indexes of all large objects of a topic, and its manifests. Raises: as `ObjectReader`."""
-    batches = ColdBatches()
-    found = await places_below(store, f"{cold_prefix(cluster, topic.name, topic.id)}objects/", batches.findings)
+    batches = CompactedBatches()
+    found = await places_below(store, f"{compaction_prefix(cluster, topic.name, topic.id)}objects/", batches.findings)
     batches.places += found.get(topic.id, ())
-    await _read_manifests(ColdFiles(cluster, store), topic, batches)
+    await _read_manifests(ManifestFiles(cluster, store), topic, batches)
     return batches
 
 
-async def _read_manifests(files: ColdFiles, topic: Topic, batches: ColdBatches) -> None:
+async def _read_manifests(files: ManifestFiles, topic: Topic, batches: CompactedBatches) -> None:
     for partition in read_partitions(topic):
         try:
             manifest = await files.highest(partition)
@@ -84,7 +84,7 @@ async def _read_manifests(files: ColdFiles, topic: Topic, batches: ColdBatches) 
             )
 
 
-def _note(body: bytes, batches: ColdBatches) -> None:
+def _note(body: bytes, batches: CompactedBatches) -> None:
     pointer = read_pointer(body, newer="return")  # the batch of one that can't be read is in the listing
     if isinstance(pointer, Pointer) and pointer.kind == "data" and pointer.named:
         batches.named[pointer.partition, pointer.epoch, pointer.batch_sequence] = pointer.named
@@ -102,13 +102,13 @@ async def retire_manifests(
 
     Raises: as the store.
     """
-    files = ColdFiles(cluster, store)
+    files = ManifestFiles(cluster, store)
     for partition in partitions:
         while True:
             manifest = await files.highest(partition)
             if manifest is None or not manifest.next:
                 break
-            empty = ColdManifest(
+            empty = CompactionManifest(
                 number=manifest.number + 1,
                 cluster=cluster,
                 topic=topic.name,

@@ -2,7 +2,7 @@
 
 A *part* has pointers as the queue had them, each with its offset and queue time; only where a batch lies is new. A
 *manifest* names the parts in the order of their offsets. Manifests are numbered and never change: the highest is valid.
-Both are packed files. Names of the format (keys, constants, classes) say `cold` for *compacted*.
+Both are packed files. Their keys in the store say `cold` for *compacted*.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LeftPart(msgspec.Struct, frozen=True, kw_only=True):
     since_ms: Time
 
 
-class ColdManifest(msgspec.Struct, frozen=True, kw_only=True):
+class CompactionManifest(msgspec.Struct, frozen=True, kw_only=True):
     """The compacted part of one read partition: its entries below offset `next`.
 
     Retention has removed the entries before the first part.
@@ -73,7 +73,7 @@ class ColdManifest(msgspec.Struct, frozen=True, kw_only=True):
         return self.parts[0].first if self.parts else self.next
 
 
-class ColdEntry(NamedTuple):
+class ManifestEntry(NamedTuple):
     """One pointer that left the queue: its offset, its queue time in Unix ms, its bytes."""
 
     offset: int
@@ -81,10 +81,10 @@ class ColdEntry(NamedTuple):
     body: bytes
 
 
-class ColdPart(NamedTuple):
+class ManifestPart(NamedTuple):
     """The content of a part, and the keys of the objects that its pointers named in the queue."""
 
-    entries: tuple[ColdEntry, ...]
+    entries: tuple[ManifestEntry, ...]
     originals: tuple[str, ...]
 
 
@@ -94,16 +94,16 @@ class _WirePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _encode = msgspec.json.Encoder().encode
-_decode_manifest = msgspec.json.Decoder(ColdManifest).decode
+_decode_manifest = msgspec.json.Decoder(CompactionManifest).decode
 _decode_part = msgspec.json.Decoder(_WirePart).decode
 
 
-def encode_cold_manifest(manifest: ColdManifest) -> bytes:
+def encode_compaction_manifest(manifest: CompactionManifest) -> bytes:
     """Return the manifest's bytes. Raises: TooLargeError."""
     return pack_file(KIND_MANIFEST, _encode(manifest), f"manifest {manifest.number} of a compacted partition", LARGER)
 
 
-def decode_cold_manifest(data: Buffer) -> ColdManifest:
+def decode_compaction_manifest(data: Buffer) -> CompactionManifest:
     """Read a manifest. Raises: CorruptDataError, UnsupportedFormatError."""
     try:
         manifest = _decode_manifest(unpack_file(KIND_MANIFEST, data, FILE))
@@ -119,25 +119,25 @@ def decode_cold_manifest(data: Buffer) -> ColdManifest:
     return manifest
 
 
-def encode_cold_part(part: ColdPart) -> bytes:
+def encode_manifest_part(part: ManifestPart) -> bytes:
     """Return the part's bytes. Raises: TooLargeError."""
     entries = tuple((offset, time_ms, _wire_body(body)) for offset, time_ms, body in part.entries)
     wire = _WirePart(entries=entries, originals=part.originals)
     return pack_file(KIND_PART, _encode(wire), "part of a manifest", LARGER)
 
 
-def decode_cold_part(data: Buffer) -> ColdPart:
+def decode_manifest_part(data: Buffer) -> ManifestPart:
     """Read a part. Raises: CorruptDataError, UnsupportedFormatError."""
     try:
         wire = _decode_part(unpack_file(KIND_PART, data, FILE))
-        entries = tuple(ColdEntry(offset, time_ms, _body(raw)) for offset, time_ms, raw in wire.entries)
+        entries = tuple(ManifestEntry(offset, time_ms, _body(raw)) for offset, time_ms, raw in wire.entries)
     except (ValueError, RecursionError) as error:
         raise CorruptDataError(f"part of a manifest can't be read: {error}") from error
     _check_order(entries)
-    return ColdPart(entries, wire.originals)
+    return ManifestPart(entries, wire.originals)
 
 
-def _check_order(entries: Sequence[ColdEntry]) -> None:
+def _check_order(entries: Sequence[ManifestEntry]) -> None:
     at = -1
     for entry in entries:
         if entry.offset <= at:

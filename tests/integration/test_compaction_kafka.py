@@ -8,21 +8,21 @@ from pathlib import Path
 
 import memq
 from memq.compaction.compaction import manifest_of
-from memq.compaction.plan import ColdRule
+from memq.compaction.plan import CompactionRule
 from memq.runtime.runtime import Runtime
 from memq.storage_handlers.s3 import open_store
 from memq.topic import Topic, read_partitions
 from memq_localstack.servers import S3Server, Server
-from tests.cold import CLUSTER, all_records, parts_on
+from tests.compaction import CLUSTER, all_records, parts_on
 from tests.integration.kafka import kafka_queue
 from tests.integration.test_retention import BATCHES, HANG_S, QUICK, old_batches, send
 from tests.processes import BrokerProcess
 
-RULE = ColdRule(age_ms=10 * 60_000, object_bytes=2_500, rest=True)
+RULE = CompactionRule(age_ms=10 * 60_000, object_bytes=2_500, rest=True)
 
 
 async def compact(folder: Path, kafka: Server, s3: S3Server, topic: Topic) -> tuple[int, int, int]:
-    """Compact the topic; return how many objects that made, and how far the cold part and the queue go."""
+    """Compact the topic; return how many objects that made, and how far the compacted part and the queue go."""
     runtime = Runtime()
     config = tomllib.loads((folder / "memq.toml").read_text())
     queue = kafka_queue(kafka.address, prefix=f"{folder.name}.")
@@ -63,9 +63,9 @@ def test_consumers_read_on_across_the_seam(
         before = all_records(broker.address, "aged")
         assert len(before) == BATCHES + 1
         first = read_group(broker, 2)
-        objects, cold, end = asyncio.run(compact(tmp_path, kafka, reads_s3, topic))
+        objects, compacted, end = asyncio.run(compact(tmp_path, kafka, reads_s3, topic))
         assert objects > 1
-        assert 2 < cold < end
+        assert 2 < compacted < end
         assert all_records(broker.address, "aged") == before
         rest = read_group(broker, BATCHES - 1)
         assert [*first, *rest] == [seen.position for seen in before]

@@ -14,9 +14,9 @@ import pytest
 
 import memq
 from memq.compaction.compaction import manifest_of
-from memq.format.key import is_cold_object
+from memq.format.key import is_large_object
 from memq.topic import Topic, read_partitions
-from tests.cold import Seen, all_records, compact_topic, folder_parts, make_old, seen_by
+from tests.compaction import Seen, all_records, compact_topic, folder_parts, make_old, seen_by
 from tests.servers import DevServer, dev_server
 
 SETTINGS = {"stale_publish_ms": 1_000, "delivery_timeout_ms": 1_000, "dedup_window_ms": 43_000}
@@ -99,7 +99,7 @@ def test_readers_groups_and_places_are_the_same_across_the_seam(broker: DevServe
     count, begin = asyncio.run(compact_old(broker, topic))
     assert count > 1
     assert begin > OLD // 2
-    assert len([key for key in objects_of(broker) if is_cold_object(key)]) == count
+    assert len([key for key in objects_of(broker) if is_large_object(key)]) == count
     assert all_records(broker.address, "clicks") == before
     assert delete_originals(broker) >= OLD // 2
     assert all_records(broker.address, "clicks") == before
