@@ -245,7 +245,7 @@ def decode_pointer(body: bytes | bytearray | memoryview) -> Pointer:
     if len(body) > POINTER_BYTES_MAX:
         raise CorruptDataError(f"pointer has {len(body)} bytes, {POINTER_BYTES_MAX} are allowed")
     try:
-        return _decode(body)
+        return parse_pointer(body)
     except (ValueError, RecursionError, InvalidNameError) as error:  # ValueError: msgspec's errors, and bad UTF-8
         raise CorruptDataError(f"pointer of {len(body)} bytes can't be read: {error}") from error
 
@@ -266,7 +266,8 @@ def read_pointer(body: bytes | bytearray | memoryview, *, newer: Literal["raise"
         return error
 
 
-def _decode(body: bytes | bytearray | memoryview) -> Pointer:
+def parse_pointer(body: bytes | bytearray | memoryview) -> Pointer:
+    """Read a pointer whose size is checked. Raises: UnsupportedFormatError, and the errors of the decoder."""
     needs = _decode_needs(body)
     if needs.version not in FORMAT_VERSIONS or needs.kind not in KINDS or needs.requires:
         raise UnsupportedFormatError(

@@ -486,13 +486,13 @@ class LogWatch(logging.Handler):
 @contextlib.contextmanager
 def remembered_pointers() -> Iterator[None]:
     """Decode each pointer once in the block: sweeps, readers and checks read the same bytes again and again."""
-    decode = pointer_format._decode
+    decode = pointer_format.parse_pointer
     remembered = functools.lru_cache(maxsize=None)(decode)
-    pointer_format._decode = lambda body: remembered(body) if type(body) is bytes else decode(body)
+    pointer_format.parse_pointer = lambda body: remembered(body) if type(body) is bytes else decode(body)
     try:
         yield
     finally:
-        pointer_format._decode = decode
+        pointer_format.parse_pointer = decode
 
 
 def run_plan(plan: Plan, *, echo: Callable[[str], None] | None = None) -> Report:
