@@ -11,7 +11,7 @@ import os
 import re
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Protocol
 
 from memq.errors import UnreachableError
@@ -53,16 +53,53 @@ class Network(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
 class SocketListener:
     """A listening TCP socket of the running event loop."""
 
-    server: asyncio.Server
-    address: Address
+    def __init__(self, factory: ProtocolFactory) -> None:
+        self._factory = factory
+        self._server: asyncio.Server | None = None
+        self._address = ("", 0)
+        self._closed = False
+
+    async def bind(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+        """Listen. Raises: OSError, ValueError."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._protocol, host, port, backlog=4096, ssl=tls)
+        bound = self._server.sockets[0].getsockname()
+        self._address = bound[0], bound[1]
+
+    @property
+    def address(self) -> Address:
+        """See `Listener.address`."""
+        return self._address
 
     def close(self) -> None:
-        """See `Listener.close`."""
-        self.server.close()
+        """See `Listener.close`.
+
+        asyncio leaves a connection open that it has accepted and not yet given to the server when that is closed.
+        So this accepts no more, and closes the server in the next turn of the loop; such a connection is aborted.
+        """
+        if self._server is None or self._closed:
+            return
+        self._closed = True
+        loop = self._server.get_loop()
+        for listening in self._server.sockets:
+            with suppress(NotImplementedError):  # of a loop without readers, on Windows
+                loop.remove_reader(listening)
+        loop.call_soon(self._server.close)
+
+    def _protocol(self) -> asyncio.BaseProtocol:
+        return _Aborted() if self._closed else self._factory()
+
+
+class _Aborted(asyncio.Protocol):
+    """A connection that was accepted while its listener was closed."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        assert isinstance(transport, asyncio.Transport)
+        transport.abort()
 
 
 class SocketNetwork:
@@ -72,13 +109,12 @@ class SocketNetwork:
         self, host: str, port: int, factory: ProtocolFactory, tls: ssl.SSLContext | None = None
     ) -> SocketListener:
         """See `Network.listen`; with `tls` connections are encrypted. The backlog lets thousands come at once."""
-        loop = asyncio.get_running_loop()
+        listener = SocketListener(factory)
         try:
-            server = await loop.create_server(factory, host, port, backlog=4096, ssl=tls)
+            await listener.bind(host, port, tls)
         except (OSError, ValueError) as error:
             raise _listen_error(format_address((host, port)), error) from error
-        bound = server.sockets[0].getsockname()
-        return SocketListener(server, (bound[0], bound[1]))
+        return listener
 
     async def connect(
         self, host: str, port: int, factory: ProtocolFactory, *, timeout_s: float = 10.0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import socket
 
 import pytest
 from hypothesis import given
@@ -43,3 +45,22 @@ def test_a_name_that_no_host_can_have_is_unreachable(host: str) -> None:
 def test_an_address_of_ipv6_is_told_in_brackets() -> None:
     with pytest.raises(UnreachableError, match=r"\[::1\]:1: "):
         asyncio.run(SocketNetwork().connect("::1", 1, asyncio.BufferedProtocol))
+
+
+def test_a_connection_that_comes_while_the_port_is_closed_is_ended() -> None:
+    """It stayed open for as long as the process kept the socket, and the client waited for an answer."""
+
+    async def work() -> None:
+        listener = await SocketNetwork().listen("127.0.0.1", 0, asyncio.BufferedProtocol)
+        with socket.create_connection(listener.address) as client:
+            for _ in range(2):  # turns: the second one begins when the socket was accepted
+                await asyncio.sleep(0)
+            listener.close()
+            listener.close()
+            client.settimeout(10)
+            assert await asyncio.to_thread(client.recv, 1) == b""
+            gc.collect()
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(listener.address)
+
+    asyncio.run(work())
