@@ -49,6 +49,7 @@ from tests.simulation.topic_churn import TopicChurn
 
 SIZES = (0, 0, 10, 10, 300, 300, 3_000)  # bytes of a value next to its name
 CALM_ACK_S = 4.5  # opening the partition, and a back-off of up to 2 s after that; what hangs waits 5 s and more
+# Behind the batches of a full ring a record waits longer where each of them waits for a shared object.
 LEVEL_OF: dict[str, AcksLike] = {"product": "all", "one": 1, "none": 0}
 AUDIT_S = 10.0
 REPORT_S = 3.0  # what a report takes at most to land, in a healed world
@@ -88,7 +89,9 @@ class Scenario:
         self.checker = self.cluster.checker
         self.checker.commits.goes_back = plan.wanders
         if plan.faults == LEVELS["calm"]():
-            self.checker.ack_s_max = CALM_ACK_S
+            shape, settings = plan.shape, plan.shape.settings
+            ring_s = shape.shared_age_ms / 1000 * settings.ring_slots / settings.uploads_in_flight_max
+            self.checker.ack_s_max = CALM_ACK_S + (ring_s if settings.shared_objects else 0)
             self.checker.throttles = lambda: sum(each.throttled_blocks for each in self.cluster.counters)
         self.names = NamedRules(self.checker.logs, world.fail)
         self.batches = StagedRules(self.checker, world.fail)
