@@ -284,7 +284,7 @@ class SimCluster:
     def reshape(self) -> None:
         """Split a write partition, or join two, as the governor does by their traffic."""
         draw = self.world.random("reshapes")
-        topic, now_ms = self._current_topic(), EPOCH_MS + int(self.world.now * 1000)
+        topic, now_ms = self.current_topic(), EPOCH_MS + int(self.world.now * 1000)
         pairs = list(neighbours(topic))
         wide = [part.partition for part in topic.taking if part.slot_first < part.slot_last]
         if pairs and (len(topic.taking) >= WRITE_PARTITIONS_MAX or not wide or draw.random() < 0.5):
@@ -299,10 +299,11 @@ class SimCluster:
         registry = self.cloud.cluster.registry
         with contextlib.suppress(VersionConflictError):  # a broker's governor was faster
             self.cloud.cluster.apply(registry.alter_topic(topic))
-        self.topic = self._current_topic()
+        self.topic = self.current_topic()
 
-    def _current_topic(self) -> Topic:
-        return next(topic for topic in self.cloud.cluster.registry.topics() if topic.id == TOPIC_ID)
+    def current_topic(self) -> Topic:
+        """Return the topic of the cluster as its coordinator has it now, with all write partitions."""
+        return next((topic for topic in self.cloud.cluster.registry.topics() if topic.id == TOPIC_ID), self.topic)
 
     async def _move(self, partition: int, target: str, *, seize: bool) -> None:
         registry = self.cloud.cluster.registry

@@ -35,7 +35,7 @@ class AuditorLife:
         self._database = AuditDatabase(world.random("audit database"), self._fails)
         lies = "store" in plan.faults.lies
         stored = StoredAudit(self._database)
-        self._rules = AuditorRules(cluster.topic, stored, cluster.checker.logs, world.fail, store_lies=lies)
+        self._rules = AuditorRules(cluster.current_topic, stored, cluster.checker.logs, world.fail, store_lies=lies)
         cluster.checker.trims = self._rules.trimmed
 
     def start(self) -> None:

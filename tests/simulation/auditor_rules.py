@@ -26,14 +26,14 @@ COUNTED = ("sent", "acked", "gave-up", *FROM_QUEUE, "fetched", "dropped", "proce
 
 
 class AuditorRules:
-    """`logs` are those of the topic; `fail` gets what the auditor says wrongly.
+    """`topic` returns the topic as it is now, and `logs` are its logs; `fail` gets what the auditor says wrongly.
 
     Where the `store_lies` it may say that an object does not exist. Of a batch without an index nobody counts copies.
     """
 
     def __init__(
         self,
-        topic: Topic,
+        topic: Callable[[], Topic],
         stored: StoredAudit,
         logs: Mapping[ReadPartition, ReadLog],
         fail: Callable[[str], None],
@@ -42,6 +42,7 @@ class AuditorRules:
     ) -> None:
         self._counted = [count for count in COUNTED if count != "copies" or not store_lies]
         self._topic = topic
+        self._topic_id = topic().id
         self._stored = stored
         self._logs = logs
         self._fail = fail
@@ -51,8 +52,8 @@ class AuditorRules:
     def trimmed(self, log: ReadPartition, before: int) -> None:
         """Retention takes what lies before an offset; what is stored shows how far the auditor has read for sure."""
         read = self._read()
-        for number in (part.partition for part in self._topic.partitions):
-            if self._topic.read_partition_of(number) == log:
+        for number in (part.partition for part in self._topic().partitions):
+            if self._topic().read_partition_of(number) == log:
                 begin = max(read.get(number, 0), self._trimmed.get(number, 0))
                 taken = [each for each in self._logs[log].entries[begin:before] if each.pointer.partition == number]
                 records = sum(block.following - block.first for each in taken for block in each.blocks)
@@ -62,7 +63,7 @@ class AuditorRules:
     def has_read_all(self) -> bool:
         """Whether all pointers of the topic were read."""
         read = self._read()
-        ends = {number: self._end(number) for number in (part.partition for part in self._topic.partitions)}
+        ends = {number: self._end(number) for number in (part.partition for part in self._topic().partitions)}
         return all(read.get(number, 0) >= end for number, end in ends.items())
 
     def _read(self) -> dict[int, int]:
@@ -70,19 +71,19 @@ class AuditorRules:
         return {
             number: facts.next_offset
             for each in self._stored.topics()
-            if each.topic_id == self._topic.id
+            if each.topic_id == self._topic_id
             for number, facts in each.partitions.items()
         }
 
     def _end(self, partition: int) -> int:
-        log = self._logs.get(self._topic.read_partition_of(partition))
+        log = self._logs.get(self._topic().read_partition_of(partition))
         return log.entries[-1].offset + 1 if log is not None and log.entries else 0
 
     def named(self, *, withdrawn: bool = False) -> Named:
         """Return the records that findings name, of those that hold; or of those that were taken back."""
         found = Named()
-        for each in self._stored.findings(self._topic.name):
-            if each.topic_id == self._topic.id and each.kind in IDS and bool(each.resolved_ms) == withdrawn:
+        for each in self._stored.findings(self._topic().name):
+            if each.topic_id == self._topic_id and each.kind in IDS and bool(each.resolved_ms) == withdrawn:
                 key = (each.kind, each.stage, each.group, each.partition, each.producer)
                 for piece in each.ranges:
                     found.setdefault(key, RangeSet()).add(*piece)
@@ -106,7 +107,7 @@ class AuditorRules:
         self._check_counts(live)
 
     def _check_counts(self, live: LiveRules) -> None:
-        rows = self._stored.rows(self._topic.name)
+        rows = self._stored.rows(self._topic().name)
         for place, row in live.sound.rows.items():
             missed = self._missed.get(place[0], 0)
             for name, side in row.sides.items():
@@ -119,11 +120,11 @@ class AuditorRules:
     def _unnamed(self) -> dict[Source, RangeSet]:
         """Return the records of batches that were damaged for a reader, and whose index did not answer the auditor."""
         found: dict[Source, RangeSet] = {}
-        for each in self._stored.findings(self._topic.name):
-            if each.topic_id != self._topic.id or each.resolved_ms:
+        for each in self._stored.findings(self._topic().name):
+            if each.topic_id != self._topic_id or each.resolved_ms:
                 continue
             if each.kind is Kind.CORRUPT and not each.ranges:
-                log = self._logs[self._topic.read_partition_of(each.partition)]
+                log = self._logs[self._topic().read_partition_of(each.partition)]
                 for block in log.entries[each.offset].blocks:
                     found.setdefault(block.source, RangeSet()).add(block.first, block.following)
         return found
