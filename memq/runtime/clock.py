@@ -6,18 +6,18 @@ import random
 import time
 from typing import Protocol
 
-_DOUBLINGS_MAX = 16  # what is tried for ever must not end in an overflow after a thousand tries
+_DOUBLINGS_MAX = 16  # an endless retry would overflow a float after about a thousand tries
 
 
 class Clock(Protocol):
     """Time as the rest of the package sees it.
 
-    Promises: `monotonic` never goes back and counts seconds; `wall_ms` is Unix time in ms.
-    Non-promises: the wall clock may jump; the two need not run at the same rate.
+    Promises: `monotonic` counts seconds and never decreases; `wall_ms` is Unix time in ms.
+    Non-promises: the wall clock may jump; the two clocks may run at different rates.
     """
 
     def monotonic(self) -> float:
-        """Seconds from an arbitrary start; only differences mean something."""
+        """Seconds from an arbitrary start; only differences have a meaning."""
         ...
 
     def wall_ms(self) -> int:
@@ -40,6 +40,6 @@ class SystemClock:
 def backoff_s(chance: random.Random, tries: int, *, base_s: float, most_s: float) -> float:
     """Return the seconds to wait after `tries` failures: up to twice `base_s`, later at most `most_s`.
 
-    Theory: those that failed together must not come again together, so the whole time is drawn ("full jitter").
+    The whole time is random ("full jitter"), because callers that fail together must not retry together.
     """
     return chance.uniform(0.0, min(most_s, base_s * 2.0 ** min(tries, _DOUBLINGS_MAX)))

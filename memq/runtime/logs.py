@@ -29,7 +29,7 @@ class _Count:
 class RateLimit:
     """Lets `LINES_MAX` lines of an event through in `INTERVAL_S`, and counts the others.
 
-    Pure: time comes in.
+    Pure: the caller passes the time. Events after the first `EVENTS_MAX` names are dropped.
     """
 
     _counts: dict[str, _Count] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class RateLimit:
     def admit(self, event: str, now_s: float) -> int | None:
         """Return how many lines of the event were left out since the last one.
 
-        The result is None when this one is left out too.
+        None: the caller must not log this line either.
         """
         count = self._counts.get(event)
         if count is None:
@@ -57,7 +57,7 @@ class RateLimit:
 class EventLog:
     """Writes events of one part, say a producer or a broker.
 
-    `event` is stable text such as `producer.block-failed`.
+    `event` is a name that never changes, such as `producer.block-failed`.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -74,17 +74,17 @@ class EventLog:
         self._write(logging.INFO, event, text, None)
 
     def warning(self, event: str, text: str, error: BaseException | None = None) -> None:
-        """Log what passes by itself, but should not happen often. With `error` its traceback is added."""
+        """Log a problem that ends by itself, but should be rare. With `error`, its traceback is added."""
         self._write(logging.WARNING, event, text, error)
 
     def error(self, event: str, text: str, error: BaseException | None = None) -> None:
-        """Log an event for an operator. With `error` its traceback is added."""
+        """Log an event that needs an operator. With `error`, its traceback is added."""
         self._write(logging.ERROR, event, text, error)
 
     def outage(self, event: str, back: str, after_s: float = 0.0) -> Outage:
-        """Return what logs something that fails again and again, `event`, until it works again, `back`.
+        """Return the log of a repeated failure: `event` names the failures, `back` the recovery.
 
-        Failures that end within `after_s` are not logged.
+        An outage that ends within `after_s` is not logged.
         """
         return Outage(self, self._clock, event, back, after_s)
 

@@ -22,7 +22,7 @@ ProtocolFactory = Callable[[], asyncio.BufferedProtocol]
 
 
 class Listener(Protocol):
-    """A bound port. `close` stops accepting; open connections stay open."""
+    """A bound port. `close` refuses new connections; open connections stay open."""
 
     @property
     def address(self) -> Address:
@@ -39,7 +39,7 @@ class Network(Protocol):
 
     Promises: bytes arrive in order and unchanged, or the connection is lost.
     Non-promises: a lost connection may be noticed late or never; written bytes may be lost with it.
-    Raises: UnreachableError when nothing listens at the address, or no answer comes in time.
+    Raises: UnreachableError when no process listens at the address, or none answers within the time-out.
     """
 
     async def listen(self, host: str, port: int, factory: ProtocolFactory) -> Listener:
@@ -108,7 +108,7 @@ class SocketNetwork:
     async def listen(
         self, host: str, port: int, factory: ProtocolFactory, tls: ssl.SSLContext | None = None
     ) -> SocketListener:
-        """See `Network.listen`; with `tls` connections are encrypted. The backlog lets thousands come at once."""
+        """See `Network.listen`; `tls` encrypts connections. The backlog admits thousands of clients at once."""
         listener = SocketListener(factory)
         try:
             await listener.bind(host, port, tls)
@@ -134,19 +134,19 @@ class SocketNetwork:
 
 
 def _cause(error: OSError | ValueError) -> str:
-    """Return the cause in the system's words, without the loop's additions.
+    """Return the operating system's text for the error, without the event loop's additions.
 
-    A ValueError means that the name was not looked up: it has an empty part, a part of 64 letters, or a NUL.
+    A ValueError means that asyncio rejected the host name: a part of it is empty or has 64 letters, or it has a NUL.
     """
     if isinstance(error, ValueError):
         return "no host has such a name"
-    if error.errno is not None and error.errno > 0:  # those of name look-ups are below
+    if error.errno is not None and error.errno > 0:  # errors of name look-ups have negative numbers
         return os.strerror(error.errno)
     return error.strerror or str(error)
 
 
 def _listen_error(where: str, error: OSError | ValueError) -> UnreachableError:
-    """Return the error with its reason and hint. The text of the loop's own error repeats the address."""
+    """Return the error with its reason and hint. The event loop's own text would repeat the address."""
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.EADDRINUSE:
         reason, hint = "another process listens there", "choose another port, or 0 for any free one"
@@ -160,7 +160,7 @@ def _listen_error(where: str, error: OSError | ValueError) -> UnreachableError:
 def parse_address(text: str, default_port: int = 9876) -> Address:
     """Parse `host`, `host:port` or `[v6]:port`.
 
-    Raises: UnreachableError when the port is not a number from 0 to 65535, or there is a scheme or a path.
+    Raises: UnreachableError when the port is not a number from 0 to 65535, or the text has a scheme or a path.
     """
     if "/" in text:
         raise UnreachableError(f"bad address '{text[:120]}'", hint="write HOST:PORT, without a scheme or a path")

@@ -1,9 +1,9 @@
 """A process of memq: memory settings of its C library, its signals, its end without destructors.
 
-Theory. When all is closed and flushed, what is left to do is to leave. librdkafka's destructors wait for requests and
-threads of their own, and were seen to wait for ever after a connection had broken under a request: a broker that had
-drained and closed everything never ended. So the command line keeps such clients, and ends its process without the
-interpreter's teardown. A program that uses memq as a library ends as it wants to.
+Theory. librdkafka's destructors wait for requests and threads of their own. After a connection broke during a request,
+they waited for ever: a broker that had drained and closed everything never ended. So a command of memq never
+destroys such clients. It closes and flushes everything, and then ends its process without the interpreter's teardown.
+A program that uses memq as a library ends in its own way.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from typing import NoReturn
 
 from memq.limits import KIB, MIB
 
-KEPT_BYTES_MAX = 64 * MIB  # what a producer may have pending; the C library learns no more than that
+KEPT_BYTES_MAX = 64 * MIB  # pending bytes of one producer; glibc's threshold does not adapt beyond that
 _kept_bytes = 0
 DESTROYER = "memq-destroy"
-DESTROY_S = 1.0  # the background thread of a client ends at once; its other threads may never end
+DESTROY_S = 1.0  # a client's background thread ends at once; its other threads may never end
 _ours = False
 _ending = threading.Event()
-_destroyers: list[threading.Thread] = []  # each holds one thing of `keep_for_ever`
-_kept: list[object] = []  # clients of closed queues, a few for each queue of the one command that runs here
+_destroyers: list[threading.Thread] = []  # each holds one object of `keep_for_ever`
+_kept: list[object] = []  # clients of closed queues: a few for each queue of the command
 
 
 def keep_freed_blocks(kept_bytes_max: int = KEPT_BYTES_MAX) -> None:
     """Make glibc keep this much freed memory for later blocks instead of returning it.
 
-    A buffer of 128 KiB or more is mapped again each time, and touching fresh pages costs ten times what the copy does:
-    sealing a block took 815 ns per record of 1 KB, and takes 140. The threshold learns: freeing a large buffer raises
-    it to the size of that buffer, and the bound of what is kept to twice as much (mallopt(3), M_MMAP_THRESHOLD). So one
-    is made and freed; it comes from the kernel cleared, and its pages are never touched. It must be a little less than
-    half, the C library's own bytes included. A greater value that was set before stays. Other C libraries are not
-    changed by this.
+    By default glibc maps each buffer of 128 KiB or more afresh, and the first access to its pages costs ten times the
+    copy. Sealing a block took 815 ns per record of 1 KB, and now takes 140 ns. glibc adapts its threshold (mallopt(3),
+    M_MMAP_THRESHOLD): after a large buffer is freed, the threshold is its size, and glibc keeps twice as much. So this
+    function allocates and frees one such buffer, without access to its pages. The buffer is a little less than half
+    of `kept_bytes_max`, because glibc adds bytes of its own. A greater earlier value remains. Other C libraries are
+    not affected.
     """
     global _kept_bytes
     kept_bytes_max = min(kept_bytes_max, KEPT_BYTES_MAX)
@@ -48,24 +48,26 @@ def keep_freed_blocks(kept_bytes_max: int = KEPT_BYTES_MAX) -> None:
 
 
 def own_process() -> None:
-    """Say that this process is a command of memq, which ends by `end_process`."""
+    """Declare that this process is a command of memq, which ends by `end_process`."""
     global _ours
     _ours = True
 
 
 def keep_to_end(*things: object) -> None:
-    """Keep things whose destructors may wait for ever, where the process ends without them."""
+    """Keep objects whose destructors may wait for ever, if `end_process` ends this process."""
     if _ours:
         _kept.extend(things)
 
 
 def keep_for_ever(thing: object) -> None:
-    """Keep a thing whose destructor waits for ever, until the interpreter ends. Callers bound how many.
+    """Keep an object whose destructor may wait for ever, until the interpreter ends.
 
-    An admin client hands a late answer to Python from librdkafka's background thread. Behind the interpreter's end
-    that call ends the process by SIGSEGV. The client's destructor ends this thread first, and may then wait for ever:
-    it runs in a daemon thread, for which the end of the process does not wait. From Python 3.12 on an interpreter
-    that ends starts no threads, so this one is started here.
+    Callers bound the number of objects.
+
+    librdkafka's background thread passes late answers of an admin client to Python. After the interpreter's end that
+    call ends the process by SIGSEGV. The client's destructor ends that thread first, but may then wait for ever. So
+    the destructor runs in a daemon thread, for which the end of the process does not wait. The thread is started
+    here, because from Python 3.12 on an interpreter that ends can start no threads.
     """
     if _ours:  # `end_process` ends the process before its interpreter
         _kept.append(thing)
@@ -82,7 +84,7 @@ def _destroy_at_end(kept: list[object]) -> None:
 
 
 def _destroy_kept() -> None:
-    """Have everything destroyed that `keep_for_ever` has kept, while Python is still whole."""
+    """Destroy all objects that `keep_for_ever` has kept, before the interpreter ends."""
     _ending.set()
     for thread in _destroyers:
         thread.join(DESTROY_S)
@@ -92,17 +94,17 @@ atexit.register(_destroy_kept)
 
 
 def end_process(code: int) -> NoReturn:
-    """Run what was registered for the exit, flush logs and output, and end the process."""
-    atexit._run_exitfuncs()  # the interpreter's own way to do so, which `os._exit` leaves out
+    """Run the functions registered with `atexit`, flush logs and output, and end the process."""
+    atexit._run_exitfuncs()  # `os._exit` does not run them
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # its reader is gone, or it was closed
+        with suppress(OSError, ValueError):  # the reader of the stream is gone, or the stream is closed
             stream.flush()
     os._exit(code)
 
 
 class Signals:
-    """Catches both signals from the start on, until `close`. Made on the running loop."""
+    """Catches SIGTERM and SIGINT until `close`. `first` and `second` are set by the first two of them."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
@@ -115,6 +117,6 @@ class Signals:
         (self.second if self.first.is_set() else self.first).set()
 
     def close(self) -> None:
-        """Give the signals back."""
+        """Restore the default handlers."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.remove_signal_handler(number)

@@ -11,14 +11,15 @@ from typing import Any
 from memq.runtime.logs import EventLog
 from memq.topic import Topic
 
-PARTITIONS_AT_ONCE_MAX = 1_000  # that a queue is asked for: it joins what is asked at once
+PARTITIONS_AT_ONCE_MAX = 1_000  # read partitions in concurrent requests to a queue, which merges them
 
 
 class TaskOwner:
-    """Owns tasks on the running loop. A task that dies takes its owner down through `failed`.
+    """Owns tasks on the running loop.
 
-    What goes wrong in a task that is being stopped changes nothing any more: it is logged to `events`.
-    Tasks are kept and cancelled in the order of their start, so that a run on virtual time repeats.
+    The error of a task that dies is passed to `failed`, which closes the part that has this `TaskOwner`. An error that
+    a task raises during the stop is only logged to `events`.
+    The tasks are cancelled in the order of their start, so that the simulation repeats a run exactly.
     """
 
     def __init__(self, failed: Callable[[BaseException], None], events: EventLog) -> None:
@@ -32,7 +33,7 @@ class TaskOwner:
 
     @property
     def stopped(self) -> bool:
-        """Whether nothing may be started any more."""
+        """Whether `stop` was called: no task may be started any more."""
         return self._stopped
 
     def start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
@@ -56,22 +57,22 @@ class TaskOwner:
             self._failed(error)
 
     async def stop(self) -> None:
-        """Cancel all tasks and wait until they are gone. Stopping twice is fine."""
+        """Cancel all tasks and wait until they have ended. A second call has no effect."""
         self._stopped = True
         tasks = list(self._tasks)
         assert asyncio.current_task() not in tasks, "a task can't wait for its own end"
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks)  # a cancellation of this wait is the caller's, not one more of the tasks
+            await asyncio.wait(tasks)  # unlike `gather`, it does not cancel the tasks again if the caller is cancelled
         for task in tasks:
             self._done(task)
 
 
 class TimedSemaphore:
-    """At most `at_once` works have a turn.
+    """Bounds concurrent operations to `at_once`.
 
-    One that takes longer than `longest_s` continues next to the following one.
+    An operation that takes longer than `longest_s` continues, but no longer counts: the next one starts.
     """
 
     def __init__(self, at_once: int, longest_s: float) -> None:
@@ -80,7 +81,7 @@ class TimedSemaphore:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait for a turn, in the order of asking, and have it."""
+        """Wait for a free place, in order of the calls, and hold it for the time of the block."""
         await self._free.acquire()
         held = True
 
@@ -99,9 +100,9 @@ class TimedSemaphore:
 
 
 def bunches(topics: Iterable[Topic]) -> Iterator[list[Topic]]:
-    """Yield topics in their order, as many together as have PARTITIONS_AT_ONCE_MAX read partitions.
+    """Yield topics in their order, in bunches of at most PARTITIONS_AT_ONCE_MAX read partitions.
 
-    One at least.
+    A topic with more read partitions is a bunch of its own.
     """
     bunch: list[Topic] = []
     partitions = 0
@@ -116,7 +117,7 @@ def bunches(topics: Iterable[Topic]) -> Iterator[list[Topic]]:
 
 
 class ByteBudget:
-    """Lends up to `bytes_max` bytes at once; a single wish above that gets all of it."""
+    """Lends up to `bytes_max` bytes at once; a single request for more gets the whole budget."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -125,7 +126,7 @@ class ByteBudget:
 
     @asynccontextmanager
     async def lend(self, count: int) -> AsyncIterator[None]:
-        """Hold `count` bytes of the budget for the time of the block; who wants none waits for none."""
+        """Hold `count` bytes of the budget for the time of the block. A request for 0 bytes never waits."""
         count = min(count, self.bytes_max)
         if count == 0:
             yield
@@ -134,7 +135,7 @@ class ByteBudget:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append((count, future))
             try:
-                await future  # the waking task has counted the bytes
+                await future  # `_give_back` has added the bytes to `lent_bytes`
             except asyncio.CancelledError:
                 self._give_back(count if future.done() and not future.cancelled() else 0)
                 raise
@@ -146,7 +147,7 @@ class ByteBudget:
             self._give_back(count)
 
     def _give_back(self, count: int) -> None:
-        """Take bytes back and wake the next waiter, also when a waiter in front of it gave up."""
+        """Take bytes back and wake the waiters that now fit, in order; drop waiters that were cancelled."""
         self.lent_bytes -= count
         while self._waiting:
             wanted, future = self._waiting[0]

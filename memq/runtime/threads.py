@@ -1,9 +1,9 @@
 """The only access to threads: bounded pools, for blocking libraries and compression.
 
-Those are the filesystem store, the databases, libraries that block, the dashboard's look into whole objects, and sync
-producers, whose blocks are compressed.
-Everything else runs on the event loop, so that the simulation can run it on virtual time. Libraries may have threads of
-their own: the process does not end while one is inside Python.
+The users are the filesystem store, the databases, libraries that block, the dashboard when it decodes whole objects,
+and sync producers, which compress blocks.
+All other code runs on the event loop, so that the simulation can run it on virtual time. Libraries may have threads of
+their own: the process does not end while one of them runs Python code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LEAVE_CHECKS_MAX = 500
 class ThreadPool:
     """At most `threads_max` threads of one owner, started when needed.
 
-    The calls that wait for a thread are as many as coroutines await them: whoever starts those bounds them.
+    The queue of calls has no bound of its own: each caller of `run` adds one, and the owner bounds its callers.
     """
 
     def __init__(self, name: str, threads_max: int) -> None:
@@ -41,9 +41,9 @@ class ThreadPool:
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `function` in a thread and return what it returns.
 
-        A cancellation waits for a call that runs already: its thread may still read the caller's buffers. A call
-        that has no thread yet is given up at once.
-        Raises: ClosedError, and what the function raises.
+        A cancellation waits for a call that runs already, because its thread may still read the caller's buffers. A
+        call that has no thread yet is dropped at once.
+        Raises: ClosedError, and the errors of the function.
         """
         if self._closed:
             raise ClosedError(f"{self.name} is closed")
@@ -52,7 +52,7 @@ class ThreadPool:
         self._calls[call] = waiting
         call.add_done_callback(self._calls.pop)
         try:
-            await asyncio.wait((waiting,))  # it leaves the call alone when this is cancelled
+            await asyncio.wait((waiting,))  # unlike `await waiting`, a cancellation does not reach the call
         except asyncio.CancelledError:
             if not call.cancel():
                 await _settle(waiting)
@@ -60,10 +60,10 @@ class ThreadPool:
         return waiting.result()
 
     async def close(self, last: Callable[[], object] | None = None, within_s: float | None = None) -> bool:
-        """Refuse new calls, wait for those that run or wait, end the threads; closing twice is fine.
+        """Refuse new calls, wait for all earlier ones, end the threads; closing twice is fine.
 
-        `last` is the last call. With `within_s` calls that take longer are left behind with their threads, and who
-        waits for them is cancelled. Returns whether none was left behind.
+        `last` is submitted as the last call. With `within_s`, calls that take longer are left behind with their
+        threads, and the tasks that wait for them are cancelled. Return whether no call was left behind.
         """
         calls = dict(self._calls)
         if last is not None and not self._closed:
@@ -86,7 +86,7 @@ class ThreadPool:
 class SpareThreads:
     """At most `threads_max` extra threads for compression: taken only while idle.
 
-    They start when needed, and end at `close` or when the owner is gone. With `threads_max` = 0 there are none.
+    The threads start when needed, and end at `close` or when this object is deleted. `threads_max` may be 0.
     """
 
     def __init__(self, name: str, threads_max: int) -> None:
@@ -94,7 +94,10 @@ class SpareThreads:
         self._idle = threading.Semaphore(threads_max)
 
     def offer(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Run `function` soon, which must not raise; False when the caller has to: all are busy, or closed."""
+        """Run `function`, which must not raise, in a thread; False if all are busy, or this is closed.
+
+        After False, the caller runs `function` itself.
+        """
         if not self._idle.acquire(blocking=False):
             return False
         try:
@@ -116,7 +119,7 @@ class SpareThreads:
 
 
 async def _settle(waiting: asyncio.Future[T]) -> None:
-    """Wait until the call is done; a cancellation that comes meanwhile is raised then."""
+    """Wait until the call is done. A cancellation in the meantime is raised after that."""
     cancelled: asyncio.CancelledError | None = None
     while not waiting.done():
         try:
@@ -124,23 +127,23 @@ async def _settle(waiting: asyncio.Future[T]) -> None:
         except asyncio.CancelledError as error:
             cancelled = error
     if not waiting.cancelled():
-        waiting.exception()  # marked as seen: its waiter is gone
+        waiting.exception()  # retrieved, so that asyncio does not log it: no caller awaits it any more
     if cancelled is not None:
         raise cancelled
 
 
 def expect_native_threads() -> None:
-    """Note that a library's own threads call into Python from now on, like obstore's."""
+    """Register `wait_for_native_threads`, for a library whose threads call into Python, like obstore."""
     atexit.unregister(wait_for_native_threads)
     atexit.register(wait_for_native_threads)
 
 
 def wait_for_native_threads() -> None:
-    """Return when no thread but Python's own is inside Python, or after a second.
+    """Return when only Python's own threads run Python code, or after a second.
 
-    Up to Python 3.13 the interpreter ends, as soon as it is shutting down, every thread that comes back for its lock.
-    A thread of a Rust library can't be ended so: the whole process aborts, with all its work done. A request's thread
-    gives the lock away while it wakes the event loop, and may come back when the program is already through.
+    Up to Python 3.13, an interpreter that shuts down ends each thread that asks for the GIL. A thread of a Rust library
+    does not survive that: the whole process aborts, although its work is done. Such a thread releases the GIL while it
+    wakes the event loop, and may ask for it again after the program's last line.
     """
     pause = threading.Event()
     for _ in range(_LEAVE_CHECKS_MAX):

@@ -1,8 +1,8 @@
 """Answers that a client or a broker awaits: logged when they are late, and named in errors.
 
-A broker, store or queue may hang with its connections open. Each answer has a time limit of its own, and until then
-nothing fails. So all answers that are awaited are noted here by who owes them. One that is owed for `LATE_S` is logged:
-one line for each that owes, then one a minute, and one when it has answered all.
+A broker, store or queue may hang with its connections open. Each answer has a time-out of its own, and until then
+nothing fails. So each caller notes here which peer owes it which answer. A peer that owes an answer for `LATE_S` is
+late. The log gets one line for each late peer, then one a minute, and one when the peer has answered.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from memq.errors import RetryableError
 from memq.runtime.clock import Clock
 from memq.runtime.logs import OUTAGE_INTERVAL_S, EventLog
 
-LATE_S = 3.5  # sound brokers answer an empty poll after 2 s, and a join of a group in Kafka after 3 s
-KEPT_S = 60.0  # how long a failure without a retry is named
+LATE_S = 3.5  # healthy brokers answer an empty poll after 2 s, and a join of a group in Kafka after 3 s
+KEPT_S = 60.0  # a failure without a retry is described for so long
 OWING_MAX = 1_000
 TEXT_CHARS_MAX = 1_000
 
 
 @dataclass(slots=True, eq=False)
 class Wait:
-    """One answer that is awaited: what it is, since when, and why the last try failed.
+    """One awaited answer: what it is, since when (monotonic s), and why the last try failed.
 
-    `answered`: whether an error is the answer, and not the lack of one.
+    `answered`: a RetryableError that ends the wait is the peer's answer, not the lack of one.
     """
 
     what: str
@@ -38,7 +38,7 @@ class Wait:
 
 @dataclass(slots=True, eq=False)
 class _Owing:
-    """One that owes answers, since the first of those that it has not given yet."""
+    """A peer that owes answers; `since_s` is the start of the oldest of them."""
 
     who: str
     since_s: float
@@ -49,7 +49,7 @@ class _Owing:
 
 
 class Waits:
-    """The answers that one client or broker awaits, on one event loop. Without `events` nothing is logged."""
+    """The answers that one client or broker awaits, on one event loop; logged if `events` is given."""
 
     def __init__(self, clock: Clock, events: EventLog | None = None) -> None:
         self._clock = clock
@@ -60,7 +60,8 @@ class Waits:
     def on(self, who: str, what: str, since_s: float | None = None) -> Iterator[Wait]:
         """Note that `who` owes `what`, since now or an earlier time (monotonic s), until the end of the block.
 
-        An end by a RetryableError is no answer, unless the wait says so, nor is one by a TimeoutError.
+        The block's end counts as the answer, except an end by TimeoutError, by a RetryableError (unless
+        `Wait.answered` is set), or by a cancellation.
         """
         wait = Wait(what, self._clock.monotonic() if since_s is None else since_s)
         owing = self._owing.get(who) or self._add(who, wait.since_s)
@@ -88,14 +89,14 @@ class Waits:
             self._settle(owing, wait, answered=answered)
 
     def is_late(self, who: str) -> bool:
-        """Whether one owes an answer for `LATE_S`."""
+        """Whether `who` owes an answer for `LATE_S`, or failed within the last `KEPT_S`."""
         owing = self._owing.get(who)
         return owing is not None and self._is_late(owing)
 
     def describe(self, *, failing: bool = False) -> str:
-        """Return who owes what for `LATE_S`, since when and why; with `failing` where tries have failed.
+        """Return text about late peers: the answer, since when, and why; with `failing`, only failed tries.
 
-        May be called on any thread: a producer that has no room asks on its user's.
+        Any thread may call this: a producer whose buffer is full calls it on its user's thread.
         """
         late = [owing for owing in list(self._owing.values()) if self._is_late(owing)]
         return "; ".join(self._text(owing) for owing in late if not failing or _cause(owing))[:TEXT_CHARS_MAX]
@@ -110,7 +111,7 @@ class Waits:
         return owing
 
     def _settle(self, owing: _Owing, wait: Wait, *, answered: bool) -> None:
-        """Take the end of a wait: an answer, a failure, or nothing, when it was cancelled."""
+        """Note the end of a wait: an answer, a failure, or a cancellation, which has no `cause`."""
         if answered:
             owing.cause, owing.failed_s = "", None
         elif wait.cause:
@@ -158,6 +159,6 @@ def _cause(owing: _Owing) -> str:
 
 
 def time_before(clock: Clock, monotonic_s: float) -> str:
-    """Return a monotonic time as one of the wall clock, UTC, for people."""
+    """Return a monotonic time as text of the wall clock in UTC."""
     wall_s = clock.wall_ms() / 1000 - (clock.monotonic() - monotonic_s)
     return datetime.fromtimestamp(max(wall_s, 0.0), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
