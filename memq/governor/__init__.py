@@ -13,7 +13,7 @@ from memq.topic import Topic
 class BrokerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A live broker: its id, the session that registered it, and where clients reach it.
 
-    `capacity_bytes_s`: what it can take, 0 when nobody said. `draining`: it wants to own nothing any more.
+    `capacity_bytes_s`: the traffic that it can take, 0 when not configured. `draining`: it gives up its partitions.
     """
 
     id: str
@@ -36,9 +36,10 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """The owner of a write partition.
 
-    `epoch` only grows; `version` is for compare-and-set; `broker` "" means none.
-    `session` is that of the owner that opened it, "" while it is assigned but not opened. In a planned move it is
-    still that of the old owner while `broker` is the new one already: who drains first gives it back.
+    `epoch` only grows; `version` is for compare-and-set; `broker` "" means no owner.
+    `session` names the session of the owner that opened the partition, "" while none has opened it. In a planned
+    move `broker` is already the new owner, and `session` is still the old owner's. The old owner drains, and then
+    sets `session` to "".
     """
 
     topic_id: str
@@ -52,12 +53,12 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
 class Coordinator(Protocol):
     """Membership, topics and assignments.
 
-    Promises: every change of a topic or an assignment is a compare-and-set on its version; what was
-    read may be stale, what was set was current. Watchers are called after a change, with what changed
-    left for them to read; calls may be merged. At most one session governs, and what is set in its term is
-    refused from the moment that another one does. Loads are sent to nobody; a reader asks for them.
-    While the coordinator is away every call raises UnreachableError, and whoever owns a partition continues: the proof
-    is in the queue. A registered broker whose session was lost meanwhile is entered again.
+    Promises: every change of a topic or an assignment is a compare-and-set on its version. So a read may be
+    stale, but a change is always based on the current version. Watchers are called after a change, without
+    arguments, and read the new state themselves; calls may be merged. At most one session governs; from the
+    moment that another session governs, changes in the old term are refused. Loads notify no watcher.
+    While the coordinator is unreachable, every call raises UnreachableError, and owners keep their partitions: their
+    proof is in the queue. A broker whose session was lost in that time is registered again.
     Raises: VersionConflictError, NotFoundError, AlreadyExistsError, UnreachableError, DeniedError.
     """
 
@@ -67,11 +68,11 @@ class Coordinator(Protocol):
         ...
 
     async def register(self, broker: BrokerEntry) -> None:
-        """Enter a broker into the membership, in place of an older session or entry of the same id."""
+        """Add a broker to the membership; it replaces an older session or entry of the same id."""
         ...
 
     async def unregister(self, broker: BrokerEntry) -> None:
-        """Leave the membership and release what this session owns."""
+        """Leave the membership and release the partitions that this session owns."""
         ...
 
     async def brokers(self) -> Sequence[BrokerEntry]:
@@ -95,14 +96,14 @@ class Coordinator(Protocol):
         ...
 
     async def current_topic(self, name: str) -> Topic | None:
-        """Return a topic by a fresh read, None if there is none: all earlier changes are visible."""
+        """Return a topic by a fresh read, which shows all earlier changes; None if it does not exist."""
         ...
 
     async def deleted(self, topic_id: str) -> bool:
         """Return whether a topic with this id was deleted, by a fresh read.
 
-        The coordinator keeps the ids of deleted topics. It returns False for an id that it does not know: a backup or
-        a stale read from before the topic was created proves nothing.
+        The coordinator keeps the ids of deleted topics. It returns False for an unknown id. Such an id proves nothing:
+        the coordinator may have been restored from a backup, or the read may be older than the topic.
         """
         ...
 
@@ -111,21 +112,21 @@ class Coordinator(Protocol):
         ...
 
     async def assignment(self, topic_id: str, partition: int) -> Assignment:
-        """Return one assignment by a fresh read: all earlier changes are visible."""
+        """Return one assignment by a fresh read, which shows all earlier changes."""
         ...
 
     async def set_assignment(self, assignment: Assignment, *, term: int = 0) -> Assignment:
         """Replace the assignment whose stored version is `assignment.version`.
 
         Return it with the next version.
-        With a `term` the change is the governor's. Raises: TermFencedError when that term has ended.
+        With a `term`, the change is the governor's. Raises: TermFencedError when that term has ended.
         """
         ...
 
     async def govern(self, broker: BrokerEntry) -> int:
-        """Return the term in which this registered session governs: a new one without a governor.
+        """Return the term in which this registered session governs; 0 when another session governs.
 
-        0 when another does.
+        Without a governor, this session becomes the governor, in a new term.
         """
         ...
 
@@ -136,16 +137,16 @@ class Coordinator(Protocol):
     async def report(self, broker: BrokerEntry, loads: Sequence[Load]) -> None:
         """Report the load of the broker's partitions; it replaces the last report.
 
-        It goes when the broker goes.
+        The report is removed when the broker leaves the membership.
         """
         ...
 
     async def loads(self) -> Sequence[Load]:
-        """Return what the live brokers reported last, by topic id and partition."""
+        """Return the last reports of the live brokers, by topic id and partition."""
         ...
 
     def watch(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-        """Call `callback` after changes; the returned function ends that."""
+        """Call `callback` after changes, until the caller calls the returned function."""
         ...
 
     async def close(self) -> None:
@@ -154,12 +155,12 @@ class Coordinator(Protocol):
 
 
 class MarkKeeper(Protocol):
-    """Keeps the mark by which a cluster knows its store. Raises: UnreachableError, DeniedError."""
+    """Keeps the mark by which a cluster recognises its store. Raises: UnreachableError, DeniedError."""
 
     async def store_mark(self, mark: str = "", *, before: str = "") -> str:
         """Return the mark of the cluster's store by a fresh read, "" while it has none.
 
-        With `mark` it is set first, when the stored one is `before`; otherwise nothing changes.
+        With `mark`, the coordinator first replaces the stored mark by it, but only if the stored mark is `before`.
         """
         ...
 

@@ -1,16 +1,16 @@
 """Assigns partitions to brokers: strategies that give each a live owner with few moves. Pure.
 
-What a live broker has, it keeps, also under a new session: it opens again by itself. The partitions of dead brokers and
-of nobody go where there is room; those of a draining broker move away; then, with `balanced`, the busiest broker gives
-to the idlest what makes the busiest one less busy, as long as that is worth the moves: a broker that is all but idle
-has nothing to gain, so one that joins or comes back gets what is new or heavy, and no move for its own sake.
+A live broker keeps its partitions, also under a new session: it opens them again by itself. Partitions without a live
+owner are given to brokers with room. Partitions of a draining broker are moved to others. Then, with `balanced`, the
+busiest broker gives partitions to the least busy one, as long as the gain is worth the moves. Brokers that are nearly
+idle gain nothing. So a broker that joins or returns gets new and heavy partitions, and no others.
 
-A broker that would be over its capacity gets partitions all the same when nobody else has room: it is said, and nothing
-is left without an owner. While all brokers drain, what they have stays where it is.
+If no broker has room, a broker gets partitions beyond its capacity, with a note for the operator, because every
+partition needs an owner. While all brokers drain, they keep their partitions.
 
-A move of an open partition keeps the session of its old owner in the assignment. That one drains, says `closed`, and
-gives the session back; only then the new owner opens. Epochs stay as they are: owners raise them.
-Applying a plan leaves nothing to plan.
+A move of an open partition keeps the session of its old owner in the assignment. The old owner drains, publishes
+`closed`, and removes its session; only then the new owner opens. A plan never changes epochs: owners raise them.
+After a plan is applied, the next plan is empty.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ import msgspec
 from memq.governor import Assignment, BrokerEntry
 from memq.governor.planning import AssignmentChange, AssignmentPlan, ClusterView, Strategy
 
-IDLE_BYTES_S = 1_000  # what a partition counts for next to its traffic, so that idle ones are spread by number
-GAIN_MIN = 0.1  # moves must take a tenth off a broker, all together: less is not worth the drains and openings
-BUSY_MIN = 0.05  # the share of its capacity below which nothing is moved off a broker: it gains nothing
-WORTH_MIN = 0.5  # a move must lower the higher one of both brokers by half of what it moves
+IDLE_BYTES_S = 1_000  # added to each partition's traffic, so that idle partitions are spread by number
+GAIN_MIN = 0.1  # all moves off a broker together must relieve it by a tenth: less is not worth drains and openings
+BUSY_MIN = 0.05  # a broker below this share of its capacity gives nothing away: it would gain nothing
+WORTH_MIN = 0.5  # a move must lower the busier one of both brokers by half of the moved weight
 ROUNDS_MAX = 10
-CAPACITY_BYTES_S = 100_000_000  # of a broker when no broker of the cluster says its own
+CAPACITY_BYTES_S = 100_000_000  # default for all brokers when none of the cluster has a configured capacity
 
 Place = tuple[str, int]
 
 
 def balanced(view: ClusterView) -> AssignmentPlan:
-    """Place what has no owner, empty draining brokers, and even out the load by traffic against capacity."""
+    """Place partitions without an owner, empty draining brokers, and balance traffic against capacity."""
     if _is_settled(view):
         return AssignmentPlan()
     board = _Board(view)
@@ -46,9 +46,9 @@ def balanced(view: ClusterView) -> AssignmentPlan:
 
 
 def _is_settled(view: ClusterView) -> bool:
-    """Whether no plan would change anything: no partition is unplaced, no broker busier than others.
+    """Whether a plan would be empty: each partition has an owner, and no broker is busier than others.
 
-    That is what most rounds find, and of 10,000 partitions the board takes ten times as long.
+    This shortcut serves most rounds: for 10,000 partitions the board takes ten times as long.
     """
     weights = {broker.id: 0 for broker in view.brokers if not broker.draining}
     owners: dict[Place, str] = {}
@@ -67,16 +67,16 @@ def _is_settled(view: ClusterView) -> bool:
 
 
 def _capacities(view: ClusterView) -> dict[str, float]:
-    """Return the capacity of each broker in bytes/s; if it states none, the usual one of the others."""
-    said = sorted(broker.capacity_bytes_s for broker in view.brokers if broker.capacity_bytes_s > 0)
-    usual = said[len(said) // 2] if said else CAPACITY_BYTES_S
+    """Return the capacity of each broker in bytes/s; without a configured one, the median of the others."""
+    configured = sorted(broker.capacity_bytes_s for broker in view.brokers if broker.capacity_bytes_s > 0)
+    usual = configured[len(configured) // 2] if configured else CAPACITY_BYTES_S
     return {
         broker.id: float(broker.capacity_bytes_s if broker.capacity_bytes_s > 0 else usual) for broker in view.brokers
     }
 
 
 def sticky(view: ClusterView) -> AssignmentPlan:
-    """Place what has no owner and empty draining brokers; nothing moves for the sake of balance."""
+    """Place partitions without an owner and empty draining brokers; never move any for balance."""
     board = _Board(view)
     board.place_homeless()
     board.empty_draining()
@@ -88,7 +88,7 @@ STRATEGIES: dict[str, Strategy] = {"balanced": balanced, "sticky": sticky}
 
 @dataclass(slots=True)
 class _Piece:
-    """One partition on the board: where it is, where it shall be, and what it weighs, in bytes per s."""
+    """One partition on the board: its stored assignment, its planned broker, and its weight in bytes/s."""
 
     place: Place
     before: Assignment
@@ -99,16 +99,16 @@ class _Piece:
 
 @dataclass(slots=True)
 class _Seat:
-    """A broker that may be given partitions."""
+    """A broker that may get partitions."""
 
     entry: BrokerEntry
     capacity: float
     weight: int = 0
-    pieces: list[tuple[int, Place]] = field(default_factory=list)  # what it has, lightest first
+    pieces: list[tuple[int, Place]] = field(default_factory=list)  # its partitions, lightest first
 
     @property
     def used(self) -> float:
-        """The share of its capacity that is used; over 1 it is overloaded."""
+        """The used share of its capacity; above 1 the broker is overloaded."""
         return self.weight / self.capacity
 
 
@@ -128,7 +128,7 @@ class _Board:
         self.seats = {
             broker.id: _Seat(broker, capacities[broker.id]) for broker in self.live.values() if not broker.draining
         }
-        self.zones: dict[tuple[str, str], int] = {}  # how many partitions of a topic each zone has
+        self.zones: dict[tuple[str, str], int] = {}  # (topic id, zone): number of the topic's partitions in the zone
         self.by_place = {piece.place: piece for piece in self.pieces}
         for piece in self.pieces:
             self._sit(piece)
@@ -142,21 +142,21 @@ class _Board:
             self._move(piece, self._best(piece), f"'{piece.broker}' is gone" if piece.broker else "it has no owner")
 
     def empty_draining(self) -> None:
-        """Move what draining brokers have to others, where there are any."""
+        """Move the partitions of draining brokers to other brokers, if any exist."""
         leaving = [piece for piece in self.pieces if piece.broker in self.live and piece.broker not in self.seats]
         for piece in sorted(leaving if self.seats else [], key=lambda piece: (-piece.weight, piece.place)):
             self._move(piece, self._best(piece), f"'{piece.broker}' is draining")
 
     def even_out(self) -> None:
-        """Move from the busiest brokers to the idlest, until that is even or brings too little."""
+        """Move partitions from the busiest brokers to the least busy one, until the gain is too small."""
         for _ in range(ROUNDS_MAX):
             if not self._even_round():
                 return
 
     def _even_round(self) -> bool:
-        """Move while it helps, take back what relieves its broker by too little.
+        """Move while a move helps; then undo the moves off a broker that they relieve by too little.
 
-        Return whether anything is left.
+        Return whether any move remains.
         """
         before = {name: seat.weight for name, seat in self.seats.items()}
         moved: dict[str, list[_Piece]] = {}
@@ -178,7 +178,7 @@ class _Board:
         return kept
 
     def _next_step(self) -> tuple[_Seat, _Seat, _Piece] | None:
-        """Return the busiest broker that has something to give, who gets it, and what; None when all is even."""
+        """Return the busiest broker with a partition to give, the receiver, and the partition; or None."""
         order = sorted(self.seats.values(), key=lambda seat: (seat.used, seat.entry.id))
         for busy in reversed(order):
             if busy.used < BUSY_MIN or busy.used - order[0].used <= GAIN_MIN * busy.used:
@@ -189,7 +189,7 @@ class _Board:
         return None
 
     def plan(self) -> AssignmentPlan:
-        """Return what differs from the view, the homeless first, and what the operator should know."""
+        """Return the changes, first those of partitions without a live owner, and the notes."""
         changes = [change for piece in self.pieces if (change := self._change(piece)) is not None]
         changes.sort(key=lambda change: change.before in self.live)
         return AssignmentPlan(tuple(changes), tuple(self._notes()))
@@ -197,9 +197,10 @@ class _Board:
     # ---- inside ------------------------------------------------------------------------------------
 
     def _best(self, piece: _Piece) -> str:
-        """Return the broker that shall have a partition; "" for none.
+        """Return the broker that gets a partition; "" for none.
 
-        Within capacity before over it; in the zone with the fewest partitions of the topic; then the least used.
+        The order: brokers that stay within their capacity; the zone with the fewest partitions of the topic; the
+        least used broker.
         """
 
         def rank(seat: _Seat) -> tuple[bool, int, float, str]:
@@ -210,10 +211,10 @@ class _Board:
         return min(self.seats.values(), key=rank).entry.id if self.seats else ""
 
     def _best_piece(self, busy: _Seat, idle: _Seat) -> _Piece | None:
-        """Return the partition whose move leaves both least used; None when no move is worth it.
+        """Return the partition whose move leaves the busier of both least busy; None if none is worth it.
 
-        That is the one nearest to the weight that would make both equal: lighter ones leave the busy broker busier,
-        heavier ones the idle one, each the more the farther they are.
+        The best weight is the one that would make both brokers equally used. A lighter partition leaves `busy` busier,
+        a heavier one `idle`, and the more so the farther its weight is. So the search runs outwards from there.
         """
         even = (busy.weight * idle.capacity - idle.weight * busy.capacity) / (busy.capacity + idle.capacity)
         middle = bisect_left(busy.pieces, (even, ("", 0)))
@@ -225,19 +226,19 @@ class _Board:
                 if busy.used - after < WORTH_MIN * weight / busy.capacity:
                     break
                 piece = self.by_place[place]
-                relieves = busy.used > 1 and (idle.weight + weight) / idle.capacity <= 1  # as in `_best`: before zones
+                relieves = busy.used > 1 and (idle.weight + weight) / idle.capacity <= 1  # capacity before zones
                 if not self._in_flight(piece) and (relieves or not self._crowds(piece, busy, idle)):
                     found.append((after, place))
                     break
         return self.by_place[min(found)[1]] if found else None
 
     def _in_flight(self, piece: _Piece) -> bool:
-        """Whether a partition is moving from an owner that still has it: it is not sent elsewhere."""
+        """Whether a partition is in a planned move that its old owner has not finished: it can't move again."""
         holder = piece.before.session
         return holder in self.sessions and self.live.get(piece.broker, _NOBODY).session != holder
 
     def _crowds(self, piece: _Piece, busy: _Seat, idle: _Seat) -> bool:
-        """Whether a move would leave the topic's partitions less evenly spread over the zones."""
+        """Whether a move would spread the topic's partitions less evenly over the zones."""
         one, other = busy.entry.zone, idle.entry.zone
         topic = piece.place[0]
         return one != other and self.zones.get((topic, other), 0) >= self.zones.get((topic, one), 0)
@@ -276,8 +277,8 @@ class _Board:
             yield f"{homeless} partitions have no owner: no broker takes any; start one that does not drain"
         for seat in self.seats.values():
             if seat.used > 1 and seat.entry.capacity_bytes_s > 0:
-                said = f"{seat.weight} bytes/s of {seat.entry.capacity_bytes_s} bytes/s"
-                yield f"broker '{seat.entry.id}' is over its capacity: {said}"
+                load = f"{seat.weight} bytes/s of {seat.entry.capacity_bytes_s} bytes/s"
+                yield f"broker '{seat.entry.id}' is over its capacity: {load}"
 
 
 _NOBODY = BrokerEntry(id="", session="", address="")

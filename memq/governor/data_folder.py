@@ -1,7 +1,7 @@
 """The folder that one standalone broker owns: its lock, its identity, and the places of its parts.
 
 The files: `lock`, `cluster.json`, `topics.sqlite`, `queue.sqlite`, `objects/`, `tmp/`, and the broker's `spool/`.
-Nothing in it is an absolute path, so a stopped folder can be moved or copied as a whole.
+No file contains an absolute path, so an operator can move or copy the whole folder while its broker is stopped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from memq.topic import check_name
 
 LAYOUT_VERSION = 1
 _LOCK_BYTES_MAX = 64
-_LOCK = re.compile(rb"(\d{1,20}\n?)?\0*")  # a pid, or what a power loss leaves of it
+_LOCK = re.compile(rb"(\d{1,20}\n?)?\0*")  # a pid, or the part of it that a power loss leaves
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class DataFolder:
-    """An open data folder: no other process opens it until `close` or the end of this process."""
+    """An open data folder: no other process can open it until `close` or the end of this process."""
 
     path: Path
     cluster: str
@@ -51,12 +51,12 @@ class DataFolder:
 
     @classmethod
     def open(cls, path: Path, draw: random.Random, name: str = "memq", *, queue_gone: bool = False) -> DataFolder:
-        """Open the folder at `path`, making what is not there.
+        """Open the folder at `path`; create the folder and its missing parts.
 
-        A new cluster is called `name` and what `draw` draws.
-        `queue_gone` says that the queue's file may be missing next to objects: it is about to be restored.
-        Raises: InvalidRequestError when another process holds it, naming its pid, or when its `lock` is a file
-        that memq did not make; DeniedError when it can't be written; CorruptDataError when a part is missing or
+        The name of a new cluster is `name` and a random suffix from `draw`.
+        With `queue_gone`, the queue's file may be missing although objects exist: the caller restores it.
+        Raises: InvalidRequestError when another process holds the folder, with its pid, or when `lock` is a file
+        of another program; DeniedError when it can't be written; CorruptDataError when a part is missing or
         damaged; UnsupportedFormatError when a newer memq made it; StoreError when the disk is full or fails.
         """
         try:
@@ -96,18 +96,18 @@ class DataFolder:
 
     @property
     def spool(self) -> Path:
-        """Where the broker keeps what it acked with 1, for topics that ask for that."""
+        """The broker's spool: blocks acked with ack=1, for topics with `ack1 = "disk"`."""
         return self.path / "spool"
 
     def close(self) -> None:
-        """Let the folder go."""
+        """Release the lock of the folder."""
         lock, self._lock = self._lock, -1
         if lock >= 0:
             os.close(lock)
 
 
 def _make_each(folders: Iterable[Path]) -> None:
-    """Make folders and fsync the parents of new ones: else a power loss removes them."""
+    """Create folders and fsync the parent of each new one: else a power loss could remove it."""
     for folder in folders:
         if not folder.is_dir():
             with suppress(FileExistsError):
@@ -118,9 +118,9 @@ def _make_each(folders: Iterable[Path]) -> None:
 
 
 def make_folder(path: Path, what: str = "data folder", setting: str = "--data") -> None:
-    """Make a folder and those above it, each fsynced in its parent.
+    """Create a folder and its parents, each made durable by an fsync of its parent.
 
-    `what` and `setting` are for its errors.
+    `what` and `setting` are used in error messages.
 
     Raises: DeniedError, InvalidRequestError, StoreError.
     """
@@ -131,11 +131,11 @@ def make_folder(path: Path, what: str = "data folder", setting: str = "--data") 
 
 
 def lock_folder(path: Path, what: str = "data folder", setting: str = "--data") -> int:
-    """Lock the folder by flock, which the kernel lets go when the process ends.
+    """Lock the folder by flock, which the kernel releases when the process ends.
 
-    The pid inside is for people. A file of other content is not memq's, and stays as it is.
+    The lock file contains the pid, for error messages. A file with other content is not memq's, and is not changed.
 
-    Raises: InvalidRequestError when another process holds it, or the file is not memq's; DeniedError, StoreError.
+    Raises: InvalidRequestError when another process holds the lock, or the file is not memq's; DeniedError, StoreError.
     """
     try:
         lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -173,9 +173,9 @@ def _identity(path: Path, draw: random.Random, name: str, *, queue_gone: bool) -
 
 
 def cluster_of(path: Path) -> str:
-    """Return the name of a folder's cluster. Raises: InvalidRequestError for another folder.
+    """Return the name of a folder's cluster.
 
-    As `DataFolder.open`.
+    Raises: InvalidRequestError when the folder is not a data folder; else as `DataFolder.open`.
     """
     try:
         return read_identity(path).id
@@ -189,7 +189,7 @@ def cluster_of(path: Path) -> str:
 
 
 def read_identity(path: Path) -> Identity:
-    """Return what `cluster.json` says. Raises: OSError, CorruptDataError, UnsupportedFormatError."""
+    """Return the content of `cluster.json`. Raises: OSError, CorruptDataError, UnsupportedFormatError."""
     file = path / "cluster.json"
     body = file.read_bytes()
     try:
@@ -205,7 +205,7 @@ def read_identity(path: Path) -> Identity:
 
 
 def _new_identity(path: Path, draw: random.Random, name: str) -> Identity:
-    """Name a new cluster. The file appears whole or not at all."""
+    """Name a new cluster. The file is renamed into place, so it is never partly written."""
     if any((path / "objects").iterdir()):
         raise _missing(path, "cluster.json")
     made = Identity(id=check_name(f"{name}-{draw.getrandbits(48):012x}", "cluster"), layout=LAYOUT_VERSION)
@@ -220,7 +220,10 @@ def _new_identity(path: Path, draw: random.Random, name: str) -> Identity:
 
 
 def _check_parts(path: Path, names: tuple[str, ...]) -> None:
-    """Refuse a folder with objects that lost its queue: the sweep would delete all objects."""
+    """Refuse a folder with objects but without one of the files `names`.
+
+    Without the queue no pointer names the objects, and the sweep would delete all of them.
+    """
     if not any((path / "objects").iterdir()):
         return
     for name in names:

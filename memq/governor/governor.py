@@ -1,12 +1,12 @@
 """The governor: a role that any broker takes when free, and that ends with its session.
 
-The shell around a strategy. Each act asks for the term first, and everything that it sets carries that term: from the
-moment another one governs, the coordinator refuses it, however late it comes. Whatever goes wrong ends the act.
+The shell around a strategy. Each act first asks the coordinator for the term, and sets assignments with that term. From
+the moment that another broker governs, the coordinator refuses them, however late they arrive. Any error ends the act.
 
-`Planner` makes the plans: small ones on the event loop at once, large ones in a thread. A plan needs no clock and no
-I/O, so it may be made anywhere, of the view that was read. One of 50,000 partitions takes half a second of Python: in a
-thread the loop gets its turn every 5 ms meanwhile. Few are planned before a thread has begun; so the simulation, which
-has no threads, runs the same code.
+`Planner` makes the plans: small ones on the event loop, large ones in a thread. A strategy needs only the view, no
+clock and no I/O. A plan of 50,000 partitions takes half a second of Python; while a thread makes it, the event loop
+gets its turn every 5 ms. A small plan is ready before a thread would have started. The simulation, which has no
+threads, has only small plans.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from memq.runtime.threads import ThreadPool
 
 T = TypeVar("T")
 
-AT_ONCE_PARTITIONS_MAX = 2_000  # that many take 20 ms at most
+AT_ONCE_PARTITIONS_MAX = 2_000  # planned on the event loop, in 20 ms at most
 
 
 class Planner:
-    """One for who governs, one for who shows what would be done. `close` ends its thread."""
+    """Makes plans, for the governor and for requests that only show a plan. `close` ends its thread."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
         self._threads = ThreadPool("planner", 1)
 
     async def plan(self, view: ClusterView) -> AssignmentPlan:
-        """Return what the strategy would change. Raises: ClosedError."""
+        """Return the changes that the strategy proposes. Raises: ClosedError."""
         return await self._of(view, self._strategy)
 
     async def reshapes(self, view: ClusterView) -> list[Reshape]:
@@ -43,7 +43,7 @@ class Planner:
         return await self._of(view, reshapes)
 
     async def close(self) -> None:
-        """Wait for a plan that is being made; no other is made any more."""
+        """Wait for the plan in progress; later plans that need the thread raise ClosedError."""
         await self._threads.close()
 
     async def _of(self, view: ClusterView, made: Callable[[ClusterView], T]) -> T:
@@ -53,7 +53,7 @@ class Planner:
 
 
 async def view_of(coordinator: Coordinator, now_ms: int) -> ClusterView:
-    """Read the cluster as it is now. Raises: UnreachableError."""
+    """Read the current state of the cluster. Raises: UnreachableError."""
     return ClusterView(
         topics=await coordinator.topics(),
         brokers=await coordinator.brokers(),
@@ -63,16 +63,19 @@ async def view_of(coordinator: Coordinator, now_ms: int) -> ClusterView:
     )
 
 
-CHANGES_AT_ONCE_MAX = 64  # a coordinator stores several with one fsync
-CHANGES_UNSEEN_MAX = 1_024  # who governs may have to let go of what it moves, long before it has moved 10,000
+CHANGES_AT_ONCE_MAX = 64  # sent concurrently: a coordinator stores several with one fsync
+CHANGES_UNSEEN_MAX = 1_024  # changes between two calls of `Governor.look`
 
 
 async def _unseen() -> None:
-    """Nobody looks."""
+    """Do nothing: the default of `Governor.look`."""
 
 
 class Governor:
-    """Acts for one broker, when that one governs. `look` is called within an act of very many changes."""
+    """Acts for one broker while it governs. `look` is called every `CHANGES_UNSEEN_MAX` changes of an act.
+
+    The reason: the governor's own broker must release its moved partitions long before an act has moved 10,000.
+    """
 
     def __init__(self, coordinator: Coordinator, planner: Planner, events: EventLog, clock: Clock) -> None:
         self._coordinator = coordinator
@@ -81,18 +84,18 @@ class Governor:
         self._events = events
         self._term = 0
         self._turn = asyncio.Lock()
-        self._said: dict[str, float] = {}  # when something was said last, by what it is about
+        self._noted_s: dict[str, float] = {}  # text of a note before its colon: when it was logged last
         self.look: Callable[[], Awaitable[None]] = _unseen
 
     @property
     def term(self) -> int:
-        """The term in which the last act governed, 0 when it did not."""
+        """The term of the last act, 0 when this broker did not govern."""
         return self._term
 
     async def act(self, broker: BrokerEntry) -> int:
-        """Plan and set what is planned, when this broker governs or may begin to; return how much was changed.
+        """Plan and set assignments if this broker is or becomes the governor; return the number of changes.
 
-        Raises: UnreachableError, DeniedError: the rest of the plan is left, and the next act begins again.
+        Raises: UnreachableError, DeniedError: the rest of the plan is dropped, and the next act plans again.
         """
         async with self._turn:
             before, self._term = self._term, 0
@@ -107,13 +110,13 @@ class Governor:
         return await view_of(self._coordinator, self._clock.wall_ms())
 
     async def _reshape(self, view: ClusterView) -> int:
-        """Split and join write partitions. A former governor may try it once: a topic's version guards it."""
+        """Split and join write partitions. The topic's version protects it against a late former governor."""
         done = 0
         for change in await self._planner.reshapes(view):
             try:
                 await self._coordinator.alter_topic(change.topic)
             except (VersionConflictError, NotFoundError):
-                continue  # as in `_set`
+                continue  # another process was faster, as in `_set`
             done += 1
             self._events.info("reshaped", f"topic '{change.topic.name}': {change.reason}")
         return done
@@ -135,24 +138,27 @@ class Governor:
                     return done
                 if isinstance(end, BaseException):
                     raise end
-        self._say(plan.notes)
+        self._log_notes(plan.notes)
         return done
 
-    def _say(self, notes: Iterable[str]) -> None:
-        """Log what lasts once, then every minute: figures behind the colon change with each plan."""
-        now_s, said = self._clock.monotonic(), self._said
-        self._said = {}
+    def _log_notes(self, notes: Iterable[str]) -> None:
+        """Log a note when it is new, then every minute while plans repeat it.
+
+        Notes are the same if their texts before the colon are: the figures after it change with each plan.
+        """
+        now_s, before = self._clock.monotonic(), self._noted_s
+        self._noted_s = {}
         for note in notes:
             about = note.partition(":")[0]
-            self._said[about] = said.get(about, now_s)
-            if about not in said or now_s - said[about] >= OUTAGE_INTERVAL_S:
-                self._said[about] = now_s
+            self._noted_s[about] = before.get(about, now_s)
+            if about not in before or now_s - before[about] >= OUTAGE_INTERVAL_S:
+                self._noted_s[about] = now_s
                 self._events.warning("governor-note", note)
 
     async def _set(self, change: AssignmentChange) -> bool:
         """Set one assignment.
 
-        Return False when another process was faster: its change arrives as one more event.
+        Return False when another process was faster: its change causes another act.
         """
         try:
             after = await self._coordinator.set_assignment(change.assignment, term=self._term)

@@ -1,6 +1,6 @@
-"""Coordinators whose knowledge is a registry in memory: the shared part, and one with several brokers.
+"""Coordinators with a registry in memory: their shared base, and a coordinator for several brokers.
 
-`MemoryCoordinator` is for tests, the simulation and `memq.testing`; `memq.governor.standalone` has the other one.
+`MemoryCoordinator` is for tests, the simulation and `memq.testing`; `memq.governor.standalone` has the durable one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from memq.topic import Topic
 
 
 class LocalCoordinator(ABC):
-    """A `Coordinator` that answers from `registry`; a subclass says how a change of it is made to last."""
+    """A `Coordinator` that answers from `registry`; a subclass stores its changes."""
 
     def __init__(self, cluster: str, registry: Registry, watchers: Watchers) -> None:
         self.cluster = cluster
@@ -130,15 +130,15 @@ class MemoryCluster:
             handle.watchers.changed()
 
     def expire(self, broker: BrokerEntry) -> None:
-        """Let a broker's session end as if it had crashed: it is gone, what it owned is not released."""
+        """End a broker's session as a crash does: it leaves the membership, its partitions are not released."""
         if self.registry.leave(broker):
             self.changed()
 
 
 class MemoryCoordinator(LocalCoordinator):
-    """One process's door to a `MemoryCluster`. No thread and no waiting.
+    """One process's view of a `MemoryCluster`, without threads and waiting.
 
-    What one changes, all see at once.
+    All coordinators of the cluster see each change at once.
     """
 
     def __init__(self, shared: MemoryCluster) -> None:
@@ -147,7 +147,7 @@ class MemoryCoordinator(LocalCoordinator):
         shared.handles.append(self)
 
     async def close(self) -> None:
-        """See `Coordinator.close`: ends this door's watchers, nothing of the cluster."""
+        """See `Coordinator.close`. Ends the watchers of this coordinator only."""
         if self in self._shared.handles:
             self._shared.handles.remove(self)
         await self.watchers.close()

@@ -1,17 +1,17 @@
 """Input and output of a governor's plan, and the number of write partitions for the traffic. Pure.
 
-`balance.py` has the strategies that choose owners. Here large write partitions are split, and small ones joined.
-A split gives the upper half of a write partition's slots to another one, whose pointers go to the same read
-partition; a join gives them back. So readers see nothing of it, and the order of a key holds: its producers keep the
-first block of a slot that moved until all that went before is acked (`memq.client.producer.send_buffer`), and what
-lies in one read partition first is read first.
+`balance.py` has the strategies that choose owners. This module splits large write partitions, and joins small ones.
+A split gives the upper half of a write partition's slots to another write partition; a join gives them back. The
+pointers of both go to the same read partition. Readers do not notice it, and the order of a key holds. A producer
+sends the first block of a moved slot only after its earlier blocks are acked (`memq.client.producer.send_buffer`). So
+the read partition has the pointers in order.
 
-A joined partition keeps its number, its epoch and its totals, and has no slots: it takes nothing new, what is sent to
-it again still finds its owner, and the next split takes it before it makes another one. The partitions that a topic
-was made with, one for each read partition, always take records.
+A joined partition keeps its number, its epoch and its totals, but has no slots, so it gets no new records. Retried
+blocks still find its owner, and the next split uses it again instead of a new number. The partitions with which a
+topic was created, one for each read partition, always take records.
 
-Two bounds that are far apart, and a rest after each change, keep it from swinging: a half of what was split weighs two
-times what two halves weigh that are joined. A wrong join for lack of reports costs two moves, and no record.
+Two distant bounds, and a rest after each change, prevent oscillation. Each half of a split partition weighs twice as
+much as both halves of a join together. A wrong join, caused by missing reports, costs two moves, but no record.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from memq.governor import Assignment, BrokerEntry, Load
 from memq.limits import PARTITIONS_MAX
 from memq.topic import PartitionSlots, Topic
 
-JOIN_SHARE = 4  # two neighbours are joined when both together take less than a quarter of what one may
-SPLIT_REST_MS = 60_000  # after a change of a topic's map, until it is split again: loads are means of 10 s
-JOIN_REST_MS = 600_000
+JOIN_SHARE = 4  # two neighbours are joined when both together take less than a quarter of one partition's limit
+SPLIT_REST_MS = 60_000  # from a change of a topic's map to the next split: loads are means of 10 s
+JOIN_REST_MS = 600_000  # from a change of a topic's map to the next join
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """The cluster as the coordinator showed it, not at one moment: changes are compare-and-set."""
+    """The cluster as read from the coordinator, in several reads: compare-and-set refuses stale changes."""
 
     topics: Sequence[Topic]
     brokers: Sequence[BrokerEntry]
     assignments: Sequence[Assignment]
     loads: Sequence[Load] = ()
-    now_ms: int = 0  # wall clock of who looks
+    now_ms: int = 0  # wall clock of the process that read it
 
 
 @dataclass(frozen=True, slots=True)
 class AssignmentChange:
-    """One assignment to set, with the version that it replaces, and why."""
+    """One assignment to set, with the version that it replaces, and the reason."""
 
     assignment: Assignment
     before: str  # the present owner, "" for none
@@ -64,17 +64,14 @@ Strategy = Callable[[ClusterView], AssignmentPlan]
 
 @dataclass(frozen=True, slots=True)
 class Reshape:
-    """A topic with another partition map, in place of the one with this version, and why."""
+    """A topic with a new partition map, to replace the stored one of the same version; and the reason."""
 
     topic: Topic
     reason: str
 
 
 def reshapes(view: ClusterView) -> list[Reshape]:
-    """Return at most one change for each topic.
-
-    When it is made, the loads that it was made for are none any more.
-    """
+    """Return at most one change for each topic: after it, the reported loads fit no longer."""
     traffic: dict[tuple[str, int], int] = {}
     for load in view.loads:
         traffic[load.topic_id, load.partition] = max(load.bytes_s, 0)
@@ -88,7 +85,7 @@ def reshapes(view: ClusterView) -> list[Reshape]:
 
 
 def split(topic: Topic, partition: int, now_ms: int) -> Topic:
-    """Return a topic whose `partition`, with two slots or more, has given half of them to another one."""
+    """Return the topic after a split: `partition`, with two slots or more, gives half to another one."""
     part = topic.partitions[partition]
     assert part.slot_first < part.slot_last, f"partition {partition} can't be split"
     middle = (part.slot_first + part.slot_last) // 2
@@ -100,7 +97,7 @@ def split(topic: Topic, partition: int, now_ms: int) -> Topic:
 
 
 def join(topic: Topic, one: int, other: int, now_ms: int) -> Topic:
-    """Return a topic in which the younger of two neighbours has given its slots to the older."""
+    """Return the topic after a join: of two neighbours, the higher number gives its slots to the lower."""
     older, younger = topic.partitions[min(one, other)], topic.partitions[max(one, other)]
     assert older.read_partition == younger.read_partition, f"{one} and {other} are of two read partitions"
     slots = {"slot_first": min(older.slot_first, younger.slot_first)}

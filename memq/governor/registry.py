@@ -1,7 +1,7 @@
-"""Topics, assignments and brokers as a pure machine: every coordinator of one process decides by it.
+"""Topics, assignments and brokers as a pure machine, for the coordinators that run in one process.
 
-A request is checked against the state and answered with a `RegistryChange`; the shell makes the change durable,
-and only then applies it. So what could not be stored has not happened.
+A method checks a request against the state and returns a `RegistryChange`. The shell stores the change, and only then
+applies it. So a change that was not stored has no effect.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ _TOPIC_ID = re.compile(r"[0-9a-f]{32}\Z")
 def encode_topic(topic: Topic, before: bytes | None = None) -> bytes:
     """Return the bytes of a topic as coordinators store it.
 
-    Fields of `before`, its bytes until now, that are not known here are kept. In a rolling upgrade brokers of two
-    versions change the same topics. If the older one left out the fields of the newer one, a setting would fall back
-    to its default, unnoticed.
+    Unknown fields of `before`, the stored bytes, are kept. In a rolling upgrade brokers of two versions change the same
+    topics. If the older version dropped the fields of the newer one, a setting would silently get its default.
     """
     body = msgspec.json.encode(topic)
     if before is None:
@@ -42,9 +41,10 @@ def encode_topic(topic: Topic, before: bytes | None = None) -> bytes:
 
 
 def _merged(new: Any, old: Any) -> Any:
-    """Every known field is written: what only `old` has is unknown.
+    """Return `new` with the fields that only `old` has.
 
-    Partitions keep their places, and none goes.
+    These are unknown fields, since the encoder writes all known ones. List items are merged by index: partitions are
+    never removed or reordered.
     """
     if isinstance(new, dict) and isinstance(old, dict):
         return {name: _merged(value, old.get(name)) for name, value in new.items()} | {
@@ -85,7 +85,7 @@ class Registry:
         self._governor: BrokerEntry | None = None
         self._term = 0
 
-    # ---- what there is -----------------------------------------------------------------------
+    # ---- state -------------------------------------------------------------------------------
 
     def topics(self) -> list[Topic]:
         """Return all topics, by name."""
@@ -113,12 +113,12 @@ class Registry:
         return self._governor.id if self._governor is not None else ""
 
     def loads(self) -> list[Load]:
-        """Return what the live brokers reported, by topic id and partition."""
+        """Return the loads that the live brokers reported, by topic id and partition."""
         found = [load for loads in self._loads.values() for load in loads]
         return sorted(found, key=lambda load: (load.topic_id, load.partition))
 
     def deleted(self, topic_id: str) -> bool:
-        """Return whether a topic with this id was deleted: its id is known, nothing else of it is there."""
+        """Return whether a topic with this id was deleted: only its id remains in the registry."""
         assigned = any(key[0] == topic_id for key in self._assignments)
         there = any(topic.id == topic_id for topic in self._topics.values())
         return topic_id in self._used_ids and not (assigned or there)
@@ -128,7 +128,7 @@ class Registry:
     def create_topic(self, topic: Topic) -> RegistryChange:
         """Add a topic with unassigned partitions; its epochs start at 0.
 
-        Raises: AlreadyExistsError for its name, or for an id that any topic ever had.
+        Raises: AlreadyExistsError when the name exists, or when any earlier topic had the id.
         """
         check_topic(topic)
         if topic.name in self._topics:
@@ -138,9 +138,10 @@ class Registry:
         return RegistryChange(stored=(topic,), assignments=_unassigned(topic))
 
     def alter_topic(self, topic: Topic) -> RegistryChange:
-        """Replace a topic by its next version; new partitions are unassigned, and none may go.
+        """Replace a topic by its next version; new partitions are unassigned.
 
-        Raises: VersionConflictError when `topic.version` is not the stored one.
+        Raises: VersionConflictError when `topic.version` is not the stored one; InvalidRequestError when a partition
+        would be removed; NotFoundError.
         """
         check_topic(topic)
         before = self._current_topic(topic)
@@ -154,7 +155,7 @@ class Registry:
     def delete_topic(self, topic: Topic) -> RegistryChange:
         """Remove a topic with its assignments.
 
-        Raises: NotFoundError, also when another topic has its name now; VersionConflictError.
+        Raises: NotFoundError, also when the topic of this name has another id; VersionConflictError.
         """
         return RegistryChange(removed=(self._current_topic(topic),))
 
@@ -176,19 +177,19 @@ class Registry:
         return RegistryChange(assignments=(_next(assignment),))
 
     def release(self, broker: BrokerEntry) -> RegistryChange:
-        """Release what this session opened, and what is assigned to its broker while it is the live session."""
+        """Release partitions that this session opened and, if it is live, those assigned to its broker."""
         live = self._is_live(broker)
         released = [(entry, released_by(entry, broker, live=live)) for entry in self.assignments()]
         return RegistryChange(assignments=tuple(_next(after) for before, after in released if after != before))
 
     def set_mark(self, mark: str, before: str) -> RegistryChange:
-        """Replace the mark of the store when it is `before`."""
+        """Replace the mark of the store if it is `before`."""
         return RegistryChange(mark=mark if self.mark == before else "")
 
-    # ---- what happened -----------------------------------------------------------------------
+    # ---- events ------------------------------------------------------------------------------
 
     def apply(self, change: RegistryChange) -> None:
-        """Take over a change that was made durable."""
+        """Apply a change that was stored."""
         if change.stored or change.removed:
             self._order = None
         for topic in change.removed:
@@ -203,14 +204,14 @@ class Registry:
         self.mark = change.mark or self.mark
 
     def enter(self, broker: BrokerEntry) -> None:
-        """Note a live broker, in place of an older session."""
+        """Add a live broker; it replaces an older session of the same id."""
         check_name(broker.id, "broker")
         if not self._is_live(broker):
             self._forget(broker.id)
         self._brokers[broker.id] = broker
 
     def leave(self, broker: BrokerEntry) -> bool:
-        """Forget a broker, when this is its live session; return whether it was."""
+        """Remove a broker if this is its live session; return whether it was."""
         if not self._is_live(broker):
             return False
         del self._brokers[broker.id]
@@ -218,9 +219,9 @@ class Registry:
         return True
 
     def govern(self, broker: BrokerEntry) -> int:
-        """Return the term in which a live session governs; begin one without a governor.
+        """Return the term in which a live session governs; 0 when another session governs.
 
-        0 when another does.
+        Without a governor, this session becomes the governor, in a new term.
         """
         if self._governor is None and self._is_live(broker):
             self._governor = broker
@@ -228,7 +229,7 @@ class Registry:
         return self._term if self._governor is not None and self._governor.session == broker.session else 0
 
     def report(self, broker: BrokerEntry, loads: Iterable[Load]) -> None:
-        """Note what a live broker's partitions take in."""
+        """Note the loads of a live broker's partitions."""
         if self._is_live(broker):
             self._loads[broker.id] = tuple(loads)
 
@@ -252,7 +253,7 @@ class Registry:
 
 
 def check_topic(topic: Topic) -> Topic:
-    """Return `topic` when its name, id, settings and partition map hold.
+    """Return `topic` when its name, id, settings and partition map are valid.
 
     Raises: InvalidNameError, InvalidSettingError, InvalidRequestError.
     """
@@ -279,9 +280,10 @@ def check_topic(topic: Topic) -> Topic:
 
 
 def released_by(entry: Assignment, broker: BrokerEntry, *, live: bool) -> Assignment:
-    """Return the assignment after a broker's departure: its `live` session or an older one.
+    """Return the assignment after a broker's departure; `live` says whether its session is the live one.
 
-    A partition on its way to another broker continues there; what an older session left open, too.
+    A partition in a planned move to another broker only loses the session. A partition that another session of the
+    broker opened is not changed.
     """
     if entry.broker == broker.id and (entry.session == broker.session or (live and not entry.session)):
         return msgspec.structs.replace(entry, broker="", session="")

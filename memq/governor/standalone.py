@@ -1,12 +1,12 @@
 """The coordinator of one broker without a cluster: topics and assignments in a SQLite file.
 
-Only one process opens the file (see `DataFolder`), so the whole state is in memory; a change is committed with an
-fsync before it counts. The membership is that one broker, in memory.
+Only one process opens the file (see `DataFolder`), so the whole state is also in memory. A change is committed with an
+fsync before it is applied. The membership, one broker, is in memory only.
 
 The file has topics, assignments, used ids, and the mark of the store. Each row has a checksum
-(`memq.notification.sqlite.file`). A deletion is a row, too: the id of a topic says that it was deleted. A topic that is
-missing otherwise is damage, since the objects of a deleted topic are swept; so are an assignment without its topic and
-a partition without its assignment, whose epochs would begin again.
+(`memq.notification.sqlite.file`). The row of a used id says whether its topic was deleted. Any other missing topic is
+damage, because the sweep deletes the objects of deleted topics. An assignment without its topic is damage, too, and so
+is a partition without its assignment: its epochs would begin again.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ _ALL = {
 
 
 def topics_file(path: Path) -> SqliteFile:
-    """Return the file at a path, to be opened."""
+    """Return the description of the file at a path, not opened yet."""
     return SqliteFile(path, "topics file", _APPLICATION_ID, _SCHEMA, UnreachableError, 1_000, (_upgrade_1,))
 
 
 def _upgrade_1(connection: sqlite3.Connection) -> None:
-    """Give each row a checksum. A file that no broker has used since stores have marks lacks their table."""
+    """Add a checksum to each row, and the table `store_mark`, which the oldest files lack."""
     connection.execute("CREATE TABLE IF NOT EXISTS store_mark (id INTEGER PRIMARY KEY, mark TEXT NOT NULL)")
     add_checksums(connection, _SCHEMA, _COPIES)
 
@@ -107,12 +107,12 @@ def _write(connection: sqlite3.Connection, file: SqliteFile, change: RegistryCha
 
 
 def _put(connection: sqlite3.Connection, table: str, *values: str | int | bytes) -> None:
-    """Write one row, in place of one with its key."""
+    """Write one row; it replaces a row with the same key."""
     connection.execute(_PUT[table], (*values, checksum(table, values)))
 
 
 def load_registry(connection: sqlite3.Connection, file: SqliteFile) -> Registry:
-    """Return all that the file holds. Raises: as `SqliteFile.error`; CorruptDataError."""
+    """Return the content of the file. Raises: as `SqliteFile.error`; CorruptDataError."""
     try:
         topics = list(_rows(connection, file, "topics"))
         used_ids = {used: bool(deleted) for used, deleted in _rows(connection, file, "used_ids")}
@@ -156,14 +156,14 @@ def _damaged(file: SqliteFile, name: str, why: str = "its checksum is wrong") ->
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A change that waits for its turn: what decides on it, and who hears of it."""
+    """A change that waits for its turn: `decide` makes it, `done` gets the result."""
 
     decide: Callable[[Registry], RegistryChange]
     done: asyncio.Future[RegistryChange]
 
 
 class StandaloneCoordinator(LocalCoordinator):
-    """Topics and assignments in the file at `path`, which it makes when it is not there.
+    """Topics and assignments in the file at `path`, which is created if it does not exist.
 
     Raises at construction: CorruptDataError, UnsupportedFormatError, DeniedError, UnreachableError.
     """
@@ -177,7 +177,7 @@ class StandaloneCoordinator(LocalCoordinator):
             self._connection.close()
             raise
         super().__init__(cluster, registry, Watchers(EventLog(clock)))
-        self._in_doubt = False  # a commit failed or was left alone: what is in the file decides
+        self._in_doubt = False  # a commit failed or was cancelled: the state must be read from the file again
         self._turn = asyncio.Lock()
         self._waiting: deque[_Request] = deque()
         self._pool = ThreadPool("coordinator", 1)
@@ -191,7 +191,7 @@ class StandaloneCoordinator(LocalCoordinator):
     async def _change(self, decide: Callable[[Registry], RegistryChange]) -> RegistryChange:
         """Decide on the current state, store the change, and only then apply it.
 
-        What waits may be stored together.
+        Waiting changes may be stored in one transaction.
         """
         request = _Request(decide, asyncio.get_running_loop().create_future())
         request.done.add_done_callback(_hear)
@@ -202,10 +202,10 @@ class StandaloneCoordinator(LocalCoordinator):
                     await self._store_waiting()
             return await request.done
         finally:
-            request.done.cancel()  # a cancelled caller wants no change
+            request.done.cancel()  # the request of a cancelled caller is dropped
 
     async def _store_waiting(self) -> None:
-        """Store what waits and goes together, with one fsync: thousands of partitions may open at once."""
+        """Store waiting changes with one fsync where possible: thousands of partitions may open at once."""
         if self._in_doubt:
             await self._reload()
         together = self._next_together()
@@ -229,7 +229,7 @@ class StandaloneCoordinator(LocalCoordinator):
         self._changed()
 
     def _next_together(self) -> list[tuple[_Request, RegistryChange]]:
-        """Decide waiting requests in order: many for different partitions, or one that changes a topic."""
+        """Decide waiting requests in order: many for different partitions, or one for a topic or the mark."""
         together: list[tuple[_Request, RegistryChange]] = []
         touched: dict[tuple[str, int], None] = {}
         while self._waiting and len(together) < TOGETHER_MAX:
@@ -249,7 +249,7 @@ class StandaloneCoordinator(LocalCoordinator):
         return together
 
     def _decided(self, request: _Request) -> RegistryChange | None:
-        """Return the change of a request; None when nobody waits for it, or it was refused."""
+        """Return the change of a request; None when its caller was cancelled, or the request is refused."""
         try:
             return None if request.done.done() else request.decide(self._registry)
         except MemqError as error:
@@ -260,7 +260,7 @@ class StandaloneCoordinator(LocalCoordinator):
         loaded = await self._pool.run(load_registry, self._connection, self._file)
         for broker in self._registry.brokers():
             loaded.enter(broker)
-        self._registry = loaded  # the term begins again with it: this process is the only one that governs
+        self._registry = loaded  # terms begin at 0 again, harmlessly: no other process governs
         self._in_doubt = False
         self._changed()
 
@@ -275,6 +275,6 @@ def _refuse(requests: Sequence[tuple[_Request, RegistryChange]], error: MemqErro
 
 
 def _hear(done: asyncio.Future[RegistryChange]) -> None:
-    """Take the error of a request whose caller went away, before asyncio complains that nobody did."""
+    """Retrieve the error of a request whose caller was cancelled: else asyncio logs it as never retrieved."""
     if not done.cancelled():
         done.exception()

@@ -11,7 +11,7 @@ from memq.runtime.logs import EventLog
 class Watchers:
     """The watchers of one coordinator.
 
-    Changes that come while a callback runs are merged into one more call.
+    Changes during the run of a callback are merged into one further call.
     """
 
     def __init__(self, events: EventLog) -> None:
@@ -24,7 +24,7 @@ class Watchers:
         return len(self._changed)
 
     def watch(self, callback: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-        """Call `callback` after changes from now on; the returned function ends that."""
+        """Call `callback` after changes from now on, until the caller calls the returned function."""
         self._count += 1
         number = self._count
         changed = self._changed[number] = asyncio.Event()
@@ -32,12 +32,12 @@ class Watchers:
         return lambda: self._end(number)
 
     def changed(self) -> None:
-        """Something changed."""
+        """Notify all watchers of a change."""
         for event in self._changed.values():
             event.set()
 
     async def close(self) -> None:
-        """End all watchers, and wait for the callbacks that run, except one that closes this itself."""
+        """End all watchers, and wait for running callbacks, except one that itself calls `close`."""
         tasks = [task for task in self._tasks.values() if task is not asyncio.current_task()]
         for number in list(self._changed):
             self._end(number)
@@ -65,5 +65,5 @@ class Watchers:
     async def _call(self, callback: Callable[[], Awaitable[None]]) -> None:
         try:
             await callback()
-        except Exception as error:  # noqa: BLE001 - a watcher's failure must not keep the next change from it or others
+        except Exception as error:  # noqa: BLE001 - after a failure, this and other watchers still get the next change
             self._events.error("watcher-failed", f"a watcher of the coordinator failed: {error!r}", error)

@@ -1,7 +1,7 @@
 """The coordinator of a cluster in ZooKeeper: ephemeral nodes for brokers, persistent for topics.
 
-`layout` says where things lie, `session` is kazoo behind the event loop, `mirror` keeps what was read while watches
-hold, `coordinator` is the port. kazoo is the extra `[zookeeper]`, and is imported when a coordinator is opened.
+`layout` has the paths and contents of nodes. `session` calls kazoo from the event loop. `mirror` is the cache, and
+`coordinator` implements the port. kazoo is the extra `[zookeeper]`; `open_from_settings` imports it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def open_from_settings(settings: PartSettings, runtime: Runtime, cluster: str) -> ZookeeperCoordinator:
-    """Return the coordinator that the settings name, not connected yet: its first call connects.
+    """Return the coordinator that the settings name. Its first call connects.
 
     Raises: InvalidSettingError, also when kazoo is not installed; UnknownSettingError.
     """

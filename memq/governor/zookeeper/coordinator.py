@@ -41,14 +41,14 @@ from memq.runtime.tasks import TaskOwner
 from memq.topic import Topic, check_name
 
 BACKOFF_S_MAX = 2.0
-RELEASES_AT_ONCE_MAX = 100  # in one transaction: far below what ZooKeeper takes as one request
-FOLLOW_REST = 4  # a read of what changed rests for so many times as long as it took, for it reads all partitions,
-FOLLOW_REST_S_MAX = 1.0  # and no longer: of 10,000 that close each tells of a change
-TopicPaths = tuple[Topic, list[str]]  # and the nodes of its assignments, by partition
+RELEASES_AT_ONCE_MAX = 100  # in one transaction: far below ZooKeeper's limit on the size of a request
+FOLLOW_REST = 4  # pause of `_follow`, as a multiple of its last read, which covers all partitions:
+FOLLOW_REST_S_MAX = 1.0  # 10,000 partitions that close cause one change each
+TopicPaths = tuple[Topic, list[str]]  # a topic, and the nodes of its assignments by partition
 
 
 class ZookeeperCoordinator:
-    """A coordinator for any number of brokers. Its first call connects, and makes what is not there yet."""
+    """A coordinator for any number of brokers. Its first call connects, and creates missing nodes."""
 
     def __init__(self, address: ZookeeperAddress, settings: ZookeeperSettings, runtime: Runtime, cluster: str) -> None:
         self._cluster = check_name(cluster, "cluster")
@@ -65,7 +65,7 @@ class ZookeeperCoordinator:
         self._all_topics: MirroredValue[list[TopicPaths]] = MirroredValue(self._mirror)
         self._all_assignments: MirroredValue[list[Assignment]] = MirroredValue(self._mirror)
         self._tasks = TaskOwner(lambda error: events.error("zookeeper-failed", repr(error), error), events)
-        self._entered: dict[str, BrokerEntry] = {}  # registered here: entered again when the session was lost
+        self._entered: dict[str, BrokerEntry] = {}  # registered by this process, again after a lost session
         self._entering = asyncio.Lock()  # guards `_entered`, and the node of each entry
         self._ready = False
         self._following = False
@@ -89,7 +89,7 @@ class ZookeeperCoordinator:
             self._changed.clear()
             self._tasks.start(self._follow(), "follow")
         elif not self._watchers:
-            self._changed.set()  # no watcher followed changes meanwhile
+            self._changed.set()  # without watchers, `_follow` read no changes
         return self._watchers.watch(callback)
 
     # ---- membership --------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ class ZookeeperCoordinator:
         await self._open()
         async with self._entering:
             before = self._entered.get(broker.id)
-            self._entered[broker.id] = broker  # first: the session may be lost while it is entered
+            self._entered[broker.id] = broker  # before the node exists: the session may be lost in between
             try:
                 await self._enter(broker)
             except BaseException:
@@ -132,7 +132,7 @@ class ZookeeperCoordinator:
         return [self._entry(name, node) for name, node in zip(names, found, strict=True) if node is not None]
 
     async def _enter(self, broker: BrokerEntry) -> None:
-        """Make the broker's node, in place of one of an older session."""
+        """Create the broker's node; it replaces the node of an older session."""
         path, data = layout.broker_path(broker.id), layout.encode(broker)
         while True:
             found = await self.session.find(path)
@@ -144,7 +144,7 @@ class ZookeeperCoordinator:
                 else:
                     await self.session.change(Remove(path, found.version), Make(path, data, ephemeral=True))
             except (AlreadyExistsError, NotFoundError, VersionConflictError):
-                continue  # it came, went or was changed in between
+                continue  # the node was created, removed or changed after `find`
             finally:
                 self._mirror.forget(path)
             return
@@ -154,7 +154,7 @@ class ZookeeperCoordinator:
         try:
             await self.session.change(Remove(path, found.version))
         except (NotFoundError, VersionConflictError):
-            pass  # another session of the same id took its place
+            pass  # another session with the same broker id has replaced the node
         finally:
             self._mirror.forget(path)
         governor = await self.session.find(layout.GOVERNOR)
@@ -167,7 +167,7 @@ class ZookeeperCoordinator:
         try:
             await self.session.change(operation)
         except (NotFoundError, VersionConflictError):
-            pass  # it went with the session
+            pass  # ZooKeeper removed it at the end of the session
         finally:
             self._mirror.forget(operation.path)
 
@@ -266,9 +266,9 @@ class ZookeeperCoordinator:
     async def deleted(self, topic_id: str) -> bool:
         """See `Coordinator.deleted`.
 
-        One transaction makes all three nodes, one removes two of them, and the node of the id stays. So a server that
-        lags behind shows a topic too long, and never a deletion that did not happen. No partition may be listed, and
-        none may be found: a single operation that answers wrongly proves nothing.
+        One transaction creates the nodes of the topic, of its id and of its partitions. A deletion removes all but
+        the id's node, also in one transaction. So a server that lags may show a deleted topic, but never a deletion
+        that did not happen. Partitions are checked by `find` and by `children`: one wrong answer proves nothing.
         """
         await self._open()
         above = layout.id_path(topic_id)
@@ -317,7 +317,7 @@ class ZookeeperCoordinator:
     async def set_assignment(self, assignment: Assignment, *, term: int = 0) -> Assignment:
         """See `Coordinator.set_assignment`."""
         path = layout.partition_path(assignment.topic_id, assignment.partition)
-        known = self._mirror.known(path)  # of this version it is what lies there; an older one proves nothing
+        known = self._mirror.known(path)  # usable only if it has the expected version: else it may be stale
         if known is not None and known.version == assignment.version:
             before = _assignment(path, known)
         else:
@@ -334,7 +334,7 @@ class ZookeeperCoordinator:
         return msgspec.structs.replace(assignment, version=assignment.version + 1)
 
     async def _check_term(self, term: int) -> None:
-        """Raises: TermFencedError when it is not the last one."""
+        """Raise TermFencedError when `term` is not the last one; 0 is no term."""
         last = await self.session.read(layout.TERM)
         if term and last.version != term:
             raise TermFencedError(f"term {term} of the governor has ended, the last one is {last.version}")
@@ -358,7 +358,7 @@ class ZookeeperCoordinator:
                 Make(layout.GOVERNOR, layout.encode(begun), ephemeral=True), Put(layout.TERM, b"", term.version)
             )
         except (AlreadyExistsError, VersionConflictError):
-            return 0  # another one was faster; the watch tells when it goes
+            return 0  # another broker was faster; the watch on its node reports its end
         finally:
             self._mirror.forget(layout.GOVERNOR)
             self._changed.set()
@@ -409,9 +409,10 @@ class ZookeeperCoordinator:
     # ---- inside ------------------------------------------------------------------------------------
 
     async def _open(self) -> None:
-        """Connect, and once make what is not there; a ZooKeeper that stops in between is waited for.
+        """Connect, and create missing nodes once.
 
-        Raises: InvalidRequestError when another cluster lies there; UnreachableError.
+        If ZooKeeper stops in between, retry for `connect_timeout_ms`.
+        Raises: InvalidRequestError when another cluster uses the path; UnreachableError.
         """
         if self._ready:
             await self.session.start()
@@ -453,11 +454,11 @@ class ZookeeperCoordinator:
     async def _refresh(self) -> None:
         while True:
             await asyncio.sleep(mirror.REFRESH_S)
-            with suppress(MemqError):  # the next one, or the next connection
+            with suppress(MemqError):  # the next refresh, or the next connection, reads again
                 await self._mirror.refresh()
 
     async def _change(self, *operations: Operation) -> None:
-        """Change nodes and read them again: a failed change may have happened."""
+        """Change nodes, and forget them in the mirror, also after an error: the change may have happened."""
         try:
             await self.session.change(*operations)
         finally:
@@ -466,7 +467,7 @@ class ZookeeperCoordinator:
             self._changed.set()
 
     def _connected(self, lost: bool) -> None:
-        """The session exists again: all watches are gone, and after a loss our ephemeral nodes too."""
+        """Take a new connection: all watches are gone, and after a loss all ephemeral nodes, too."""
         self._mirror.clear()
         if self._ready:
             self._changed.set()
@@ -475,9 +476,9 @@ class ZookeeperCoordinator:
                 self._tasks.start(self._enter_again(broker_id), f"enter {broker_id}")
 
     async def _enter_again(self, broker_id: str) -> None:
-        """Enter a broker whose session was lost, until that is done, or another session has its id.
+        """Register a broker after a lost session; retry until it is registered, or its id is taken.
 
-        Whatever ZooKeeper answers, it is asked again: one wrong answer must not keep a broker out until its restart.
+        Every error of ZooKeeper is retried: one wrong answer must not exclude a broker until its restart.
         """
         tries = 0
         while True:
@@ -496,7 +497,7 @@ class ZookeeperCoordinator:
                 await asyncio.sleep(backoff_s(self._runtime.random, tries, base_s=0.05, most_s=BACKOFF_S_MAX))
 
     async def _is_taken(self, broker: BrokerEntry) -> bool:
-        """Return whether another session has this broker's id, by two answers: one may be old or wrong."""
+        """Return whether another session has this broker's id, by two answers: one may be stale or wrong."""
         path, other = layout.broker_path(broker.id), ""
         for _ in range(2):
             await self.session.catch_up(path)
@@ -509,7 +510,7 @@ class ZookeeperCoordinator:
         return True
 
     async def _follow(self) -> None:
-        """Keep a watch on everything that watchers hear of: what changed is read here, then they are called."""
+        """After each change, read all that watchers follow, which renews the watches; then call them."""
         tries, known, clock = 0, False, self._runtime.clock
         while True:
             began_s = clock.monotonic()
@@ -519,7 +520,7 @@ class ZookeeperCoordinator:
                     await self.assignments()
                     await self.governor()
             except MemqError as error:
-                tries, known = tries + 1, True  # whatever happened meanwhile was not seen
+                tries, known = tries + 1, True  # changes may have been missed: call the watchers after the next read
                 self._events.warning("zookeeper-read-failed", f"try {tries}: {error}")
                 await asyncio.sleep(backoff_s(self._runtime.random, tries, base_s=0.1, most_s=BACKOFF_S_MAX))
                 self._changed.clear()
@@ -529,7 +530,7 @@ class ZookeeperCoordinator:
             tries, known = 0, True
             await asyncio.sleep(min(FOLLOW_REST * (clock.monotonic() - began_s), FOLLOW_REST_S_MAX))
             await self._changed.wait()
-            self._changed.clear()  # not before the first read: what changed since `watch` is not lost
+            self._changed.clear()  # after the first read: else a change since `watch` would be lost
 
     def _entry(self, name: str, node: Node) -> BrokerEntry:
         return layout.decode(layout.broker_path(name), node.data, BrokerEntry)

@@ -8,9 +8,9 @@ node, below the path of the URL       kind        holds
 `/brokers/BROKER`                     ephemeral   a `BrokerEntry`
 `/loads/BROKER`                       ephemeral   a list of `Load`
 `/topics/TOPIC`                       persistent  a `Topic`; its version is the node's version + 1
-`/partitions/TOPIC ID`                persistent  the topic's name; it stays when the topic goes: ids are used once
+`/partitions/TOPIC ID`                persistent  the topic's name; kept after its deletion, since ids are used once
 `/partitions/TOPIC ID/PARTITION`      persistent  an `Assignment`; its version is the node's version
-`/governor`                           ephemeral   a `Government`: who governs, in which term
+`/governor`                           ephemeral   a `Government`: the governor and its term
 `/term`                               persistent  nothing; its version is the number of the last term
 ====================================  ==========  ===========================================================
 """
@@ -60,7 +60,7 @@ def broker_path(broker: str) -> str:
 
 
 def loads_path(broker: str) -> str:
-    """Return the node of what a broker reported."""
+    """Return the node of a broker's reported loads."""
     return f"{LOADS}/{broker}"
 
 
@@ -85,7 +85,7 @@ def encode(value: object) -> bytes:
 
 
 def decode(path: str, data: bytes, kind: type[Value]) -> Value:
-    """Return what a node holds. Raises: CorruptDataError naming the node."""
+    """Return the value in a node. Raises: CorruptDataError naming the node."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.MsgspecError as error:

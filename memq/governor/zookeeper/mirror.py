@@ -1,12 +1,13 @@
 """ZooKeeper cache, invalidated by watches: a change costs one read instead of all.
 
-A watch fires once, after a change or when the connection is lost; then what it watched is forgotten, and the next
-reader fetches it with a new watch. kazoo's answers and watches come by different threads, so that a watch may fire
-before the answer of its own read is here: what that answer says is returned, and not kept. An event that is lost
-would leave an old answer here as long as the session lasts. So a part is read again each minute, all in half an hour.
+A watch fires once, after a change or when the connection is lost. Then the mirror forgets the watched node, and the
+next reader fetches it with a new watch. Since kazoo delivers answers and watches on different threads, a watch may
+fire before its own read is answered. Such an answer is returned, but not cached. If an event is lost, a stale
+answer would remain for as long as the session. So the mirror reads a part again each minute, all in half an hour.
 
-`DecodedNodes` caches decoded values by version, and `MirroredValue` what was put together of them, once for each change
-of any: at rest a broker reads all of it every 10 s, twice when it governs, and 50,000 assignments took 60 ms each time.
+`DecodedNodes` caches the decoded value of each node, and `MirroredValue` a value made of many of them, until any node
+changes. The reason: an idle broker reads all assignments every 10 s, and the governor twice. Without this cache, 50,000
+assignments took 60 ms each time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from memq.governor.zookeeper.session import Node, ZookeeperSession
 
 T = TypeVar("T")
 REFRESH_S = 60.0  # between two refreshes
-REFRESHED_MIN, REFRESHED_SHARE = 64, 30  # nodes that are read again at once: so many, or all divided by this
+REFRESHED_MIN, REFRESHED_SHARE = 64, 30  # a refresh reads this many nodes, or this fraction (1/30), if that is more
 Value = TypeVar("Value")
 
 
@@ -32,7 +33,7 @@ class DecodedNodes(Generic[Value]):
         self._kept: dict[str, tuple[Node, Value]] = {}
 
     def values(self, paths: Sequence[str], nodes: Sequence[Node | None]) -> list[Value]:
-        """Return what the nodes hold that are there, in this order. Only these are kept.
+        """Return the values of the existing nodes, in this order. The cache keeps only these.
 
         Raises: CorruptDataError.
         """
@@ -47,9 +48,9 @@ class DecodedNodes(Generic[Value]):
 
 
 class MirroredValue(Generic[Value]):
-    """One value that is read from a mirror, and read again only when that has changed.
+    """One value that is read from a mirror, and read again only after a change of the mirror.
 
-    Nobody may change it.
+    Callers share the value and must not change it.
     """
 
     def __init__(self, mirror: Mirror) -> None:
@@ -57,13 +58,13 @@ class MirroredValue(Generic[Value]):
         self._read: tuple[int, Value] | None = None
 
     async def value(self, read: Callable[[], Awaitable[Value]]) -> Value:
-        """Return the value as it is now. Raises: what `read` does."""
+        """Return the current value. Raises: the errors of `read`."""
         before = self._mirror.stamp()
         if before is not None and self._read is not None and self._read[0] == before:
             return self._read[1]
         self._read = None
         found = await read()
-        if before is not None and self._mirror.stamp() == before:  # nothing of it was new: it is of one moment
+        if before is not None and self._mirror.stamp() == before:  # `read` used cached nodes only: one consistent state
             self._read = before, found
         return found
 
@@ -76,7 +77,7 @@ class _Watch:
 
 
 class Mirror:
-    """`changed` is called after each change of what was read here."""
+    """Cached nodes and children. `changed` is called when a watch fires or a refresh finds a change."""
 
     def __init__(self, session: ZookeeperSession, changed: Callable[[], None]) -> None:
         self._session = session
@@ -86,11 +87,11 @@ class Mirror:
         self._changes = 0
 
     def stamp(self) -> int | None:
-        """Return a mark that changes with every read or loss of data; None while nothing is cached."""
+        """Return a number that grows with every read or loss of data; None without a connection."""
         return self._changes if self._session.up else None
 
     async def node(self, path: str) -> Node | None:
-        """Return a node, None when it is not there. Raises: UnreachableError, DeniedError."""
+        """Return a node, None when it does not exist. Raises: UnreachableError, DeniedError."""
         await self._session.start()
         if self._session.up and path in self._nodes:
             return self._nodes[path]
@@ -102,7 +103,7 @@ class Mirror:
         return found
 
     def known(self, path: str) -> Node | None:
-        """Return a node as it was read last, without asking; None when it has to be read."""
+        """Return the cached node, without a request; None when it must be read, or does not exist."""
         return self._nodes.get(path) if self._session.up else None
 
     async def nodes(self, paths: Sequence[str]) -> list[Node | None]:
@@ -126,20 +127,20 @@ class Mirror:
         return found
 
     def forget(self, path: str) -> None:
-        """Read a node again with those below and next to it: it changed from here, or may have."""
+        """Forget a node and the lists of its children and siblings: this process has changed it, or may have."""
         self._changes += 1
         self._nodes.pop(path, None)
         self._children.pop(path, None)
         self._children.pop(path.rpartition("/")[0], None)
 
     def clear(self) -> None:
-        """Forget everything: the watches went with the session."""
+        """Forget everything: after a reconnection all watches are gone."""
         self._changes += 1
         self._nodes.clear()
         self._children.clear()
 
     async def refresh(self) -> None:
-        """Read again what was read longest ago, without a new watch: the event of a change may have been lost.
+        """Read the oldest cached nodes again, without a new watch: the event of a change may have been lost.
 
         Raises: UnreachableError, DeniedError.
         """
@@ -154,7 +155,7 @@ class Mirror:
         found = await self._session.find(path)
         if path in self._nodes:
             if found == self._nodes[path]:
-                self._nodes[path] = self._nodes.pop(path)  # the last one in order
+                self._nodes[path] = self._nodes.pop(path)  # moved to the end of the order
             else:
                 self._fire(path, _Watch(), self._nodes)
 
@@ -166,7 +167,7 @@ class Mirror:
 
 
 async def gathered(works: Iterable[Awaitable[T]]) -> list[T]:
-    """Wait for all tasks, and only then raise the first error: none continues unobserved."""
+    """Wait for all works, and only then raise the first error: none continues without an awaiter."""
     ends = await asyncio.gather(*works, return_exceptions=True)
     for end in ends:
         if isinstance(end, BaseException):

@@ -1,10 +1,10 @@
 """kazoo behind the event loop: one session, its calls as coroutines, its errors as memq's.
 
-kazoo has threads of its own. They touch the event loop through `call_soon_threadsafe` alone, and nothing here waits
-for them but the last farewell, which has a thread too. While the session is suspended nothing is handed to kazoo: it
-would keep a request and send it after the reconnection, when whoever asked has long decided otherwise.
+kazoo has threads of its own. They reach the event loop only through `call_soon_threadsafe`. The loop never blocks on
+them: `end_client`, which does, runs in a thread. While the session is suspended, kazoo gets no requests. Otherwise it
+would send them after the reconnection, when their callers have given up.
 
-`make_client` makes the client: how it connects, and how it takes answers that no client can read.
+`make_client` configures kazoo's connections; `ZooKeeperConnection` handles unreadable answers.
 """
 
 from __future__ import annotations
@@ -60,19 +60,19 @@ from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
 from memq.runtime.threads import ThreadPool
 
-CALLS_AT_ONCE_MAX = 500  # each has a session's length: of 10,000 at once the last would never be in time
+CALLS_AT_ONCE_MAX = 500  # the time-out of a call is the session's: of 10,000 at once the last would exceed it
 _DISTRUST = "CERTIFICATE_VERIFY_FAILED"
 _UNTRUSTED = (
     "its certificate is not of an authority in tls_ca_file of [zookeeper], or does not name the host that is connected "
     "to: name the authority's file, and the host in coordinator = zookeeper://HOST:PORT/PATH as the certificate does"
 )
 RETRY_DELAY_S_MAX = 2
-# What kazoo's loop takes: it connects again, or ends the session.
+# Errors that kazoo's own loop handles: it connects again, or ends the session.
 _HANDLED = (ConnectionDropped, KazooTimeoutError, AuthFailedError, SessionExpiredError, RWServerAvailable)
 
 
 class ZooKeeperConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types
-    """kazoo's connection. kazoo's own loop ends at an answer that it can't read; this one connects again."""
+    """kazoo's connection. It reconnects after an unreadable answer, which would end kazoo's loop."""
 
     def _connect(self, *args: Any) -> Any:
         return _readable(super()._connect, *args)
@@ -96,7 +96,7 @@ class KazooLog(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.last = ""
-        self.logger = logging.Logger("memq.kazoo", logging.WARNING)  # noqa: LOG001 - of one client, and gone with it
+        self.logger = logging.Logger("memq.kazoo", logging.WARNING)  # noqa: LOG001 - it belongs to one client, and is deleted with it
         self.logger.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -156,7 +156,7 @@ def check_tools(settings: ZookeeperSettings) -> None:
     certificate, key = settings.tls_cert_file, settings.tls_key_file
     for name, file, load in (
         ("tls_ca_file", settings.tls_ca_file, context.load_verify_locations),
-        # A password, if only an empty one: without it OpenSSL would ask for one on the terminal.
+        # The password may be empty, but not None: then OpenSSL would ask for one on the terminal.
         (
             "tls_cert_file",
             certificate,
@@ -182,16 +182,16 @@ def end_client(client: Any) -> None:
 
 
 def acl_of(name: str) -> list[Any]:
-    """Return the rights on every node that is made."""
+    """Return the ACL of every node that memq creates."""
     if name == "open":
         return list(OPEN_ACL_UNSAFE)
-    everybody = [ACL(Permissions.READ, ANYONE_ID_UNSAFE)] if name == "creator-or-read" else []
-    return [*CREATOR_ALL_ACL, *everybody]
+    readers = [ACL(Permissions.READ, ANYONE_ID_UNSAFE)] if name == "creator-or-read" else []
+    return [*CREATOR_ALL_ACL, *readers]
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The content of a node, its version, and its session (0: it stays)."""
+    """The content of a node, its version, and the session that owns it (0: it is persistent)."""
 
     data: bytes
     version: int
@@ -200,7 +200,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """Operation: make a node that is not there."""
+    """Operation: create a node that does not exist."""
 
     path: str
     data: bytes = b""
@@ -209,7 +209,7 @@ class Make:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Operation: replace what a node of this version holds; -1 is any version."""
+    """Operation: replace the content of a node of this version; -1 is any version."""
 
     path: str
     data: bytes
@@ -226,7 +226,7 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Operation: nothing, when the node has this version."""
+    """Operation: fail the transaction unless the node has this version."""
 
     path: str
     version: int
@@ -238,9 +238,9 @@ Operation = Make | Put | Remove | Check
 class ZookeeperSession:
     """A session below one node. `connected` is called, on the loop, after each connection.
 
-    True: the last one is lost.
-    Its first call connects. Raises, every call: UnreachableError while it is not connected or nothing answers in time,
-    DeniedError, ClosedError.
+    Its argument is True for a new session. The first call connects.
+    Raises, every call: UnreachableError without a connection or an answer within the session's time-out, DeniedError,
+    ClosedError.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ class ZookeeperSession:
         self._events = events
         self.connected = connected
         self._client: Any = None
-        self._spare: Any = None  # a client that knows nothing of the past, while the other one can't connect
+        self._spare: Any = None  # a client without a session, while `_client` can't connect
         self._renewal: asyncio.TimerHandle | None = None
         self._tasks = TaskOwner(lambda error: events.error("zookeeper-failed", repr(error), error), events)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -269,12 +269,12 @@ class ZookeeperSession:
 
     @property
     def up(self) -> bool:
-        """Whether the session is connected now, as far as this side knows."""
+        """Whether the session is connected, as far as this process knows."""
         return self._up.is_set() and self._client is not None and bool(self._client.connected)
 
     @property
     def identity(self) -> tuple[int, bytes]:
-        """The number of the session, 0 without one, and its password; who has both can continue it."""
+        """The number of the session, 0 without one, and its password; a client with both can continue it."""
         identity = self._client.client_id if self._client is not None else None
         return (int(identity[0] or 0), bytes(identity[1])) if identity else (0, b"")
 
@@ -286,7 +286,7 @@ class ZookeeperSession:
     # ---- life ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Connect, once; calls before that wait for it, later ones fail at once while the connection is away.
+        """Connect once. Calls wait for the first connection; later, calls without a connection fail at once.
 
         Raises: UnreachableError, DeniedError, ClosedError, InvalidSettingError.
         """
@@ -306,7 +306,7 @@ class ZookeeperSession:
             raise self._not_there() from error
 
     async def close(self) -> None:
-        """End the session: its ephemeral nodes go. Closing twice is fine."""
+        """End the session; ZooKeeper removes its ephemeral nodes. Closing twice is fine."""
         self._closed = True
         self._up.clear()
         if self._renewal is not None:
@@ -319,7 +319,7 @@ class ZookeeperSession:
         await self._farewell.close()
 
     def _begin(self) -> Any:
-        """Return a client that connects, with no memory of what others saw."""
+        """Return a client that connects with a new session."""
         client = make_client(self._address, self._settings, self._kazoo_log.logger)
         client.add_listener(partial(self._state_changed, client))
         client.start_async()
@@ -332,17 +332,18 @@ class ZookeeperSession:
             self._events.warning("zookeeper-close-failed", f"{self._address.hosts}: {error!r}")
 
     def _state_changed(self, client: Any, state: str) -> None:
-        """Called in a thread of kazoo."""
+        """Pass a state to the loop. kazoo calls this in a thread of its own."""
         assert self._loop is not None, "a state before the start"
         with suppress(RuntimeError):  # the loop has ended: no caller is left
             self._loop.call_soon_threadsafe(self._take_state, client, state)
 
     def _watch_over(self) -> None:
-        """Look again, while there is no connection, whether a client without a past gets one.
+        """While there is no connection, try periodically whether a client with a new session gets one.
 
-        Theory: a client tells the newest change that it saw, and ZooKeeper turns away who has seen more than itself.
-        That is right for a server that lags, and for ever when ZooKeeper was set back to an old backup. The session is
-        over by then. One that only was away takes the old session back first, within a retry or two.
+        Theory: a client sends the id of the newest change that it saw, and ZooKeeper refuses a client that saw more
+        than the server. That protects against a server that lags. But if ZooKeeper was restored from an old backup, it
+        refuses the client for ever. The wait is as long as the session, which has ended by then. After a mere
+        disconnection, the old client reconnects first, within a retry or two.
         """
         if self._renewal is None and self._loop is not None:
             wait_s = max(self._settings.session_timeout_ms / 1000, 2.0 * RETRY_DELAY_S_MAX)
@@ -352,7 +353,7 @@ class ZookeeperSession:
         self._renewal = None
         if self._closed or self._up.is_set():
             return
-        self._watch_over()  # first: a client that can't begin now, for want of a thread, is no end of it
+        self._watch_over()  # first: `_begin` raises if no thread can be started, and must be tried again
         if self._spare is None:
             self._spare = self._begin()
         elif self._spare.connected:
@@ -399,7 +400,7 @@ class ZookeeperSession:
     # ---- calls -----------------------------------------------------------------------------------
 
     async def read(self, path: str, watch: Callable[[], None] | None = None) -> Node:
-        """Return a node; `watch` is called once, on the loop, when it changed or the connection is lost.
+        """Return a node; `watch` is called once, on the loop, after a change or a loss of the connection.
 
         Raises: NotFoundError.
         """
@@ -407,7 +408,7 @@ class ZookeeperSession:
         return Node(data or b"", stat.version, stat.ephemeralOwner)
 
     async def find(self, path: str, watch: Callable[[], None] | None = None) -> Node | None:
-        """Return a node, None when two operations say that it does not exist; `watch` as for `exists`."""
+        """Return a node; None when two operations report that it is absent; `watch` as for `exists`."""
         while True:
             try:
                 return await self.read(path, watch)
@@ -416,11 +417,11 @@ class ZookeeperSession:
                     return None
 
     async def catch_up(self, path: str) -> None:
-        """Wait until this session's server has every change that was made before the call."""
+        """Wait until this session's server has all changes from before the call."""
         await self._call("sync_async", path)
 
     async def exists(self, path: str, watch: Callable[[], None] | None = None) -> bool:
-        """Return whether a node is there; `watch` as for `read`, also when it comes to be."""
+        """Return whether a node exists; `watch` as for `read`, also when the node is created."""
         return await self._call("exists_async", path, watch=self._on_loop(watch)) is not None
 
     async def children(self, path: str, watch: Callable[[], None] | None = None) -> list[str]:
@@ -431,7 +432,7 @@ class ZookeeperSession:
         """Do all operations or none.
 
         Raises: NotFoundError, AlreadyExistsError, VersionConflictError, TooLargeError.
-        After an UnreachableError they may have been done.
+        After an UnreachableError the outcome is unknown.
         """
         await self.start()
         async with self._turns:
@@ -444,7 +445,7 @@ class ZookeeperSession:
                 raise self._error(result, operation.path) from result
 
     async def make_folders(self, paths: Sequence[str]) -> None:
-        """Make the node of the URL, and those below it, where they are not there."""
+        """Create the node of the URL, and the nodes `paths` below it, if they do not exist."""
         for path in ("", *paths):
             await self._call("ensure_path_async", path)
 
@@ -459,7 +460,7 @@ class ZookeeperSession:
         return self._client
 
     async def _answer(self, result: Any, path: str) -> Any:
-        """Wait for what kazoo's threads will bring, for a session's length at most."""
+        """Wait for the result that a thread of kazoo sets, for the session's time-out at most."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
 
@@ -480,7 +481,7 @@ class ZookeeperSession:
                 return await future
         except TimeoutError as error:
             raise self._not_there() from error
-        except Exception as error:  # also of an answer that kazoo could not read
+        except Exception as error:  # also any error of kazoo about an unreadable answer
             raise self._error(error, path) from error
 
     def _error(self, error: Exception, path: str) -> MemqError:
@@ -514,7 +515,7 @@ def _denied(text: str) -> DeniedError:
 
 
 def _error(error: Exception, path: str, hosts: str) -> MemqError:
-    """Return what an error of kazoo means."""
+    """Return memq's error for an error of kazoo."""
     if isinstance(error, NoNodeError):
         return NotFoundError(f"node {path} does not exist")
     if isinstance(error, NodeExistsError):

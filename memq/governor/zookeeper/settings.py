@@ -11,12 +11,12 @@ from memq.settings import section_setting
 SCHEME = "zookeeper"
 _URL = re.compile(r"zookeeper://(?P<hosts>[^/]+)(?P<path>/[^\s]*)?\Z")
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+)(:(?P<port>\d{1,5}))?\Z")
-# A comma: the path is behind the last host, not behind each. The others: ZooKeeper takes no control characters.
+# A comma is refused, since the path follows the last host only. ZooKeeper takes no control characters.
 _NOT_IN_PATH = re.compile(r"[,?#\x00-\x1f\x7f-\x9f]")
 
 
 _TOGETHER = {
-    "tls": ("tls_ca_file", "tls_cert_file"),  # without it all would go in the clear
+    "tls": ("tls_ca_file", "tls_cert_file"),  # without `tls` the connection would not be encrypted
     "tls_cert_file": ("tls_key_file",),
     "tls_key_file": ("tls_key_password",),
     "sasl_mechanism": ("sasl_username", "sasl_password", "sasl_service", "sasl_principal"),
@@ -25,7 +25,7 @@ _TOGETHER = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZookeeperSettings:
-    """How ZooKeeper is reached. What is about TLS and SASL is handed on to kazoo."""
+    """Settings of the connection to ZooKeeper. Those of TLS and SASL are passed to kazoo."""
 
     session_timeout_ms: int = section_setting(10_000, "a broker that is silent so long is dead", 1_000, 300_000)
     connect_timeout_ms: int = section_setting(15_000, "how long a start waits for ZooKeeper", 100, 600_000)
@@ -47,7 +47,7 @@ class ZookeeperSettings:
 
 @dataclass(frozen=True, slots=True)
 class ZookeeperAddress:
-    """The servers as `HOST:PORT,HOST:PORT`, and the node below which everything lies, as `/memq`."""
+    """The servers as `HOST:PORT,HOST:PORT`, and the node above all nodes of memq, as `/memq`."""
 
     hosts: str
     path: str
@@ -56,7 +56,7 @@ class ZookeeperAddress:
 def parse_url(url: str) -> ZookeeperAddress:
     """Parse `zookeeper://HOST:PORT,HOST:PORT/PATH`.
 
-    The port is 2181 and the path `/memq` when they are left out.
+    The default port is 2181, the default path `/memq`.
 
     Raises: InvalidSettingError.
     """
@@ -75,7 +75,7 @@ def parse_url(url: str) -> ZookeeperAddress:
 
 
 def check_together(settings: ZookeeperSettings) -> ZookeeperSettings:
-    """Return the settings when each of them counts. Raises: InvalidSettingError naming one that would not."""
+    """Return the settings. Raises: InvalidSettingError for one that has no effect without another."""
     scheme, _, credential = settings.auth.partition(":")
     if settings.auth and not (scheme and credential and (scheme != "digest" or ":" in credential)):
         raise InvalidSettingError("setting auth in [zookeeper] is no scheme:credential", hint="digest:USER:PASSWORD")
