@@ -2,9 +2,9 @@
 
 An entry of the queue is one pointer (its bytes are opaque here). A read partition is an ordered log of
 entries with growing offsets. Every entry has a queue time: the moment, in Unix ms, of its owner's last
-proof of ownership, and the queue refuses what is stale by its own rule (see `PointerWriter`).
+proof of ownership. Each queue refuses stale publications by its own rule (see `PointerWriter`).
 
-The checks at the end refuse, in the same words for every queue, what no queue may hold.
+The `check_` functions refuse values that no queue may hold, with the same messages for every queue.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def missing_partition(partition: ReadPartition) -> NotFoundError:
 
 
 def checked_span(partition: ReadPartition, begin: int, end: int) -> Span:
-    """Return the span, when it can be one. Raises: QueueError."""
+    """Return the span. Raises: QueueError when `begin` is negative or above `end`."""
     if not 0 <= begin <= end:
         raise QueueError(
             f"read partition {partition.partition} of topic '{partition.topic}' begins at {begin} and ends at {end}, "
@@ -41,7 +41,7 @@ def checked_span(partition: ReadPartition, begin: int, end: int) -> Span:
 
 
 def check_publication(publication: Publication) -> None:
-    """Refuse a pointer that is empty, as a lost one is, or too large, and numbers that no queue can hold."""
+    """Refuse a pointer that is empty, as lost ones are, or too large, and numbers out of bounds."""
     if not publication.body:
         raise InvalidRequestError("a pointer of 0 bytes", hint="publish what encode_pointer returns")
     if len(publication.body) > POINTER_BYTES_MAX:
@@ -51,7 +51,7 @@ def check_publication(publication: Publication) -> None:
 
 
 def check_epoch(publication: Publication, highest: int) -> None:
-    """Refuse a publication of an epoch below the highest that the queue holds of its write partition."""
+    """Refuse a publication of an epoch below the highest one of its write partition in the queue."""
     if publication.epoch < highest:
         raise EpochFencedError(
             f"epoch {publication.epoch} of partition {publication.write_partition} of topic "
@@ -60,7 +60,7 @@ def check_epoch(publication: Publication, highest: int) -> None:
 
 
 def check_position(partition: ReadPartition, committed: Committed) -> None:
-    """Refuse a position of another partition, or numbers that no position has."""
+    """Refuse a position of another partition, and numbers out of bounds."""
     position, totals = committed.position, committed.totals
     if position.read_partition != partition.partition:
         raise InvalidRequestError(f"position {position} is not one of read partition {partition.partition}")
@@ -74,8 +74,8 @@ def check_position(partition: ReadPartition, committed: Committed) -> None:
 class Entry:
     """One pointer in the queue: offset, queue time in Unix ms, its bytes.
 
-    Without bytes it is a pointer that the queue has lost: its row is missing or damaged. Its time is then the one of
-    an entry behind it.
+    An entry without bytes is a pointer that the queue has lost: its row is missing or damaged. Its time is the queue
+    time of a later entry, or one that no entry exceeds.
     """
 
     offset: int
@@ -91,14 +91,14 @@ class Entry:
 class Entries(list[Entry]):
     """Entries that a read has found, in order, and `next`: the offset from which reading continues.
 
-    Nothing but these entries lies between the offset that was asked for and `next`. The queue may use offsets itself,
-    so `next` may be greater than the last entry's offset + 1.
+    The log has no other entries from the requested offset up to `next`. `next` may be greater than the last entry's
+    offset + 1, because a queue may use offsets for records of its own.
     """
 
     __slots__ = ("next",)
 
     def __init__(self, entries: Iterable[Entry], next_: int) -> None:
-        """`next_` is at least the offset that was asked for, and lies behind all of the entries."""
+        """`next_` is at least the requested offset, and greater than the offsets of all entries."""
         super().__init__(entries)
         self.next = next_
 
@@ -113,9 +113,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A publish request: the pointer, and the facts by which the queue refuses a stale one.
+    """A publish request: the pointer, and the values by which the queue refuses a stale one.
 
-    `write_partition` and `epoch` fence in queues that can compare them; `time_ms` is the queue time.
+    Queues that can compare epochs fence by `write_partition` and `epoch`; `time_ms` is the queue time in Unix ms.
     """
 
     partition: ReadPartition
@@ -128,20 +128,20 @@ class Publication:
 class PointerWriter(Protocol):
     """Publishes pointers.
 
-    Promises: when `publish` returns, the entry is durable and every reader sees it; offsets in a read
-    partition only grow, and when nobody else wrote, the next offset follows on the last. A queue refuses
-    either a lower epoch than the highest that it holds of that write partition (sqlite, memory), or a
-    queue time older than `stale_publish_ms` (kafka; memory when asked to).
-    Non-promises: after QueueError, a timeout or a cancelled call the entry may be there or appear later; the next call
-    may raise QueueError for that, and has published nothing then.
-    QueueRefusedError does not mean absent either: an earlier try may be in the log.
-    Raises: EpochFencedError (sqlite, memory: a higher epoch is there), QueueRefusedError (too old),
-    QueueError (may pass), NotFoundError (no such partition), TooLargeError.
+    Promises: when `publish` returns, the entry is durable and every reader sees it. Offsets in a read
+    partition only grow; without another writer, each offset is the last one + 1. A queue has one of two rules.
+    It refuses an epoch below the highest one of that write partition (sqlite, memory), or a queue time older
+    than `stale_publish_ms` (kafka; memory on request).
+    Non-promises: after QueueError, a time-out or a cancelled call, the entry may be in the log or appear later. The
+    next call may then raise QueueError for that reason, without having published its own entry.
+    QueueRefusedError does not prove that the pointer is absent: an earlier try may be in the log.
+    Raises: EpochFencedError (sqlite, memory: the queue has a higher epoch), QueueRefusedError (too old),
+    QueueError (retry), NotFoundError (no such partition), TooLargeError.
     """
 
     @property
     def refuses_by_age(self) -> bool:
-        """Whether what is too old is refused, and not a lower epoch: that may land behind a higher one, for S."""
+        """Whether this queue refuses old pointers, not lower epochs, which may follow a higher one for S."""
         ...
 
     async def publish(self, publication: Publication) -> int:
@@ -152,36 +152,36 @@ class PointerWriter(Protocol):
 class PointerReader(Protocol):
     """Reads pointers.
 
-    Promises: entries come in order of offset, none left out between `begin` and `end`; what one read has
-    shown, every later read shows, until retention takes it or the queue is damaged: an entry of which the queue knows
-    that it has lost it is shown without its bytes (sqlite). A read without entries has reached the end: `next` is at
-    or behind an end that is valid and was read after the call. What the queue can't prove to be an end or an offset
-    (it is negative, lies before `begin`, or below an end that was proven before) is a QueueError, never an answer.
+    Promises: a read returns all entries in order of offset. An entry that one read returned, every later read returns,
+    until retention removes it or the queue is damaged. The queue returns an entry that it knows to be lost without its
+    bytes (sqlite). A read without entries has reached the end: `next` is at or above an end that was valid after the
+    call began. A wrong end or offset (negative, below `begin`, or below an end that was proven before) raises
+    QueueError, and is never returned.
     Non-promises: offsets need not be dense (retention, or the queue's own records).
-    Raises: QueueError (may pass), NotFoundError (no such partition).
+    Raises: QueueError (retry), NotFoundError (no such partition).
     """
 
     async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
-        """Return entries from `offset` on, at most about `bytes_max` but at least one when there is one.
+        """Return entries from `offset` on: about `bytes_max` bytes at most, but at least one entry if any.
 
-        Returns at once, without entries at the end alone. An offset below `begin` starts at `begin`. To read all that
-        a partition holds, use `memq.notification.log_reader`: it does not take the first empty answer for the end.
+        The call never waits for entries: it returns none only at the end. An offset below `begin` starts at `begin`.
+        To read a whole partition, use `memq.notification.log_reader`, which does not trust the first empty answer.
         """
         ...
 
     async def span(self, partition: ReadPartition) -> Span:
-        """Return the first offset that is there, and the next entry's or a bound above all there are."""
+        """Return the first offset, and the offset of the next entry or a bound above all entries."""
         ...
 
     async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
-        """Return the least offset whose queue time is at least `time_ms`; the end when there is none.
+        """Return the least offset whose queue time is at least `time_ms`; the end if no entry has one.
 
-        Every entry with a queue time at or after `time_ms` lies at or behind it.
+        Every entry with a queue time of at least `time_ms` has this offset or a greater one.
         """
         ...
 
     async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
-        """Return when one of the partitions holds an entry at or behind its offset, or after `timeout_s`."""
+        """Return when one of the partitions has an entry at its offset or above, or after `timeout_s`."""
         ...
 
 
@@ -191,7 +191,7 @@ class TopicFinder(Protocol):
     async def partitions(self, topic: str) -> list[ReadPartition]:
         """Return all read partitions of topics with this name, also of deleted and recreated ones.
 
-        In no promised order; none when there is no such topic.
+        The order is undefined. The list is empty if no such topic exists.
         """
         ...
 
@@ -200,8 +200,8 @@ class TopicFinder(Protocol):
 class Membership:
     """A group member's state: generation, partitions it may read, partitions it must return.
 
-    A member delivers only `assigned`. `revoking` is what it still holds and must release (finish, commit,
-    then name it in the next heartbeat's `released`); only then does another member get it.
+    A member delivers only records of `assigned`. It still holds the partitions in `revoking`, and must release them:
+    finish, commit, then name them in the next heartbeat's `released`. Only then does another member get them.
     """
 
     generation: int
@@ -211,7 +211,7 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """One consumer group for people: members with what they hold, and what is committed."""
+    """One consumer group for operators: the partitions of its members, and the committed positions."""
 
     group: str
     generation: int
@@ -222,10 +222,10 @@ class GroupState:
 class Groups(Protocol):
     """Consumer groups: membership with generations, and committed positions with totals.
 
-    Promises: at any time a partition is assigned to at most one member of a group; a member that is
-    silent for its session timeout loses everything at once; a commit by a member that does not hold the
-    partition in its generation is refused whole. Positions of partitions outlive members, where the queue bounds that
-    by a time, for that time (kafka: offsets.retention.minutes after the last member left).
+    Promises: at any time a partition is assigned to at most one member of a group. A member that is
+    silent for its session time-out loses all its partitions at once. A commit is refused as a whole if the member
+    does not hold one of its partitions in its generation. Positions outlive the members; a queue may bound the time
+    (kafka: offsets.retention.minutes after the last member left).
     Raises: GenerationFencedError, QueueError, NotFoundError (group), InvalidNameError,
     InvalidRequestError (reset or delete while members are active).
     """
@@ -233,37 +233,37 @@ class Groups(Protocol):
     async def join(
         self, group: str, member: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
     ) -> Membership:
-        """Enter the group, or change the partitions that the member wants to share in.
+        """Join the group, or change the set of partitions that the member wants.
 
-        Name all partitions of a topic: a queue may know topics only, and share out those that are not named too. What
-        is assigned may come later, with a heartbeat.
+        Name all partitions of a topic: a queue that assigns by topic may also assign partitions that are not named.
+        The assignment may come later, with a heartbeat.
         """
         ...
 
     async def heartbeat(
         self, group: str, member: str, generation: int, released: Sequence[ReadPartition] = ()
     ) -> Membership:
-        """Say that the member lives, give back `released`, and learn the current membership."""
+        """Keep the member alive, release the partitions `released`, and return the current membership."""
         ...
 
     async def leave(self, group: str, member: str) -> None:
-        """Give everything back at once; leaving twice is fine."""
+        """Release all partitions at once; leaving twice is fine."""
         ...
 
     async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
-        """Store positions, all or none; after QueueError some may be stored, and storing all again is right.
+        """Store positions, all or none; after QueueError some may be stored: then store all again.
 
-        A position may be lower than the stored one: its holder has sought back.
+        A position may be lower than the stored one, after a seek of its consumer.
 
-        A member "" with generation -1 commits from outside the membership: allowed only while the group has
+        The member "" with generation -1 commits from outside the membership. That is allowed only while the group has
         no members.
         """
         ...
 
     async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
-        """Return what is stored for those of `partitions` that have something.
+        """Return the stored positions of `partitions`, without those that have none.
 
-        An error says nothing about positions: a member that took one for "nothing stored" would pass over records.
+        After an error the positions are unknown: a member that assumed "none" would skip records.
         """
         ...
 
@@ -287,7 +287,7 @@ class PartitionAdmin(Protocol):
     """
 
     async def create(self, partitions: Sequence[ReadPartition], stale_publish_ms: int) -> None:
-        """Make partitions that are not there yet; those that are there get the new `stale_publish_ms`."""
+        """Create missing partitions; existing ones get the new `stale_publish_ms`."""
         ...
 
     async def trim(self, partition: ReadPartition, before: int) -> None:
@@ -297,16 +297,16 @@ class PartitionAdmin(Protocol):
     async def drop(self, partitions: Sequence[ReadPartition]) -> None:
         """Delete partitions with their entries and the groups' positions in them.
 
-        A topic goes as a whole: name all of its partitions. A queue may delete those that are not named with them.
+        Name all partitions of a topic: a queue may delete the others, too.
         """
         ...
 
 
 class NotificationQueue(PointerWriter, PointerReader, Groups, PartitionAdmin, Protocol):
-    """Everything that a broker needs of a queue."""
+    """All operations of a queue that a broker uses."""
 
     async def check(self) -> None:
-        """Prove that the queue answers. Raises: the MemqError that it fails with."""
+        """Prove that the queue answers. Raises: the MemqError of its failure."""
         ...
 
     async def close(self) -> None:

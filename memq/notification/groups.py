@@ -2,20 +2,21 @@
 
 Every queue that keeps groups itself uses it.
 
-**Cooperative.** A partition moves from member A to B in two steps: the machine marks A's hold as revoking, and
-only when A names it in a heartbeat's `released`, or A is gone, may B get it. So at any time a partition has at
+**Cooperative.** A partition moves from member A to B in two steps. The machine marks A's hold as revoking. B gets
+the partition only after A names it in a heartbeat's `released`, or A is gone. So at any time a partition has at
 most one holder.
 
-**Generations.** Each change of members or holds makes the next generation. A hold remembers the generation in
-which it began (`since`) and the one in which it was to end (`revoking`). A commit is valid when the member holds
-every partition of it, revoking or not, and names a generation not before that hold began: what was lost and came
-back, by expiry, by joining again or by moving to and fro, began later than what the member knew then. A release
-is valid when its generation is not before the revocation: a late copy of an old heartbeat gives nothing away.
+**Generations.** Each change of members or holds makes the next generation. A hold has the generation in which it
+began (`since`) and the one in which it was revoked (`revoking`). A commit is valid when the member holds all of its
+partitions, revoking or not, and these holds began at or before the commit's generation. A member may lose a
+partition and get it again, by expiry, by a second join or by two moves. The new hold began after the generation
+that the member knew before. A release is valid when its generation is at or after the revocation, so a late copy of
+an old heartbeat releases nothing.
 
-**Liveness.** A member is there while it was heard less than its session timeout ago. Time comes in as monotonic
-milliseconds of one machine; a difference of a timeout in either direction is an expiry, so what was stored before
-a restart of the machine (its clock starts again from 0) does not live for ever. Expiry is a function of time
-alone: whoever looks, does it.
+**Liveness.** A member expires when its last request is as old as its session time-out. Time is an argument, in
+monotonic milliseconds of one machine. After a restart of the machine its clock starts at 0 again, so stored times may
+be in the future. Therefore a difference of a time-out in either direction is an expiry. Each request first expires
+members.
 
 **Assignment.** `balance` chooses the member of each partition: balanced, and with few moves.
 """
@@ -34,7 +35,7 @@ GROUP_MEMBERS_MAX = 1_000
 PARTITIONS_PER_MEMBER_MAX = 65_536
 SESSION_TIMEOUT_MS_MIN = 100
 SESSION_TIMEOUT_MS_MAX = 3_600_000
-OUTSIDE_GENERATION = -1  # of the member "", who commits from outside the membership
+OUTSIDE_GENERATION = -1  # of the member "", which commits from outside the membership
 
 
 def balance(
@@ -42,9 +43,9 @@ def balance(
 ) -> dict[ReadPartition, str]:
     """Return a member for each wanted partition, starting from the present holders (`kept`).
 
-    Each step lowers the sum of the squared loads, so it ends; when all members want the same partitions, their
-    loads differ by one at most. Partitions without a holder move first: that costs nobody anything. The same
-    input gives the same answer, whatever the order of the mappings.
+    Each step lowers the sum of the squared loads, so the loop ends. When all members want the same partitions, their
+    loads differ by one at most. Partitions without a holder move first, because their moves interrupt no member. The
+    result does not depend on the order of the mappings.
     """
     wanters: dict[ReadPartition, list[str]] = {}
     for member in sorted(wanted):
@@ -61,7 +62,7 @@ def balance(
         loads[owners[partition]] += 1
     order = homeless + [partition for partition in partitions if partition in kept]
     fair = -(-len(partitions) // max(len(loads), 1))
-    for limit in (fair, 0):  # members with more than a fair share give first; else one with just enough would give, too
+    for limit in (fair, 0):  # members above the fair share give first: else a member with a fair share would give, too
         while _level(order, wanters, owners, loads, limit):
             pass
     return owners
@@ -78,9 +79,9 @@ def _level(
     loads: dict[str, int],
     limit: int,
 ) -> bool:
-    """Move partitions whose owner has more than `limit`, and two more than another that wants it.
+    """Move partitions whose owner has more than `limit`, and two more than another that wants them.
 
-    Return whether one moved.
+    Return whether a partition moved.
     """
     moved = False
     if max(loads.values(), default=0) - min(loads.values(), default=0) <= 1:
@@ -98,9 +99,9 @@ def _level(
 
 
 class Hold(msgspec.Struct):
-    """One partition that a member holds, since which generation.
+    """One partition that a member holds, and the generation in which the hold began.
 
-    `revoking` is that of its revocation, or 0.
+    `revoking` is the generation of its revocation, or 0.
     """
 
     partition: ReadPartition
@@ -109,7 +110,7 @@ class Hold(msgspec.Struct):
 
 
 class Member(msgspec.Struct):
-    """One member: when it was heard, what it wants to share in, what it holds."""
+    """One member: time of its last request (monotonic ms), wanted partitions, and holds."""
 
     session_timeout_ms: int
     heard_ms: int
@@ -119,13 +120,13 @@ class Member(msgspec.Struct):
 
 
 class Group(msgspec.Struct):
-    """The membership of one group. While `generation` is the same, only `heard_ms` can differ."""
+    """The membership of one group. Without a change of `generation`, only `heard_ms` of members changes."""
 
     generation: int = 0
     members: dict[str, Member] = {}
 
     def expire(self, now_ms: int) -> None:
-        """Drop who was silent for its session timeout, and share out what it held."""
+        """Remove members that were silent for their session time-out, and reassign their partitions."""
         gone = [
             name for name, member in self.members.items() if abs(now_ms - member.heard_ms) >= member.session_timeout_ms
         ]
@@ -135,9 +136,9 @@ class Group(msgspec.Struct):
             self._change()
 
     def join(self, name: str, wanted: Sequence[ReadPartition], session_timeout_ms: int, now_ms: int) -> Membership:
-        """Enter, or change what is wanted.
+        """Join, or change the wanted partitions.
 
-        Whatever the member holds begins again: its older generations are void.
+        All holds of the member begin in the new generation: commits with an older one are refused.
         """
         self.expire(now_ms)
         check_member(name, wanted, session_timeout_ms)
@@ -152,9 +153,9 @@ class Group(msgspec.Struct):
         return self.membership(name)
 
     def heartbeat(self, name: str, generation: int, released: Sequence[ReadPartition], now_ms: int) -> Membership:
-        """Note that the member lives, and take back what it releases of what was revoked.
+        """Note the time of the heartbeat, and end the revoked holds that the member releases.
 
-        Raises: GenerationFencedError when it expired, left, or joined again meanwhile.
+        Raises: GenerationFencedError when the member has expired, left, or joined again.
         """
         self.expire(now_ms)
         member = self._current(name, generation)
@@ -167,13 +168,13 @@ class Group(msgspec.Struct):
         return self.membership(name)
 
     def leave(self, name: str, now_ms: int) -> None:
-        """Give everything back at once."""
+        """Remove a member with all its holds."""
         self.expire(now_ms)
         if self.members.pop(name, None):
             self._change()
 
     def forget(self, partitions: Sequence[ReadPartition]) -> None:
-        """Take partitions that are no more from everyone."""
+        """Remove deleted partitions from all members."""
         gone = frozenset(partitions)
         members = self.members.values()
         if all(gone.isdisjoint(member.wanted) and not _holds_any(member, gone) for member in members):
@@ -186,10 +187,10 @@ class Group(msgspec.Struct):
     def check_commit(
         self, name: str, generation: int, positions: Mapping[ReadPartition, Committed], now_ms: int
     ) -> None:
-        """Refuse a commit that the member may not make now.
+        """Refuse a commit that the member may not make.
 
-        Raises: GenerationFencedError, for all positions when one is not held; InvalidRequestError for a commit
-        from outside (member "", generation -1) while the group has members, or a position of another partition.
+        Raises: GenerationFencedError, for all positions, when one partition is not held. InvalidRequestError for a
+        commit from outside (member "", generation -1) while the group has members, or a position of another partition.
         """
         self.expire(now_ms)
         for partition, committed in positions.items():
@@ -206,14 +207,14 @@ class Group(msgspec.Struct):
         return None
 
     def check_no_members(self, refusal: str) -> None:
-        """Refuse what only works on a group without members; call `expire` first."""
+        """Raise InvalidRequestError when the group has members; call `expire` first."""
         if self.members:
             raise InvalidRequestError(
                 f"{refusal}: the group has {len(self.members)} active members", hint="stop the group's consumers first"
             )
 
     def membership(self, name: str) -> Membership:
-        """Return what the member holds now."""
+        """Return the current holds of a member."""
         holds = sorted(self.members[name].holds, key=lambda hold: hold.partition)
         return Membership(
             self.generation,
@@ -222,7 +223,7 @@ class Group(msgspec.Struct):
         )
 
     def held(self) -> dict[str, tuple[ReadPartition, ...]]:
-        """Return each member with all that it holds, for people."""
+        """Return each member with all its partitions, for operators."""
         return {
             name: tuple(sorted(hold.partition for hold in member.holds))
             for name, member in sorted(self.members.items())
@@ -239,7 +240,7 @@ class Group(msgspec.Struct):
         return member
 
     def _change(self) -> None:
-        """Make the next generation: revoke and assign towards the balance."""
+        """Make the next generation: revoke and assign partitions as `balance` returns."""
         self.generation += 1
         holders = {hold.partition: name for name, member in self.members.items() for hold in member.holds}
         kept = {
@@ -260,7 +261,7 @@ def _holds_any(member: Member, partitions: frozenset[ReadPartition]) -> bool:
 
 
 def check_member(name: str, wanted: Sequence[ReadPartition], session_timeout_ms: int) -> None:
-    """Refuse a join with a name, a number of partitions or a timeout that is out of bounds."""
+    """Refuse a join with an invalid name, too many partitions, or a session time-out out of bounds."""
     check_name(name, "member")
     if len(wanted) > PARTITIONS_PER_MEMBER_MAX:
         raise TooLargeError(f"member '{name}' wants {len(wanted)} partitions, at most {PARTITIONS_PER_MEMBER_MAX}")

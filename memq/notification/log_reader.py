@@ -1,12 +1,12 @@
 """Reads a read partition up to an end that was read before; only this proves a complete log.
 
-An empty answer of a queue is a claim. A library that lost its connection, a replica that lags or a broker of an older
-version may return one in the middle of a log, and a reader that believed it would take half a log for all of it: a
-sweep would delete what the other half names. So the end is read first, and nothing before it is taken for the end.
+An empty answer of a queue is no proof of the end. A library without its connection, a replica that lags or an older
+broker may return one in the middle of a log. A reader that trusted it would miss the rest of the log, and a sweep
+would delete the objects that the rest names. So the end is read first, and no earlier offset counts as the end.
 
-An answer may also leave entries out. Every queue numbers its entries densely and takes them from the front only, so a
-hole is retention, a loss, or a wrong answer. It is believed when two answers have it: an answer counts up to its first
-hole, the next one begins there, and one that begins with a hole is asked for once more.
+An answer may also lack entries. Every queue numbers its entries densely and removes them from the front only, so a
+hole is retention, a loss, or a wrong answer. A hole counts only if two answers have it. An answer is used up to its
+first hole, and the next read begins there. An answer that begins with a hole is read once more.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from memq.topic import ReadPartition
 
 
 async def valid_span(queue: PointerReader, partition: ReadPartition) -> Span:
-    """Return the span of a partition. Raises: QueueError when the queue's answer can't be one; as `span`."""
+    """Return the span of a partition. Raises: QueueError for an impossible span; as `span`."""
     span = await queue.span(partition)
     return checked_span(partition, span.begin, span.end)
 
 
 def falls_short(entries: Entries, end: int) -> bool:
-    """Whether an answer has no entries and is not the end either: `end` is valid and was read before."""
+    """Whether an answer has no entries although it is before `end`, a valid end that was read before."""
     return not entries and entries.next < end
 
 
 def first_of(entries: Entries) -> int:
-    """Return the first offset of an answer, or where reading continues after it."""
+    """Return the offset of the first entry, or the next offset to read if there are no entries."""
     return entries[0].offset if entries else entries.next
 
 
 def first_run(entries: Entries) -> Entries:
-    """Return an answer up to its first hole."""
+    """Return the entries of an answer up to its first hole."""
     if not entries:
         return entries
     first = entries[0].offset
@@ -47,7 +47,7 @@ def first_run(entries: Entries) -> Entries:
 async def valid_seek(queue: PointerReader, partition: ReadPartition, time_ms: int) -> int:
     """Return the least offset at or after a queue time, or the end.
 
-    Raises: QueueError when the entry before it is not older: a reader would pass over that one; as `seek_time`.
+    Raises: QueueError when the entry before it is not older, since a reader would skip that entry; as `seek_time`.
     """
     offset = await queue.seek_time(partition, time_ms)
     before = await queue.read(partition, offset - 1, 1) if offset else ()
@@ -66,7 +66,7 @@ async def page_before(
     """Return entries from offset `first` on, up to the first hole.
 
     An answer without entries is the end of the log. `end` is an end that was read before, or an offset below it.
-    Raises: QueueError when the queue shows no entry and has not reached `end` either; as `PointerReader.read`.
+    Raises: QueueError when the queue returns no entry before `end`; as `PointerReader.read`.
     """
     entries = await queue.read(partition, first, bytes_max)
     if first_of(entries) > first:
@@ -83,9 +83,9 @@ async def page_before(
 async def entries_between(
     queue: PointerReader, partition: ReadPartition, first: int, end: int, bytes_max: int = POLL_BYTES_MAX
 ) -> AsyncIterator[list[Entry]]:
-    """Yield all entries from offset `first` up to, not with, `end`, in pages that are not empty.
+    """Yield all entries from offset `first` up to `end` (exclusive), in pages that are not empty.
 
-    `end` and errors are those of `page_before`.
+    `end` and the errors are as for `page_before`.
     """
     while first < end:
         entries = await page_before(queue, partition, first, end, bytes_max)
@@ -96,7 +96,7 @@ async def entries_between(
 
 
 async def all_entries(queue: PointerReader, partition: ReadPartition) -> AsyncIterator[list[Entry]]:
-    """Yield all entries that a partition holds now, in pages.
+    """Yield all entries of a partition up to its current end, in pages.
 
     Raises: as `valid_span` and `entries_between`.
     """

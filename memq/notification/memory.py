@@ -23,12 +23,12 @@ from memq.notification.waiters import Waiters, until_reached
 from memq.runtime.clock import Clock
 from memq.topic import Committed, ReadPartition, check_group
 
-AHEAD_MS_MAX = 10_000  # in "age" mode, as Kafka's message.timestamp.after.max.ms is set
+AHEAD_MS_MAX = 10_000  # for "age", as memq sets Kafka's message.timestamp.after.max.ms
 
 
 @dataclass(slots=True)
 class Log:
-    """One read partition: entries from offset `begin` on, highest epoch per write partition."""
+    """One read partition: entries from offset `begin` on, and the highest epoch of each write partition."""
 
     stale_publish_ms: int
     begin: int = 0
@@ -44,9 +44,9 @@ class Log:
 class MemoryQueue:
     """Keeps logs and groups in dictionaries; all users of this instance see the same queue.
 
-    `refuse` picks the rule for stale publications: "epoch" as SQLite does, "age" as Kafka does (by the queue time
-    against the clock's wall time, never by epoch). No thread and no waiting, except in `wait`. `logs` is the
-    queue itself: tests read and damage it.
+    `refuse` is the rule for stale publications: "epoch" as in SQLite, or "age" as in Kafka: the queue compares the
+    queue time with the wall clock, and ignores epochs. No threads; only `wait` waits. `logs` is the content of the
+    queue: tests read and damage it.
     """
 
     def __init__(self, clock: Clock, refuse: Literal["epoch", "age"] = "epoch") -> None:
@@ -195,7 +195,7 @@ class MemoryQueue:
     # ---- partitions --------------------------------------------------------------------------
 
     async def create(self, partitions: Sequence[ReadPartition], stale_publish_ms: int) -> None:
-        """See `PartitionAdmin.create`. Made again, it keeps its entries and gets the new `stale_publish_ms`."""
+        """See `PartitionAdmin.create`. Existing partitions keep their entries."""
         for partition in partitions:
             self.logs.setdefault(partition, Log(stale_publish_ms)).stale_publish_ms = stale_publish_ms
 
@@ -207,7 +207,7 @@ class MemoryQueue:
         log.begin += count
 
     async def drop(self, partitions: Sequence[ReadPartition]) -> None:
-        """See `PartitionAdmin.drop`. Dropping what is not there is fine."""
+        """See `PartitionAdmin.drop`. Missing partitions are ignored."""
         for group in self._groups.values():
             group.forget(partitions)
         for partition in partitions:
@@ -217,7 +217,7 @@ class MemoryQueue:
             self._waiters.wake(partition)
 
     async def check(self) -> None:
-        """See `NotificationQueue.check`: memory is always there."""
+        """See `NotificationQueue.check`. It never fails."""
 
     async def close(self) -> None:
-        """See `NotificationQueue.close`: there is nothing to end, and others may share this queue."""
+        """See `NotificationQueue.close`. Has no effect: other users may share this queue."""

@@ -37,24 +37,24 @@ from memq.protocol.messages import (
 from memq.topic import Committed, Position, ReadPartition, Totals
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
-ANSWER_S = 30.0  # how long an answer may take, beyond what it was asked to wait
+ANSWER_S = 30.0  # time-out of an answer, in addition to the requested wait
 
 
 class Ask(Protocol):
-    """Sends a request to a broker, whichever answers, and returns the answer.
+    """Sends a request to any broker that answers, and returns the answer.
 
-    Raises: what the broker named; UnreachableError, TimedOutError.
+    Raises: the error in the answer; UnreachableError, TimedOutError.
     """
 
     async def __call__(self, api: Api, message: msgspec.Struct, answer: type[Answer], *, timeout_s: float) -> Answer:
-        """Ask."""
+        """Send `message`, and decode the answer as `answer`."""
         ...
 
 
 class Polled(msgspec.Struct, frozen=True):
     """The content of one partition from the requested offset on, with its span at that moment.
 
-    With an `error` nothing is known of the partition: span and entries are empty.
+    With an `error`, span and entries are empty, and the content is unknown.
     """
 
     partition: ReadPartition
@@ -64,7 +64,7 @@ class Polled(msgspec.Struct, frozen=True):
 
     @classmethod
     def failed(cls, partition: ReadPartition, offset: int, error: MemqError) -> Polled:
-        """Return the answer of a partition whose log fails, asked from an offset on."""
+        """Return the answer for a partition whose log fails, from the requested offset."""
         return cls(partition, Span(0, 0), Entries((), offset), error)
 
 
@@ -81,7 +81,7 @@ class RemoteQueue:
     ) -> list[Polled]:
         """Return entries of several partitions, each from its offset on.
 
-        Wait up to `wait_ms` when there are none. A partition whose log fails has an error of its own.
+        Wait up to `wait_ms` if there are none. A failure of one log is in the `error` of its answer.
         """
         partitions = [PollFrom(partition=ref_of(part), offset=offset) for part, offset in offsets.items()]
         answer = await self._poll(PollEntries(partitions=partitions, wait_ms=wait_ms, bytes_max=bytes_max), wait_ms)
@@ -104,9 +104,9 @@ class RemoteQueue:
         return found
 
     async def owner_span(self, partition: ReadPartition, writer: int) -> Span:
-        """Return the span as the owner of write partition `writer` has it, which is asked here.
+        """Return the span from the owner of write partition `writer`; the request must go to that broker.
 
-        Raises: MovedError, NotReadyError when the broker is not the owner; as `span`.
+        Raises: MovedError, NotReadyError when the connected broker is not the owner; as `span`.
         """
         answer = await self._poll(PollSpans(partitions=[ref_of(partition)], writer=writer))
         parts = [part for part in answer.partitions if partition_of(part.partition) == partition]
@@ -129,7 +129,7 @@ class RemoteQueue:
         return offset
 
     async def trim_compacted(self, topic: str, topic_id: str) -> int:
-        """Remove pointers from the queue that manifests have; return the brokers' `sweep_age_ms`."""
+        """Remove pointers that manifests contain from the queue; return the brokers' `sweep_age_ms`."""
         return (await self._admin(AdminRequest(ask=TrimCompacted(topic=topic, topic_id=topic_id)))).sweep_age_ms
 
     async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
@@ -172,7 +172,7 @@ class RemoteQueue:
     async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
         """See `Groups.commit`."""
         for partition, committed in positions.items():
-            check_position(partition, committed)  # the wire has no place for a position of another partition
+            check_position(partition, committed)  # a message can't express a position of another partition
         wire = [wire_of(partition, committed) for partition, committed in positions.items()]
         request = CommitRequest(group=group, member=member, generation=generation, positions=wire)
         await self._ask(Api.COMMIT, request, CommitAnswer, timeout_s=ANSWER_S)
@@ -217,17 +217,17 @@ def _span_of(partition: ReadPartition, part: PartitionEntries | None) -> Span | 
 
 
 def ref_of(partition: ReadPartition) -> PartitionRef:
-    """Return a read partition as it goes over the wire."""
+    """Return a read partition as a field of a message."""
     return PartitionRef(topic=partition.topic, topic_id=partition.topic_id, partition=partition.partition)
 
 
 def partition_of(ref: PartitionRef) -> ReadPartition:
-    """Return the read partition that the wire names."""
+    """Return the read partition in a message."""
     return ReadPartition(ref.topic, ref.topic_id, ref.partition)
 
 
 def wire_of(partition: ReadPartition, committed: Committed) -> WireCommitted:
-    """Return a committed position as it goes over the wire."""
+    """Return a committed position as a field of a message."""
     return WireCommitted(
         partition=ref_of(partition),
         pointer_offset=committed.position.pointer_offset,
@@ -238,7 +238,7 @@ def wire_of(partition: ReadPartition, committed: Committed) -> WireCommitted:
 
 
 def committed_of(positions: Sequence[WireCommitted]) -> dict[ReadPartition, Committed]:
-    """Return the committed positions that the wire names."""
+    """Return the committed positions in a message."""
     return {
         partition_of(wire.partition): Committed(
             Position(wire.partition.partition, wire.pointer_offset, wire.record_index),
@@ -249,7 +249,7 @@ def committed_of(positions: Sequence[WireCommitted]) -> dict[ReadPartition, Comm
 
 
 def membership_of(answer: MembershipAnswer) -> Membership:
-    """Return the membership that the wire names."""
+    """Return the membership in a message."""
     return Membership(
         answer.generation,
         tuple(partition_of(ref) for ref in answer.assigned),
@@ -258,9 +258,9 @@ def membership_of(answer: MembershipAnswer) -> Membership:
 
 
 def _polled_of(part: PartitionEntries, asked: Mapping[ReadPartition, int]) -> Polled:
-    """Return what a broker says of one partition.
+    """Return a broker's answer for one partition.
 
-    One that does not say `next` has shown what lies before it alone.
+    A broker before 0.6 sends no `next`: then reading continues after its last entry.
     """
     partition = partition_of(part.partition)
     if part.error is not None:

@@ -1,9 +1,9 @@
 """Finds stored blocks by sequences: pointers name ranges, objects' indexes have checksums.
 
-Theory. Owners and readers remember sequences, not checksums: 300 s of 4 KiB blocks would be millions of them, and
-nearly none is ever asked for. A block whose sequences are known is nearly always one whose ack was lost, so its batch
-is among the last ones. The search therefore goes back through the pointers in steps that grow, and reads the index of a
-batch only where a pointer names the sequences: one page of pointers and two ranged GETs for a block that is sent again.
+Theory. Owners and readers keep sequences, not checksums: 300 s of 4 KiB blocks would have millions of checksums, and
+nearly none is ever needed. A block with known sequences is nearly always a retry after a lost ack, so its batch is
+among the last ones. The search therefore reads the pointers backwards, in growing steps. It reads the index of a batch
+only if its pointer names the sequences. A retried block costs one page of pointers and two ranged GETs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from memq.notification.log_reader import page_before
 from memq.runtime.logs import EventLog
 from memq.topic import ReadPartition
 
-Claim = tuple[int, int, int]  # of a block that seems to be there: producer id, first sequence, one above the last
-STEP_OFFSETS = 64  # how far the search first goes back
-STEP_GROWS = 4
+Claim = tuple[int, int, int]  # of a block that seems to be stored: producer id, first sequence, last sequence + 1
+STEP_OFFSETS = 64  # length of the first step backwards
+STEP_GROWS = 4  # factor from one step to the next
 READ_BYTES = 1 << 20
 
 
@@ -32,14 +32,14 @@ def claim_of(header: BlockHeader) -> Claim:
 
 
 def stored_block(header: BlockHeader) -> StoredBlock:
-    """Return what a header says of a block that is stored."""
+    """Return the `StoredBlock` of a block with this header."""
     return StoredBlock(*claim_of(header), header.checksum, header.base_ms)
 
 
 def conflict_of(header: BlockHeader, stored: Iterable[StoredBlock]) -> IdentityConflictError:
-    """Return the error of a block whose sequences other blocks have.
+    """Return the error for a block whose sequences are stored with other content.
 
-    None are named where their bounds say enough.
+    `stored` may be empty: then the other blocks have other bounds, or were not compared.
     """
     known = [f"{each.checksum:08x} of {each.first_sequence} to {each.next_sequence - 1}" for each in stored]
     return IdentityConflictError(
@@ -53,22 +53,22 @@ def conflict_of(header: BlockHeader, stored: Iterable[StoredBlock]) -> IdentityC
 class Copies:
     """The stored blocks that have some of a claim's sequences.
 
-    `unread`: an object that may have more can't be read.
+    `unread`: an object that may contain more of them can't be read.
     """
 
     blocks: tuple[StoredBlock, ...] = ()
     unread: bool = False
 
     def differ_from(self, header: BlockHeader) -> bool:
-        """Whether one of them holds something else than a sound block with this header."""
+        """Whether one of them differs from an undamaged block with this header."""
         return any(not stored.is_copied_by(header) for stored in self.blocks)
 
 
 class BlockSearch:
     """Searches the blocks of one write partition in its read partition.
 
-    `index_of` returns the entries of the blocks of a batch. `name` is what the log calls the partition. `shown_beyond`
-    says whether the queue has shown anything behind the end of a search: an owner reads that before it publishes.
+    `index_of` returns the index entries of a batch. `name` is the partition's name in log lines. `shown_beyond` says
+    whether the queue returned entries after the end of a search: an owner must read those before it publishes.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class BlockSearch:
         end: int,
         is_enough: Callable[[Claim, Copies], bool] = lambda claim, copies: True,
     ) -> dict[Claim, Copies]:
-        """Return what the queue holds of each claim between two offsets, nothing where no pointer names it.
+        """Return the copies of each claim between two offsets, without claims that no pointer names.
 
-        Other blocks of the same producers in the same batches are in the answer, too: what is sent again comes in rows.
-        The search goes further back for claims whose copies are not enough. Blocks that their pointers tell readers to
-        pass over do not count. Raises: RetryableError.
+        The result also has other blocks of the same producers in the same batches, because retries come in rows. The
+        search continues backwards until all claims have copies that are enough. Blocks in a pointer's `skip` are left
+        out. Raises: RetryableError.
         """
         found: dict[Claim, Copies] = {}
         step = STEP_OFFSETS
@@ -126,7 +126,7 @@ class BlockSearch:
     def _pointer(self, entry: Entry) -> Pointer | None:
         pointer = read_pointer(entry.body, newer="return")
         if not isinstance(pointer, Pointer):
-            return None  # its owner could not read it either, and does not know its sequences
+            return None  # the owner, too, could not read it, and does not know its sequences
         return pointer if pointer.kind == "data" and pointer.partition == self._partition else None
 
     async def _add(self, found: dict[Claim, Copies], pointer: Pointer, claims: Iterable[Claim]) -> None:
@@ -149,13 +149,13 @@ class BlockSearch:
                         found.setdefault(block[:3], Copies((block,)))
 
     async def _blocks(self, pointer: Pointer) -> list[StoredBlock] | None:
-        """Return the blocks of a batch that readers take, None when its index can't be read."""
+        """Return the blocks of a batch without skipped ones; None when its index can't be read."""
         skip = frozenset(pointer.skip)
         try:
             entries = await self._index_of(pointer)
         except RetryableError:
             raise
-        except DeniedError as error:  # a store that rotates its keys denies for a while
+        except DeniedError as error:  # a store whose keys are being rotated denies access for a while
             raise StoreError(f"{self._name}: {error}") from error
         except MemqError as error:
             key = pointer.locations[0].key if pointer.locations else ""
@@ -169,7 +169,7 @@ class BlockSearch:
 
 
 def _named(pointer: Pointer, claims: Iterable[Claim]) -> list[Claim]:
-    """Return the claims whose sequences a pointer names, or may name: it has no room for more producers."""
+    """Return the claims whose sequences a pointer names, or all claims if its list of producers is cut."""
     if not pointer.producers_complete:
         return list(claims)
     ranges = {entry.producer: entry.ranges for entry in pointer.producers}

@@ -11,19 +11,19 @@ from memq.topic import ReadPartition
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """One call of `wait`: done when one of the partitions has its entry."""
+    """One call of `wait`: `reached` is done when one of the partitions has an entry at its offset."""
 
     ends: dict[ReadPartition, int]
     reached: asyncio.Future[None]
 
     def advance(self, partition: ReadPartition, end: int) -> None:
-        """Wake when `partition`, whose next offset is `end`, holds what is waited for."""
+        """Wake when `partition`, whose next offset is `end`, has an awaited entry."""
         wanted = self.ends.get(partition)
         if wanted is not None and wanted < end and not self.reached.done():
             self.reached.set_result(None)
 
     def wake(self) -> None:
-        """Wake without an entry: the caller looks again and finds out why."""
+        """Wake without an entry: the caller reads again and gets the reason as an error."""
         if not self.reached.done():
             self.reached.set_result(None)
 
@@ -34,7 +34,7 @@ class Waiter:
 
 
 class Waiters:
-    """All waiters of one queue, in the order in which they came."""
+    """All waiters of one queue, in order of `add`."""
 
     def __init__(self) -> None:
         self._waiters: dict[int, Waiter] = {}
@@ -44,25 +44,25 @@ class Waiters:
         return bool(self._waiters)
 
     def add(self, ends: Mapping[ReadPartition, int]) -> tuple[int, Waiter]:
-        """Enter a waiter; it must be removed under the number that is returned with it."""
+        """Return a new waiter, with the number by which the caller must remove it."""
         self._count += 1
         waiter = Waiter(dict(ends), asyncio.get_running_loop().create_future())
         self._waiters[self._count] = waiter
         return self._count, waiter
 
     def remove(self, number: int) -> None:
-        """Remove a waiter; drop an error without one."""
+        """Remove a waiter; retrieve its error, so that asyncio does not log it as never retrieved."""
         waiter = self._waiters.pop(number)
         if waiter.reached.done() and not waiter.reached.cancelled():
             waiter.reached.exception()
 
     def advance(self, partition: ReadPartition, end: int) -> None:
-        """Wake the waiters for an entry of `partition` below `end`."""
+        """Wake the waiters for entries of `partition` below `end`."""
         for waiter in list(self._waiters.values()):
             waiter.advance(partition, end)
 
     def wake(self, partition: ReadPartition) -> None:
-        """Wake all who wait for `partition`, which is no more."""
+        """Wake all waiters for `partition`, which was deleted or is not shown."""
         for waiter in list(self._waiters.values()):
             if partition in waiter.ends:
                 waiter.wake()

@@ -89,7 +89,7 @@ class Waits:
             self._settle(owing, wait, answered=answered)
 
     def is_late(self, who: str) -> bool:
-        """Whether `who` owes an answer for `LATE_S`, or failed within the last `KEPT_S`."""
+        """Whether `who` has not answered for `LATE_S`: it owes an answer, or failed within `KEPT_S`."""
         owing = self._owing.get(who)
         return owing is not None and self._is_late(owing)
 

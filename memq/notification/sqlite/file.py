@@ -1,11 +1,11 @@
 """Opens memq's SQLite files, safe against power loss; translates SQLite's errors; checks rows.
 
-The queue and the standalone coordinator keep their state by it. Damage that leaves another valid value is noticed when
-the row is read. A row's checksum is the CRC-32C of its table's name and a list of its other columns, as MessagePack,
-which keeps the types apart. It continues at the checksum of what the row belongs to (`of`), so that no row passes for
-one of another partition. A row that was replaced as a whole by an older state of itself is not noticed.
+The queue and the standalone coordinator keep their state in such files. SQLite does not notice a damaged value, so each
+row has a checksum, which is checked at each read. It is the CRC-32C of the table's name and a list of the other
+columns, as MessagePack, which distinguishes types. It continues the checksum of the row's parent (`of`), so that a row
+is never taken for one of another partition. A whole row that was replaced by its own older state is not noticed.
 
-Layout 1 had no checksums: `add_checksums` copies its tables. A value that no memq has written gets a checksum that
+Layout 1 had no checksums: `add_checksums` copies its tables. A value that memq never writes gets a checksum that
 never matches, so the row is damaged after the copy, too.
 """
 
@@ -30,7 +30,7 @@ COPY_HINT = "stop memq, keep the file, and restore it from a copy"
 _DENIED = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
-UPGRADE_SIZES = 3  # measured: the log takes 1.9 times the file, which then grows by 0.9
+UPGRADE_SIZES = 3  # free space for an upgrade: the log takes 1.9 times the file, which then grows by 0.9 (measured)
 _WAL_TRIES_MAX = 200
 _WAL_RETRY_S = 0.01
 NEVER = -1  # matches no row
@@ -39,10 +39,10 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def checksum(table: str, values: tuple[object, ...], of: int = 0) -> int:
-    """Return the checksum of a row's other columns; `of` is that of what it belongs to."""
+    """Return the checksum of a row's other columns; `of` is the checksum of its parent."""
     try:
         found: int = crc32c(_encode((table, values)), of)
-    except UnicodeEncodeError:  # text that is no UTF-8, see `SqliteFile.connect`
+    except UnicodeEncodeError:  # text that is not UTF-8, see `SqliteFile.connect`
         return NEVER
     return found
 
@@ -55,9 +55,9 @@ def is_sound(table: str, row: tuple[Any, ...], of: int = 0) -> bool:
 def add_checksums(connection: sqlite3.Connection, schema: Sequence[str], copies: dict[str, str]) -> None:
     """Replace tables of a layout without checksums by those of `schema`, in the caller's transaction.
 
-    `copies` are the tables, each with the SELECT of its new rows. That SELECT reads the old table `old_NAME`, and calls
-    `row_checksum(of, table, column, …)`. They are copied in this order.
-    Raises: CorruptDataError for text that is no UTF-8.
+    `copies` has the tables in the order in which they are copied, each with the SELECT of its new rows. That SELECT
+    reads the old table `old_NAME`, and calls `row_checksum(of, table, column, …)`.
+    Raises: CorruptDataError for a row that can't be read.
     """
     for table in copies:
         connection.execute(f"ALTER TABLE {table} RENAME TO old_{table}")
@@ -82,7 +82,7 @@ def add_checksums(connection: sqlite3.Connection, schema: Sequence[str], copies:
 
 
 def _checksum_of_old(table: str, kinds: tuple[type, ...], of: int, name: str, *values: object) -> int:
-    """Return the checksum of a row of an earlier layout; NEVER when memq has not written it so."""
+    """Return the checksum of a row of an earlier layout; NEVER for values that memq does not write."""
     fits = name != table or tuple(map(type, values)) == kinds
     sound = fits and not any(isinstance(value, int) and value < 0 for value in values)
     return checksum(name, values, of) if sound else NEVER
@@ -92,8 +92,8 @@ def _checksum_of_old(table: str, kinds: tuple[type, ...], of: int, name: str, *v
 class SqliteFile:
     """A kind of file: `application_id` identifies it, `schema` creates its latest layout.
 
-    `upgrades` bring an earlier layout to the next one, the first those of layout 1. `failed` is the error of what may
-    pass, `busy_timeout_ms` how long a connection waits for another's lock.
+    `upgrades[n - 1]` brings layout n to the next one. `failed` is the class of errors that a retry may solve. A
+    connection waits up to `busy_timeout_ms` for a lock that another one holds.
     """
 
     path: Path
@@ -110,11 +110,11 @@ class SqliteFile:
         return len(self.upgrades) + 1
 
     def connect(self) -> sqlite3.Connection:
-        """Open the file, making it when it is not there: WAL, and an fsync with every commit.
+        """Open the file, and create it if it does not exist: WAL, and an fsync with every commit.
 
-        A file of an earlier layout is brought to the latest one, in one transaction. The connection begins no
-        transaction by itself, and any one thread at a time may use it. Text that is no UTF-8 is read with surrogates,
-        so that it is damage of its row and not a failure of the file.
+        A file of an earlier layout is upgraded to the latest one, in one transaction. The connection begins no
+        transactions by itself, and one thread at a time may use it. Text that is not UTF-8 is read with surrogates,
+        so that it counts as damage of its row, not as a failure of the file.
         Raises: CorruptDataError, UnsupportedFormatError, DeniedError, or `failed`.
         """
         try:
@@ -139,11 +139,11 @@ class SqliteFile:
         if known != (self.application_id, self.version):
             self._make(connection)
         connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA fullfsync = ON")  # macOS: past the disk's own cache, too
+        connection.execute("PRAGMA fullfsync = ON")  # macOS: also flush the disk's own cache
         connection.execute("PRAGMA foreign_keys = ON")
 
     def _make(self, connection: sqlite3.Connection) -> None:
-        """Make an empty file ours, or one of an earlier layout. Of several processes the first one does it."""
+        """Create or upgrade the tables. If several processes open the file, the first one does it."""
         _enter_wal(connection)
         connection.execute("BEGIN IMMEDIATE")
         version = _number(connection, "PRAGMA user_version")
@@ -170,7 +170,7 @@ class SqliteFile:
             raise self._no_upgrade(version, error) from error
 
     def _no_upgrade(self, version: int, error: sqlite3.Error) -> MemqError:
-        """Return the error of an upgrade that the disk did not take: its transaction is rolled back."""
+        """Return the error of an upgrade that failed for lack of disk space, and was rolled back."""
         size = UPGRADE_SIZES * self.path.stat().st_size
         return self.failed(
             f"{self.what} '{self.path}' was not upgraded from layout {version} to {self.version}, and is as it was:"
@@ -179,7 +179,7 @@ class SqliteFile:
         )
 
     def error(self, error: sqlite3.Error) -> MemqError:
-        """Return memq's error for one of SQLite's; the caller raises it from that."""
+        """Return memq's error for an error of SQLite, for `raise ... from`."""
         code = _code(error)
         text = f"{self.what} '{self.path}': {str(error).lower()}"
         if code in _DAMAGED:
@@ -192,7 +192,7 @@ class SqliteFile:
 
 
 def copy_database(source: Path, target: Path, what: str) -> None:
-    """Copy all that a SQLite file holds, its log included, into a new file. Raises: CorruptDataError."""
+    """Copy the content of a SQLite file, its log included, into a new file. Raises: CorruptDataError."""
     try:
         with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
             old.backup(new)
@@ -205,7 +205,7 @@ def copy_database(source: Path, target: Path, what: str) -> None:
 def _enter_wal(connection: sqlite3.Connection) -> None:
     """Switch to the write-ahead log.
 
-    Two first openers can meet here, and SQLite's own waiting does not cover it.
+    Two processes may do so at the same time, and SQLite's busy time-out does not cover this statement.
     """
     pause = threading.Event()
     for last in range(_WAL_TRIES_MAX, 0, -1):

@@ -1,12 +1,11 @@
 """One writer for one SQLite file: waiting requests share one transaction and one fsync.
 
-A commit costs an fsync, milliseconds on many disks; a publish costs some 20 µs. So a task takes all jobs that wait,
-has a thread run them in one transaction, and hands the results back; what arrives meanwhile is the next transaction.
+A commit costs an fsync, milliseconds on many disks; a publish costs some 20 µs. So a task takes all waiting jobs, and a
+thread runs them in one transaction. Jobs that arrive in the meantime are the next transaction.
 
-A job that refuses (raises a MemqError) does so before its first write, and the others of its transaction continue. A
-job that fails in another way is a bug or bad input of its own: the transaction is rolled back and run again without
-it. When SQLite fails, all of the transaction fail; nothing is tried again here, since after a failed commit nobody
-knows.
+A job that is refused raises a MemqError before its first write, and the other jobs of its transaction continue. A
+job that fails otherwise has a bug or bad input: the transaction is rolled back and run again without it. When SQLite
+fails, all jobs of the transaction fail. The writer retries none of them: after a failed commit the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ JOBS_PER_TRANSACTION_MAX = 256
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """A job that waits: its result, or what it raised, goes to `done`."""
+    """A waiting job: `done` gets its result or its error."""
 
     job: Job[Any]
     done: asyncio.Future[Any]
@@ -40,7 +39,7 @@ class Pending:
     error: Exception | None = field(default_factory=lambda: ClosedError("the writer stopped before this was written"))
 
     def settle(self) -> None:
-        """Give the outcome to the waiter, if it still waits."""
+        """Pass the outcome to the caller, unless the caller was cancelled."""
         if self.done.done():
             return
         if self.error is None:
@@ -50,7 +49,7 @@ class Pending:
 
 
 class Writer:
-    """Runs jobs in transactions, in the order in which they came. It belongs to the loop of its first job."""
+    """Runs jobs in transactions, in order of `run`. It belongs to the event loop of its first job."""
 
     def __init__(self, file: SqliteFile, events: EventLog) -> None:
         self._file = file
@@ -64,9 +63,9 @@ class Writer:
         self._closed: BaseException | None = None
 
     async def run(self, job: Job[T]) -> T:
-        """Run a job in the next transaction; return when that is committed, durably.
+        """Run a job in the next transaction; return after the commit and its fsync.
 
-        When this is cancelled, the job may have happened, or happen later.
+        After a cancellation, the job may have been run, or may run later.
         """
         if self._closed is not None:
             raise ClosedError(f"{self._file.what} '{self._file.path}' is closed") from self._closed
@@ -79,7 +78,7 @@ class Writer:
         return await done
 
     async def close(self) -> None:
-        """Refuse new jobs, finish those that wait, close the file; closing twice is fine."""
+        """Refuse new jobs, finish waiting ones, close the file; closing twice is fine."""
         if self._closed is None:
             self._closed = ClosedError("closed by its owner")
         await self._drained.wait()
@@ -102,7 +101,7 @@ class Writer:
             self._drained.set()
 
     def _fail(self, error: BaseException) -> None:
-        """Fail all waiting and all later calls: the task died."""
+        """Fail all waiting and all later calls, because the task died."""
         self._closed = error
         while self._jobs:
             pending = self._jobs.popleft()
@@ -113,7 +112,7 @@ class Writer:
     # ---- in the thread -----------------------------------------------------------------------
 
     def _transact(self, batch: Sequence[Pending]) -> None:
-        """Run the jobs until all that do not fail by themselves are committed, or SQLite fails."""
+        """Commit all jobs except those that fail by themselves, or fail all if SQLite fails."""
         todo = list(batch)
         try:
             while failed := self._attempt(todo):
@@ -124,7 +123,7 @@ class Writer:
                 pending.error.__cause__ = error
 
     def _attempt(self, todo: Sequence[Pending]) -> Pending | None:
-        """Run the jobs in one transaction and commit it; return the job for which it was rolled back instead."""
+        """Run the jobs in one transaction and commit it, or roll it back and return the job that failed."""
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -150,10 +149,10 @@ class Writer:
             return self._connection.total_changes == changes
         except sqlite3.Error as error:
             if isinstance(error, sqlite3.OperationalError) or type(error) is sqlite3.DatabaseError:
-                raise  # the file, the disk or a lock: it would meet all others, too
+                raise  # an error of the file, the disk or a lock: it affects all other jobs, too
             pending.error = self._file.error(error)
             return False
-        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to who sent the job
+        except Exception as error:  # noqa: BLE001 - any error of a job is passed to its caller
             pending.error = error
             return False
         return True

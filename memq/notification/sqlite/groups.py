@@ -1,12 +1,11 @@
 """Groups in SQLite: each function is one request on a connection, in the caller's transaction.
 
-A group's membership is one row of JSON, written only when its generation changed, or the number of its positions; when
-a member was heard is a row of its own, since that changes with every heartbeat. Nothing is kept of a request that is
-refused.
+A group's membership is one row of JSON, written only after a change of its generation or of its number of positions.
+The time of a member's last heartbeat is a row of its own, since it changes often. A refused request changes nothing.
 
-**Damage.** Each row has a checksum (`memq.notification.sqlite.file`), and that of a position continues the one of its
-partition's name and id. A group counts its positions: one that is missing would pass for "nothing committed", and its
-consumers for new ones. A group that is not found and has positions is damage, too.
+**Damage.** Each row has a checksum (`memq.notification.sqlite.file`). The checksum of a position continues the one of
+its partition's name and id. A group counts its positions: otherwise a missing one would mean "nothing committed", and
+its consumers would start as new ones. Positions without their group are damage, too.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from memq.topic import Committed, Position, ReadPartition, Totals
 
 @dataclass(slots=True)
 class _Stored:
-    """A group, the number of its positions, and both as they are in the file; (-1, 0) for a new one."""
+    """A group and its number of positions; `was`: generation and number in the file, (-1, 0) if new."""
 
     group: Group
     positions: int
@@ -44,7 +43,7 @@ def join(
     session_timeout_ms: int,
     now_ms: int,
 ) -> Membership:
-    """Enter the group, making it when it is not there."""
+    """Join the group; create it if it does not exist."""
     stored = _load(connection, name) or _new()
     membership = stored.group.join(member, partitions, session_timeout_ms, now_ms)
     _save(connection, name, stored)
@@ -59,7 +58,7 @@ def heartbeat(
     released: Sequence[ReadPartition],
     now_ms: int,
 ) -> Membership:
-    """Note that a member lives."""
+    """Note the heartbeat of a member."""
     stored = _existing(connection, name)
     membership = stored.group.heartbeat(member, generation, released, now_ms)
     if not _save(connection, name, stored):
@@ -68,7 +67,7 @@ def heartbeat(
 
 
 def leave(connection: sqlite3.Connection, name: str, member: str, now_ms: int) -> None:
-    """Take a member out."""
+    """Remove a member."""
     stored = _load(connection, name)
     if stored is not None:
         stored.group.leave(member, now_ms)
@@ -83,7 +82,7 @@ def commit(
     positions: Mapping[ReadPartition, Committed],
     now_ms: int,
 ) -> None:
-    """Store positions, all or none. A commit from outside makes the group."""
+    """Store positions, all or none. A commit from outside creates a missing group."""
     stored = _load(connection, name) or _new()
     stored.group.check_commit(member, generation, positions, now_ms)
     rows = [_position_row(name, partition_row(connection, each), committed) for each, committed in positions.items()]
@@ -105,7 +104,7 @@ def _position_row(name: str, row: LogRow, committed: Committed) -> tuple[str | i
 
 
 def committed(connection: sqlite3.Connection, name: str) -> dict[ReadPartition, Committed]:
-    """Return all positions of a group, by partition. Raises: CorruptDataError, also when one is missing."""
+    """Return all positions of a group, by partition. Raises: CorruptDataError, also if one is missing."""
     stored = _load(connection, name)
     return {} if stored is None else _positions(connection, name, stored.positions)
 
@@ -133,7 +132,7 @@ def _positions(connection: sqlite3.Connection, name: str, count: int) -> dict[Re
 def names(connection: sqlite3.Connection) -> Sequence[str]:
     """Return the names of all groups, sorted.
 
-    Raises: CorruptDataError, also when a group is missing that has positions.
+    Raises: CorruptDataError, also for positions without their group.
     """
     of_none = "SELECT group_name FROM positions WHERE group_name NOT IN (SELECT name FROM groups) LIMIT 1"
     for (name,) in connection.execute(of_none).fetchall():
@@ -143,7 +142,7 @@ def names(connection: sqlite3.Connection) -> Sequence[str]:
 
 
 def describe(connection: sqlite3.Connection, name: str, now_ms: int) -> GroupState:
-    """Return members and positions as they are now; changes nothing."""
+    """Return the current members and positions; write nothing."""
     stored = _existing(connection, name)
     stored.group.expire(now_ms)
     positions = _positions(connection, name, stored.positions)
@@ -161,7 +160,7 @@ def delete(connection: sqlite3.Connection, name: str, now_ms: int) -> None:
 
 
 def forget(connection: sqlite3.Connection, partitions: Sequence[ReadPartition]) -> None:
-    """Take partitions that are no more from all groups' members, with the positions in them."""
+    """Remove deleted partitions from all members of all groups, with the positions in them."""
     ids = [row.id for row in map(partial(find_row, connection), partitions) if row is not None]
     for name in names(connection):
         stored = _existing(connection, name)
@@ -216,7 +215,7 @@ def _load(connection: sqlite3.Connection, name: str) -> _Stored | None:
 
 
 def _save(connection: sqlite3.Connection, name: str, stored: _Stored) -> bool:
-    """Write the group when it has changed; return whether it has."""
+    """Write the group if it has changed; return whether it has."""
     if (stored.group.generation, stored.positions) == stored.was:
         return False
     row = (name, msgspec.json.encode(stored.group), stored.positions)

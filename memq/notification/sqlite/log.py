@@ -1,22 +1,22 @@
 """Logs of pointers in SQLite: each function is one request on a connection.
 
-**Rows.** An entry's row id is `partition id << 40 | offset`: one tree holds all logs, an append goes to the end of
-its partition's range, and a read is one range scan. Offsets are dense from `begin` to `next`, since only `trim` takes
-entries, from the front; `next` lies in the partition's row, so no offset is used twice. Partition ids are never
-used again.
+**Rows.** An entry's row id is `partition id << 40 | offset`. So one tree has all logs, an append goes to the end of
+its partition's range, and a read is one range scan. Offsets are dense from `begin` to `next`, since only `trim`
+deletes entries, from the front. `next` is in the partition's row, so no offset is used twice. Partition ids are
+never reused.
 
-**Time.** Queue times are nearly, but not surely, in order. Each entry carries the greatest time up to it, which only
-grows, so the first entry at or after a time is found by bisection, without an index that every publish would pay for.
+**Time.** Queue times are nearly in order, but not always. Each entry has the greatest time up to it, which never
+decreases. So a bisection finds the first entry at or after a time, and publishes need not maintain an index.
 
-**Damage.** Each row has a checksum (`memq.notification.sqlite.file`), that of an entry and an epoch continues the one
-of its partition's name and id. An entry whose row is damaged or missing between `begin` and `next` is shown without a
-body, as a pointer that the queue has lost: each reader has a rule for that. All other damage is a CorruptDataError: of
-a partition's row and of an epoch, a missing epoch (`epochs` counts them), and entries behind the end, over which
-nothing is appended. A damaged row of a partition is an error of that partition alone. Its epochs and entries prove what
-it is called; a partition whose row is not found is missing when no damaged row may be the one.
+**Damage.** Each row has a checksum (`memq.notification.sqlite.file`). The checksum of an entry or an epoch continues
+the one of its partition's name and id. If an entry's row is damaged, or missing between `begin` and `next`, a read
+returns the entry without a body: a lost pointer, for which each reader has a rule. All other damage raises
+CorruptDataError. That is a damaged row of a partition or an epoch, a missing epoch (`epochs` counts them), or an entry
+after the end, whose offset an append would use again. A damaged row affects its partition only, because its epochs and
+entries prove its name. A partition without a row is missing if no damaged row can be its own.
 
-**Long deletions** are cut into transactions of `DELETE_ROWS_MAX` rows, that others may get in between. What is to be
-deleted is out of sight from the first one on; what was broken off continues with the next call of its kind.
+**Long deletions** are split into transactions of `DELETE_ROWS_MAX` rows, so that other writers get their turn. The
+first transaction hides all rows to be deleted. The next deletion of the same kind continues an interrupted one.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from memq.topic import ReadPartition
 
 RESTORE_HINT = f"{COPY_HINT}, or rebuild it with 'memq restore'"
 DELETE_ROWS_MAX = 5_000
-LOST_PER_READ_MAX = 1_000  # entries without a body that one read shows: each costs 100 bytes of memory
+LOST_PER_READ_MAX = 1_000  # entries without a body in one read: each takes 100 bytes of memory
 OFFSET_BITS = 40
-PROOFS_MAX = 100  # entries that are read for one that proves what its partition is called
+PROOFS_MAX = 100  # entries that are read to find one that proves the name of its partition
 _ROWS = """SELECT id, topic, topic_id, partition, stale_publish_ms, begin, next, time_max, dropped, epochs, checksum
 FROM partitions"""
 _ROW = """SELECT id, stale_publish_ms, begin, next, time_max, dropped, epochs, checksum FROM partitions
@@ -62,7 +62,7 @@ class LogRow(NamedTuple):
 
     @property
     def identity(self) -> int:
-        """Checksum of what identifies the partition; those of its rows continue it."""
+        """Checksum of the partition's id and name; the checksums of its rows continue it."""
         return _identity(self[:4])
 
     def entry_id(self, offset: int) -> int:
@@ -74,19 +74,19 @@ class LogRow(NamedTuple):
         return f"partition {self.partition} of topic '{self.topic}'"
 
 
-@lru_cache(maxsize=4_096)  # of those in use; each costs 300 bytes
+@lru_cache(maxsize=4_096)  # partitions in use; each takes 300 bytes
 def _identity(values: tuple[int | str, ...]) -> int:
     return checksum("log", values)
 
 
-_SoundEntry = tuple[int, int, int, bytes]  # offset, time, greatest time up to it, body
+_SoundEntry = tuple[int, int, int, bytes]  # offset, time, greatest time up to this entry, body
 
 
 def partitions(connection: sqlite3.Connection, topic: str | None) -> list[ReadPartition]:
     """Return the read partitions of all topics of this name; of all names for None.
 
-    Those with damaged rows are among them: a read of one is the error. Raises: CorruptDataError for a damaged row whose
-    entries do not prove what it is called.
+    Partitions with damaged rows are included: a read of them raises the error. Raises: CorruptDataError for a damaged
+    row whose epochs and entries do not prove its name.
     """
     found: list[LogRow] = []
     for values in connection.execute(f"{_ROWS} ORDER BY id").fetchall():
@@ -101,7 +101,7 @@ def partitions(connection: sqlite3.Connection, topic: str | None) -> list[ReadPa
 def partition_row(connection: sqlite3.Connection, partition: ReadPartition) -> LogRow:
     """Return the partition's row.
 
-    Raises: NotFoundError; CorruptDataError, also when another row is damaged that may be the one.
+    Raises: NotFoundError; CorruptDataError, also when a damaged row may be this partition's.
     """
     row = find_row(connection, partition)
     if row is None:
@@ -123,16 +123,16 @@ def find_row(connection: sqlite3.Connection, partition: ReadPartition) -> LogRow
 
 
 def _may_be(connection: sqlite3.Connection, row: LogRow, key: tuple[str, str, int]) -> bool:
-    """Whether a damaged row may be that of a partition that is not found, and must not be made again."""
+    """Whether a damaged row may belong to a partition without a row, which then must not be created again."""
     if _is_called(connection, row.id, key):
         return True
     if _is_called(connection, row.id, row[1:4]):
-        return row[1:4] == key  # its mark of a deletion, by which it is looked up, may be the damage
-    return sum(one != other for one, other in zip(row[1:4], key, strict=True)) < 2  # never opened
+        return row[1:4] == key  # the damage may be in `dropped`, a condition of the look-up
+    return sum(one != other for one, other in zip(row[1:4], key, strict=True)) < 2  # never opened: no proof of a name
 
 
 def _is_unused(row: LogRow) -> bool:
-    """Whether a damaged row says, by values of the right types, that its partition was never opened."""
+    """Whether a damaged row has names of the right types, and belongs to a partition never opened."""
     return tuple(map(type, row[1:4])) == (str, str, int) and not (row.next or row.epochs)
 
 
@@ -141,7 +141,7 @@ def _is_called(
 ) -> bool:
     """Whether an epoch or an entry proves the topic, topic id and number of the partition with a row id.
 
-    `without_rows` is the answer for one that has neither: it was never opened.
+    `without_rows` is the result for a partition without both, which was never opened.
     """
     identity = checksum("log", (number, *names))
     epochs = connection.execute(_EPOCHS, (number,)).fetchall()
@@ -157,13 +157,13 @@ def _is_called(
 
 
 def log_rows(connection: sqlite3.Connection, numbers: Sequence[int]) -> dict[int, LogRow]:
-    """Return the rows of those partitions that are there, by id. Raises: CorruptDataError."""
+    """Return the rows of existing partitions, by id. Raises: CorruptDataError."""
     found = (connection.execute(f"{_ROWS} WHERE id = ? AND dropped = 0", (number,)).fetchone() for number in numbers)
     return {row[0]: _checked(row) for row in found if row is not None}
 
 
 def damaged(name: str, why: str = "its checksum is wrong") -> CorruptDataError:
-    """Return the error of a row of the queue's file."""
+    """Return the error for a damaged row of the queue's file."""
     return CorruptDataError(f"{name} in the queue is damaged: {why}", hint=RESTORE_HINT)
 
 
@@ -175,7 +175,7 @@ def _checked(found: tuple[Any, ...]) -> LogRow:
 
 
 def _fault(found: tuple[Any, ...]) -> CorruptDataError | None:
-    """Return what is wrong with a partition's row."""
+    """Return the damage of a partition's row, or None."""
     row = LogRow(*found[:-1])
     if not is_sound("partitions", found):
         return damaged(f"the row of {row}")
@@ -185,7 +185,7 @@ def _fault(found: tuple[Any, ...]) -> CorruptDataError | None:
 
 
 def _store(connection: sqlite3.Connection, row: LogRow) -> None:
-    """Write what can change of a partition's row, but for `dropped`: that one is in an index."""
+    """Write the columns that can change, except `dropped`, which is in an index."""
     connection.execute(
         """UPDATE partitions SET stale_publish_ms = ?, begin = ?, next = ?, time_max = ?, epochs = ?, checksum = ?
         WHERE id = ?""",
@@ -194,7 +194,7 @@ def _store(connection: sqlite3.Connection, row: LogRow) -> None:
 
 
 def _check_end(connection: sqlite3.Connection, row: LogRow) -> None:
-    """Raise CorruptDataError when entries lie behind the end: what is appended would take their offsets."""
+    """Raise CorruptDataError when entries exist after the end: an append would use their offsets again."""
     behind = (row.entry_id(row.next), (row.id + 1) << OFFSET_BITS)
     if connection.execute("SELECT 1 FROM entries WHERE id >= ? AND id < ? LIMIT 1", behind).fetchone():
         raise damaged(f"the log of {row}", f"it ends at offset {row.next}, and has entries after it")
@@ -203,7 +203,7 @@ def _check_end(connection: sqlite3.Connection, row: LogRow) -> None:
 def publish(connection: sqlite3.Connection, publication: Publication) -> int:
     """Append an entry and return its offset.
 
-    Raises: EpochFencedError, NotFoundError, CorruptDataError, all before the first write.
+    Raises, always before the first write: EpochFencedError, NotFoundError, CorruptDataError.
     """
     row = partition_row(connection, publication.partition)
     _check_end(connection, row)
@@ -228,7 +228,7 @@ def publish(connection: sqlite3.Connection, publication: Publication) -> int:
 
 
 def _highest_epoch(connection: sqlite3.Connection, row: LogRow, identity: int, write_partition: int) -> int | None:
-    """Return the highest epoch of a write partition, None when it has none. Raises: CorruptDataError."""
+    """Return the highest epoch of a write partition, None if it has none. Raises: CorruptDataError."""
     found = connection.execute(_EPOCH, (row.id, write_partition)).fetchone()
     rows = connection.execute(_EPOCHS, (row.id,)).fetchall() if found is None else [found]
     if not all(is_sound("epochs", each, identity) for each in rows):
@@ -258,8 +258,8 @@ def read(connection: sqlite3.Connection, partition: ReadPartition, offset: int, 
 def _sound_entries(connection: sqlite3.Connection, row: LogRow, first: int, end: int) -> Generator[_SoundEntry]:
     """Yield the entries from `first` up to `end` whose rows are sound, and then the end, without a body.
 
-    Of very many damaged rows together the end is the last one; its time is one that no entry exceeds. Close it: an
-    open statement would keep its view of the file, and the log from being reset.
+    After LOST_PER_READ_MAX consecutive damaged rows, the last of them is the end. The time of the end is one that no
+    entry exceeds. Close the generator: an open statement keeps its view of the file, and SQLite can't reset its log.
     """
     identity, zero, unsound = row.identity, row.entry_id(0), 0
     with closing(connection.execute(_ENTRIES, (zero + first, zero + end))) as rows:
@@ -276,7 +276,7 @@ def _sound_entries(connection: sqlite3.Connection, row: LogRow, first: int, end:
 
 
 def span(connection: sqlite3.Connection, partition: ReadPartition) -> Span:
-    """Return what the partition holds."""
+    """Return the span of the partition, see `PointerReader.span`."""
     row = partition_row(connection, partition)
     _check_end(connection, row)
     return Span(row.begin, row.next)
@@ -285,17 +285,17 @@ def span(connection: sqlite3.Connection, partition: ReadPartition) -> Span:
 def seek_time(connection: sqlite3.Connection, partition: ReadPartition, time_ms: int) -> int:
     """Return the least offset at or after a queue time, see `PointerReader.seek_time`.
 
-    An entry that the queue has lost may be of that time: its offset is returned when those before it are earlier. Run
-    it in one transaction.
+    A lost entry may have that time, so its offset is returned if the entries before it are earlier. Call this in one
+    transaction.
     """
     row = partition_row(connection, partition)
     low, high = row.begin, row.next
     while low < high:
         middle = (low + high) // 2
         with closing(_sound_entries(connection, row, middle, high)) as entries:
-            _, _, time_max, body = next(entries)  # or the next one that is sound
+            _, _, time_max, body = next(entries)  # the entry at `middle`, or the next sound one
         low, high = (low, middle) if not body or time_max >= time_ms else (middle + 1, high)
-    # The entry that raised the greatest time may have been trimmed: then the first that is left is not it.
+    # The greatest time may be that of a trimmed entry: then the entry at `low` may be too early.
     with closing(_sound_entries(connection, row, low, row.next)) as entries:
         for offset, (there, entry_ms, _, body) in enumerate(entries, low):
             if there > offset or not body or entry_ms >= time_ms:
@@ -304,7 +304,7 @@ def seek_time(connection: sqlite3.Connection, partition: ReadPartition, time_ms:
 
 
 def ends(connection: sqlite3.Connection, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, int | None]:
-    """Return the next offset of each partition, None for a missing or damaged one: a read says which."""
+    """Return the next offset of each partition; None for a missing or damaged one: a read raises why."""
     found: dict[ReadPartition, int | None] = {}
     for partition in partitions:
         try:
@@ -315,7 +315,7 @@ def ends(connection: sqlite3.Connection, partitions: Sequence[ReadPartition]) ->
 
 
 def create(connection: sqlite3.Connection, partitions: Sequence[ReadPartition], stale_publish_ms: int) -> None:
-    """Make partitions; one that is there keeps its entries and gets the new `stale_publish_ms`."""
+    """Create partitions; an existing one keeps its entries and gets the new `stale_publish_ms`."""
     for each in partitions:
         row = find_row(connection, each)
         if row is None:
@@ -329,7 +329,7 @@ def create(connection: sqlite3.Connection, partitions: Sequence[ReadPartition], 
 
 
 def trim(connection: sqlite3.Connection, partition: ReadPartition, before: int) -> bool:
-    """Put what lies below `before` out of sight and delete some of it; return whether there may be more."""
+    """Hide the entries below `before` and delete some of them; return whether more may be left."""
     row = partition_row(connection, partition)
     begin = min(max(before, row.begin), row.next)
     _store(connection, row._replace(begin=begin))
@@ -337,7 +337,7 @@ def trim(connection: sqlite3.Connection, partition: ReadPartition, before: int) 
 
 
 def hide(connection: sqlite3.Connection, partitions: Sequence[ReadPartition]) -> None:
-    """Put partitions out of sight; `delete_hidden` deletes them."""
+    """Hide partitions; `delete_hidden` deletes them."""
     for partition in partitions:
         row = find_row(connection, partition)
         if row is not None:
@@ -346,7 +346,7 @@ def hide(connection: sqlite3.Connection, partitions: Sequence[ReadPartition]) ->
 
 
 def delete_hidden(connection: sqlite3.Connection) -> bool:
-    """Delete some of what `hide` hid; return whether there may be more."""
+    """Delete some rows of hidden partitions; return whether more may be left."""
     hidden = connection.execute(f"{_ROWS} WHERE dropped = 1 ORDER BY id").fetchall()
     row = next((LogRow(*values[:-1]) for values in hidden if _fault(values) is None), None)
     if row is None:
@@ -358,9 +358,9 @@ def delete_hidden(connection: sqlite3.Connection) -> bool:
 
 
 def _delete_entries(connection: sqlite3.Connection, first: int, end: int) -> bool:
-    """Delete at most `DELETE_ROWS_MAX` rows from `first` up to, not with, `end`.
+    """Delete at most `DELETE_ROWS_MAX` rows from `first` up to `end` (exclusive).
 
-    Return whether there may be more.
+    Return whether more may be left.
     """
     last = connection.execute(
         "SELECT id FROM entries WHERE id >= ? AND id < ? ORDER BY id LIMIT 1 OFFSET ?",

@@ -1,6 +1,6 @@
 """The queue of the embedded default: one SQLite file, durable, for several processes.
 
-`SCHEMA` has the tables of the file, `UPGRADES` the way from its earlier layout to them.
+`SCHEMA` has the tables of the file, `UPGRADES` the conversions from earlier layouts.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _COPIES = {
 
 
 def _upgrade_1(connection: sqlite3.Connection) -> None:
-    """Give each row a checksum. Rows of partitions that are not there are left out: nothing has read them."""
+    """Add a checksum to each row. Rows without their partition are dropped: no query has read them."""
     used = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'partitions'").fetchall()
     add_checksums(connection, SCHEMA, _COPIES)
     connection.execute("DELETE FROM sqlite_sequence")
@@ -79,12 +79,12 @@ UPGRADES = (_upgrade_1,)
 
 
 class SqliteQueue:
-    """Logs and groups in the file at `path`, which it makes when it is not there.
+    """Logs and groups in the file at `path`, which is created if it does not exist.
 
     It belongs to one event loop.
     Every commit is an fsync; publishes that wait together share one. Publishes of this process wake its waiters at
-    once, those of other processes within `poll_interval_ms`. A lock that another process holds for longer than
-    `busy_timeout_ms` is a QueueError. The clock's monotonic time must be the machine's: processes share it.
+    once, those of other processes within `poll_interval_ms`. If another process holds a lock for longer than
+    `busy_timeout_ms`, calls raise QueueError. The monotonic clock must be the machine's, because processes share times.
     Raises at construction: CorruptDataError, UnsupportedFormatError, DeniedError, QueueError.
     """
 
@@ -136,7 +136,7 @@ class SqliteQueue:
         return await self._read(log.seek_time, partition, time_ms)
 
     async def partitions(self, topic: str | None = None) -> list[ReadPartition]:
-        """See `TopicFinder.partitions`; None: of all topics, also of those that the coordinator does not know."""
+        """See `TopicFinder.partitions`; None: of all topics, also those missing from the coordinator."""
         return await self._read(log.partitions, topic)
 
     async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
@@ -170,7 +170,7 @@ class SqliteQueue:
             await asyncio.sleep(self._poll_interval_s)
 
     async def _advance(self) -> None:
-        """Wake each caller whose data has come. Callers after this version was taken have read it themselves."""
+        """Wake the waiters whose entries have arrived. Later callers of `wait` read the ends themselves."""
         for partition, end in (await self._read(log.ends, self._waiters.partitions())).items():
             if end is None:
                 self._waiters.wake(partition)
@@ -231,13 +231,13 @@ class SqliteQueue:
         await self._write(lambda file: groups.delete(file, group, self._now_ms()))
 
     def _now_ms(self) -> int:
-        """Taken inside the transaction: else a wait for the lock would make the past of it."""
+        """Return the monotonic time in ms. Call this in the transaction: a wait for the lock may be long."""
         return int(self._clock.monotonic() * 1_000)
 
     # ---- partitions --------------------------------------------------------------------------
 
     async def create(self, partitions: Sequence[ReadPartition], stale_publish_ms: int) -> None:
-        """See `PartitionAdmin.create`. Made again, it keeps its entries and gets the new `stale_publish_ms`."""
+        """See `PartitionAdmin.create`. Existing partitions keep their entries."""
         await self._write(lambda file: log.create(file, partitions, stale_publish_ms))
 
     async def trim(self, partition: ReadPartition, before: int) -> None:
@@ -246,7 +246,7 @@ class SqliteQueue:
             pass
 
     async def drop(self, partitions: Sequence[ReadPartition]) -> None:
-        """See `PartitionAdmin.drop`. Dropping what is not there is fine."""
+        """See `PartitionAdmin.drop`. Missing partitions are ignored."""
 
         def hide(file: sqlite3.Connection) -> None:
             groups.forget(file, partitions)
@@ -261,7 +261,7 @@ class SqliteQueue:
     # ---- the file ----------------------------------------------------------------------------
 
     async def check(self) -> None:
-        """See `NotificationQueue.check`. Takes the lock of writers once."""
+        """See `NotificationQueue.check`. Acquires the write lock once."""
         await self._write(lambda file: file.execute("SELECT 1 FROM partitions LIMIT 1").fetchone())
 
     async def close(self) -> None:
@@ -283,7 +283,7 @@ class SqliteQueue:
         return await self._pool.run(self._read_now, lambda connection: function(connection, *args, **kwargs))
 
     def _read_now(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a reader on one view of the file. A connection that failed is not used again."""
+        """Run a reader in one read transaction. A connection that failed is closed."""
         connection = self._take_reader()
         try:
             connection.execute("BEGIN")
@@ -301,7 +301,7 @@ class SqliteQueue:
         return result
 
     def _take_reader(self) -> sqlite3.Connection:
-        """Return an idle connection, or a new one: there are never more than threads."""
+        """Return an idle connection, or a new one: at most one per thread exists."""
         try:
             return self._readers.pop()
         except IndexError:
