@@ -34,8 +34,8 @@ def keep_freed_blocks(kept_bytes_max: int = KEPT_BYTES_MAX) -> None:
     """Make glibc keep this much freed memory for later blocks instead of returning it.
 
     By default glibc maps each buffer of 128 KiB or more afresh, and the first access to its pages costs ten times the
-    copy. Sealing a block took 815 ns per record of 1 KB, and now takes 140 ns. glibc adapts its threshold (mallopt(3),
-    M_MMAP_THRESHOLD): after a large buffer is freed, the threshold is its size, and glibc keeps twice as much. So this
+    copy. Sealing a block took 815 ns per record of 1 KB, and now takes 140 ns. The threshold adapts: after a large
+    buffer is freed, it is that buffer's size, and glibc keeps twice as much (mallopt(3), M_MMAP_THRESHOLD). So this
     function allocates and frees one such buffer, without access to its pages. The buffer is a little less than half
     of `kept_bytes_max`, because glibc adds bytes of its own. A greater earlier value remains. Other C libraries are
     not affected.

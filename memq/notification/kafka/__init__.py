@@ -1,7 +1,7 @@
 """The queue on Kafka: a read partition is a Kafka partition, a pointer is one record of it.
 
-`docs/adr/` says why it is laid out so. Everything that imports confluent-kafka lies behind `open_from_settings`, since
-that library is the extra `[kafka]`.
+`docs/adr/` has the reasons of this layout. confluent-kafka is the extra `[kafka]`, so only `open_from_settings` imports
+the modules that need it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def open_from_settings(settings: PartSettings, runtime: Runtime) -> KafkaQueue:
     """Return the queue that `queue = "kafka://HOST:PORT,…"` and the section `[kafka]` name.
 
-    It belongs to one event loop. Nothing is reached here: `check` says whether Kafka answers.
+    It belongs to one event loop. This function sends no request: `check` proves that Kafka answers.
     Raises: InvalidSettingError, also when confluent-kafka is not installed.
     """
     chosen = kafka_settings(settings.queue, settings.section("kafka"))

@@ -16,14 +16,14 @@ from memq.notification.kafka.settings import KafkaSettings
 from memq.runtime.process import keep_to_end
 from memq.runtime.threads import ThreadPool
 
-NOBODY = "nobody"  # behind the prefix, the name of a topic that is asked for to hear anything at all
+NOBODY = "nobody"  # after the prefix: name of a topic that `check` requests, whether it exists or not
 _ABOUT_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED)
-LOOK_S = 0.2  # how often a check looks for what the library complains of
-_NOTHING_AT_TIME = -1  # Kafka's own answer; any other negative offset is the library's, of a request that failed
-_NO_CONTROLLER = "waiting for controller"  # librdkafka's words; its code is that of each request that times out
+LOOK_S = 0.2  # interval at which `check` polls for connection errors
+_NOTHING_AT_TIME = -1  # Kafka's own answer; librdkafka returns other negative offsets for requests that failed
+_NO_CONTROLLER = "waiting for controller"  # part of librdkafka's text; the code is that of any time-out
 _SPECS = {"begin": "earliest", "end": "latest"}
 Place = tuple[str, int]  # a Kafka topic and the number of a partition
-Asked = int | str  # of a partition: the offset of a time, or one of `_SPECS`
+Asked = int | str  # requested offset of a partition: of a time in Unix ms, or one of `_SPECS`
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -31,11 +31,11 @@ T = TypeVar("T")
 class KafkaAdmin:
     """An admin client, its connection errors, and a thread for calls of the library that block.
 
-    The client must be kept: one without a name is destroyed before its requests are answered.
+    `client` must be kept: an unreferenced client is destroyed before its requests are answered.
     """
 
     def __init__(self, settings: KafkaSettings, errors: LastErrors) -> None:
-        """Nothing is reached here. Raises: InvalidSettingError."""
+        """Send no request. Raises: InvalidSettingError."""
         self.errors = errors
         self.servers = settings.servers
         self.timeout_s = settings.request_timeout_ms / 1000
@@ -45,7 +45,7 @@ class KafkaAdmin:
         self._learning = asyncio.Lock()
 
     async def check(self) -> None:
-        """Prove that Kafka answers, by asking for a topic that need not be there.
+        """Prove that Kafka answers, by a request for a topic that need not exist.
 
         Raises: QueueError, DeniedError.
         """
@@ -57,13 +57,13 @@ class KafkaAdmin:
                 self.client.poll(0)
                 denial = self.errors.denial(doing)
                 if denial is not None and not waiting.done():
-                    raise denial  # the library would try to log in until the request times out
+                    raise denial  # librdkafka would retry the login until the request times out
             waiting.result()
         finally:
             waiting.cancel()
 
     async def _heard(self, topic: str, doing: str) -> None:
-        """Wait for an answer about a topic, whatever it says of it."""
+        """Wait for an answer about a topic; an error about the topic is an answer, too."""
         try:
             await self.ask(self.describe_topics([topic])[topic], doing)
         except MemqError as error:
@@ -72,7 +72,7 @@ class KafkaAdmin:
             self.errors.settled()
 
     async def ask(self, answer: Any, doing: str) -> Any:
-        """Return what Kafka answers to a request of the client. Raises: memq's error for Kafka's (`code_of`)."""
+        """Return Kafka's answer to a request of the client. Raises: memq's error for Kafka's (`code_of`)."""
         try:
             found = await answered(answer)
         except KafkaException as error:
@@ -84,10 +84,10 @@ class KafkaAdmin:
         return found
 
     async def _learn_brokers(self) -> None:
-        """Ask any broker which brokers there are, unless another request that failed does so.
+        """Request the list of brokers from any broker, unless such a request is running.
 
-        A Kafka that was paused names none for a moment. The library waits for its next refresh then, 30 s at most, and
-        each request until then waits for a controller that the library does not look for.
+        A Kafka that was paused may name no brokers for a moment. Then librdkafka knows no controller until its next
+        refresh, 30 s at most, and each request waits for one.
         """
         if not self._learning.locked():
             async with self._learning:
@@ -95,7 +95,7 @@ class KafkaAdmin:
                     await self._pool.run(self.client.list_topics, timeout=self.timeout_s)
 
     async def run(self, function: Callable[P, T], doing: str, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what a call of the library returns that blocks. Raises: as `ask`."""
+        """Run a blocking call of the library in the thread; return its result. Raises: as `ask`."""
         try:
             return await self._pool.run(function, *args, **kwargs)
         except KafkaException as error:
@@ -103,11 +103,11 @@ class KafkaAdmin:
 
     def failure(self, error: KafkaError | KafkaException, doing: str) -> MemqError:
         """Return memq's error for one of Kafka's, with the last connection error."""
-        self.client.poll(0)  # hands over what the connection complained of
+        self.client.poll(0)  # calls `errors.note` for waiting connection errors
         return self.errors.failure(error, doing)
 
     def describe_topics(self, topics: Sequence[str], *, rights: bool = False) -> dict[str, Any]:
-        """Return the answers about topics, for `ask`; with `rights`, what may be done with them, too."""
+        """Return the answers about topics, for `ask`; with `rights`, also the allowed operations."""
         asked: dict[str, Any] = {"include_authorized_operations": True} if rights else {}
         found: dict[str, Any] = self.client.describe_topics(
             TopicCollection(list(topics)), request_timeout=self.timeout_s, **asked
@@ -119,7 +119,7 @@ class KafkaAdmin:
         return await self.run(self.client.list_topics, "listing Kafka's topics", timeout=self.timeout_s)
 
     async def topic_counts(self) -> dict[str, int]:
-        """Return how many partitions each Kafka topic has, of memq and of others."""
+        """Return the number of partitions of each Kafka topic, of memq and of others."""
         return {name: len(topic.partitions) for name, topic in (await self.list_topics()).topics.items()}
 
     async def list_groups(self) -> list[str]:
@@ -129,19 +129,20 @@ class KafkaAdmin:
             listed = await answered(self.client.list_consumer_groups(request_timeout=self.timeout_s))
         except KafkaException as error:
             raise self.errors.group_failure(error, doing) from error
-        if listed.errors:  # of brokers that did not answer: their groups are not among those that are listed
+        if listed.errors:  # of brokers that did not answer: the list lacks their groups
             raise self.errors.group_failure(listed.errors[0], doing)
         return [each.group_id for each in listed.valid]
 
     async def list_offsets(
         self, asked: Mapping[Place, Asked], *, committed: bool = False
     ) -> dict[Place, int | MemqError]:
-        """Return the offset of each partition, or its MemqError; -1 where a time is behind all records.
+        """Return the offset of each partition, or its MemqError; -1 if no record has the time or a later one.
 
-        With `committed` the end is the one behind the last record that no transaction holds back. The partitions are
-        those of `TopicMetadataCache`.
+        With `committed`, the end is the last stable offset: open transactions hold back later records. Callers first
+        read the topics' metadata (`TopicMetadataCache`).
 
-        librdkafka answers offset -1001 without an error when the connection breaks under a request: that is an error.
+        If the connection breaks during a request, librdkafka answers offset -1001 without an error: that is a
+        QueueError here.
         """
         wanted = {TopicPartition(*place): _spec(kind) for place, kind in asked.items()}
         options: dict[str, Any] = {"isolation_level": IsolationLevel.READ_COMMITTED} if committed else {}
@@ -167,7 +168,7 @@ class KafkaAdmin:
 
 
 def asking_for(topic: str, number: int) -> str:
-    """Return how errors name a request for an offset."""
+    """Return the text for a request for an offset in error messages."""
     return f"asking for offsets of partition {number} of Kafka topic '{topic}'"
 
 

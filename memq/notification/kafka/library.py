@@ -29,10 +29,10 @@ from memq.runtime.threads import ThreadPool
 
 Client = TypeVar("Client", AdminClient, Consumer, Producer)
 Complain = Callable[[KafkaError], None]
-CLOSE_S = 10.0  # how long a call of the library may take that ends a client
+CLOSE_S = 10.0  # time-out of calls of librdkafka when a client is closed
 LOGGER = logging.getLogger("memq.kafka")
 _NOT_THERE = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
-_DENIED = {  # by the answer to a request
+_DENIED = {  # codes in the answer to a request; the missing right
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "the right to use the topic",
     KafkaError.GROUP_AUTHORIZATION_FAILED: "the right to use the group",
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "a right on the cluster (Create, Alter, Describe, or IdempotentWrite)",
@@ -41,14 +41,15 @@ _UNTRUSTED = (
     "its certificate is not of an authority in ssl.ca.location of [kafka], or does not name the host that is connected "
     "to: name the authority's file, and the host in queue = kafka://HOST:PORT as the certificate does"
 )
-# A connection that was not let in. The same codes come while Kafka goes down or up, so no request is denied by them.
+# Codes of a refused connection. They also occur while Kafka stops or starts, so they never make a DeniedError of a
+# request that failed.
 _NOT_LET_IN = {
     KafkaError._SSL: _UNTRUSTED,
     KafkaError._AUTHENTICATION: "Kafka denies to log in: check sasl.* in [kafka]",
     KafkaError.SASL_AUTHENTICATION_FAILED: "Kafka denies to log in: check sasl.* in [kafka]",
     KafkaError.UNSUPPORTED_SASL_MECHANISM: "Kafka denies this login: choose another sasl.mechanism in [kafka]",
 }
-# Of librdkafka's texts for these codes: the connection ended before Kafka had judged the certificate or the login.
+# Parts of librdkafka's texts for these codes when the connection ended before Kafka checked certificate or login.
 _BROKEN_OFF = ("disconnected", "transport failure", "connection reset", "timed out", "end of file")
 SILENT = (KafkaError._TIMED_OUT, KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPORT)
 _FENCED = {
@@ -59,7 +60,7 @@ _FENCED = {
     KafkaError.FENCED_MEMBER_EPOCH,
 }
 _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
-_INVALID = {  # and what to do
+_INVALID = {  # the hint for each code
     KafkaError.POLICY_VIOLATION: "Kafka has a policy of its own: let it allow what the message names",
     KafkaError.INVALID_REPLICATION_FACTOR: "set replication_factor in [kafka] to at most as many as Kafka has brokers",
     KafkaError.INVALID_CONFIG: "correct [kafka]",
@@ -68,46 +69,46 @@ _INVALID = {  # and what to do
 }
 
 
-def _failure(error: KafkaError | KafkaException, doing: str, behind: KafkaError | None) -> MemqError:
-    """Return memq's error for one of Kafka's that was met while `doing` something.
+def _failure(error: KafkaError | KafkaException, doing: str, cause: KafkaError | None) -> MemqError:
+    """Return memq's error for an error of Kafka; `doing` describes the request.
 
-    `behind` is what a connection complained of. It explains the error, and never changes its kind.
+    `cause` is the last error of a connection. It explains the error, and never changes its kind.
     """
     found = error.args[0] if isinstance(error, KafkaException) else error
     code, text = found.code(), found.str()
-    said = f"{doing}: {text.lower() if text else found.name()}" + (f" ({behind.str().lower()})" if behind else "")
+    message = f"{doing}: {text.lower() if text else found.name()}" + (f" ({cause.str().lower()})" if cause else "")
     if code in _NOT_THERE:
-        return NotFoundError(said)
+        return NotFoundError(message)
     if code in (KafkaError.INVALID_TIMESTAMP, KafkaError.INVALID_RECORD):
-        return QueueRefusedError(said)
+        return QueueRefusedError(message)
     if code in _DENIED:
-        return DeniedError(said, hint=f"Kafka denies {_DENIED[code]}")
+        return DeniedError(message, hint=f"Kafka denies {_DENIED[code]}")
     if code in _TOO_LARGE:
-        return TooLargeError(said)
+        return TooLargeError(message)
     if code in _INVALID:
-        return InvalidRequestError(said, hint=_INVALID[code])
-    return QueueError(said, hint=_NOT_LET_IN.get(code) or (_NOT_LET_IN.get(behind.code(), "") if behind else ""))
+        return InvalidRequestError(message, hint=_INVALID[code])
+    return QueueError(message, hint=_NOT_LET_IN.get(code) or (_NOT_LET_IN.get(cause.code(), "") if cause else ""))
 
 
 def is_not_there(error: KafkaError) -> bool:
-    """Whether a topic or a partition is not there."""
+    """Whether an error means that a topic or a partition does not exist."""
     return error.code() in _NOT_THERE
 
 
 def code_of(error: MemqError) -> int | None:
-    """Return Kafka's code behind one of memq's errors; None when it has no such cause."""
+    """Return the code of the Kafka error that caused an error of memq; None for another cause."""
     cause = error.__cause__
     code: int | None = cause.args[0].code() if isinstance(cause, KafkaException) else None
     return code
 
 
 class LastErrors:
-    """The last complaint of all clients of one queue.
+    """The last connection error of all clients of one queue.
 
-    A certificate or a login that is refused shows nowhere else.
-    A complaint explains a request that was not answered, and never changes the kind of its error: Kafka breaks off
-    handshakes when it stops and when it starts, and an outage is no denial. Clients call `note` on their own threads;
-    it only sets an attribute.
+    librdkafka reports a refused certificate or login only in this way.
+    The error explains a request that was not answered, but never changes the kind of the request's error. The reason:
+    Kafka also aborts handshakes while it stops and starts, and an outage is no denial. Clients call `note` on their own
+    threads; it only sets attributes.
     """
 
     def __init__(self) -> None:
@@ -115,24 +116,24 @@ class LastErrors:
         self._answered = False
 
     def note(self, error: KafkaError) -> None:
-        """Take what a client complains of, as its `error_cb`."""
+        """Note a connection error; the `error_cb` of each client."""
         last, code = self._last, error.code()
         if last is not None:
-            if code == KafkaError._ALL_BROKERS_DOWN:  # counts them, and has no reason
+            if code == KafkaError._ALL_BROKERS_DOWN:  # this error has no reason, the last one may have
                 return
-            if code == KafkaError._TRANSPORT and last.code() in _NOT_LET_IN:  # what is lost is lost for that reason
+            if code == KafkaError._TRANSPORT and last.code() in _NOT_LET_IN:  # a consequence of the last error
                 return
         self._last = error
 
     def settled(self) -> None:
-        """Forget it: Kafka has answered."""
+        """Forget the last error, because Kafka has answered."""
         self._last = None
         self._answered = True
 
     def denial(self, doing: str) -> DeniedError | None:
-        """Return the error for a login or a certificate that was refused, None for any other complaint.
+        """Return the error for a refused login or certificate, None for any other connection error.
 
-        Only for a Kafka that has never answered: a running one refuses for a moment what it takes a moment later.
+        After Kafka has once answered, the result is None: a running Kafka may refuse a connection only temporarily.
         """
         last = self._last
         if last is None or self._answered or last.code() not in _NOT_LET_IN:
@@ -143,13 +144,14 @@ class LastErrors:
         return DeniedError(f"{doing}: {text}", hint=_NOT_LET_IN[last.code()])
 
     def failure(self, error: KafkaError | KafkaException, doing: str) -> MemqError:
-        """Return memq's error for a request that failed, with the complaint that explains it."""
+        """Return memq's error for a request that failed, with the connection error that explains it."""
         return _failure(error, doing, self._last if _code(error) in SILENT else None)
 
     def group_failure(self, error: KafkaError | KafkaException, doing: str, *, member: bool = False) -> MemqError:
         """Return memq's error for a request about a group that failed.
 
-        Only a member can be fenced. "No such topic" may pass: Kafka answers that while it loads the topic's metadata.
+        Only a member can be fenced. "No such topic" becomes a QueueError (retry), because Kafka also answers so while
+        it loads the topic's metadata.
         """
         found = self.failure(error, doing)
         if member and _code(error) in _FENCED:
@@ -166,8 +168,8 @@ def _code(error: KafkaError | KafkaException) -> int:
 class _Seldom(logging.Filter):
     """Bounds a client's log lines of one kind: librdkafka reports a dead Kafka ten times a second.
 
-    Lines of librdkafka begin with their kind and the client: `FAIL [rdkafka#consumer-3] ...`. Threads may meet here;
-    what that costs is a count that is off by one.
+    Lines of librdkafka begin with their kind and the client: `FAIL [rdkafka#consumer-3] ...`. Several threads may use
+    the filter at once, without a lock; then a count may be off by one.
     """
 
     def __init__(self) -> None:
@@ -175,7 +177,7 @@ class _Seldom(logging.Filter):
         self._limit = RateLimit()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let a line through, with the number of those that were left out before it."""
+        """Return whether to log a line; add the number of lines that were dropped before it."""
         suppressed = self._limit.admit(record.getMessage().partition("]")[0], record.created)
         if suppressed:
             record.msg, record.args = f"{record.getMessage()} ({suppressed} more like it were not logged)", ()
@@ -201,9 +203,9 @@ def producer_of(settings: Mapping[str, Any], complain: Complain) -> Producer:
 
 
 async def answered(answer: Any) -> Any:
-    """Return what Kafka answers to a request of an admin client. Raises: KafkaException.
+    """Return Kafka's answer to a request of an admin client. Raises: KafkaException.
 
-    An answer that lacks what was asked for, or names something else, is a RuntimeError of the library.
+    For an incomplete or wrong answer librdkafka raises RuntimeError, which becomes a KafkaException.
     """
     try:
         return await asyncio.wrap_future(answer)
@@ -214,7 +216,7 @@ async def answered(answer: Any) -> Any:
 async def end_threads(pool: ThreadPool, last: Callable[[], object] | None = None) -> None:
     """End the threads of a pool; `last` is its last call.
 
-    What librdkafka does not return from is left behind.
+    Threads that librdkafka blocks for longer than `CLOSE_S` are left behind.
     """
     if not await pool.close(last, CLOSE_S):
         LOGGER.warning("librdkafka does not return: a thread of '%s' is left behind", pool.name)

@@ -26,19 +26,19 @@ from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner
 from memq.topic import Committed, ReadPartition, check_group
 
-CHECK_S = 60.0  # a readiness probe asks Kafka whether it is there, and only now and then for the rights
-LEADERLESS_S_MAX = 3.0  # for a moment a partition that was just made has no leader that answers
+CHECK_S = 60.0  # between two checks of the rights; each readiness probe checks only that Kafka answers
+LEADERLESS_S_MAX = 3.0  # a new partition has no answering leader for a moment
 LEADERLESS_PAUSE_S = 0.1
-SHOWN_S_MAX = 3.0  # the time that Kafka has to show a pointer that it took; a node that lags needs about 0.1 s
-SHOWN_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)  # between the reads of such a pointer; each makes a consumer
+SHOWN_S_MAX = 3.0  # time-out until a published pointer can be read; a node that lags needs about 0.1 s
+SHOWN_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)  # between the reads of such a pointer; each creates a consumer
 
 
 class KafkaQueue:
     """Logs and groups in Kafka. It belongs to one event loop.
 
-    Kafka refuses by age, on its own clock: a machine whose clock is off learns it with its first pointer.
-    Its threads: one that polls the producer, one that follows ends, `fetchers_max` that read older pointers, one for
-    each member of a group that it hosts, and librdkafka's own.
+    Kafka refuses pointers by age, on its own clock: on a machine with a wrong clock, the first publish fails.
+    Threads: one polls the producer, one follows ends, one lists topics, one reads positions, and `fetchers_max` read
+    older pointers. Each hosted member of a group has one, and librdkafka has its own.
     Raises at construction: InvalidSettingError.
     """
 
@@ -80,14 +80,14 @@ class KafkaQueue:
         return True
 
     async def publish(self, publication: Publication) -> int:
-        """See `PointerWriter.publish`. One is under way per write partition; others of it wait."""
+        """See `PointerWriter.publish`. One publish is in flight per write partition; others wait."""
         check_publication(publication)
         topic, number = self._place(publication.partition)
         await self._looks.need(topic, number)
         try:
             offset = await self._sender.send(topic, publication)
         except QueueError:
-            self._looks.forget(topic)  # it may have been deleted: the library says so only after a while
+            self._looks.forget(topic)  # it may have been deleted: librdkafka reports that late
             raise
         except NotFoundError as error:
             if number >= await self._looks.count(topic):
@@ -101,11 +101,12 @@ class KafkaQueue:
         return offset
 
     async def _check_shown(self, topic: str, publication: Publication, offset: int) -> None:
-        """Read the pointer at the offset that Kafka answered, which does not follow on the known end.
+        """Read the pointer at the offset that Kafka answered, if the offset is not the known end.
 
-        A false one that is too high would make each later end one that went back, and would be an end that the owner
-        waits for; one that is too low would be another record's position in an ack. The entries of a gap are the
-        owner's to read in any case, so this costs it one more read. Raises: QueueError; the pointer may be elsewhere.
+        The offset may be wrong. Then too high an offset would make all later ends look too low, and the owner would
+        wait to reach it. Too low an offset would give another record's position in an ack. The owner must read the
+        entries of the gap anyway, so this check costs one more read.
+        Raises: QueueError; the pointer may be at another offset.
         """
         partition, body = publication.partition, bytes(publication.body)
         error: Exception | None = None
@@ -113,7 +114,7 @@ class KafkaQueue:
             async with asyncio.timeout(SHOWN_S_MAX):
                 for pause_s in (*SHOWN_PAUSES_S, 0.0):
                     if [entry.body for entry in self._cache.read(partition, offset, 1)] == [body]:
-                        return  # the follower was faster than the report
+                        return  # the follower received the pointer before the delivery report
                     try:
                         found = await self._fetcher.fetch(topic, partition.partition, offset, offset + 1, 1)
                         if [(entry.offset, entry.body) for entry in found] == [(offset, body)]:
@@ -132,7 +133,7 @@ class KafkaQueue:
     async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
         """See `PointerReader.read`.
 
-        The end that a read without entries has reached was asked for after this call.
+        The end of a read without entries was requested after the call began.
         """
         topic, number = self._place(partition)
         found = self._cache.read(partition, offset, bytes_max)
@@ -159,7 +160,7 @@ class KafkaQueue:
             try:
                 begin, end = await asyncio.gather(self._offsets.begin(topic, number), self._offsets.end(topic, number))
                 return checked_span(partition, begin, end)
-            except QueueError:  # said in several ways: a broker that starts asks for what another is just making
+            except QueueError:  # a starting broker may request a partition that another broker is just creating
                 if loop.time() >= until_s:
                     raise
                 await asyncio.sleep(LEADERLESS_PAUSE_S)
@@ -167,7 +168,7 @@ class KafkaQueue:
     async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
         """See `PointerReader.seek_time`."""
         topic, number = self._place(partition)
-        end = await self._offsets.end(topic, number)  # first: what comes meanwhile lies behind it
+        end = await self._offsets.end(topic, number)  # read first: later entries are at or above this end
         found = await self._offsets.at_time(topic, number, time_ms)
         return end if found is None else found
 
@@ -183,7 +184,7 @@ class KafkaQueue:
     async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
         """See `PointerReader.wait`.
 
-        What this process publishes wakes at once, what others publish within 10 ms.
+        A publish of this process wakes waiters at once, one of another process within 10 ms.
         """
         places = {partition: self._place(partition) for partition in ends}
         number, waiter = self._waiters.add(ends)
@@ -205,7 +206,7 @@ class KafkaQueue:
         return self._names.kafka_topic(partition), partition.partition
 
     def _note(self, partition: ReadPartition, entry: Entry) -> None:
-        """Take an entry that is in the log, from any publisher."""
+        """Cache an entry of the log, from any publisher, and wake its waiters."""
         self._cache.add(partition, entry)
         self._waiters.advance(partition, entry.offset + 1)
 
@@ -216,7 +217,7 @@ class KafkaQueue:
             self._note(partition, entry)
 
     def _gone(self, place: Place) -> None:
-        """Kafka does not show a partition: who waits for it looks, and learns whether it was deleted."""
+        """Wake the waiters of a partition that Kafka does not list: their next read checks a deletion."""
         self._looks.forget(place[0])
         partition = self._names.read_partition(*place)
         if partition is not None:
@@ -224,7 +225,7 @@ class KafkaQueue:
             self._waiters.wake(partition)
 
     def _fail(self, error: BaseException) -> None:
-        """Fail all waiting and all later calls: a thread died."""
+        """Fail all waiting and all later calls, because a thread died."""
         self._closed = error
         self._waiters.fail(QueueError(f"the Kafka queue died: {error}"))
 
@@ -233,7 +234,7 @@ class KafkaQueue:
     async def join(
         self, group: str, member: str, partitions: Sequence[ReadPartition], session_timeout_ms: int
     ) -> Membership:
-        """See `Groups.join`. It waits a little for Kafka's assignment; heartbeats report later ones."""
+        """See `Groups.join`. Waits up to `JOIN_S` for Kafka's assignment; heartbeats return later ones."""
         return await self._groups.join(check_group(group), member, partitions, session_timeout_ms)
 
     async def heartbeat(
@@ -286,7 +287,7 @@ class KafkaQueue:
             self._cache.trim(partition, before)
 
     async def drop(self, partitions: Sequence[ReadPartition]) -> None:
-        """See `PartitionAdmin.drop`. Kafka deletes whole topics, and with them the positions in them."""
+        """See `PartitionAdmin.drop`. Kafka deletes whole topics, with the groups' positions in them."""
         await self._topics.drop(list(dict.fromkeys(self._place(partition)[0] for partition in partitions)))
         self._follower.leave([self._place(partition) for partition in partitions])
         for partition in partitions:
@@ -295,9 +296,9 @@ class KafkaQueue:
             self._waiters.wake(partition)
 
     async def check(self) -> None:
-        """See `NotificationQueue.check`. Names every right that is missing.
+        """See `NotificationQueue.check`. The error names every missing right.
 
-        What was proven holds for a minute.
+        Proven rights are not checked again for `CHECK_S`.
         """
         if self._closed is not None:
             raise ClosedError("the queue is closed") from self._closed
@@ -308,7 +309,7 @@ class KafkaQueue:
             self._checked_s = now_s
 
     async def close(self) -> None:
-        """See `NotificationQueue.close`. Pointers that wait for Kafka are given up: their outcome is unknown."""
+        """See `NotificationQueue.close`. Pointers that wait for Kafka fail; their outcome is unknown."""
         if self._closed is None:
             self._closed = ClosedError("closed by its owner")
         await self._groups.close()

@@ -11,15 +11,15 @@ from memq.runtime.tasks import TaskOwner
 
 Question = TypeVar("Question", bound=Hashable)
 Found = TypeVar("Found")
-REQUESTS_MAX = 4  # at once
+REQUESTS_MAX = 4  # concurrent requests
 
 
 class RequestCoalescer(Generic[Question, Found]):
-    """Asks for many with one request.
+    """Sends one request for the questions of many callers.
 
-    An answer is of a request that was handed over after the question was asked, never of an earlier one: an owner's
-    proof that it has read to the end rests on that. `request` answers the questions that it is given, `asked_max` at
-    most, no two of them with the same `subject`; an error is an answer, too.
+    A caller always gets the answer of a request that was sent after its question. An owner's proof that it has read to
+    the end depends on this. `request` answers up to `asked_max` questions, no two of them with the same `subject`. An
+    error is an answer, too.
     """
 
     def __init__(
@@ -36,11 +36,11 @@ class RequestCoalescer(Generic[Question, Found]):
         self._tasks = tasks
         self._name = name
         self._waiting: dict[Question, asyncio.Future[Found | MemqError]] = {}
-        self._coming = False  # a request that will take what waits has not been handed over
+        self._coming = False  # whether a task exists that will take the waiting questions
         self._slots = asyncio.Semaphore(REQUESTS_MAX)
 
     async def ask(self, question: Question) -> Found:
-        """Return the answer, or raise the error that it is."""
+        """Return the answer, or raise it if it is an error."""
         answer = self._waiting.get(question)
         if answer is None:
             answer = self._waiting[question] = asyncio.get_running_loop().create_future()
@@ -63,10 +63,10 @@ class RequestCoalescer(Generic[Question, Found]):
                     asked[question].set_result(found)
             finally:
                 for waiting in asked.values():
-                    waiting.cancel()  # nothing, unless this task is being stopped
+                    waiting.cancel()  # no effect on answered questions; the others wait for a request that failed
 
     def _next(self) -> dict[Question, asyncio.Future[Found | MemqError]]:
-        """Take what waits, of each subject the first; what else is asked comes with the next request."""
+        """Take the first waiting question of each subject; leave the others to the next request."""
         first: dict[Hashable, Question] = {}
         for question in self._waiting:
             if len(first) == self._asked_max:

@@ -15,8 +15,8 @@ from memq.notification.kafka.library import code_of
 from memq.notification.kafka.settings import KafkaSettings
 from memq.notification.kafka.topics import READY_PAUSE_S, READY_TRIES, KafkaTopics
 
-CHECK = "_memq-check"  # behind the prefix: no name of a topic of memq, which ends with an id
-# What each right is for; names as Kafka's command line takes them.
+CHECK = "_memq-check"  # after the prefix; no conflict with topics of memq, whose names end with an id
+# The name of each right for Kafka's command line, and its purpose.
 TOPIC_RIGHTS = {
     AclOperation.CREATE: ("Create", "topics are made"),
     AclOperation.DESCRIBE: ("Describe", "ends are looked up"),
@@ -36,9 +36,9 @@ Wanted = dict[AclOperation, tuple[str, str]]
 
 
 class Rights:
-    """Asks Kafka what it lets this user do with topics and groups of the prefix.
+    """Checks this user's rights on topics and groups with the prefix.
 
-    Kafka says so of a topic that is there only. So an empty one is made, with a single partition, and stays.
+    Kafka reports rights only for an existing topic. So `check` creates an empty topic with one partition, and keeps it.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class Rights:
             await self._topics.make_if_absent(self._name)
         except DeniedError as error:
             if code_of(error) != KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                raise  # a login, or the trust in a certificate
+                raise  # a refused login or certificate
             return [TOPIC_RIGHTS[AclOperation.CREATE]]
         return _missing(TOPIC_RIGHTS, await self._operations())
 
     async def _operations(self) -> Collection[AclOperation]:
-        """Return what may be done with the topic, which may have been made a moment ago."""
+        """Return the allowed operations on the topic; wait while Kafka does not know a new one."""
         doing = f"asking for the rights on Kafka topic '{self._name}'"
         for _ in range(READY_TRIES):
             answer = self._admin.describe_topics([self._name], rights=True)[self._name]
@@ -88,7 +88,7 @@ class Rights:
         for last in range(READY_TRIES, 0, -1):
             try:
                 found = await self._requests.describe(self._name, rights=True)
-            except KafkaException as error:  # of a new Kafka, which makes the topic of all positions now, perhaps
+            except KafkaException as error:  # a new Kafka may still be creating its topic of positions
                 failure = self._admin.errors.group_failure(error, doing)
                 if isinstance(failure, DeniedError):
                     return list(GROUP_RIGHTS.values())
@@ -100,7 +100,7 @@ class Rights:
         raise AssertionError("the last try raised")
 
     def _cures(self, kinds: Collection[str]) -> list[str]:
-        """Return the commands that grant all rights: without Create, Kafka reports no other."""
+        """Return the commands that grant all rights: without Create, the other rights are unknown."""
         user = self._settings.library.get("sasl.username", "NAME")
         server = self._settings.servers.split(",")[0]
         return [

@@ -30,9 +30,9 @@ LaneKey = tuple[str, int, int]  # Kafka topic, partition, write partition
 class PublishLane:
     """The publish in flight of one write partition.
 
-    Kafka refuses single records of a pipeline and delivers the later ones all the same, so a second record is handed
-    over only when the report of the first has come. With `gave_up` the caller of the last one did not wait for its
-    report: it may have landed behind what its owner has read since.
+    Kafka may refuse one record of a pipeline and accept the later ones. So the next record is passed to librdkafka only
+    after the delivery report of the last one. `gave_up`: the caller of the last record did not wait for its report.
+    Such a record may have reached the log after the owner's last read.
     """
 
     free: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -43,7 +43,7 @@ class PublishLane:
 class Sender:
     """Publishes pointers.
 
-    A publish that was handed over ends within `publish_timeout_ms`, also when Kafka is away.
+    A publish that was passed to librdkafka ends within `publish_timeout_ms`, also while Kafka is unreachable.
     """
 
     def __init__(self, settings: KafkaSettings, admin: KafkaAdmin, tasks: TaskOwner) -> None:
@@ -60,17 +60,17 @@ class Sender:
 
     @property
     def pending(self) -> int:
-        """How many pointers wait for Kafka."""
+        """Number of pointers that wait for Kafka's answer."""
         return len(self._producer)
 
     async def send(self, topic: str, publication: Publication) -> int:
-        """Return the offset of the pointer. When this is cancelled, the pointer may be there or appear later.
+        """Publish a pointer and return its offset. After a cancellation it may be in the log, or appear later.
 
         Raises: QueueRefusedError, QueueError, NotFoundError, DeniedError, TooLargeError, ClosedError.
         """
         if self._stopping:
             raise ClosedError("the queue is closed")
-        if publication.time_ms <= 0:  # librdkafka takes 0 for now, and so would make the oldest the youngest
+        if publication.time_ms <= 0:  # librdkafka replaces 0 by the current time
             raise QueueRefusedError(f"queue time {publication.time_ms} is too old")
         self._start()
         key = (topic, publication.partition.partition, publication.write_partition)
@@ -92,12 +92,12 @@ class Sender:
         return found
 
     async def look_at(self, topic: str) -> None:
-        """Let the producer look up a topic again: its partition count may be old. Raises: QueueError."""
+        """Refresh the producer's metadata of a topic: its partition count may be old. Raises: QueueError."""
         doing = f"looking at Kafka topic '{topic}'"
         await self._admin.run(self._producer.list_topics, doing, topic, self._admin.timeout_s)
 
     def _hand_over(self, topic: str, publication: Publication, key: LaneKey, lane: PublishLane) -> Report:
-        """Give the pointer to the library; the lane, which the caller has, is free again with the report."""
+        """Pass the pointer to librdkafka. The caller holds the lane, and the delivery report frees it."""
         report: Report = asyncio.get_running_loop().create_future()
         if lane.gave_up:
             lane.gave_up = False
@@ -131,7 +131,7 @@ class Sender:
             self._lanes.pop(key, None)
 
     def _refusal(self, error: BaseException, key: LaneKey) -> BaseException:
-        """Return what to raise when the library did not take a pointer."""
+        """Return the error to raise when librdkafka did not accept a pointer."""
         if isinstance(error, BufferError):
             return QueueError(
                 f"{self.pending} pointers wait for Kafka already",
@@ -143,7 +143,7 @@ class Sender:
         return self._complaints.failure(error, _doing(key))
 
     def _renew_after(self, error: KafkaError, producer: Producer) -> None:
-        """Replace a producer that the library has given up; several reports may name it."""
+        """Replace a producer after a fatal error; several reports may have the same error."""
         if producer is self._producer and (error.fatal() or error.code() == KafkaError._FATAL):
             self._retired.append(producer)
             self._producer = producer_of(self._settings.producer(), self._complaints.note)
@@ -159,7 +159,7 @@ class Sender:
         error: KafkaError | None,
         message: Message,
     ) -> None:
-        """Take a report, in the polling thread. Offset and time of a message that failed mean nothing."""
+        """Take a delivery report, in the polling thread. A message that failed has no valid offset."""
         offset = None if error is not None else message.offset()
         loop.call_soon_threadsafe(self._settle, report, key, producer, error, offset)
 
@@ -169,7 +169,7 @@ class Sender:
         if error is not None:
             self._renew_after(error, producer)
             found = self._complaints.failure(error, _doing(key))
-            # Not too large for memq, which was checked: Kafka is set otherwise, or says so of what it has taken.
+            # memq has checked the size: Kafka has a lower limit, or reports this of a record that it has stored.
             report.set_result(QueueError(str(found), hint=_SMALL) if isinstance(found, TooLargeError) else found)
         elif offset is None or offset < 0:
             report.set_result(QueueError(f"{_doing(key)}: the report has no offset"))
@@ -189,7 +189,7 @@ class Sender:
             producer = self._producer
             try:
                 producer.poll(POLL_S)
-            except KafkaException as error:  # what is fatal is raised, too, and maybe before the reports
+            except KafkaException as error:  # a fatal error, maybe raised before the reports that explain it
                 loop.call_soon_threadsafe(self._renew_after, error.args[0], producer)
             if self._retired:
                 _discard(self._retired.popleft())
@@ -198,7 +198,7 @@ class Sender:
         _discard(self._producer)
 
     async def close(self) -> None:
-        """End the thread; what waits for Kafka is given up, its outcome is unknown."""
+        """End the thread; pointers that wait for Kafka fail, and their outcome is unknown."""
         self._stopping = True
         self._start_to_close()
         await end_threads(self._pool)
@@ -211,9 +211,9 @@ class Sender:
 
 
 def _discard(producer: Producer) -> None:
-    """Fail what a producer still holds, and hand over the reports.
+    """Fail the pointers that a producer still holds, and deliver their reports.
 
-    A broken producer reports it once more.
+    A producer with a fatal error may raise it again: then flush once more.
     """
     producer.purge()
     for _ in range(DISCARD_TRIES):

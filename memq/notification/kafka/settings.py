@@ -1,6 +1,6 @@
 """Settings of the Kafka queue, and names in Kafka, which begin with their prefix. Pure.
 
-memq has few settings of its own. Of librdkafka's, those on which no guarantee rests may be set.
+memq has few settings of its own. The section may also set those of librdkafka, except the ones in `OWN`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from memq.topic import ReadPartition
 _SERVER = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s,/:\[\]]+)(:(?P<port>\d{1,5}))?\Z")
 _REFRESH = "topic.metadata.refresh.interval.ms"
 _AGE = "metadata.max.age.ms"
-_AGE_PER_REFRESH = 3  # without `_AGE` librdkafka keeps what it knows of a topic for so many refreshes
+_AGE_PER_REFRESH = 3  # without `_AGE`, librdkafka keeps the metadata of a topic for so many refreshes
 _AGE_MS_MAX = (2**31 - 1) // 1_000  # librdkafka 2.16 multiplies it by 1,000 in 32 bits
 _LIBRDKAFKA = re.compile(r"[a-z][a-z0-9]*([._][a-z0-9]+)*\Z")
 
-# What the guarantees rest on: librdkafka's names that memq sets itself, and why.
+# Settings of librdkafka that memq sets itself, because its guarantees depend on them; and the reason.
 OWN = {
     "acks": "a pointer counts when every in-sync replica has it",
     "request.required.acks": "a pointer counts when every in-sync replica has it",
@@ -54,8 +54,8 @@ _TOPIC = re.compile(r"(?P<topic>.+)\.(?P<id>[0-9a-f]{32})\Z", re.DOTALL)
 class Names:
     """Names under one prefix, which lets several clusters of memq, and other programs, share a Kafka.
 
-    A Kafka topic is named `<prefix><topic>.<topic id>`: a topic that is made again under the same name is another
-    one, and no two names differ only in `.` and `_`, which Kafka's metrics can't tell apart.
+    A Kafka topic is named `<prefix><topic>.<topic id>`. So a topic that is created again under the same name gets
+    another Kafka topic. No two names differ only in `.` and `_`, which Kafka's metrics do not distinguish.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -77,7 +77,7 @@ class Names:
         return name
 
     def read_partition(self, kafka_topic: str, number: int) -> ReadPartition | None:
-        """Return the read partition that a partition of a Kafka topic holds; None when it is none of memq's."""
+        """Return the read partition of a partition of a Kafka topic; None for topics that are not memq's."""
         found = _TOPIC.match(kafka_topic.removeprefix(self._prefix))
         if found is None or not kafka_topic.startswith(self._prefix):
             return None
@@ -88,7 +88,7 @@ class Names:
         return self._prefix + group
 
     def group(self, kafka_group: str) -> str | None:
-        """Return the consumer group of a Kafka group; None when it is none of memq's."""
+        """Return the consumer group of a Kafka group; None for groups that are not memq's."""
         return kafka_group.removeprefix(self._prefix) if kafka_group.startswith(self._prefix) else None
 
 
@@ -121,11 +121,11 @@ class KafkaSettings:
         patience_ms = max(self.request_timeout_ms, 1_000)
         return {
             "socket.timeout.ms": patience_ms,
-            # While Kafka hangs connections fill its backlog, and the kernel tries more of them at longer and
-            # longer intervals: with the library's 30 s a client came back 5 to 7 s after Kafka.
+            # While Kafka hangs, connections fill its backlog, and the kernel retries at growing intervals. With
+            # librdkafka's default of 30 s, a client reconnected only 5 to 7 s after Kafka had recovered.
             "socket.connection.setup.timeout.ms": patience_ms,
             "reconnect.backoff.ms": 50,
-            "reconnect.backoff.max.ms": 1_000,  # so that a healed Kafka is found within a second
+            "reconnect.backoff.max.ms": 1_000,  # so that clients reconnect within a second after Kafka has recovered
             "retry.backoff.ms": 50,
             "retry.backoff.max.ms": 1_000,
             _REFRESH: 30_000,
@@ -148,7 +148,7 @@ class KafkaSettings:
     def reader(self, fetch_wait_ms: int, queued_bytes_max: int) -> dict[str, Any]:
         """Return the settings of a consumer without group: manual assignment, no commits."""
         return self.client() | {
-            "group.id": f"{self.prefix}_memq-readers",  # the library wants one; nothing joins it
+            "group.id": f"{self.prefix}_memq-readers",  # librdkafka requires a group; no consumer joins it
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "check.crcs": True,  # a pointer has no checksum: one bit of its JSON can make it another pointer
@@ -168,7 +168,7 @@ class KafkaSettings:
             "enable.auto.offset.store": False,
             "enable.partition.eof": True,
             "check.crcs": True,
-            "auto.offset.reset": "earliest",  # retention took what lies before
+            "auto.offset.reset": "earliest",  # retention has removed the records before
             "isolation.level": "read_committed",
             "allow.auto.create.topics": False,
             "session.timeout.ms": max(6_000, self.session_timeout_ms_min),
@@ -188,7 +188,7 @@ class KafkaSettings:
         }
         if self.static_members:
             found["group.instance.id"] = name
-        if self.group_protocol == "classic":  # Kafka itself says these with its own protocol
+        if self.group_protocol == "classic":  # with the protocol "consumer", Kafka's brokers set these
             found["partition.assignment.strategy"] = "cooperative-sticky"
             found["session.timeout.ms"] = max(session_timeout_ms, self.session_timeout_ms_min)
             found["heartbeat.interval.ms"] = min(self.heartbeat_interval_ms, found["session.timeout.ms"] // 3)
@@ -198,8 +198,8 @@ class KafkaSettings:
 def kafka_settings(url: str, section: Section, called: str = "kafka") -> KafkaSettings:
     """Return the settings of `kafka://HOST:PORT,…` and the section `[kafka]` or another one.
 
-    A name of the section that is not memq's own is librdkafka's: `security.protocol`, written so, as a table of TOML,
-    or as MEMQ_KAFKA_SECURITY_PROTOCOL in the environment. librdkafka itself knows them all, and their values.
+    Other names of the section are librdkafka's, such as `security.protocol`. In TOML it may also be a table, and in
+    the environment it is MEMQ_KAFKA_SECURITY_PROTOCOL. librdkafka checks these names and their values.
     Raises: InvalidSettingError, UnknownSettingError.
     """
     own: dict[str, tuple[object, str]] = {}
@@ -228,7 +228,7 @@ def kafka_settings(url: str, section: Section, called: str = "kafka") -> KafkaSe
 
 
 def _flat(section: Mapping[str, tuple[object, str]]) -> dict[str, tuple[object, str]]:
-    """Return the settings with the tables that TOML makes of dotted names joined again."""
+    """Return the settings under dotted names, which TOML parses as nested tables."""
     flat: dict[str, tuple[object, str]] = {}
     for name, (value, origin) in section.items():
         if isinstance(value, Mapping):
@@ -251,11 +251,13 @@ def _servers(url: str) -> str:
 
 def _is_server(text: str) -> bool:
     match = _SERVER.match(text)
-    return match is not None and int(match["port"] or 9092) in range(1, 65_536)  # librdkafka takes 99999 for 34463
+    return match is not None and int(match["port"] or 9092) in range(
+        1, 65_536
+    )  # librdkafka would use port 34463 for 99999
 
 
 def _check_metadata_age(library: Mapping[str, str], called: str) -> None:
-    """Refuse an age at which librdkafka forgets each topic at once, so that no pointer is read."""
+    """Refuse an age beyond 32 bits of µs: librdkafka would forget each topic at once, and read no pointer."""
     name, times = (_AGE, 1) if _AGE in library else (_REFRESH, _AGE_PER_REFRESH)
     text = library.get(name, "")
     if text.isdecimal() and int(text) * times > _AGE_MS_MAX:

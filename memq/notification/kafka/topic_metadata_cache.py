@@ -13,38 +13,39 @@ from memq.notification.kafka.request_coalescer import RequestCoalescer
 from memq.runtime.clock import Clock
 from memq.runtime.tasks import TaskOwner
 
-ASKED_MAX = 64  # topics of one request: an answer names each of their partitions
-GONE_S = 10.0  # for how long Kafka has to say that a topic is not there which it has shown
-FRESH_S = 300.0  # the library forgets a topic 900 s after it was shown
+ASKED_MAX = 64  # topics in one request: the answer has all of their partitions
+GONE_S = 10.0  # a topic that was listed before is gone only after answers without it for so long
+FRESH_S = 300.0  # librdkafka forgets a topic 900 s after it was listed
 
 
 @dataclass(frozen=True, slots=True)
 class TopicView:
-    """A topic as Kafka showed it: the node that leads each partition, None for nobody, and when that was."""
+    """A topic as Kafka listed it at `shown_s` (monotonic s): each partition's leader, None without one."""
 
     leaders: tuple[int | None, ...]
     shown_s: float
 
     @property
     def count(self) -> int:
-        """How many partitions it has."""
+        """Number of partitions."""
         return len(self.leaders)
 
     def leader(self, number: int) -> int | None:
-        """Return the node that leads a partition; None when there is no such partition, or nobody leads it."""
+        """Return the leader of a partition; None for a missing partition, or one without a leader."""
         return self.leaders[number] if number < len(self.leaders) else None
 
 
 class TopicMetadataCache:
     """Reads the metadata of topics; concurrent requests share one read.
 
-    Whoever asks for offsets looks first, for the library has them then. It would look by itself: but while it begins to
-    wait for what it does not know, any other answer about topics that comes in ends the process (librdkafka 2.16: its
-    main thread continues with the request, and frees it, before the caller has handed it over). A start that asked for
-    thousands of topics one after another met that three times in three.
+    Callers that request offsets must call `look` first, so that librdkafka knows the topic's leaders. Otherwise
+    librdkafka 2.16 would request them itself, with a fault. If an answer about topics arrives at that moment, its main
+    thread continues with the request and frees it. The caller has not passed on the request yet, and the process
+    aborts. A start with thousands of topics had this fault in three of three runs.
 
-    A broker of Kafka that has just started, or lost its controller, may answer from older metadata. So an absence needs
-    two answers, and GONE_S without another one when the topic was seen before; a topic never loses partitions.
+    A broker of Kafka that has just started, or lost its controller, may answer from older metadata. So a topic is
+    missing only after two answers. If the topic was seen before, it must be missing in all answers for GONE_S. A count
+    of partitions that shrinks is an error.
     """
 
     def __init__(self, admin: KafkaAdmin, clock: Clock, tasks: TaskOwner) -> None:
@@ -52,15 +53,15 @@ class TopicMetadataCache:
         self._clock = clock
         self._shown: dict[str, TopicView] = {}
         self._seen: dict[str, int] = {}  # the greatest count of partitions that each topic has shown
-        self._absent_s: dict[str, float] = {}  # since when a topic that was seen is not there
+        self._absent_s: dict[str, float] = {}  # since when (monotonic s) a topic that was seen is missing
         self._joined: RequestCoalescer[str, TopicView] = RequestCoalescer(
             self._describe, str, ASKED_MAX, tasks, "kafka topics"
         )
 
     async def look(self, topic: str) -> TopicView:
-        """Return what Kafka shows now. Raises: NotFoundError, DeniedError, QueueError.
+        """Return Kafka's current view of a topic. Raises: NotFoundError, DeniedError, QueueError.
 
-        While Kafka is asked, and when it does not answer, `known` is what it showed before.
+        During the request, and after a failure other than NotFoundError, `known` returns the previous view.
         """
         try:
             found = await self._joined.ask(topic)
@@ -78,16 +79,16 @@ class TopicMetadataCache:
         return found
 
     async def count(self, topic: str) -> int:
-        """Return how many partitions a Kafka topic has now, 0 when it is not there."""
+        """Return the current number of partitions of a Kafka topic, 0 if it does not exist."""
         try:
             return (await self.look(topic)).count
         except NotFoundError:
             return 0
 
     async def need(self, topic: str, number: int) -> None:
-        """Prove that a partition is there, or was a while ago.
+        """Raise NotFoundError unless a partition exists, or did at the last look.
 
-        A producer would make Kafka make it, or wait for it.
+        Without this check, a producer would let Kafka create the topic, or wait for the partition.
         """
         shown = self._shown.get(topic)
         if (shown is None or number >= shown.count) and number >= await self.count(topic):
@@ -106,11 +107,11 @@ class TopicMetadataCache:
             known.pop(topic, None)
 
     def forget(self, topic: str) -> None:
-        """Look again before the next use."""
+        """Forget the view of a topic, so that the next use looks again."""
         self._shown.pop(topic, None)
 
     def known(self, topic: str) -> TopicView | None:
-        """Return what Kafka showed not long ago, None when one has to look."""
+        """Return the view of a topic if it is at most FRESH_S old, else None: the caller must `look`."""
         found = self._shown.get(topic)
         return found if found is not None and self._clock.monotonic() - found.shown_s <= FRESH_S else None
 

@@ -1,6 +1,6 @@
 """Kafka topics of memq: created, described, trimmed and deleted.
 
-What another hand has set wrongly is named.
+Errors name settings of a topic that others have changed and that lose pointers.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from memq.runtime.tasks import TaskOwner
 
 AHEAD_MS_MAX = 10_000
 STALE = "message.timestamp.before.max.ms"
-# What every Kafka topic of memq must say, whatever the defaults of the Kafka are.
+# Settings of every Kafka topic of memq, whatever Kafka's defaults are.
 REQUIRED = {
     "cleanup.policy": "delete",  # compaction would keep one pointer of each write partition
     "message.timestamp.type": "CreateTime",  # the queue time is the owner's last proof
     "message.timestamp.after.max.ms": str(AHEAD_MS_MAX),
-    "retention.ms": "-1",  # memq trims by itself: what Kafka took on its own would leave objects without a name
+    "retention.ms": "-1",  # memq trims by itself: pointers that Kafka removed would leave objects without a pointer
     "retention.bytes": "-1",
 }
 _LARGEST = "max.message.bytes"
-_LARGEST_LEAST = 2 * POINTER_BYTES_MAX  # a pointer, and what Kafka writes around it
+_LARGEST_LEAST = 2 * POINTER_BYTES_MAX  # a pointer, and Kafka's overhead
 TopicConfig = Mapping[str, str]  # all settings of a Kafka topic
-READY_TRIES = 200  # 20 s: with many thousands of partitions Kafka shows a new topic seconds after it made it
+READY_TRIES = 200  # 20 s: with many thousands of partitions, Kafka lists a new topic only after seconds
 READY_PAUSE_S = 0.1
-ASKED_MAX = 64  # topics of one request: an answer names all of their settings
+ASKED_MAX = 64  # topics in one request: the answer has all of their settings
 
 
 class KafkaTopics:
@@ -63,9 +63,9 @@ class KafkaTopics:
         )
 
     async def create(self, topic: str, partitions: int, stale_publish_ms: int) -> None:
-        """Make a Kafka topic, or bring the one that is there to this many partitions and this bound of age.
+        """Create a Kafka topic, or update the partition count and the bound of age of an existing one.
 
-        Raises: InvalidSettingError when another hand has set what loses pointers; DeniedError, QueueError.
+        Raises: InvalidSettingError when the topic has settings that lose pointers; DeniedError, QueueError.
         """
         try:
             found = await self._looks.count(topic)
@@ -75,23 +75,23 @@ class KafkaTopics:
                 await self._look_at_settings(topic, stale_publish_ms)
                 if found < partitions:
                     await self._widen(topic, partitions)
-        except NotFoundError as error:  # a node of Kafka that does not know yet what another one has made
+        except NotFoundError as error:  # from a node of Kafka that does not know the new topic yet
             raise QueueError(str(error)) from error
         await self._until_ready(topic, partitions)
 
     async def make_if_absent(self, topic: str) -> None:
-        """Make a Kafka topic of one partition that holds nothing. Raises: DeniedError, QueueError."""
+        """Create an empty Kafka topic with one partition. Raises: DeniedError, QueueError."""
         try:
             found = await self._looks.count(topic)
         except DeniedError:
-            found = 0  # a client without the right to describe a topic does not learn whether it is there
+            found = 0  # without the right Describe, a client does not learn whether a topic exists
         if not found:
             await self._make(topic, 1, 0)
 
     async def drop(self, topics: Sequence[str]) -> None:
-        """Delete Kafka topics with all that they hold; those that are not there are fine.
+        """Delete Kafka topics with their pointers; missing ones are ignored.
 
-        Raises: DeniedError, QueueError, also while Kafka shows a topic that it calls deleted, or not there.
+        Raises: DeniedError, QueueError, also while Kafka still lists a topic that it calls deleted or missing.
         """
         if not topics:
             return
@@ -102,10 +102,11 @@ class KafkaTopics:
             await self._until_gone(topic, doing)
 
     async def trim(self, topic: str, number: int, before: int) -> None:
-        """Delete entries below an offset, which is not negative nor behind the end: Kafka takes -1 for that.
+        """Delete entries below offset `before`, which is from 0 up to the end.
 
-        Kafka answers with the first offset that is left, which proves it. The library must know who leads the
-        partition, as for offsets (see `TopicMetadataCache`).
+        A negative offset is refused, because -1 means the end for Kafka. Kafka answers with the first remaining offset,
+        which is checked. librdkafka must know the partition's leader, as for offsets (see `TopicMetadataCache`).
+        Raises: QueueError, NotFoundError, DeniedError.
         """
         assert before >= 0
         if self._looks.known(topic) is None:
@@ -140,7 +141,7 @@ class KafkaTopics:
         return {resource.name: each for resource, each in zip(answers, found, strict=True)}
 
     async def _make(self, topic: str, partitions: int, stale_publish_ms: int) -> bool:
-        """Make a Kafka topic. Returns False when it is there by another hand, maybe not shown yet."""
+        """Create a Kafka topic. Return False when it exists already; Kafka may not list it yet."""
         settings = self._required() | {STALE: str(stale_publish_ms)}
         new = NewTopic(topic, partitions, self._settings.replication_factor, config=settings)
         answer = self._client.create_topics([new], request_timeout=self._timeout_s)[topic]
@@ -149,13 +150,13 @@ class KafkaTopics:
         except MemqError as error:
             if code_of(error) == KafkaError.TOPIC_ALREADY_EXISTS:
                 return False
-            if isinstance(error, NotFoundError):  # no answer to this request: another one may make it
+            if isinstance(error, NotFoundError):  # no valid answer to a creation: retry
                 raise QueueError(str(error)) from error
             raise
         return True
 
     def _required(self) -> dict[str, str]:
-        """Return what a topic must say: a number of copies only where `[kafka]` names one."""
+        """Return the required settings of a topic; a number of copies only if `[kafka]` sets one."""
         copies = self._settings.min_insync_replicas
         return REQUIRED | ({"min.insync.replicas": str(copies)} if copies else {})
 
@@ -190,7 +191,7 @@ class KafkaTopics:
         await self._admin.ask(next(iter(answers.values())), f"setting {STALE} of Kafka topic '{topic}'")
 
     async def _until_ready(self, topic: str, partitions: int) -> None:
-        """Wait until every partition has an answering leader: a new topic has none at first."""
+        """Wait until the leader of every partition answers: a new topic has no leaders at first."""
         for last in range(READY_TRIES, 0, -1):
             try:
                 await asyncio.gather(*(self._offsets.end(topic, number) for number in range(partitions)))
@@ -202,7 +203,7 @@ class KafkaTopics:
                 return
 
     async def _until_shown(self, topic: str) -> int:
-        """Wait until Kafka shows a topic that it says is there. Returns how many partitions it has."""
+        """Wait until Kafka lists a topic that it calls existing. Return its number of partitions."""
         for _ in range(READY_TRIES):
             found = await self._looks.count(topic)
             if found:
@@ -211,9 +212,9 @@ class KafkaTopics:
         raise QueueError(f"Kafka says that topic '{topic}' exists, but does not list it")
 
     async def _until_gone(self, topic: str, doing: str) -> None:
-        """Wait until Kafka does not show a deleted topic any more. Raises: DeniedError, QueueError."""
+        """Wait until Kafka no longer lists a deleted topic. Raises: DeniedError, QueueError."""
         for _ in range(READY_TRIES):
-            self._looks.drop(topic)  # what it showed before is no reason any more to doubt that it is gone
+            self._looks.drop(topic)  # else the cache would doubt the absence of a topic that it has seen
             if not await self._looks.count(topic):
                 return
             await asyncio.sleep(READY_PAUSE_S)

@@ -10,10 +10,10 @@ decreases. So a bisection finds the first entry at or after a time, and publishe
 
 **Damage.** Each row has a checksum (`memq.notification.sqlite.file`). The checksum of an entry or an epoch continues
 the one of its partition's name and id. If an entry's row is damaged, or missing between `begin` and `next`, a read
-returns the entry without a body: a lost pointer, for which each reader has a rule. All other damage raises
-CorruptDataError. That is a damaged row of a partition or an epoch, a missing epoch (`epochs` counts them), or an entry
-after the end, whose offset an append would use again. A damaged row affects its partition only, because its epochs and
-entries prove its name. A partition without a row is missing if no damaged row can be its own.
+returns the entry without a body. It is a lost pointer, for which each reader has a rule. All other damage raises
+CorruptDataError: a damaged row of a partition or an epoch, or a missing epoch (`epochs` counts them). An entry after
+the end is damage, too: an append would use its offset again. A damaged row affects its partition only, because its
+epochs and entries prove its name. A partition without a row is missing if no damaged row can be its own.
 
 **Long deletions** are split into transactions of `DELETE_ROWS_MAX` rows, so that other writers get their turn. The
 first transaction hides all rows to be deleted. The next deletion of the same kind continues an interrupted one.

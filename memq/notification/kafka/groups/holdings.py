@@ -1,9 +1,9 @@
 """One hosted group member's partitions and their generations. Pure.
 
-Kafka tells its client what is assigned, revoked and lost; the member behind it asks now and then. So every change makes
-the next generation here, and the rules are those of `memq.notification.groups`: a commit names a generation not before
-the partition's hold began, a release one not before its revocation. The first generation is drawn at random by the
-host, so that a member that comes back from another broker names one that is not known here.
+Kafka notifies its client of assigned, revoked and lost partitions; the member learns of them with its heartbeats. So
+every change makes the next generation here. The rules are those of `memq.notification.groups`. The generation of a
+commit must be at or after the start of the hold, that of a release at or after the revocation. The first generation is
+random, so that a member that was hosted by another broker before names an unknown generation.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ class Holdings:
         self._holds: dict[ReadPartition, Hold] = {}
 
     def rejoin(self) -> None:
-        """Make all that the member knew void: what it holds begins again."""
+        """Begin all holds again, so that generations which the member knew are refused."""
         self.generation += 1
         self._joined = self.generation
         for hold in self._holds.values():
             hold.since = self.generation
 
     def assign(self, partitions: Iterable[ReadPartition]) -> None:
-        """Take what Kafka gives."""
+        """Add partitions that Kafka has assigned."""
         self.generation += 1
         for partition in partitions:
             self._holds[partition] = Hold(partition, self.generation)
 
     def revoke(self, partitions: Iterable[ReadPartition]) -> None:
-        """Note what Kafka wants back: it is held until it is released."""
+        """Mark partitions that Kafka revokes; they are held until the member releases them."""
         self.generation += 1
         for partition in partitions:
             if partition in self._holds:
                 self._holds[partition].revoking = self.generation
 
     def lose(self, partitions: Iterable[ReadPartition]) -> None:
-        """Drop what Kafka took without asking, or what was not released in time.
+        """Remove partitions that Kafka took away: released, not released in time, or lost.
 
-        The member is to join again: it may be given a partition back before it asks what it holds, and would read on
-        where it was while others had it.
+        If the member still held one of them, it must join again. Otherwise it might get the partition back before its
+        next heartbeat, and continue at its own position although other members have read the partition since.
         """
         self.generation += 1
         for partition in partitions:
@@ -57,7 +57,7 @@ class Holdings:
                 self._joined = self.generation
 
     def release(self, generation: int, partitions: Sequence[ReadPartition]) -> None:
-        """Drop what the member gives back; what is not revoked, or was revoked later, stays."""
+        """End holds that the member releases, except those not revoked, or revoked after `generation`."""
         for partition in partitions:
             hold = self._holds.get(partition)
             if hold is not None and 0 < hold.revoking <= generation:
@@ -66,18 +66,18 @@ class Holdings:
 
     @property
     def revoking(self) -> bool:
-        """Whether something is still to be released."""
+        """Whether the member must still release a partition."""
         return any(hold.revoking for hold in self._holds.values())
 
     def check(self, generation: int) -> None:
-        """Refuse a generation that is not this membership's. Raises: GenerationFencedError."""
+        """Refuse a generation from before the last join, or an unknown one. Raises: GenerationFencedError."""
         if not self._joined <= generation <= self.generation:
             raise GenerationFencedError(
                 f"member '{self._member}' names generation {generation}, it has {self._joined} to {self.generation}"
             )
 
     def check_commit(self, generation: int, positions: Mapping[ReadPartition, Committed]) -> None:
-        """Refuse a commit of what is not held. Raises: GenerationFencedError, InvalidRequestError."""
+        """Refuse a commit for partitions not held. Raises: GenerationFencedError, InvalidRequestError."""
         for partition, committed in positions.items():
             check_position(partition, committed)
         self.check(generation)
@@ -90,7 +90,7 @@ class Holdings:
                 )
 
     def membership(self) -> Membership:
-        """Return what the member holds now."""
+        """Return the current partitions of the member."""
         holds = sorted(self._holds.values(), key=lambda hold: hold.partition)
         return Membership(
             self.generation,

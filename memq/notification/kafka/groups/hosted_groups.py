@@ -23,21 +23,21 @@ from memq.runtime.clock import Clock
 from memq.runtime.tasks import TaskOwner
 from memq.topic import Committed, Position, ReadPartition, Totals
 
-# A commit has the offset of a pointer. Its metadata has the record index and the totals that a position needs in
-# addition, in ASCII; Kafka takes 4,095 UTF-16 units. A reset with Kafka's tools writes a commit without this metadata:
-# its position is the first record of the pointer.
+# The offset of a commit is that of a pointer. Its metadata has the record index and the totals of the position, in
+# ASCII; Kafka accepts 4,095 UTF-16 units. A reset with Kafka's tools writes a commit without this metadata: its
+# position is the first record of the pointer.
 _METADATA = re.compile(r"memq1 (\d{1,20}) (\d{1,20}) (\d{1,20})\Z")  # record index, records, bytes
-JOIN_S = 3.0  # how long a join waits for what Kafka gives; later news come with heartbeats
-EXPIRY_S = 0.5  # how often silent members are looked for
-# A commit may be repeated after these: the group is being balanced, its coordinator moves, or the client has not heard
-# yet of the group's next generation. Who loses a partition by that is notified by the client, and refused here.
+JOIN_S = 3.0  # longest wait of a join for Kafka's assignment; heartbeats return later ones
+EXPIRY_S = 0.5  # interval between searches for silent members
+# A commit may be retried after these errors: Kafka is rebalancing the group, its coordinator moves, or librdkafka does
+# not know the next generation yet. If the member loses a partition by that, `Holdings` refuses the retried commit.
 _PASSING = (
     KafkaError.REBALANCE_IN_PROGRESS,
     KafkaError.ILLEGAL_GENERATION,
     KafkaError.STALE_MEMBER_EPOCH,
     KafkaError._NO_OFFSET,
 )
-# While Kafka creates the log of all groups (at the first commit) or moves it, no node knows where a group is stored.
+# While Kafka creates its topic of positions (at the first commit) or moves a part of it, no node coordinates the group.
 _MOVING = (KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE)
 MOVING_S_MAX = 5.0
 MOVING_PAUSE_S = 0.1
@@ -46,7 +46,7 @@ _ACTIVE = (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.NON_EMPTY_GROUP, KafkaError.
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of the groups, shared with the rest of the queue."""
+    """Objects that the groups share with the rest of the queue."""
 
     admin: KafkaAdmin
     settings: KafkaSettings
@@ -58,10 +58,11 @@ class Parts:
 
 
 class HostedGroups:
-    """Members of groups whose heartbeats come to this process, each with a Kafka consumer and a thread.
+    """Members of groups that send heartbeats to this process, each with a Kafka consumer and a thread.
 
-    Who shares in one partition of a topic shares in the whole topic: Kafka's groups know no less. A member that was
-    silent for its session timeout leaves its group here; when this process dies, Kafka's own timeout does it.
+    A member that wants one partition of a topic subscribes to the whole topic, because Kafka's groups subscribe to
+    topics. This process removes a member that was silent for its session time-out. If this process dies, Kafka removes
+    its members after their session time-out.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -104,7 +105,7 @@ class HostedGroups:
         return self._answer(group, name, member)
 
     async def leave(self, group: str, name: str) -> None:
-        """See `Groups.leave`. A static member keeps its place in Kafka until its session times out."""
+        """See `Groups.leave`. A static member keeps its partitions in Kafka until its session times out."""
         if (group, name) in self._members:
             await self._end(group, name)
 
@@ -159,9 +160,9 @@ class HostedGroups:
     # ---- positions ---------------------------------------------------------------------------
 
     async def commit(self, group: str, name: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
-        """See `Groups.commit`. The part that Kafka stored of a failed commit stays.
+        """See `Groups.commit`. Kafka may store a part of a failed commit.
 
-        Repeating it is harmless.
+        A retry of the whole commit is harmless.
         """
         offsets = [
             TopicPartition(
@@ -210,7 +211,7 @@ class HostedGroups:
     async def _store_outside(
         self, group: str, offsets: list[TopicPartition]
     ) -> tuple[KafkaError, Sequence[TopicPartition]] | None:
-        """Set the positions of a group without members; return what was refused of it, and why."""
+        """Set the positions of a group without members; return the error and the refused offsets, or None."""
         try:
             stored = await self._parts.requests.store(self._parts.names.kafka_group(group), offsets)
         except KafkaException as error:
@@ -238,7 +239,7 @@ class HostedGroups:
                     found[partition] = committed
         return dict(sorted(found.items()))
 
-    # ---- what people see and do --------------------------------------------------------------
+    # ---- for operators -----------------------------------------------------------------------
 
     async def groups(self) -> Sequence[str]:
         """See `Groups.groups`."""
@@ -279,7 +280,7 @@ class HostedGroups:
         return found
 
     async def _active(self, group: str, refusal: str) -> QueueError | InvalidRequestError:
-        """Return why a group with members refuses something; what one without members refuses may pass."""
+        """Return the error for a request that an active group refuses; retryable if it now has no members."""
         count = len((await self._describe(group)).members)
         if not count:
             return QueueError(f"{refusal}: Kafka says that the group has members, and then that it has none")
@@ -298,7 +299,7 @@ class HostedGroups:
                     f"group '{group}' does not exist", hint="memq group list shows the groups"
                 ) from error
             if code in _ACTIVE:
-                with suppress(NotFoundError):  # it is gone by now, as it should be
+                with suppress(NotFoundError):  # the group is deleted by now
                     raise await self._active(group, f"group '{group}' can't be deleted") from error
                 return
             raise self._parts.admin.errors.group_failure(error, f"deleting group '{group}'") from error
@@ -310,9 +311,9 @@ def encode_metadata(committed: Committed) -> str:
 
 
 def decode_commit(partition: ReadPartition, offset: int, metadata: str | None) -> Committed | None:
-    """Return what a commit says of a read partition; None when there is none.
+    """Return the position in a commit; None when the offset is out of bounds.
 
-    Metadata of others are passed over.
+    Metadata that memq has not written is ignored.
     """
     if not 0 <= offset < OFFSET_END:
         return None

@@ -18,9 +18,9 @@ from memq.notification.kafka.settings import Names
 from memq.runtime.threads import ThreadPool
 from memq.topic import ReadPartition
 
-POLL_S = 0.02  # how long a commit may wait for the thread
-RELEASE_S = 290.0  # a revocation waits so long for its release, then Kafka would put the member out
-# What ends a membership; anything else the library tries again, or tells by a callback.
+POLL_S = 0.02  # longest time until the thread takes a commit
+RELEASE_S = 290.0  # longest wait of a revocation for its release; after 300 s Kafka removes the member
+# Errors that end a membership; librdkafka retries after others, or reports them by a callback.
 _ENDING = (
     KafkaError.GROUP_AUTHORIZATION_FAILED,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -35,7 +35,7 @@ _ENDING = (
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """Share in these Kafka topics."""
+    """Subscribe to these Kafka topics."""
 
     topics: list[str]
 
@@ -44,7 +44,7 @@ class Subscribe:
 class Commit:
     """Store offsets with their metadata.
 
-    `done` gets them back, each with its own error, or the error of all.
+    `done` gets them back, each with its own error, or one error for all.
     """
 
     offsets: list[TopicPartition]
@@ -53,7 +53,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """All that a revocation takes was given back."""
+    """All partitions of a revocation were released."""
 
     revocation: int
 
@@ -67,11 +67,12 @@ Order = Subscribe | Commit | Released | LeaveGroup
 
 
 class HostedMember:
-    """Stays in its group until it is closed.
+    """A member of a Kafka group until it is closed.
 
     `holdings` change on the loop, and `changed` is set with every change.
-    A revocation holds the thread until all of it was released, or the member is closed: only then does Kafka's client
-    join again without it, and another member get it. Kafka hears the heartbeats of librdkafka's own thread meanwhile.
+    A revocation blocks the thread until all of its partitions are released, or the member is closed. Only then
+    librdkafka joins again without them, and another member gets them. In the meantime librdkafka's own thread sends
+    heartbeats to Kafka.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class HostedMember:
     ) -> None:
         self.holdings = Holdings(name, first_generation)
         self.changed = asyncio.Event()
-        self.failure: MemqError | None = None  # it is out of the group: the reason
+        self.failure: MemqError | None = None  # why the member is no longer in the group
         self.heard_s = 0.0
         self.session_timeout_ms = 0
         self.topics: list[str] = []
@@ -90,28 +91,28 @@ class HostedMember:
         self._loop = asyncio.get_running_loop()
         self._orders: SimpleQueue[Order] = SimpleQueue()
         self._revocations = 0  # counted by the thread
-        self._revocation = 0  # the one that the loop knows of
+        self._revocation = 0  # the last one that the loop has handled
         self._pool = ThreadPool("kafka-member", 1)
         self._closing = False
 
     async def serve(self) -> None:
-        """Be a member until `close`."""
+        """Run the thread of the member until `close`."""
         await self._pool.run(self._serve)
 
     def subscribe(self, topics: Sequence[str]) -> None:
-        """Share in these Kafka topics from now on."""
+        """Subscribe to these Kafka topics, in place of the former ones."""
         self.topics = list(topics)
         self._orders.put(Subscribe(self.topics))
 
     def release(self, generation: int, partitions: Sequence[ReadPartition]) -> None:
-        """Give back what was revoked."""
+        """Release revoked partitions."""
         revoking = self.holdings.revoking
         self.holdings.release(generation, partitions)
         if revoking and not self.holdings.revoking:
             self._orders.put(Released(self._revocation))
 
     async def commit(self, offsets: list[TopicPartition]) -> list[TopicPartition] | KafkaError:
-        """Store offsets with their metadata; each comes back with its own error, or none. Raises: ClosedError."""
+        """Store offsets with their metadata; return each with its error, or one error. Raises: ClosedError."""
         if self._closing:
             raise ClosedError(f"member '{self._name}' is leaving its group")
         done: asyncio.Future[list[TopicPartition] | KafkaError] = self._loop.create_future()
@@ -165,9 +166,9 @@ class HostedMember:
             self._refuse_orders()
 
     def _obey(self, order: Order) -> None:
-        """Do what the loop wants.
+        """Execute an order of the loop.
 
-        Only this thread may: calls of another one wait for ever while this one polls.
+        Only this thread may call the consumer: while it polls, calls of other threads wait for ever.
         """
         if isinstance(order, Subscribe):
             self._consumer.subscribe(
@@ -190,7 +191,7 @@ class HostedMember:
                 self._answer(order, KafkaError(KafkaError.UNKNOWN_MEMBER_ID))
 
     def _judge(self, error: KafkaError) -> None:
-        """End the membership with what is fatal, or denied."""
+        """End the membership after a fatal error, or one in `_ENDING`."""
         if error.fatal() or error.code() in _ENDING or error.code() == KafkaError._FATAL:
             found = self._complaints.failure(error, f"member '{self._name}' in its group")
             if not isinstance(found, DeniedError | InvalidRequestError):
@@ -198,14 +199,14 @@ class HostedMember:
             self._loop.call_soon_threadsafe(self._fail, found)
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Take partitions, paused: pointers are read elsewhere."""
+        """Take partitions, paused: this consumer never fetches pointers."""
         placed = [TopicPartition(part.topic, part.partition, 0) for part in partitions]
         consumer.incremental_assign(placed)
         consumer.pause(placed)
         self._loop.call_soon_threadsafe(self._assign, self._known(partitions))
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Hold the thread until all of it was released. What is closed gives everything back at once."""
+        """Block the thread until all partitions are released; after `close`, release them at once."""
         if self._closing or not partitions:
             return
         self._revocations += 1

@@ -2,10 +2,10 @@
 
 librdkafka aborts the process if a request to a coordinator times out at a bad moment.
 
-Positions are read by a few consumers that never join, each of one group. librdkafka has an admin request for that, too.
-It ends the whole process when the answer names a coordinator's error (an OffsetFetch of 2.12 passes it on to the member
-of a group, which an admin client has not): whenever a coordinator moves, or a Kafka has just been started. A consumer
-looks for the coordinator again.
+A few consumers that never join read the positions, one for each group. They replace librdkafka's admin request for
+positions, which aborts the process when the coordinator answers with an error. The reason: librdkafka 2.12 and later
+passes the error to the member of a group, and an admin client has none. Such answers occur whenever a coordinator
+moves, or Kafka has just started. A consumer looks for the coordinator again.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from memq.notification.kafka.settings import KafkaSettings
 from memq.runtime.process import keep_for_ever, keep_to_end
 from memq.runtime.threads import ThreadPool
 
-LIBRARY_TIMEOUT_S = 3_600.0  # the longest that librdkafka takes
-RENEW_S = 1.0  # between two new clients, twice as long after each one until a request is answered
+LIBRARY_TIMEOUT_S = 3_600.0  # the longest time-out that librdkafka accepts
+RENEW_S = 1.0  # pause between two new clients; doubles with each one until a request is answered
 RENEW_S_MAX = 60.0
-CONSUMERS_MAX = 4  # a new one takes its time to connect; a group that is asked for once is often asked for again
-SESSION_TIMEOUT_MS = 45_000  # of nothing: they join no group
-PARTITIONS_MAX = 1_000  # of one request
+CONSUMERS_MAX = 4  # kept, since a new one must first connect, and the same groups are often requested again
+SESSION_TIMEOUT_MS = 45_000  # has no effect: these consumers join no group
+PARTITIONS_MAX = 1_000  # in one request
 COORDINATOR_TRIES = 200
 COORDINATOR_PAUSE_S = 0.05
 _MOVES = (
@@ -50,7 +50,7 @@ class Positions:
         self._consumers: OrderedDict[str, Consumer] = OrderedDict()
 
     async def of(self, group: str, places: Sequence[tuple[str, int]]) -> list[TopicPartition]:
-        """Return what a Kafka group has stored for those of the places that have something.
+        """Return the positions of a Kafka group in these partitions, without those that have none.
 
         Raises: QueueError, DeniedError.
         """
@@ -66,10 +66,10 @@ class Positions:
     # ---- in the thread -------------------------------------------------------------------------
 
     def _ask_twice(self, group: str, places: Sequence[tuple[str, int]]) -> list[TopicPartition]:
-        """Return the positions; that there is none counts only when two answers say so.
+        """Return the positions; a partition has none only if two answers say so.
 
-        librdkafka has one value for "no position" and for a partition that an answer lacks. A consumer that took that
-        for a new group would begin at the end, and pass over records.
+        librdkafka has the same value for "no position" and for a partition that the answer lacks. A consumer that
+        assumed a new group would begin at the end, and skip records.
         """
         found = self._ask(group, places)
         known = {(part.topic, part.partition) for part in found}
@@ -86,16 +86,16 @@ class Positions:
             except KafkaException as error:
                 if last == 1 or error.args[0].code() not in _MOVES:
                     raise self._complaints.group_failure(error, doing) from error
-                consumer.poll(COORDINATOR_PAUSE_S)  # nothing comes: it looks for the coordinator meanwhile
+                consumer.poll(COORDINATOR_PAUSE_S)  # returns no message: the consumer looks for the coordinator
             else:
                 self._complaints.settled()
                 return [part for part in found if self._is_stored(part, doing)]
         raise AssertionError("the last try raised")
 
     def _is_stored(self, part: TopicPartition, doing: str) -> bool:
-        """Whether the group has a position there.
+        """Whether the group has a position in this partition.
 
-        Raises: what Kafka says, which else would pass for no position.
+        Raises: Kafka's error for the partition, which must not count as "no position".
         """
         error: Any = part.error
         if error is not None:
@@ -116,30 +116,30 @@ class Positions:
 
 
 class KafkaGroupRequests:
-    """Asks about a group, sets its positions, deletes it.
+    """Describes a group, sets its positions, deletes it.
 
-    librdkafka first asks who coordinates the group. When the request times out before that is answered, the answer
-    that comes then ends the process (2.16: its assertion `eonce->refcnt > 0`): a Kafka that hung for a moment,
-    or was started again, would take all brokers with it. So the library is given an hour, and who asks waits for as
-    long as a request may take; what was sent fails in the library by `socket.timeout.ms`, which is harmless. What
-    still looks for a coordinator then may come to pass later. So that hardly anything does, a topic is asked for
-    first: a Kafka that is away is found by that.
-    A client whose connection breaks under such a request never asks that coordinator again (2.16: it stays in its
-    state TRY_CONNECT). It can't be destroyed, either, and keeps a few threads. A new one takes its place, after pauses
-    that grow until a request is answered: with a bound on their number requests failed until the broker was restarted.
-    All raise KafkaException, and what `KafkaAdmin.check` raises.
+    librdkafka first looks for the group's coordinator. If the request times out before that look-up is answered, the
+    late answer aborts the process (2.16: assertion `eonce->refcnt > 0`). A Kafka that hung for a moment, or was
+    restarted, would end all brokers. So librdkafka gets a time-out of an hour, and the caller waits for
+    `request_timeout_ms`. A request that was sent fails in librdkafka by `socket.timeout.ms`, which is harmless. A
+    request that still looks for its coordinator may be executed later. To make that rare, `KafkaAdmin.check` first
+    proves that Kafka is reachable.
+    A client whose connection breaks during such a request never asks that coordinator again (2.16: it remains in state
+    TRY_CONNECT). It can't be destroyed either, and keeps a few threads. A new client replaces it. Pauses between new
+    clients grow until a request is answered. Their number has no bound: with one, requests failed until a restart.
+    All methods raise KafkaException, and the errors of `KafkaAdmin.check`.
     """
 
     def __init__(self, make: Callable[[], AdminClient], kafka: KafkaAdmin) -> None:
         self._make = make
         self._client: AdminClient | None = None
         self._renewals = 0  # since a request was answered
-        self._renew_at_s = 0.0  # on the loop's clock
+        self._renew_at_s = 0.0  # loop's time of the next allowed renewal
         self._kafka = kafka
         self._timeout_s = kafka.timeout_s
 
     async def describe(self, group: str, *, rights: bool = False) -> Any:
-        """Return the library's description of a Kafka group; with `rights`, what may be done with it, too."""
+        """Return librdkafka's description of a Kafka group; with `rights`, also the allowed operations."""
         await self._kafka.check()
         answers: Any = self._admin.describe_consumer_groups(
             [group], include_authorized_operations=rights, request_timeout=LIBRARY_TIMEOUT_S
@@ -167,15 +167,15 @@ class KafkaGroupRequests:
         return self._client
 
     def close(self) -> None:
-        """Let go of the client."""
+        """Release the client, without its destructor in a command of memq."""
         if self._client is not None:
             keep_to_end(self._client)
         self._client = None
 
     def _renew(self, used: AdminClient) -> None:
-        """Use a new client from now on.
+        """Use a new client from now on, unless the last renewal was too recent.
 
-        The one that was used is kept to the end of the process, for its destructor would wait.
+        The old client is kept until the end of the process, because its destructor may wait for ever.
         """
         now_s = asyncio.get_running_loop().time()
         if used is self._client and now_s >= self._renew_at_s:

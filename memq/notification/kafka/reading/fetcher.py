@@ -19,11 +19,11 @@ from memq.runtime.clock import Clock
 from memq.runtime.tasks import TaskOwner
 from memq.runtime.threads import ThreadPool
 
-FETCH_WAIT_MS = 5  # what a consumer still asks for when a read is done delays its next read
+FETCH_WAIT_MS = 5  # a request that a consumer has in flight after a read delays its next read by so long
 QUEUED_BYTES_MAX = 2 * MIB
 MESSAGES_MAX = 500
 TOGETHER_MAX = 64  # reads that one consumer does at once
-LOOKS_MAX = 8  # of more topics the library learns sooner by itself, all at once and within a second
+LOOKS_MAX = 8  # more new topics are not looked up: librdkafka itself finds them sooner, all at once within 1 s
 POLL_S = 0.1
 PASSING = (KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._RESOLVE)
 _CUT = "the next try asks for the end again; if Kafka lost the log, see A lost queue in docs/operations.md"
@@ -32,7 +32,7 @@ Place = tuple[str | None, int | None]  # a Kafka topic and the number of a parti
 
 @dataclass(slots=True, eq=False)
 class _Read:
-    """One partition to read, and what was found there."""
+    """One partition to read, and the entries found."""
 
     topic: str
     number: int
@@ -48,7 +48,7 @@ class _Read:
         return self.topic, self.number
 
     def take(self, entry: Entry) -> Entries | QueueError | None:
-        """Take the next entry; return the answer when that is all."""
+        """Take the next entry; return the answer if the read is complete, else None."""
         if entry.offset < (self.found[-1].offset + 1 if self.found else self.offset):
             return self._so_far() or QueueError(f"{self}: its log was cut, it shows offset {entry.offset}", hint=_CUT)
         self.bytes += len(entry.body)
@@ -58,20 +58,20 @@ class _Read:
         return self._so_far() if entry.offset + 1 >= self.end else None
 
     def meet_end(self, position: int) -> Entries | QueueError:
-        """Return the answer when Kafka says that nothing lies at `position` yet.
+        """Return the answer when Kafka reports that `position` is the end of its log.
 
-        That may be true of a replica that lags, and is no end then: the end that was read before is not reached.
+        A replica that lags may report so below the end that was read before: that is an error if no entry was found.
         """
         if position >= self.end:
             return Entries(self.found, max(position, self.offset))
-        said = f"Kafka shows nothing at offset {position}, and the end before was {self.end}"
-        return self._so_far() or QueueError(f"{self}: {said}", hint=_CUT)
+        text = f"Kafka shows nothing at offset {position}, and the end before was {self.end}"
+        return self._so_far() or QueueError(f"{self}: {text}", hint=_CUT)
 
     def _so_far(self) -> Entries | None:
         return Entries(self.found, self.found[-1].offset + 1) if self.found else None
 
     def settle(self, found: Entries | MemqError) -> None:
-        """Answer, unless the caller has left."""
+        """Pass the answer to the caller, unless the caller was cancelled."""
         if not self.answer.done():
             self.answer.set_result(found)
 
@@ -81,13 +81,13 @@ class _Read:
 
 @dataclass(slots=True)
 class AssignedConsumer:
-    """A consumer, and the topics that it was assigned last: it knows them."""
+    """A consumer, and the topics of its last assignment, whose metadata it has."""
 
     consumer: Consumer
     topics: list[str] = field(default_factory=list)
 
     def look_at(self, topics: list[str], timeout_s: float) -> None:
-        """Have the library ask for topics that are new to it: of what is assigned it looks only once a second."""
+        """Request the metadata of new topics: librdkafka itself looks up assigned topics only once a second."""
         new = [topic for topic in topics if topic not in self.topics]
         self.topics = topics
         if len(new) <= LOOKS_MAX:
@@ -96,10 +96,10 @@ class AssignedConsumer:
 
 
 class EntryFetcher:
-    """Reads what lies before the tail. A read takes 2 to 5 ms and a thread while it lasts.
+    """Reads entries below the tail. A read takes 2 to 5 ms, in a thread.
 
-    Reads that wait for a thread are done together by the next one: an owner of thousands of partitions opens them at
-    the rate of these reads.
+    The next free thread does all waiting reads together, up to TOGETHER_MAX. The speed matters: an owner of thousands
+    of partitions opens them at the rate of these reads.
     """
 
     def __init__(self, settings: KafkaSettings, clock: Clock, complaints: LastErrors, tasks: TaskOwner) -> None:
@@ -116,9 +116,9 @@ class EntryFetcher:
         self._closed = False
 
     async def fetch(self, topic: str, number: int, offset: int, end: int, bytes_max: int) -> Entries:
-        """Return entries from `offset` on within `bytes_max` (at least one), up to `end` at least.
+        """Return entries from `offset` on, within `bytes_max` but at least one; the read stops at `end`.
 
-        There are none only when Kafka's consumer came to `end` without meeting any. Raises: NotFoundError, DeniedError,
+        The result is empty only if Kafka's consumer reached `end` without an entry. Raises: NotFoundError, DeniedError,
         QueueError, ClosedError.
         """
         if self._closed:
@@ -150,7 +150,7 @@ class EntryFetcher:
             self._busy -= 1
 
     def _next(self) -> dict[Place, _Read]:
-        """Take the reads that are done together: of one partition only the first."""
+        """Take the reads for one consumer: at most one for each partition."""
         chosen: dict[Place, _Read] = {}
         later: list[_Read] = []
         while self._waiting and len(chosen) < TOGETHER_MAX:
@@ -170,12 +170,12 @@ class EntryFetcher:
                 read.settle(error if isinstance(error, MemqError) else self._complaints.failure(error, str(read)))
         finally:
             for read in chosen:
-                read.answer.cancel()  # nothing, unless this task is being stopped, or died
+                read.answer.cancel()  # no effect on answered reads; the others remain if this task was stopped or died
 
     # ---- in a thread -------------------------------------------------------------------------
 
     def _fetch(self, loop: asyncio.AbstractEventLoop, reads: dict[Place, _Read]) -> None:
-        """Do all reads, each of which is answered as soon as it is done."""
+        """Do all reads; each gets its answer as soon as it is complete."""
         reader = (
             self._idle.pop() if self._idle else AssignedConsumer(consumer_of(self._settings, self._complaints.note))
         )
@@ -196,10 +196,10 @@ class EntryFetcher:
                     consumer.close()
 
     def _collect(self, consumer: Consumer, loop: asyncio.AbstractEventLoop, reads: dict[Place, _Read]) -> bool:
-        """Read until none of `reads` is left; return whether none failed.
+        """Read until none of `reads` is left; return whether all of them succeeded.
 
-        Those that hear nothing fail when the others, too, have not got on for a timeout. What comes for a read that
-        is done, whose partition may be a busy one, is nothing that they hear.
+        The time-out begins again with each message for an open read; when it expires, all open reads fail. Messages
+        for completed reads, whose partitions may be busy, do not count.
         """
         sound = True
 
@@ -230,7 +230,7 @@ class EntryFetcher:
 
 
 def _messages(consumer: Consumer) -> Iterator[Message]:
-    """Yield what has come, after a moment of waiting for it."""
+    """Yield the received messages; wait up to `POLL_S` for the first one."""
     first = consumer.poll(POLL_S)
     if first is not None:
         yield first
@@ -238,10 +238,7 @@ def _messages(consumer: Consumer) -> Iterator[Message]:
 
 
 def _meant(message: Message, reads: dict[Place, _Read]) -> list[_Read]:
-    """Return the reads that a message is for: all, when it names no partition.
-
-    There is none when its read is done already.
-    """
+    """Return the open reads that a message belongs to: all, if it names no partition."""
     place = message.topic(), message.partition()
     if place[0] is None:
         return list(reads.values())
@@ -249,7 +246,7 @@ def _meant(message: Message, reads: dict[Place, _Read]) -> list[_Read]:
 
 
 def entry_of(message: Message) -> Entry:
-    """Return the entry that a message without an error is."""
+    """Return the entry in a message without an error."""
     offset, value = message.offset(), message.value()
     assert offset is not None
     return Entry(offset, message.timestamp()[1], value if isinstance(value, bytes) else b"")

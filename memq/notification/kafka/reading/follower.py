@@ -19,11 +19,11 @@ from memq.runtime.clock import Clock
 from memq.runtime.tasks import TaskOwner
 from memq.runtime.threads import ThreadPool
 
-FETCH_WAIT_MS = 5_000  # 2,000 idle partitions cost 0.3 % of a core so, and still deliver within 10 ms
+FETCH_WAIT_MS = 5_000  # so 2,000 idle partitions take 0.3 % of a core, and still deliver within 10 ms
 QUEUED_BYTES_MAX = 8 * MIB
 MESSAGES_MAX = 1_000
-BATCHES_MAX = 4  # that the loop has not yet taken; then the thread waits, and the library stops fetching
-POLL_S = 0.05  # how long a new partition may wait to be followed
+BATCHES_MAX = 4  # batches that the loop has not taken yet; then the thread waits, and librdkafka stops to fetch
+POLL_S = 0.05  # longest time until the thread takes an order
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ class Follower:
         self._stopping = False
 
     def end(self, place: Place) -> int | None:
-        """Return the offset behind all that came; None for a partition that is not followed.
+        """Return the offset after all received entries; None for a partition that is not followed.
 
-        It is wanted from now.
+        The call counts as use of the partition: it is followed for the idle time from now.
         """
         followed = self._followed.get(place)
         if followed is None:
@@ -80,9 +80,9 @@ class Follower:
         return followed.next
 
     def follow(self, ends: Mapping[Place, int]) -> None:
-        """Follow partitions from the ends that they have now.
+        """Follow partitions from their current ends.
 
-        Those that are followed already stay as they are.
+        Partitions that are followed already are not changed.
         """
         now_s = self._clock.monotonic()
         new = {place: end for place, end in ends.items() if place not in self._followed}
@@ -96,7 +96,7 @@ class Follower:
             self._tasks.start(self._leave_idle(), "kafka follower's idle partitions")
 
     def leave(self, places: Sequence[Place]) -> None:
-        """Stop to follow partitions."""
+        """Stop following partitions."""
         known = [place for place in places if self._followed.pop(place, None) is not None]
         if known:
             self._changes.put(FollowOrder(leave=tuple(TopicPartition(*place) for place in known)))
@@ -114,7 +114,7 @@ class Follower:
             self.leave([place for place, followed in self._followed.items() if followed.wanted_s < bound_s])
 
     def _take(self, messages: Sequence[Message]) -> None:
-        """Hand on what came, on the loop."""
+        """Pass received entries to `arrived`, on the loop."""
         self._taken.put(None)
         for message in messages:
             place = (message.topic() or "", message.partition() or 0)
@@ -149,9 +149,9 @@ class Follower:
             consumer.close()
 
     def _change(self, consumer: Consumer) -> None:
-        """Apply what was asked for.
+        """Apply the orders.
 
-        Not from another thread: there `incremental_assign` never returns during a poll.
+        Only this thread may do so: during a poll, `incremental_assign` never returns in another thread.
         """
         while not self._changes.empty():
             change = self._changes.get()

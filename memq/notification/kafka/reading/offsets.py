@@ -14,22 +14,22 @@ from memq.notification.kafka.request_coalescer import RequestCoalescer
 from memq.notification.kafka.topic_metadata_cache import TopicMetadataCache
 from memq.runtime.tasks import TaskOwner
 
-# The library knows the topic as it was before it was widened, or its leader as it was before Kafka was started again.
+# librdkafka's metadata is older than the topic's last widening, or than Kafka's restart.
 _NOT_KNOWN = (KafkaError._NOENT, KafkaError._UNKNOWN_PARTITION, KafkaError.FENCED_LEADER_EPOCH)
-SAID_S = 30.0
-PLACES_MAX = 1_000  # of one request: the library compares each with all others
+SAID_S = 30.0  # for so long, ends below the last accepted one are errors
+PLACES_MAX = 1_000  # partitions in one request: librdkafka compares each with all others
 _CUT = "check Kafka's brokers; if Kafka lost a log, see A lost queue in docs/operations.md, then restart the brokers"
 Question = tuple[Asked, Place]
 
 
 class Offsets:
-    """Offsets as Kafka has them now, when it was asked after the question came (`RequestCoalescer`).
+    """Current offsets from Kafka: each request is sent after its call began (`RequestCoalescer`).
 
-    A replica that lags shows an end that lies before entries which were read: that is none, and raises QueueError. An
-    end that Kafka has only said, once, and that nobody has read or written up to, may itself have been wrong: lower
-    ones raise QueueError for `SAID_S`, and are believed when no other answer came in that time.
-    Each leader has requests of its own: the library answers nothing of one before all of its leaders have answered, so
-    that one silent leader would delay the partitions of all.
+    A replica that lags may answer an end below entries that were already read or written: that raises QueueError. A
+    higher end that Kafka only answered may itself have been wrong. After it, lower ends raise QueueError for `SAID_S`,
+    and are accepted if all answers in that time were lower.
+    Each leader has requests of its own. The reason: librdkafka returns the answers of a request only after all leaders
+    in it have answered, so one silent leader would delay the others.
     """
 
     def __init__(self, admin: KafkaAdmin, looks: TopicMetadataCache, tasks: TaskOwner) -> None:
@@ -37,13 +37,13 @@ class Offsets:
         self._looks = looks
         self._tasks = tasks
         self._joined: dict[int, RequestCoalescer[Question, int]] = {}  # by leader
-        self._lost: dict[Place, None] = {}  # where the leader that is known did not answer
-        self._proven: dict[Place, int] = {}  # an end that each partition had; one number per partition in use
-        self._said: dict[Place, int] = {}  # the greatest end that Kafka answered
-        self._lower_s: dict[Place, float] = {}  # since when it answers lower ones only
+        self._lost: dict[Place, None] = {}  # partitions whose known leader did not answer
+        self._proven: dict[Place, int] = {}  # the highest proven end of each partition in use
+        self._said: dict[Place, int] = {}  # the last accepted end, or the proven one if that is greater
+        self._lower_s: dict[Place, float] = {}  # since when Kafka answers only lower ends (loop's time in s)
 
     def prove(self, topic: str, number: int, end: int) -> None:
-        """Note that all offsets below `end` were given out: an end below it is no end from now on."""
+        """Note that all offsets below `end` are in use: from now on a lower end is an error."""
         place = (topic, number)
         if end > self._proven.get(place, 0):
             self._proven[place] = end
@@ -58,19 +58,19 @@ class Offsets:
             known.pop((topic, number), None)
 
     async def begin(self, topic: str, number: int) -> int:
-        """Return the first offset that is there. Raises: NotFoundError, DeniedError, QueueError."""
+        """Return the first offset of the log. Raises: NotFoundError, DeniedError, QueueError."""
         return await self._ask(("begin", (topic, number)))
 
     async def end(self, topic: str, number: int) -> int:
         """Return the next entry's offset. Raises: NotFoundError, DeniedError, QueueError.
 
-        QueueError also for an end below one that was proven before the question.
+        QueueError also for an end below one that was proven before the call.
         """
         place = (topic, number)
-        proven, said = self._proven.get(place, 0), self._said.get(place, 0)
+        proven, before = self._proven.get(place, 0), self._said.get(place, 0)
         end = await self._ask(("end", place))
-        if end < proven or (end < said and not self._stays_lower(place)):
-            raise QueueError(f"{asking_for(*place)}: the end is {end}, after it was {max(proven, said)}", hint=_CUT)
+        if end < proven or (end < before and not self._stays_lower(place)):
+            raise QueueError(f"{asking_for(*place)}: the end is {end}, after it was {max(proven, before)}", hint=_CUT)
         self._lower_s.pop(place, None)
         self._said[place] = max(end, self._proven.get(place, 0))
         return end
@@ -80,12 +80,12 @@ class Offsets:
         return now_s >= self._lower_s.setdefault(place, now_s) + SAID_S
 
     async def at_time(self, topic: str, number: int, time_ms: int) -> int | None:
-        """Return the least offset whose time is at least `time_ms`; None when there is none. Raises: as `end`."""
+        """Return the least offset with a time of at least `time_ms`, None without one. Raises: as `end`."""
         offset = await self._ask((max(time_ms, 0), (topic, number)))
         return None if offset < 0 else offset
 
     async def _ask(self, question: Question) -> int:
-        """Ask the leader of a partition; look for it once more when it does not know the partition."""
+        """Ask the leader of a partition; if it does not know the partition, find the leader and retry once."""
         place = question[1]
         for again in (True, False):
             leader = await self._leader(place)
@@ -94,7 +94,7 @@ class Offsets:
             except MemqError as error:
                 self._lost[place] = None
                 missing = isinstance(error, NotFoundError)
-                if not again and missing:  # the topic was shown with this partition
+                if not again and missing:  # but Kafka has just listed the topic with this partition
                     raise QueueError(str(error)) from error
                 if not again or not (missing or code_of(error) in _NOT_KNOWN):
                     raise
@@ -109,9 +109,9 @@ class Offsets:
         return await joined.ask(question)
 
     async def _leader(self, place: Place) -> int:
-        """Return the node that leads a partition: known to have answered, else looked for.
+        """Return the leader of a partition: the known one, or a new look-up if that one did not answer.
 
-        Raises: NotFoundError; QueueError when nobody leads it.
+        Raises: NotFoundError; QueueError when the partition has no leader.
         """
         topic, number = place
         shown = self._looks.known(topic)
@@ -132,7 +132,7 @@ class Offsets:
         raise NotFoundError(f"{asking_for(topic, number)}: the topic has {shown.count} partitions")
 
     async def _request(self, questions: Sequence[Question]) -> dict[Question, int | MemqError]:
-        """Answer questions, each of another partition."""
+        """Answer questions, at most one for each partition."""
         found = await self._admin.list_offsets({place: kind for kind, place in questions})
         return {question: found[question[1]] for question in questions}
 

@@ -1,8 +1,8 @@
 """Foreign Kafka topics, read to be copied: the only member of the copy's group in Kafka.
 
-What of Kafka the copy leans on: the group's generation keeps a second copy out (the one that joined last continues,
-the other one is notified), and the group's positions, with their metadata, are the place where the copy keeps what it
-must not forget. Records of transactions that were aborted are never shown.
+The copy uses two features of Kafka's groups. The group's generation fences a second copy: the one that joined last
+continues, and the other one gets an error. The group's positions, with their metadata, store the state of the copy.
+Records of aborted transactions are never returned.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from memq.runtime.threads import ThreadPool
 T = TypeVar("T")
 TAKE_RECORDS_MAX = 1_000
 JOIN_POLL_S = 0.1
-JOIN_S = 60.0  # a member that was killed is put out after its session, 6 s
+JOIN_S = 60.0  # Kafka removes a killed member after its session time-out, 6 s
 
 
 class SourceRecord(NamedTuple):
-    """One record of a Kafka topic; `timestamp_ms` is None where Kafka has none."""
+    """One record of a Kafka topic; `timestamp_ms` is None if Kafka has none."""
 
     place: Place
     offset: int
@@ -40,7 +40,7 @@ class SourceRecord(NamedTuple):
 
 
 class SourceEnd(NamedTuple):
-    """The end of a partition was met: nothing lies between what came before and `offset`."""
+    """The end of a partition was reached: no record lies between the last one returned and `offset`."""
 
     place: Place
     offset: int
@@ -48,9 +48,9 @@ class SourceEnd(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SourceTopic:
-    """A Kafka topic: the id that no other topic ever has, also under the same name.
+    """A Kafka topic: its unique id, and its number of partitions.
 
-    And its number of partitions.
+    A topic that is created again under the same name has another id.
     """
 
     id: str
@@ -61,7 +61,7 @@ class KafkaSource:
     """Reads topics of a Kafka in a group of its own."""
 
     def __init__(self, settings: KafkaSettings, clock: Clock) -> None:
-        """Nothing is reached here. Raises: InvalidSettingError."""
+        """Send no request. Raises: InvalidSettingError."""
         self._settings = settings
         self._clock = clock
         self._complaints = LastErrors()
@@ -73,12 +73,12 @@ class KafkaSource:
         self._lost = False
 
     async def describe(self, topics: Sequence[str]) -> tuple[str, dict[str, SourceTopic]]:
-        """Return the id of the Kafka, and what it knows of the topics.
+        """Return the id of the Kafka cluster, and the description of the topics.
 
-        Raises: NotFoundError, DeniedError, UnreachableError when Kafka does not answer, QueueError.
+        Raises: NotFoundError, DeniedError, QueueError; UnreachableError when Kafka does not answer.
         """
         try:
-            listed = await self._admin.list_topics()  # not by describe_cluster, which may end the process
+            listed = await self._admin.list_topics()  # not `describe_cluster`, which may abort the process
             found = {
                 topic: await self._admin.ask(answer, f"looking at Kafka topic '{topic}'")
                 for topic, answer in self._admin.describe_topics(topics).items()
@@ -92,7 +92,7 @@ class KafkaSource:
         return _id_of(listed.cluster_id), described
 
     async def ends(self, places: Sequence[Place]) -> dict[Place, tuple[int, int]]:
-        """Return the first offset of each partition, and the one behind its last record that is committed."""
+        """Return the first offset of each partition, and the offset after its last committed record."""
         begins, ends = await self._offsets(places, "begin"), await self._offsets(places, "end")
         behind = [place for place in places if ends[place] < begins[place]]
         if behind:
@@ -120,14 +120,14 @@ class KafkaSource:
     # ---- the group of the copy ----------------------------------------------------------------
 
     async def join(self, group: str, topics: Sequence[str], places: Sequence[Place]) -> None:
-        """Become the one member of the group.
+        """Become the only member of the group.
 
-        Raises: GenerationFencedError when another one does not leave it.
+        Raises: GenerationFencedError when another member does not leave within `JOIN_S`.
         """
         await self._run(self._join, group, list(topics), set(places))
 
     async def stored(self, places: Sequence[Place]) -> dict[Place, tuple[int, str]]:
-        """Return offset and metadata that the group has stored for those partitions that have something."""
+        """Return the stored offset and metadata of each partition, without those that have none."""
         return await self._run(self._stored, places)
 
     async def store(self, positions: Mapping[Place, tuple[int, str]]) -> None:
@@ -143,9 +143,9 @@ class KafkaSource:
         await self._run(self._seek, place, offset)
 
     async def take(self, wait_s: float) -> list[SourceRecord | SourceEnd]:
-        """Return what has come, waiting for a while.
+        """Return received records and ends; wait up to `wait_s`.
 
-        Raises: GenerationFencedError, DeniedError, NotFoundError.
+        Raises: GenerationFencedError, DeniedError, NotFoundError, QueueError.
         """
         return await self._run(self._take, wait_s)
 
@@ -162,7 +162,7 @@ class KafkaSource:
         self._consumer.subscribe(topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke)
         deadline_s = self._clock.monotonic() + JOIN_S
         while self._assigned != places:
-            self._lost = False  # of an assignment that was not yet the whole
+            self._lost = False  # a revocation before the full assignment does not matter
             message = self._consumer.poll(JOIN_POLL_S)
             if message is not None and message.error() is not None:
                 self._judge(message.error())
@@ -185,12 +185,12 @@ class KafkaSource:
     def _stored(self, places: Sequence[Place]) -> dict[Place, tuple[int, str]]:
         parts = self._own().committed([TopicPartition(*place) for place in places], timeout=self._admin.timeout_s)
         for part in parts:
-            if part.error is not None:  # else the copy would begin where nothing was stored
+            if part.error is not None:  # else the copy would begin as if no position was stored
                 raise KafkaException(part.error)
         return {(part.topic, part.partition): (part.offset, part.metadata or "") for part in parts if part.offset >= 0}
 
     def _store(self, positions: Mapping[Place, tuple[int, str]]) -> None:
-        parts = [TopicPartition(*place, offset, metadata=said) for place, (offset, said) in positions.items()]
+        parts = [TopicPartition(*place, offset, metadata=state) for place, (offset, state) in positions.items()]
         for part in self._own().commit(offsets=parts, asynchronous=False) or ():
             if part.error is not None:
                 raise KafkaException(part.error)
@@ -213,7 +213,7 @@ class KafkaSource:
                 found.append(SourceEnd((message.topic() or "", message.partition() or 0), message.offset() or 0))
             else:
                 self._judge(error)
-        self._own()  # a rebalance may have come with it
+        self._own()  # raises if `consume` has handled a revocation
         return found
 
     def _own(self) -> Consumer:
@@ -238,7 +238,7 @@ class KafkaSource:
 
 
 def _id_of(cluster: str | None) -> str:
-    """Return the id of a Kafka, of which the records' identity is made."""
+    """Return the id of a Kafka cluster, which is part of the identity of its records."""
     if not cluster:
         raise QueueError("Kafka does not report the id of its cluster", hint="use Kafka 0.10.1 or later")
     return cluster

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from memq.notification import Entry
 from memq.topic import ReadPartition
 
-ENTRY_BYTES = 200  # what an entry takes next to its body
+ENTRY_BYTES = 200  # memory of an entry in addition to its body
 
 
 @dataclass(slots=True)
 class CachedRun:
-    """Entries of one partition with the offsets `first`, `first` + 1, … up to, not with, `next`."""
+    """Entries of one partition with the offsets `first`, `first` + 1, … up to `next` (exclusive)."""
 
     first: int
     next: int
@@ -22,23 +22,24 @@ class CachedRun:
 
 
 class TailCache:
-    """One run per partition, the newest. An entry never changes, so what is here is true.
+    """The newest run of entries of each partition. Entries never change, so the cache is never stale.
 
-    The end is not known here.
-    What came first goes first when the budget is used up.
+    It does not know the end of a log. When the budget is used up, the entries that were added first are removed.
     """
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes = 0
         self._bytes_max = bytes_max
         self._runs: dict[ReadPartition, CachedRun] = {}
-        self._order: deque[tuple[ReadPartition, int]] = deque()  # entries by age; some of them were trimmed since
+        self._order: deque[tuple[ReadPartition, int]] = (
+            deque()
+        )  # entries in order of `add`, also some that are removed by now
         self._count = 0
 
     def add(self, partition: ReadPartition, entry: Entry) -> None:
-        """Take an entry.
+        """Add an entry.
 
-        One that does not follow the last begins a new run: the gap is unknown.
+        An entry that does not follow the last one begins a new run, because the entries of the gap are unknown.
         """
         run = self._runs.get(partition)
         if run is not None and entry.offset < run.next:
@@ -57,7 +58,7 @@ class TailCache:
             self._order = deque(item for item in self._order if self._is_here(*item))
 
     def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Sequence[Entry]:
-        """Return entries from `offset` on, within `bytes_max` but for the first; none when they are not here."""
+        """Return entries from `offset` on within `bytes_max`, at least one; none if they are not cached."""
         run = self._runs.get(partition)
         if run is None or not run.first <= offset < run.next:
             return ()
@@ -72,7 +73,7 @@ class TailCache:
         return found
 
     def trim(self, partition: ReadPartition, before: int) -> None:
-        """Forget what lies below `before`."""
+        """Remove the entries below `before`."""
         run = self._runs.get(partition)
         if run is not None and before > run.first:
             while run.entries and run.entries[0].offset < before:
@@ -81,7 +82,7 @@ class TailCache:
             run.next = max(run.next, before)
 
     def drop(self, partition: ReadPartition) -> None:
-        """Forget a partition."""
+        """Remove all entries of a partition."""
         run = self._runs.pop(partition, None)
         while run is not None and run.entries:
             self._take(run)
