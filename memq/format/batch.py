@@ -1,9 +1,9 @@
 """Cuts a stored batch into checked blocks, sound or damaged, with their places. Pure.
 
-The only way from stored bytes to blocks, for consumer, audit, compaction, restore and trace.
-A block's length finds the next block, so a damaged block may hide those behind it. Then the index of the
-object says where each block lies and how many records it has; without an index the rest of the batch is one
-damaged piece. Record indexes count what was stored, so they stay right across damage.
+Consumer, audit, compaction, restore and trace all convert stored bytes to blocks here.
+The length of a block leads to the next block, so a damaged block may hide those behind it. Then the index of the
+object gives the place and the record count of each block. Without an index, the rest of the batch is one damaged
+piece. Record indexes count the stored records, so they stay correct after damage.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from memq.limits import BLOCK_HEADER_BYTES
 class BlockPiece(NamedTuple):
     """One block of a batch: its number, the record index of its first record, its records and its bytes.
 
-    `header` is None when the block is damaged or newer than this version; then `cause` says why, and `records`
-    counts what is lost. `at` counts bytes from where the entries do: from the start of the batch, or of the object.
+    `header` is None when the block is damaged or of a newer version. Then `cause` has the error, and `records` is the
+    number of lost records. `at` is the byte offset of the block. It counts from the same place as offsets of entries:
+    the start of the batch, or of the object.
     """
 
     number: int
@@ -55,8 +56,9 @@ class BlockPiece(NamedTuple):
 def cut_batch(pointer: Pointer, data: Buffer, index: Sequence[BlockEntry] | None = None) -> list[BlockPiece]:
     """Cut the bytes of a batch into pieces; what is not in the pointer is damaged.
 
-    With `index`, the entries of its blocks, by their places there, unless it has other records than the pointer.
-    `data` may be shorter than the batch: what is missing is damage. `index` counts offsets from the start of `data`.
+    `index` has the entries of the batch's blocks, with offsets from the start of `data`. The entries give the places
+    of the blocks, unless they have another number of records than the pointer.
+    `data` may be shorter than the batch: missing bytes are damage.
     """
     run = numbered_entries(index) if index is not None and counts_all(pointer, index) else None
     return _of_pointer(pointer, cut_blocks(data, pointer_scope(pointer), pointer.records, run))
@@ -81,8 +83,9 @@ def cut_blocks(
 ) -> Iterator[BlockPiece]:
     """Cut blocks of one scope into pieces: by their entries `run`, else by their headers.
 
-    The entries count offsets from `start` bytes before `data`. Without them, all of `data` are the blocks of a batch
-    with so many `records`; or, without `records`, an object that ends at the index or where no block can be found.
+    An entry's offset minus `start` is an offset in `data`. Without `run`, `data` is a batch with `records` records.
+    Without `run` and `records`, `data` is an object. Its blocks end at the index, or at damage behind which no block
+    can be found.
     """
     view = memoryview(data)
     return _cut_by_headers(view, records, scope) if run is None else _cut_entries(view, run, start, scope)
@@ -103,10 +106,10 @@ def numbered_entries(entries: Sequence[BlockEntry]) -> list[NumberedEntry]:
 
 
 def _of_pointer(pointer: Pointer, pieces: Iterable[BlockPiece]) -> list[BlockPiece]:
-    """Return the pieces, those damaged that hold a sound block of another batch.
+    """Return the pieces; a sound block of another batch becomes a damaged piece.
 
-    A store that sends another object's bytes would else pass unseen, and the reader would drop the blocks themselves
-    as copies. Blocks that the pointer says to pass over are not among its ranges.
+    A store may return bytes of another object. Without this check, the reader would drop these sound blocks as copies
+    and report no damage. The ranges of the pointer do not include the blocks that it skips: these are not checked.
     """
     names, skip = named_ranges(pointer), frozenset(pointer.skip)
     return [
@@ -181,7 +184,8 @@ def _cut_by_headers(view: memoryview, records: int | None, scope: int | None) ->
 def _damaged_end(view: memoryview, at: int, end: int, left: int) -> tuple[int, int]:
     """Return the index at which reading continues after a damaged block, and its number of records.
 
-    Those are the end and all that are left, unless its header is whole and leads to another block, or to the end.
+    If the header is sound and leads to another block, to the index or to the end, only this block is lost.
+    Else the damage reaches to the end, and all `left` records are lost.
     """
     behind = view[end : end + 4]
     if end <= len(view) and end - at >= BLOCK_HEADER_BYTES and (not behind or behind in (MAGIC, INDEX_MAGIC)):

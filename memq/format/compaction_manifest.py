@@ -1,8 +1,8 @@
 """The compacted part of a read partition: moved pointers, stored next to their large objects.
 
-A *part* has pointers as the queue had them, each with its offset and queue time; only where a batch lies is new. A
+A *part* has pointers with their offsets and queue times in the queue; only the locations of their batches are new. A
 *manifest* names the parts in the order of their offsets. Manifests are numbered and never change: the highest is valid.
-Both are packed files. Their keys in the store say `cold` for *compacted*.
+Both are packed files. In their keys, `cold` means *compacted*.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Content = TypeVar("Content")
 class PartRef(msgspec.Struct, frozen=True, kw_only=True):
     """One part of a manifest: the entries from offset `first` up to, not with, `next`.
 
-    `bytes` are the stored bytes of their batches, `greatest_ms` their greatest queue time, `created_ms` when they were
-    copied. `objects` are the keys of all objects that they name, `originals` those of the objects that they named in
-    the queue, and still name while readers may be at them, are in the part.
+    `bytes` is the stored size of their batches in bytes, `greatest_ms` their greatest queue time, and `created_ms` the
+    time of the copy. `objects` has the keys of all objects that the entries name. The part itself has the keys of the
+    original objects (`ManifestPart.originals`), which readers may still need.
     """
 
     key: Text
@@ -45,7 +45,7 @@ class PartRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeftPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A part that retention took at `since_ms`: readers may still be at it."""
+    """A part that retention removed at `since_ms`; readers may still read it."""
 
     part: PartRef
     since_ms: Time
@@ -146,7 +146,7 @@ def _check_order(entries: Sequence[ManifestEntry]) -> None:
 
 
 def _wire_body(body: bytes) -> msgspec.Raw:
-    """Return a pointer as it is, or, when it is damaged and may be no JSON, as text in base64."""
+    """Return a readable pointer unchanged, another as base64 text: it may be no JSON."""
     if isinstance(read_pointer(body, newer="return"), Pointer):
         return msgspec.Raw(body)
     return msgspec.Raw(_encode(base64.b64encode(body).decode()))

@@ -25,7 +25,7 @@ from datetime import UTC, datetime, timedelta
 from memq.errors import InvalidNameError, InvalidRequestError
 from memq.topic import check_name
 
-STORE_MARK = "store-mark"  # the last part of its key, which no object of batches has
+STORE_MARK = "store-mark"  # last part of its key; no key of an object with batches ends so
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SEALED_MS_END = 253_402_300_800_000  # year 10000
 _PLACE = r"(?P<hh>[0-9a-f]{2})/(?P<date>\d{4}-\d\d-\d\d)/(?P<hour>\d\d)/(?P<last>[^/]+)"
@@ -106,7 +106,7 @@ def shared_prefix(cluster: str) -> str:
 
 
 def staged_prefix(cluster: str) -> str:
-    """Return the prefix under which lies what writers stage, and the manifests of what they committed."""
+    """Return the key prefix of the objects that writers stage, and of the manifests of their batches."""
     return f"{cluster}/staged/"
 
 
@@ -121,7 +121,7 @@ def manifest_key(cluster: str, writer: str, batch_id: int) -> str:
 
 
 def manifest_prefix(cluster: str, writer: str) -> str:
-    """Return what the keys of a writer's manifests begin with; they ascend with its batch ids."""
+    """Return the common prefix of the keys of a writer's manifests; they ascend with its batch ids."""
     return f"{staged_prefix(cluster)}{writer}/commits/"
 
 
@@ -161,10 +161,7 @@ def compaction_manifest_key(cluster: str, topic: str, topic_id: str, partition: 
 
 
 def compaction_manifest_number(key: str) -> tuple[int, int]:
-    """Return read partition and number of a manifest by its key.
-
-    The number is 0 for a key of something else.
-    """
+    """Return read partition and number of a manifest by its key; (0, 0) for another key."""
     last = _COMPACTION_MANIFEST_LAST.fullmatch(key.rpartition("/")[2])
     return (int(last[1]), int(last[2])) if last else (0, 0)
 
@@ -180,23 +177,23 @@ def sweep_prefix(cluster: str) -> str:
 
 
 def sweep_lists_prefix(cluster: str, prefix: str, *, kept: bool) -> str:
-    """Return what the keys of all lists of objects below `prefix` begin with."""
+    """Return the common prefix of the keys of all lists of objects below `prefix`."""
     return f"{sweep_prefix(cluster)}{'kept' if kept else 'pending'}/{sweep_digest(prefix)}/"
 
 
 def sweep_digest(prefix: str) -> str:
-    """Return how the keys of sweep lists name a prefix."""
+    """Return the digest that replaces a prefix in the keys of sweep lists."""
     return hashlib.blake2b(prefix.encode(), digest_size=8).hexdigest()
 
 
 def sweep_list_key(cluster: str, prefix: str, since_ms: int, content: bytes, *, kept: bool) -> str:
-    """Return the key of a list of objects below `prefix`: two that say the same have the same."""
+    """Return the key of a list of objects below `prefix`; lists with equal content have equal keys."""
     digest = hashlib.blake2b(content, digest_size=8).hexdigest()
     return f"{sweep_lists_prefix(cluster, prefix, kept=kept)}{_number(since_ms, 16)}-{digest}"
 
 
 def parse_sweep_list_key(key: str) -> SweepListKey | None:
-    """Return what the key of a sweep's list says, None for another key."""
+    """Return the content of a sweep list's key, None for another key."""
     match = _SWEEP_KEY.fullmatch(key)
     return SweepListKey(match[2] == "kept", match[3], int(match[4])) if match else None
 
@@ -207,21 +204,18 @@ def is_of_many(key: str) -> bool:
 
 
 def is_staged_object(key: str) -> bool:
-    """Whether an object with this key was put there by a writer that stages.
-
-    The manifests of commits are none.
-    """
+    """Whether a writer staged the object with this key; false for the manifests of its batches."""
     parts = key.split("/")
     return parts[1:2] == ["staged"] and parts[3:4] == ["objects"]
 
 
 def is_large_object(key: str) -> bool:
-    """Whether it is the key of a large object."""
+    """Whether this is the key of a large object."""
     return _COMPACTION_KEY.fullmatch(key) is not None
 
 
 def parse_object_key(key: str) -> ObjectKey | SharedObjectKey | LargeObjectKey:
-    """Return what a key says.
+    """Return the content of a key.
 
     Raises: InvalidRequestError for a key that memq does not write.
     """
@@ -272,7 +266,7 @@ def _are_names(*names: str) -> bool:
 
 
 def _hour_ms(match: re.Match[str]) -> int | None:
-    """Return the hour in Unix ms when hour and prefix are as memq writes them."""
+    """Return the hour of a key in Unix ms; None if hour or prefix is not as memq writes it."""
     if match["hh"] != _prefix(match["last"]):
         return None
     try:

@@ -1,6 +1,6 @@
 """The manifest of a staged batch: one sealed JSON document in the store that lists its pieces.
 
-Whoever puts it first decides; a later attempt to commit the batch publishes what this one says. It never changes.
+The first put decides: a later attempt to commit the batch publishes the pieces of this manifest. It never changes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ DIGEST_END = 1 << 64
 class StagedPiece(msgspec.Struct, frozen=True, kw_only=True):
     """The blocks of one partition in a staged object: a batch at byte `offset`, with pointer facts.
 
-    `times` are pairs for the audit: the least timestamp (ms) of a run of blocks that have theirs in one minute, and
-    the sequence behind the run; the first begins at 0. Writers of before left them out.
+    `times` has a pair for each run of blocks whose least timestamps are in one minute. A pair is the least of these
+    (ms), and the sequence behind the run. The first run begins at 0. The audit needs them; earlier writers had none.
     """
 
     topic: Text
@@ -45,21 +45,21 @@ class StagedPiece(msgspec.Struct, frozen=True, kw_only=True):
 class StagedObject(msgspec.Struct, frozen=True, kw_only=True):
     """One staged object: `bytes` long, index at `index_offset`, and the producer id of its blocks.
 
-    `digest` is a sum over the values and keys of its records, in whatever order they are (`digest_of`).
+    `digest` is a sum over the values and keys of its records, which does not depend on their order (`digest_of`).
     """
 
     key: Text
     bytes: Number
     index_offset: Number
     pieces: tuple[StagedPiece, ...]
-    producer: Hex = "0" * 16  # none: writers of before did not say
-    digest: Hex | None = None  # as above
+    producer: Hex = "0" * 16  # earlier writers left out producer and digest
+    digest: Hex | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """One batch of a writer: its objects in `store` in order of records, and its time (Unix ms).
 
-    `source` is the stream whose batch it is, where there is one: two streams that took the same name are distinguished.
+    `source` is the stream of the batch, if there is one. It distinguishes two streams with the same writer name.
     """
 
     version: int = FORMAT_VERSION
@@ -72,7 +72,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
 
     def places(self) -> dict[Place, list[tuple[StagedObject, StagedPiece]]]:
-        """Return the pieces of each partition, in order: their numbers are their places in it."""
+        """Return the pieces of each partition in order; the number of a piece is its index."""
         found: dict[Place, list[tuple[StagedObject, StagedPiece]]] = {}
         for staged in self.objects:
             for piece in staged.pieces:
@@ -132,7 +132,7 @@ def decode_manifest(body: Buffer, name: str) -> Manifest:
 def manifest_under(body: Buffer, key: str) -> Manifest:
     """Read the manifest of a key.
 
-    Raises: as `decode_manifest`; CorruptDataError when it is that of another batch.
+    Raises: as `decode_manifest`; CorruptDataError also for the manifest of another batch.
     """
     found = decode_manifest(body, key)
     if manifest_key(found.cluster, found.writer, found.batch_id) != key:

@@ -68,7 +68,7 @@ assert (BATCH_ENTRY.size, BLOCK_ENTRY.size) == (BATCH_ENTRY_BYTES, BLOCK_ENTRY_B
 class BatchEntry(NamedTuple):
     """One batch in the index.
 
-    Offset and length in bytes of the object, `topic` a place in `ObjectMeta.topics`.
+    `offset` and `length` are bytes of the object; `topic` is an index into `ObjectMeta.topics`.
     """
 
     offset: int
@@ -123,9 +123,9 @@ class ObjectTopic(msgspec.Struct, frozen=True):
 
 
 class ObjectMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """The writer of the object.
+    """The writer of an object, and the topics of its batches.
 
-    Unknown fields are skipped, unless `requires` names something.
+    Readers skip unknown fields, but refuse an object whose `requires` is not empty.
     """
 
     format: int = FORMAT_VERSION
@@ -168,7 +168,7 @@ def encode_index(
 ) -> bytes:
     """Return index and trailer, which follow on the `index_offset` bytes of the batches.
 
-    See `encode_packed_index`.
+    The caller has the duties of `encode_packed_index`.
     """
     return encode_packed_index(meta, batches, b"".join(BLOCK_ENTRY.pack(*entry) for entry in blocks), index_offset)
 
@@ -178,8 +178,8 @@ def encode_packed_index(
 ) -> bytes:
     """Return index and trailer, from block entries that are packed already: 64 bytes each.
 
-    The caller keeps within OBJECT_BATCHES_MAX and OBJECT_BLOCKS_MAX, and gives entries that `parse_index` takes;
-    here only their number is checked, since the broker does this for every batch.
+    The caller keeps to OBJECT_BATCHES_MAX and OBJECT_BLOCKS_MAX, and passes entries that `parse_index` accepts.
+    Only the number of entries is checked here, because the broker calls this function for every batch.
     """
     blocks, rest = divmod(len(block_entries), BLOCK_ENTRY_BYTES)
     assert not rest, f"{len(block_entries)} bytes of block entries"
@@ -218,7 +218,7 @@ def parse_trailer(buffer: Buffer, object_length: int) -> Trailer:
 
 
 def parse_index(buffer: Buffer, trailer: Trailer) -> ObjectIndex:
-    """Read the index that the trailer found: checksum first, then every bound before its entries are made.
+    """Read the index that the trailer names: check the checksum, then every bound, then make entries.
 
     Raises: CorruptDataError, UnsupportedFormatError.
     """
@@ -244,7 +244,7 @@ def parse_index(buffer: Buffer, trailer: Trailer) -> ObjectIndex:
 def index_bytes(head: Buffer) -> int:
     """Return the length of the index that begins with `head` (at least INDEX_HEAD_BYTES), unchecked.
 
-    Raises: CorruptDataError for what is over a bound.
+    Raises: CorruptDataError if one of its sizes is out of bounds.
     """
     meta_length, batches, blocks, batch_size, block_size = _index_sizes(head)
     return INDEX_HEAD_BYTES + meta_length + batches * batch_size + blocks * block_size
@@ -295,7 +295,7 @@ def _parse_meta(encoded: bytes) -> ObjectMeta:
 
 
 def _check_entries(index: ObjectIndex, index_offset: int) -> None:
-    """Check that batches are adjacent before the index, and blocks adjacent within their batches."""
+    """Check that batches before the index, and blocks in their batches, are in order and do not overlap."""
     at = first_block = 0
     for number, batch in enumerate(index.batches):
         if batch.topic >= len(index.meta.topics):

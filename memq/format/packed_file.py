@@ -1,7 +1,7 @@
 """Packed files in the store, a 16-byte head and packed JSON, and one kind of them: lists of a sweep.
 
 Manifests and parts of compacted partitions (`memq.format.compaction_manifest`) are the other kinds. The codec bounds
-what comes out, and the checksum covers all but itself: a file is whole, or it is damage.
+the unpacked size. Magic and checksum protect every byte: a file is either whole or damaged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAGIC = b"mqC1"
 # magic, checksum | version, kind, codec, 0 | raw length
 HEAD = struct.Struct("<4sI BBB1x I")
 KIND_MANIFEST, KIND_PART, KIND_SWEEP_LIST = 1, 2, 3
-KIND_AT = 9  # the byte that says the kind
+KIND_AT = 9  # offset of the kind in the head
 CHECKED_FROM = 8  # the checksum covers the file from here to its end
 LISTED_MAX = 10_000  # objects of one list: with the longest keys their JSON is 11 MB
 Key = Annotated[str, Meta(max_length=1_024)]
@@ -60,7 +60,7 @@ def unpack_file(kind: int, data: Buffer, name: str) -> Buffer:
 
 
 class ListedObject(NamedTuple):
-    """One object that a pass found: its key, size in bytes, time of writing in Unix ms, and why it may go."""
+    """One object that a sweep found: key, size in bytes, write time in Unix ms, reason for its deletion."""
 
     key: Key
     size: Number
@@ -69,7 +69,7 @@ class ListedObject(NamedTuple):
 
 
 class SweepList(msgspec.Struct, frozen=True, kw_only=True):
-    """Objects that a pass found below `prefix` at `since_ms`, or, if `kept`, that an operator keeps."""
+    """Objects that a sweep found below `prefix` at `since_ms`, or, if `kept`, that an operator keeps."""
 
     cluster: Text
     prefix: Key

@@ -1,7 +1,7 @@
 """The pointer: one JSON document in the queue with the place and summary of a committed batch.
 
-Ids, sequences and bit sets are 16 hex digits on the wire and integers in Python; every other integer is below
-2^53, so that any JSON reader keeps it whole. The schema is docs/pointer.schema.json.
+Ids, sequences and bit sets are 16 hex digits on the wire and integers in Python. Every other integer is below
+2^53, so that any JSON reader keeps it exact. The schema is docs/pointer.schema.json.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _NO_BITS = "0" * 16
 
 
 class Location(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a copy of the batch lies.
+    """The place of one copy of the batch.
 
-    `store` is a name in the cluster's settings, offset and length are bytes.
-    `index` is where the object's index begins, 0 when that is right behind the batch.
+    `store` is a name in the cluster's settings; `offset` and `length` are in bytes.
+    `index` is the offset of the object's index; 0 if the index begins at the end of the batch.
     """
 
     store: str
@@ -66,12 +66,12 @@ class Location(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def index_offset(self) -> int:
-        """Where the object's index begins."""
+        """The offset of the object's index."""
         return self.index or self.offset + self.length
 
 
 class Adopted(msgspec.Struct, frozen=True, kw_only=True):
-    """A late pointer that the owner met at `offset` of the queue, and counts from here on."""
+    """A late pointer at `offset` of the queue; the owner counts it from this pointer on."""
 
     offset: Number
     epoch: U32
@@ -90,7 +90,7 @@ class ProducerRanges(msgspec.Struct, frozen=True):
 class ProducerEnd(msgspec.Struct, frozen=True, kw_only=True):
     """A producer's statement at its end: the next sequence, and the sequences it gave up.
 
-    `acks` is the level of its acks; None where the owner did not say it.
+    `acks` is the producer's ack level; None if the owner did not record it.
     """
 
     producer: int
@@ -102,10 +102,10 @@ class ProducerEnd(msgspec.Struct, frozen=True, kw_only=True):
 class NamedProducer(msgspec.Struct, frozen=True, kw_only=True):
     """State of a producer that may replay after hours, kept beyond the dedup window.
 
-    All its sequences below `last_sequence` are committed; `epoch` is that of its newest instance. `last_seen_ms` is the
-    queue time of its last sign, 0: that of the pointer itself. Of a writer that stages, `batch_id` (decimal) is its
-    last batch, of whose `pieces` for the partition, as `manifest` (crc32c of its bytes) has them, `last_sequence` are
-    there.
+    All its sequences below `last_sequence` are committed; `epoch` is the epoch of its newest instance. `last_seen_ms`
+    is the queue time of its last activity; 0 means the queue time of this pointer.
+    For a writer that stages, `batch_id` (decimal) is its last batch, and `manifest` is the crc32c of the batch's
+    manifest. The manifest has `pieces` pieces for the partition; `last_sequence` of them are in the queue.
     """
 
     producer: int
@@ -140,7 +140,7 @@ class _WireNamedProducer(msgspec.Struct, frozen=True, kw_only=True, omit_default
 
 
 class _Fields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The fields that look the same on the wire and in Python."""
+    """The fields that have the same types on the wire and in Python."""
 
     kind: str
     cluster: str
@@ -169,17 +169,20 @@ class _Fields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Pointer(_Fields, frozen=True, kw_only=True):
-    """One committed batch (kind `data`), or what an owner or producer says in between.
+    """One committed batch (kind `data`), or a statement of an owner or producer between batches.
 
-    `data`: where the batch lies (`locations`), what it holds (`records`, `raw_bytes`, `stored_bytes`, times in
-    Unix ms, `slots`, `tag_bits`, `producers`, `checksum` = crc32c of the batch's bytes) and what lies before it in
-    the write partition (`totals`, plus `adopted`). `skip` has the numbers of blocks that the queue held already.
-    `latency` says how old its records were when the pointer was handed to the queue (`format/blocks/header_table.py`).
-    `producers` is cut at POINTER_RANGES_MAX ranges, and then not `producers_complete`: the index has all.
-    `opened`: a new epoch, or the same once more, `totals`, and all `named` producers that are remembered; other kinds
-    have in `named` those of their own, and in `named_ms` the queue time of the last `opened`, 0: it named nobody.
-    `closed`: the end of an epoch. `ended`: what producers reported when they closed, in `ended`. `extra` has the fields
-    that a newer writer added.
+    - `data`: `locations` has the places of the batch. `records`, `raw_bytes`, `stored_bytes`, times in Unix ms,
+      `slots`, `tag_bits`, `producers` and `checksum` (crc32c of its bytes) describe its content. `totals` and `adopted`
+      count the records and bytes before it in the write partition. `skip` has the numbers of its blocks that the queue
+      held already. `latency` has the ages of its records when the owner handed the pointer to the queue
+      (`format/blocks/header_table.py`). `producers` has at most POINTER_RANGES_MAX ranges. If `producers_complete` is
+      false, only the object's index has all of them.
+    - `opened`: a new epoch, or a repetition for the same epoch, with `totals` and all remembered `named` producers.
+    - `closed`: the end of an epoch.
+    - `ended`: the last reports of producers that closed, in `ended`.
+
+    Kinds other than `opened` have only their own producers in `named`. Their `named_ms` is the queue time of the last
+    `opened`; 0 if that named no producer. `extra` has the fields that a newer writer added.
     """
 
     version: int = FORMAT_VERSION
@@ -217,8 +220,8 @@ _encode = msgspec.json.Encoder().encode
 def encode_pointer(pointer: Pointer) -> bytes:
     """Return the pointer's JSON.
 
-    Raises: TooLargeError over POINTER_BYTES_MAX; cut the producers with `bounded_ranges` then.
-    InvalidRequestError for what `decode_pointer` would refuse: nobody could read the batch, ever.
+    Raises: TooLargeError over POINTER_BYTES_MAX; the caller then cuts the producers with `bounded_ranges`.
+    InvalidRequestError for a pointer that `decode_pointer` would refuse: no reader could ever read the batch.
     """
     try:
         _check(pointer)
@@ -238,7 +241,7 @@ def encode_pointer(pointer: Pointer) -> bytes:
 def decode_pointer(body: bytes | bytearray | memoryview) -> Pointer:
     """Read a pointer.
 
-    Raises: CorruptDataError; UnsupportedFormatError for a newer version or kind, or what `requires` names.
+    Raises: CorruptDataError; UnsupportedFormatError for a newer version or kind, or if `requires` is not empty.
     """
     if not body:
         raise CorruptDataError("the queue has lost the pointer: its row is missing or damaged")
@@ -253,8 +256,8 @@ def decode_pointer(body: bytes | bytearray | memoryview) -> Pointer:
 def read_pointer(body: bytes | bytearray | memoryview, *, newer: Literal["raise", "return"]) -> Pointer | MemqError:
     """Read a pointer, or return why it can't be read.
 
-    A pointer of a newer version is sound: `newer` is "return" for callers that report it or may pass over it, and
-    "raise" for those that would act as if it named nothing. Raises: UnsupportedFormatError with "raise".
+    A pointer of a newer version is not damaged. Callers that report or skip it set `newer` to "return". Callers that
+    would treat it as naming no batch set it to "raise". Raises: UnsupportedFormatError with "raise".
     """
     try:
         return decode_pointer(body)
@@ -311,7 +314,7 @@ def _to_wire(pointer: Pointer) -> _Wire:
 def _extra(body: bytes | bytearray | memoryview) -> dict[str, Any]:
     """Return the fields that a newer writer added.
 
-    Nearly always there is none, which one comparison of the names shows.
+    There is nearly always none, so one comparison of the names comes first.
     """
     raw = _decode_names(body)
     if _KNOWN.issuperset(raw):
@@ -384,7 +387,7 @@ def _ranges(ranges: Sequence[_HexRange]) -> tuple[Range, ...]:
 
 
 def _check(pointer: Pointer) -> None:
-    """Check what types alone do not say."""
+    """Check the rules that types do not express. Raises: ValueError, InvalidNameError."""
     check_name(pointer.cluster, "cluster", internal=True)
     check_name(pointer.topic, internal=True)
     if pointer.broker:
@@ -404,10 +407,9 @@ def _check(pointer: Pointer) -> None:
 
 
 def named_since_ms(pointer: Pointer, time_ms: int) -> int:
-    """Return from when on (queue time) pointers must be read to know all named producers.
+    """Return the queue time from which pointers must be read to know all named producers; 0 for none.
 
-    0 when there are none.
-    `time_ms` is the pointer's own queue time; it is the last one of the highest epoch.
+    `pointer` is the last one of the highest epoch; `time_ms` is its own queue time.
     """
     if pointer.kind == "opened":
         return time_ms if pointer.named else 0
@@ -436,10 +438,10 @@ def named_ranges(pointer: Pointer) -> Mapping[int, Sequence[Range]] | None:
 
 
 def is_named(ranges: Mapping[int, Sequence[Range]] | None, header: BlockHeader) -> bool:
-    """Whether a block may be one of a batch that names these.
+    """Whether the sequences of a block are in `ranges` of a pointer; true when `ranges` is None.
 
-    Those that its pointer says to pass over are not named.
-    A store that sends another object's bytes would pass unseen otherwise: its blocks are sound, and of the same topic.
+    Blocks that the pointer skips are not in its ranges.
+    This check detects a store that returns bytes of another object: those blocks are sound, and of the same topic.
     """
     if ranges is None:
         return True

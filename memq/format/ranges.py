@@ -1,8 +1,8 @@
 """Sets of integers as sorted half-open ranges: which sequences of a producer are known.
 
-The broker, the consumer and the audit all ask the same questions of sequences, so they share this one set.
-Records of one producer come nearly always in order: then a set is one range that grows at its end, and
-`add` is one comparison and one assignment.
+The broker, the consumer and the audit share this class.
+Records of one producer nearly always arrive in order. Then the set is one range that grows at its end, and
+`add` costs one comparison and one assignment.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class RangeSet:
         return self._firsts[bisect_right(self._nexts, first)] < next_
 
     def holes(self, first: int, next_: int) -> list[Range]:
-        """Return what of `first` up to, not with, `next_` is not in, as ranges in order."""
+        """Return the parts of `first` up to, not with, `next_` that are missing, as ranges in order."""
         found: list[Range] = []
         at = bisect_right(self._nexts, first)
         while first < next_:

@@ -1,10 +1,10 @@
 """The report: one JSON record of `_memq_audit` with a client's work, as ranges of sequences.
 
-Theory. Who counts what was lost must know whose word is missing, too. So a client gives the reports that it puts into
-one partition of `_memq_audit` dense numbers, and each says up to when it is complete and when the next one comes at
-the latest. What a client did is known from its first report on, up to `until_ms` of the last one before a hole; behind
-that, nothing is known of it, until a report says `last`, or numbers continue. All that is said about one write
-partition lies in one partition of `_memq_audit`, its *home*, whoever says it: there it can be judged alone.
+Theory. An auditor that counts lost records must also know which reports are missing. So a client numbers its reports
+in each partition of `_memq_audit` without holes. Each report states up to when it is complete, and when the next one
+comes at the latest. The work of a client is known from its first report up to `until_ms` of the last one before a hole.
+Behind a hole, its work is unknown until a report has `last`, or the numbers continue. The reports of all clients about
+one write partition are in one partition of `_memq_audit`, its *home*: reading the home is enough to judge it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ MINUTE_MS = 60_000
 _HEX_MAX = (1 << 64) - 1
 _HEX_OF_DAMAGE = ("producer", "first", "next")
 
-# Of a stream of Spark two report: its driver (`spark-reader`) where it is, each task what it fetched.
+# A Spark stream has two kinds: its driver (`spark-reader`) reports positions, each task (`spark-task`) its fetches.
 Kind = Literal["producer", "consumer", "spark-reader", "spark-task", "spark-writer"]
-# Of producers: written to a socket; acked at `level`; given up, whether it was sent or not. Of readers: given to the
-# user; left out as a copy; committed by the group, after the commit succeeded.
+# Producers: `sent` to a socket, `acked` at `level`, `gave-up`, whether sent or not. Readers: `fetched` and given to the
+# user, `dropped` as a copy, `processed`: the group's commit succeeded.
 Stage = Literal["sent", "acked", "gave-up", "fetched", "dropped", "processed"]
 BeginReason = Literal["stored", "start", "seek"]
 PositionText = Annotated[str, Meta(pattern=r"^([0-9]{1,16}:[0-9]{1,16}:[0-9]{1,16})?$", max_length=50)]
@@ -46,8 +46,8 @@ _HexRange = tuple[Hex, Hex]
 class ReportedDamage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A block that a reader could not read: object, number in it, pointer offset, and cause.
 
-    `records` is how many are lost to the reader. `block` is 0 for a whole batch, too. A damaged header says nothing
-    that can be trusted; where only the payload is damaged, `producer` and its sequences `first` up to `next` are known.
+    `records` is the number of records that the reader lost. `block` is also 0 for a whole batch. `producer` and its
+    sequences `first` up to, not with, `next` are known only when the header is sound and the payload is damaged.
     """
 
     object: Text
@@ -69,7 +69,7 @@ def damage_of(key: str, block: int, offset: int, records: int, cause: Exception 
 class Begin(msgspec.Struct, frozen=True, kw_only=True):
     """A reader began at a position: its group's, its configured start, or the target of a seek.
 
-    So what is processed again after a rewind is distinguished from a doubling.
+    The audit needs it to distinguish records that are processed again after a rewind from duplicates.
     """
 
     at: PositionText
@@ -80,7 +80,7 @@ class ReportSpan(msgspec.Struct, frozen=True, kw_only=True):
     """One stage's progress: sequences of one producer with the least timestamp in one minute.
 
     `minute` is in Unix minutes of event time, as the block headers have it. `ranges` are half-open, ascend and do not
-    touch. `level` is the ack level that the producer asked for, 0 of readers. `latency` is as in
+    touch. `level` is the ack level that the producer requested, 0 for readers. `latency` is as in
     `format/blocks/header_table.py`.
     """
 
@@ -95,10 +95,10 @@ class ReportSpan(msgspec.Struct, frozen=True, kw_only=True):
 class ReportPart(msgspec.Struct, frozen=True, kw_only=True):
     """A report's content for one write partition; several in order if a reader began again.
 
-    `begins` come before all that the part says was processed and committed.
-    `committed` is the position that the group has stored last, as its commits were answered; "" when it stored none
-    since the last report. `read` is what a task of Spark has come to the end of, from a position up to, not with,
-    another: with this part it has told all that it fetched there.
+    `begins` happened before all processed and committed records of the part.
+    `committed` is the position of the group's last successful commit; "" when no commit succeeded since the last
+    report. `read` is the stretch that a Spark task has read to its end, from a position up to, not with, another. With
+    this part, all that the task fetched there is reported.
     """
 
     topic: str
@@ -114,9 +114,9 @@ class ReportPart(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """One client's work from `since_ms` to `until_ms` (its clock) in the write partitions of a home.
 
-    `number` is dense for each client and partition of `_memq_audit`, from 0 on: a hole is a report that is lost. The
-    next one comes by `next_ms`, if only to say that there is nothing to say; after `last` none does. When one record is
-    too small for an interval, all but its last report have an `until_ms` that is `since_ms`.
+    `number` counts from 0 for each client and partition of `_memq_audit`: a hole is a lost report. The next report
+    comes by `next_ms`, even if it is empty; none comes after `last`. When an interval needs several reports, all but
+    its last one have `until_ms` = `since_ms`.
     `client` is random, one for each producer or consumer object; `name` is that of the producer or the group, or "".
     """
 
@@ -188,7 +188,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def home_of(topic_id: str, partition: int, homes: int) -> int:
-    """Return which of the `homes` partitions of `_memq_audit` has what is said about a write partition."""
+    """Return which of the `homes` partitions of `_memq_audit` has the reports about a write partition."""
     return scope_of(bytes.fromhex(topic_id), partition) % homes
 
 
@@ -199,7 +199,7 @@ def encode_report(report: Report) -> bytes:
 
 
 def decode_report(body: bytes | bytearray | memoryview) -> Report:
-    """Read a report; unknown fields are passed over.
+    """Read a report; unknown fields are ignored.
 
     Raises: CorruptDataError; UnsupportedFormatError for a newer version.
     """
@@ -251,7 +251,8 @@ def _halves(report: Report) -> tuple[Report, ...]:
 def _halves_of_part(part: ReportPart) -> tuple[ReportPart, ...]:
     """Cut a part in two between spans, damages, begins or ranges, whichever it has several of.
 
-    Who begins does so before what is processed, and commits, or has read, behind it: that shows that all was reported.
+    Begins are in the first half: they come before processed records. `committed` and `read` are in the second half:
+    they state that everything before them is reported.
     """
     rest = msgspec.structs.replace(part, spans=(), damages=(), begins=())
     if len(part.begins) > 1:
@@ -308,7 +309,7 @@ def _part(wire: _WirePart) -> ReportPart:
 
 
 def _fields(struct: msgspec.Struct) -> dict[str, Any]:
-    """Return the fields of a struct, which has the same ones on the wire and in Python, as they are."""
+    """Return the fields of a struct by name, unconverted: structs of wire and Python have the same names."""
     return {name: getattr(struct, name) for name in struct.__struct_fields__}
 
 

@@ -1,7 +1,7 @@
 """JSON with a checksum, in files and messages: a changed bit can leave valid JSON with other content.
 
 The last field of the document is `"checksum"`: the CRC-32C of the document without that field. Files of earlier writers
-have no such field. They are read, too; only a second read that brings the same bytes confirms them.
+have no such field. They are read, too; the caller confirms them by a second read that returns the same bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _decode_any = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def seal(document: bytes) -> bytes:
-    """Return a JSON object that has fields, with its checksum as the last one."""
+    """Return a JSON object, which has at least one field, with its checksum as the last field."""
     return document[:-1] + b',"checksum":"%08x"}' % crc32c(document)
 
 
@@ -49,7 +49,7 @@ def check_seal(data: Buffer, name: str, hint: str = "") -> bool:
 def open_sealed(data: Buffer, decoder: msgspec.json.Decoder[T], fields: frozenset[str], name: str, hint: str = "") -> T:
     """Return the content of a file, after a check of its checksum.
 
-    `fields` are all that a file without a checksum, of an earlier writer, may have; `name` and `hint` are for errors.
+    A file without a checksum, of an earlier writer, may have only `fields`; `name` and `hint` are for errors.
     Raises: CorruptDataError.
     """
     text = f"{name} of {len(data)} bytes"

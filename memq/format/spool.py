@@ -1,9 +1,9 @@
 """A segment of the spool: a head, then entries, each a header and one block as it was received.
 
 Bytes <-> values.
-A segment is only ever appended to, so a crash cuts its end: what is cut was never acked. Everything else that can't be
-read is damage, and what follows it is found again: an entry's header has a checksum of its own, seeded by its segment,
-so that neither the bytes of a block nor what an old file left on the disk pass for one.
+A segment is only ever appended to, so a crash cuts its end; the cut bytes were never acked. All other unreadable bytes
+are damage. The entry behind damage is found by its header, which has its own checksum, seeded by its segment. So bytes
+of a block, or bytes that an old file left on the disk, do not pass for a header.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ CHECKED_FROM = 8  # both checksums cover what follows them in their header
 
 @dataclass(frozen=True, slots=True)
 class SpoolEntry:
-    """One block in a segment, and what its owner knew: below `queue_offset` the queue did not hold it.
+    """One block in a segment; below `queue_offset` the queue did not hold it when it was appended.
 
-    `start` and `end`: where the block lies. `appended_ms`: when it was taken, Unix ms.
+    `start` and `end` are the byte offsets of the block in the segment. `appended_ms` is its time in Unix ms.
     """
 
     topic_id: str
@@ -43,7 +43,7 @@ class SpoolEntry:
 
     @property
     def span(self) -> tuple[int, int]:
-        """Where the whole entry lies, with its header."""
+        """Byte offsets of the whole entry, with its header."""
         return self.start - ENTRY.size, self.end
 
 
@@ -60,7 +60,7 @@ class SegmentDamage:
 class SpoolContent:
     """The content of a segment.
 
-    `torn_bytes`: its end, which was being written at a crash.
+    `torn_bytes` is the size of an incomplete entry at its end, which a crash interrupted.
     """
 
     entries: list[SpoolEntry]
@@ -77,7 +77,7 @@ def encode_head(seed: int, created_ms: int) -> bytes:
 def encode_entry(
     seed: int, topic_id: bytes, partition: int, queue_offset: int, appended_ms: int, block_bytes: int
 ) -> bytes:
-    """Return what goes before a block of that many bytes."""
+    """Return the header of an entry whose block has `block_bytes` bytes."""
     rest = ENTRY.pack(ENTRY_MAGIC, 0, topic_id, partition, block_bytes, queue_offset, appended_ms)[CHECKED_FROM:]
     return _with_checksum(ENTRY_MAGIC, crc32c(rest, seed), rest)
 
@@ -87,7 +87,7 @@ def _with_checksum(magic: bytes, checksum: int, rest: bytes) -> bytes:
 
 
 def decode_segment(data: bytes) -> SpoolContent:
-    """Return what a segment holds, whatever happened to it.
+    """Return the entries of a segment, and its damage.
 
     Raises: CorruptDataError when its head is damaged, UnsupportedFormatError when a newer memq wrote it.
     """
@@ -119,10 +119,10 @@ def decode_segment(data: bytes) -> SpoolContent:
 
 
 def copied_entries(data: bytes, start: int, end: int, seed: int) -> Iterator[tuple[bytes, memoryview]]:
-    """Yield entries between two bytes of a segment as entries of one with `seed`: header and block.
+    """Yield header and block of the entries from `start` to `end`, for a segment with another `seed`.
 
-    The original goes after its copy, so each block is checked: a bit may have changed on the way from the disk.
-    Raises: CorruptDataError when there is something else.
+    Each block is checked: the original is deleted after the copy, and a bit may have changed in the read from disk.
+    Raises: CorruptDataError for anything but sound entries.
     """
     old_seed, view, at = _decode_head(data), memoryview(data), start
     while at < end:
@@ -167,7 +167,7 @@ class _Header(NamedTuple):
 
 
 def _read_header(view: memoryview, at: int, seed: int) -> _Header | None:
-    """Return the header of the entry that begins there; None when there is none."""
+    """Return the header of the entry that begins at `at`; None when there is none."""
     if at + ENTRY.size > len(view):
         return None
     magic, checksum, topic_id, partition, length, queue_offset, appended_ms = ENTRY.unpack_from(view, at)

@@ -1,8 +1,8 @@
 """Blocks as an Arrow table: the bytes of the values stay where they are, only offsets are made.
 
-Theory: the payload has lengths, Arrow wants offsets. A cumulative sum in Arrow costs 2 ns per record and
-4 µs per call, where a list of Python integers costs 30 ns per record; so nothing here makes a Python object per
-record, and few calls are made per block.
+Theory: the payload has lengths, Arrow needs offsets. A cumulative sum in Arrow costs 2 ns per record and
+4 µs per call; a list of Python integers costs 30 ns per record. So this module makes no Python object per record,
+and few calls per block.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _HEADERS = SCHEMA.field("headers").type
 _TIMESTAMP = SCHEMA.field("timestamp").type
 _U32 = pa.uint32()
 _BINARY = pa.binary()
-_ZERO = pa.Array.from_buffers(_U32, 1, [None, pa.py_buffer(bytes(4))])  # pa.array would import pandas: half a second
+_ZERO = pa.Array.from_buffers(_U32, 1, [None, pa.py_buffer(bytes(4))])  # pa.array would import pandas: 0.5 s
 _SUMS, _SUM_OPTIONS = pc.get_function("cumulative_sum_checked"), pc.CumulativeOptions()
 
 
@@ -60,7 +60,7 @@ _NO_ENDS = Ends(_ZERO, 0)
 class Rows(NamedTuple):
     """Some records of one block, in columns. A column that no record has is None.
 
-    One time for all of them is a number.
+    `timestamps` is a number when all records have the same time.
     """
 
     records: int
@@ -74,8 +74,8 @@ class Rows(NamedTuple):
 def block_rows(reader: BlockReader, low: int = 0, high: int | None = None) -> Rows:
     """Return the records `low` up to, not with, `high` of a block; they keep the block's bytes alive.
 
-    Values and keys are not copied. Timestamps are, when they do not lie at a multiple of 8, which some
-    readers of Arrow insist on.
+    Values and keys are not copied. Timestamps are copied when their address is not a multiple of 8, which some
+    readers of Arrow require.
     Raises: CorruptDataError, UnsupportedFormatError.
     """
     columns = _Columns(reader)
@@ -100,8 +100,8 @@ def block_rows(reader: BlockReader, low: int = 0, high: int | None = None) -> Ro
 def table(blocks: Sequence[Rows]) -> pa.Table:
     """Return the records of blocks that follow on each other as one table of `SCHEMA`.
 
-    Values have a chunk per block. A column that blocks lack is made once for all that lie side by side: made for
-    each, such columns were half of the cost.
+    Values have a chunk per block. Adjacent blocks that lack a column share one absent chunk: a chunk for each block
+    was half of the cost.
     """
     counts = [rows.records for rows in blocks]
     columns = [
@@ -116,7 +116,7 @@ def table(blocks: Sequence[Rows]) -> pa.Table:
 
 
 def _filled(chunks: Sequence[pa.Array | None], counts: Sequence[int], kind: int) -> list[pa.Array]:
-    """Return the chunks of a column, with an absent column of `kind` for each run that is None."""
+    """Return the chunks of a column, with an absent chunk of `kind` for each run that is None."""
     found: list[pa.Array] = []
     missing = 0
     for chunk, count in zip(chunks, counts, strict=True):
@@ -161,7 +161,7 @@ def _absent(count: int, kind: int) -> pa.Array:
 
 @lru_cache(maxsize=4)
 def _absent_columns(bits: int) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """Return such columns for the next power of two; batches share them."""
+    """Return absent keys, headers and tags of 2^`bits` records; batches share them."""
     count = 1 << bits
     ends = pa.py_buffer(bytes(4 * count + 4))
     headers = pa.Array.from_buffers(_HEADERS, count, [None, ends], children=[pa.array([], _HEADERS.value_type)])

@@ -1,8 +1,7 @@
 """The only builder of blocks: takes records, returns one sealed block as bytes. Pure.
 
-Producer, bulk writers, import and staged objects all use it; none of them has bytes of its own. A compiled kernel may
-take its place: nothing else knows how records lie before they are sealed, except the way in of `send`, whose rule is
-that of `BlockBuilder`.
+Producer, bulk writers, import and staged objects all use it. A compiled kernel may replace it: no other code knows the
+layout of unsealed records, except `send`, which adds rows by the rule of `BlockBuilder`.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ MIXED, PLAIN, KEYED, TIMED = range(4)
 # Bytes of raw per record and column. A value has its length and, rounded up, its share of two null bitmaps.
 _VALUE_COST, _KEY_COST, _TIMESTAMP_COST, _HEADERS_COST, _TAG_COST = 5, 4, 8, 2, 2
 _HEADER_COST = 6  # per header: length and name
-_ONCE_COST = 16  # h, the dictionary's count, the roundings of two bitmaps
+_ONCE_COST = 16  # per block: number of headers, number of names, rounding of two bitmaps
 _WIDTHS = {PLAIN: 1, KEYED: 2, TIMED: 3}  # cells of a row
 ROW_COSTS = {
     PLAIN: _VALUE_COST,
@@ -60,24 +59,25 @@ class SealedBlock:
 class BlockBuilder:
     """Records that wait for their block: `append`, `append_many`, then `seal`. One builder, one block.
 
-    The owner decides when to seal, by `raw_bytes`, `room`, `count` and the age, and where the block goes. Types are the
-    owner's to check: a value that is not bytes fails at the seal, for the whole block.
+    The caller decides when to seal, by `raw_bytes`, `room`, `count` and the age, and where the block goes. The caller
+    also checks types: with one value that is not bytes, the seal of the whole block fails.
 
-    Records lie in *rows* while all have the same shape, else in *columns*. Rows are cells in one list, so that a record
-    is one step. That makes a way in without a lock, which would cost half of a `send`. The rule, which rests on the GIL
-    (each step is atomic, and seen by all threads in its order):
+    Records are *rows* while all have the same shape, else *columns*. Rows are cells of one list, so a thread adds a
+    record in one step. So threads may add rows without a lock, which would cost half of a `send`. The rule relies on
+    the GIL: each step is atomic, and all threads see the steps in order.
 
-    - who adds: checks that `shape` is the record's, and that `room` suffices for its bytes and `row_cost`; calls
-      `cells.extend(row)`, a tuple of value, key and timestamp as far as the shape has them, or just
-      `cells.append(value)`; sets `room`; then reads `closed`, and when it is true asks `take_late`, with the lock;
-    - who ends the rows (with the lock): sets `closed`, then reads how many cells exist. These it takes.
+    - The adding thread checks that `shape` is the record's shape, and that `room` suffices for its bytes and
+      `row_cost`. It calls `cells.extend(row)`, where `row` has value, key and timestamp as far as the shape has them,
+      or `cells.append(value)`. It sets `room`, then reads `closed`. If this is true, it calls `take_late` under the
+      lock.
+    - The closing thread holds the lock. It sets `closed`, then reads the number of cells: these belong to the block.
 
-    A row that is not among them was added after `closed` was set, so whoever added it sees that, and takes
-    it out of `cells` again by its identity. Two threads may add the very same objects: then each may take the
-    other's, which is the same record. `room`, the rest of `limit`, may lose an update between threads; it only
-    decides when to seal. A builder whose rows have become columns stays closed: then the lock is the only way in.
-    Cells and not tuples: the columns are slices, a sixth of what picking them out of tuples costs, and the garbage
-    collector is not called for every 700 records.
+    Any other row was added after `closed` was set. So the thread that added it sees `closed`, and removes the row from
+    `cells` by identity. If two threads add the same objects, each may remove the other's row, which is the same record.
+    `room`, the rest of `limit`, may lose an update between threads; it only decides when to seal. A builder whose rows
+    became columns stays closed: further records need the lock.
+    The list has cells, not tuples: a column is a slice, at a sixth of the cost of picking it out of tuples. Also, the
+    garbage collector does not run every 700 records.
     """
 
     __slots__ = ("_columns", "_taken", "_width", "cells", "closed", "limit", "room", "row_cost", "shape")
@@ -144,14 +144,14 @@ class BlockBuilder:
     ) -> None:
         """Add many records; the columns have equal lengths, `tag` holds for all of them.
 
-        `size` is the sum of the bytes of values and keys, where the caller knows it: measuring costs 30 ns a record.
+        `size` is the sum of the bytes of values and keys, if the caller knows it: measuring costs 30 ns per record.
         Raises: TooLargeError, InvalidRequestError; the records are then as they were.
         """
         count = len(values)
         if keys is not None:
             _check_length("keys", len(keys), count)
             if count and keys[0] is None and all(key is None for key in keys):
-                keys = None  # the same bytes as record by record
+                keys = None  # so that the block is the same as with `append` for each record
         if timestamps_ms is not None and count:
             _check_length("timestamps", len(timestamps_ms), count)
             _check_timestamps(min(timestamps_ms), max(timestamps_ms))
@@ -171,19 +171,19 @@ class BlockBuilder:
         return shape == self.shape != MIXED and not self.closed
 
     def _claim(self, size: int, count: int) -> None:
-        """Count `size` bytes of `count` rows in, when the format has room."""
+        """Take the room of `count` rows with `size` bytes. Raises: TooLargeError."""
         size += self.row_cost * count
         _check_bounds(len(self.cells) // self._width, count, self.limit - self.room, size)
         self.room -= size
 
     def close(self) -> None:
-        """End the way in without the lock."""
+        """End the adding of rows without the lock."""
         if not self.closed:
             self.closed = True
             self._taken = len(self.cells) // self._width
 
     def take_late(self, row: tuple[object, ...]) -> bool:
-        """Take a row back that came after the end; false when it came in time."""
+        """Remove a row that was added after `close`; false when it was added in time."""
         cells, width = self.cells, len(row)
         for at in range(self._taken * width, len(cells), width):
             if all(cell is own for cell, own in zip(cells[at : at + width], row, strict=True)):
@@ -202,11 +202,11 @@ class BlockBuilder:
         return _OpenColumns(self.cells[0:end:width], keys, times, self.limit - self.room)
 
     def _widened(self) -> _OpenColumns:
-        """Return the columns that all further records are added to; the lock is held."""
+        """Return the columns to which all further records are added; the caller holds the lock."""
         if self._columns is None:
             self._columns = self._in_columns()
             self.shape = MIXED
-            del self.cells[: self._taken * self._width]  # what is left came late
+            del self.cells[: self._taken * self._width]  # rows that are left came late
             self._taken = 0
         return self._columns
 
@@ -221,10 +221,10 @@ class BlockBuilder:
         slot_range: tuple[int, int] = (0, SLOTS - 1),
         producer_epoch: int = 0,
     ) -> SealedBlock:
-        """Return the block, also a second time. `now_ms` is the timestamp of the records that have none.
+        """Return the block; may be repeated. `now_ms` is the timestamp of the records that have none.
 
-        `slot_range` (first and last) must hold the slots of all keys: the partition's range, or all of
-        them when the caller chose the partition itself. With a null key the block says 0 to 65535.
+        `slot_range` (first and last) must include the slots of all keys. It is the partition's range, or all slots
+        when the caller chose the partition itself. A block with a null key, or without keys, gets 0 to 65535.
         """
         columns = self._in_columns()
         assert columns.values, "a block has at least one record"
@@ -240,7 +240,7 @@ class BlockBuilder:
         tail = block.UNPREFIXED.pack(FORMAT_VERSION, *fields)
         checksum = crc32c(payload, crc32c(tail))
         head = b"".join((block.MAGIC, checksum.to_bytes(4, "little"), tail))
-        header = block.parse_header(head)  # what would be refused must not leave
+        header = block.parse_header(head)  # fails for a block that a reader would refuse
         if payload is not raw:
             return SealedBlock(header, head + payload)
         data[:BLOCK_HEADER_BYTES] = head
@@ -248,7 +248,7 @@ class BlockBuilder:
 
 
 class _OpenColumns:
-    """Records in columns, for all that are not of one shape.
+    """Records in columns, for records of different shapes and for the seal.
 
     `keys`, `timestamps`, `header_counts` and `tags` are None until a record has one, and from then on exactly as long
     as `values`.
@@ -353,7 +353,7 @@ class _OpenColumns:
             self.tags.extend(repeat(NO_TAG if tag is None else self._tag_ids[tag], count))
 
     def _append_headers(self, headers: Headers, size: int) -> None:
-        """Claim room for one record of `size` bytes and its headers, and add these."""
+        """Take room for one record of `size` bytes and its headers, and add the headers."""
         if len(headers) > HEADERS_PER_RECORD_MAX:
             raise TooLargeError(f"record has {len(headers)} headers, {HEADERS_PER_RECORD_MAX} are allowed")
         ids = self._ids
@@ -392,7 +392,7 @@ class _OpenColumns:
             self.tag_bits |= tag_bit(tag)
 
     def _open_column(self, cost: int) -> None:
-        """Count in a column that has `cost` bytes for each record."""
+        """Take room for a new column of `cost` bytes for each record. Raises: TooLargeError."""
         self._check_room(cost * len(self.values))
         self.raw_bytes += cost * len(self.values)
         self.row_cost += cost
@@ -417,7 +417,7 @@ class _OpenColumns:
         return len(self.names) - 1
 
     def _claim(self, size: int, count: int) -> None:
-        """Count `size` bytes of `count` records in, when the format has room."""
+        """Take room for `count` records of `size` bytes. Raises: TooLargeError."""
         size += self.row_cost * count
         _check_bounds(len(self.values), count, self.raw_bytes, size)
         self.raw_bytes += size
@@ -427,7 +427,7 @@ class _OpenColumns:
 
 
 def _check_bounds(records: int, more: int, raw_bytes: int, size: int) -> None:
-    """Refuse what the format has no room for. Raises: TooLargeError."""
+    """Refuse records for which the format has no room. Raises: TooLargeError."""
     if records + more > BLOCK_RECORDS_MAX:
         raise TooLargeError(f"block has {records} + {more} records, {BLOCK_RECORDS_MAX} are allowed")
     if raw_bytes + size > BLOCK_RAW_BYTES_MAX:
@@ -457,7 +457,7 @@ def _check_timestamps(least: int, greatest: int) -> None:
 def _join_columns(columns: _OpenColumns, now_ms: int) -> tuple[int, int, int, bytearray]:
     """Return flags, base, max delta and the raw bytes: the columns in their order, values last.
 
-    They lie behind room for a header: a block without a codec is this very piece of memory.
+    The bytes begin with space for the header: a block without a codec is this bytearray itself.
     """
     flags = 0
     base_ms, delta_ms = now_ms, 0
@@ -474,7 +474,7 @@ def _join_columns(columns: _OpenColumns, now_ms: int) -> tuple[int, int, int, by
         times = [now_ms if time is None else time for time in columns.timestamps]
         base_ms = min(times)
         delta_ms = min(max(times) - base_ms, block.DELTA_SATURATED)
-        if delta_ms:  # without the column, base is every record's
+        if delta_ms:  # without the column, `base_ms` is the time of every record
             flags |= block.TIMESTAMP
             parts.append(struct.pack(f"<{count}q", *times))
     if columns.header_counts is not None:

@@ -1,7 +1,7 @@
 """The block's 72-byte header: its fields, its checks, and the checksum of the rest.
 
 A block is records of one producer for one topic partition. The same bytes go over the wire and into the
-object, so this check runs at the broker for every block in place, and again at the reader.
+object: the broker checks every block in place, and the reader checks it again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ DELTA_SATURATED = 0xFFFF_FFFF  # "at least that": the greatest timestamp is not 
 
 
 def base_ms_of(block: Buffer) -> int:
-    """Return the least timestamp of a sound block (Unix ms): a seventh of what the whole header costs."""
+    """Return the least timestamp of a sound block (Unix ms), at a seventh of the cost of the header."""
     (base_ms,) = _BASE.unpack_from(block, BASE_AT)
     return int(base_ms)
 
@@ -65,8 +65,8 @@ class StoredBlock(NamedTuple):
     def is_copied_by(self, header: BlockHeader) -> bool:
         """Whether a sound block with this header holds the same records under the same sequences.
 
-        Records without a timestamp of their own have that of their block, which is when it was sealed. Whoever seals
-        the same records once more makes the same block but for that time, which is no difference.
+        Records without their own timestamp have the time at which their block was sealed. A producer that seals the
+        same records again makes a block that differs only in this time: it is a copy.
         """
         if (header.producer_id, header.first_sequence, header.next_sequence) != self[:3]:
             return False
@@ -78,7 +78,7 @@ class StoredBlock(NamedTuple):
 class BlockHeader(NamedTuple):
     """The fields of a block's header, without magic and version.
 
-    A named tuple, not a dataclass: the broker makes one for every block, and at 4 KiB a frozen
+    A named tuple, not a dataclass, because the broker makes one for every block. At 4 KiB, a frozen
     dataclass of 16 fields would cost more than the checksum of the block.
     """
 
@@ -121,15 +121,15 @@ class BlockHeader(NamedTuple):
         return min(self.base_ms + self.max_delta_ms, TIME_MS_END - 1)
 
     def checksum_at(self, base_ms: int) -> int:
-        """Return the checksum that the block had with another base timestamp, without its payload.
+        """Return the checksum that the block would have with another base timestamp; needs no payload.
 
-        The crc of two pieces is that of the first, carried over the length of the second, xor that of the second.
+        The crc of two pieces is the crc of the first, carried over the length of the second, xor the second's crc.
         """
         behind = BLOCK_HEADER_BYTES - BASE_AT - _BASE.size + self.payload_length
         return self.checksum ^ self._carried(self.base_ms, behind) ^ self._carried(base_ms, behind)
 
     def _carried(self, base_ms: int, behind: int) -> int:
-        """Return what the header up to a base timestamp adds to the crc of all, `behind` bytes later."""
+        """Return the crc of the header up to a base timestamp, carried over the `behind` bytes after it."""
         tail = UNPREFIXED.pack(FORMAT_VERSION, *self._replace(base_ms=base_ms)[1:])
         carried: int = combine_crc32c(crc32c(tail[: BASE_AT + _BASE.size - CHECKED_FROM]), 0, behind)
         return carried
@@ -142,7 +142,7 @@ class BlockHeader(NamedTuple):
 def parse_header(buffer: Buffer, at: int = 0) -> BlockHeader:
     """Read the header at byte `at` of `buffer`, and check all its bounds.
 
-    The payload need not be there, and the checksum is not checked.
+    The payload may be missing, and the checksum is not checked.
     Raises: CorruptDataError; UnsupportedFormatError for a newer version, codec or flag.
     """
     try:
@@ -178,7 +178,7 @@ def parse_header(buffer: Buffer, at: int = 0) -> BlockHeader:
 
 
 def _header_error(fields: tuple[Any, ...]) -> MemqError:
-    """Say what is wrong with a header: newer first, so that a newer block is never called damaged."""
+    """Return the error of a header; a newer version comes first: a newer block is not called damaged."""
     magic, _, version, codec, flags, payload, raw, count, _, _, producer, first, base, _, low, high, _ = fields
     if magic != MAGIC:
         return CorruptDataError(f"block starts with {magic!r}, not with {MAGIC!r}")
@@ -205,12 +205,12 @@ def _header_error(fields: tuple[Any, ...]) -> MemqError:
 def check_block(buffer: Buffer, scope: int | None = None) -> BlockHeader:
     """Check that `buffer` is one whole block (header, length, checksum) that belongs to `scope`.
 
-    Raises: CorruptDataError; UnsupportedFormatError for what is whole but newer.
+    Raises: CorruptDataError; UnsupportedFormatError for a whole block of a newer version.
     """
     try:
         header = parse_header(buffer)
     except UnsupportedFormatError:
-        # The checksum lies at the same place in every version: what is damaged is not newer.
+        # The checksum has the same place in every version, so damage is not mistaken for a newer version.
         _check_checksum(buffer, int.from_bytes(buffer[4:8], "little"), "block")
         raise
     if len(buffer) != BLOCK_HEADER_BYTES + header.payload_length:

@@ -1,11 +1,11 @@
 """Headers of many blocks as a table of columns, for index and pointer; latencies of blocks.
 
-Bucket b has the records that passed a stage 2^(b-1) up to 2^b ms after the least timestamp of their block, bucket 0
-those before 1 ms, also by clocks that differ.
+Bucket b has the records that passed a stage from 2^(b-1) ms to below 2^b ms after the least timestamp of their block.
+Bucket 0 has those below 1 ms, also negative ones from clocks that differ.
 
-A batch of 4 KiB blocks has thousands of them, and a named tuple for each cost 5 µs a block, more than all the
-rest of the broker. The columns are strided copies in C: a header is 18 words of 32 bits and 9 of 64, an index
-entry 16 and 8, and no field straddles a word.
+A batch of 4 KiB blocks has thousands of headers. A named tuple for each cost 5 µs per block, more than the rest of
+the broker. So the columns are strided copies in C. A header is 18 words of 32 bits or 9 of 64, an index entry 16 or 8,
+and no field straddles a word.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def bucket_of(latency_ms: int) -> int:
 
 
 def latency_of(least_ms: Sequence[int], records: Sequence[int], now_ms: int) -> Latency:
-    """Return the records by bucket, of blocks with these least timestamps that pass a stage at `now_ms`."""
+    """Return the number of records by bucket, for blocks that pass a stage at `now_ms`."""
     if not least_ms:
         return ()
     first, last = bucket_of(now_ms - max(least_ms)), bucket_of(now_ms - min(least_ms))
@@ -53,7 +53,7 @@ assert (array("I").itemsize, array("Q").itemsize) == (4, 8)
 
 
 class HeaderTable:
-    """The headers of blocks that were checked already, in order; nothing is checked here."""
+    """The headers of checked blocks, in order; this class checks nothing."""
 
     __slots__ = ("_16", "_32", "_64", "_64_signed", "_greatest", "headers")
 
@@ -97,7 +97,7 @@ class HeaderTable:
         return min(self._leasts())
 
     def latency(self, now_ms: int, skip: Sequence[int] = ()) -> Latency:
-        """Return how old the records are at `now_ms`, by their blocks, without those of the blocks `skip`."""
+        """Return the ages of the records at `now_ms`, without those of the blocks with the numbers `skip`."""
         leasts, counts = self._leasts(), self._32[5::18].tolist()
         for number in reversed(skip):
             del leasts[number], counts[number]
@@ -145,7 +145,7 @@ class HeaderTable:
         return self._64_signed[6::9].tolist()
 
     def _greatest_ms(self) -> list[int]:
-        """Return what `BlockHeader.greatest_ms` is, of each block."""
+        """Return `BlockHeader.greatest_ms` of each block."""
         deltas = self._32[14::18].tolist()
         greatest = list(map(add, self._leasts(), deltas))
         if DELTA_SATURATED in deltas or max(greatest, default=0) >= TIME_MS_END:
