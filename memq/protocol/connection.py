@@ -29,7 +29,7 @@ ANONYMOUS = Principal("anonymous")  # of a peer that gave no name
 
 
 class ConnectionState(Enum):
-    """GREETING until both HELLOs were said, READY, DRAINING once the broker said so, CLOSED."""
+    """GREETING until both HELLOs are sent, READY, DRAINING after the broker's DRAINING, CLOSED."""
 
     __hash__ = object.__hash__
 
@@ -56,7 +56,7 @@ _REQUESTS = frozenset(
 )
 _ANSWERS = (_REQUESTS - {Api.WRITE}) | {Api.ACK, Api.NACK, Api.THROTTLE, Api.DRAINING, Api.REDIRECT, Api.ERROR}
 
-# state -> who speaks -> what may be said -> the state after it (the same state where none is named)
+# ALLOWED: state -> sender -> frames that it may send. NEXT: the state after a frame, where it changes.
 ALLOWED: dict[ConnectionState, dict[Side, frozenset[Api]]] = {
     ConnectionState.GREETING: {Side.CLIENT: frozenset({Api.HELLO}), Side.BROKER: frozenset({Api.HELLO, Api.ERROR})},
     ConnectionState.READY: {Side.CLIENT: _REQUESTS, Side.BROKER: _ANSWERS},
@@ -71,9 +71,9 @@ NEXT: dict[tuple[ConnectionState, Side, int], ConnectionState] = {
 
 
 class Conversation:
-    """Follows one connection. Both sides feed it every frame that is said, in order.
+    """Follows the state of one connection. Each side passes it every sent and received frame, in order.
 
-    WRITE and the stream frames may be left out while the state is READY or DRAINING: they are allowed there.
+    In the states READY and DRAINING, a side may leave out WRITE and the stream frames: they are always allowed there.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Conversation:
         self._client_said_hello = False
 
     def said(self, side: Side, api: int) -> None:
-        """Note a frame. Raises: ProtocolError when `side` may not say this now."""
+        """Record that `side` sent a frame. Raises: ProtocolError when it may not send this frame now."""
         if api not in ALLOWED[self.state][side]:
             name = Api(api).name if api in Api.__members__.values() else str(api)
             raise ProtocolError(f"{side.name.lower()} said {name} in state {self.state.name}")
@@ -92,5 +92,5 @@ class Conversation:
         self.state = NEXT.get((self.state, side, api), self.state)
 
     def close(self) -> None:
-        """Note that the connection is gone."""
+        """Record that the connection is closed."""
         self.state = ConnectionState.CLOSED

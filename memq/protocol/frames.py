@@ -2,7 +2,7 @@
 
 Their tables are in docs/formats.md.
 
-A FORWARD's body names the partition for which the block is, as JSON behind its length, and then has the block.
+The body of a FORWARD is a length, JSON of that length, which names the partition of the block, and the block.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HELLO_MAGIC = int.from_bytes(b"memqP1\r\n", "little")
 HELLO_BODY_BYTES_MAX = 4 * KIB
 VERSIONS = (1, 1)  # least and greatest protocol version that this package speaks
 _LENGTH = struct.Struct("<H")
-HEAD_BYTES_MAX = 1 * KIB  # of the JSON and its length: a frame has that much room next to its block
+HEAD_BYTES_MAX = 1 * KIB  # of the head (length and JSON) of a FORWARD: a frame has room for it and the largest block
 
 
 def encode_forward(request: int, message: Forward, block_bytes: int) -> bytes:
@@ -37,7 +37,7 @@ def encode_forward(request: int, message: Forward, block_bytes: int) -> bytes:
 
 
 def decode_forward(body: bytes | bytearray | memoryview, *, checksum_wanted: bool = False) -> tuple[Forward, int]:
-    """Return the head of a FORWARD's body, and where in it the block begins.
+    """Return the head of a FORWARD's body, and the offset of the block in the body.
 
     Raises: ProtocolError; as `decode_message`.
     """
@@ -103,7 +103,7 @@ class AckPlace(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """One received frame; `body` is a view that holds until the receiver returns."""
+    """One received frame; `body` may be a view that is valid only until the receiver returns."""
 
     api: int
     flags: int
@@ -113,9 +113,9 @@ class Frame(NamedTuple):
 
 
 def encode_prefix(api: int, stream: int, argument: int, length: int, flags: int = 0) -> bytes:
-    """Build what goes before a body of `length` bytes.
+    """Build the prefix of a frame whose body has `length` bytes.
 
-    Raises TooLargeError when that is over the api's bound.
+    Raises: TooLargeError when `length` is over the bound of `api`.
     """
     if length > BODY_BYTES_MAX[api]:
         raise TooLargeError(f"{Api(api).name} body of {length} bytes is over {BODY_BYTES_MAX[api]}")
@@ -163,9 +163,9 @@ def _foreign(protocol: str) -> ForeignProtocolError:
 
 
 def check_hello_start(start: bytes) -> None:
-    """Judge the first bytes of a connection (4 are enough to name HTTP or TLS, 16 to be sure of a HELLO).
+    """Check the first bytes of a connection: 4 are enough to detect HTTP or TLS, 16 to accept a HELLO.
 
-    Raises: ForeignProtocolError naming what it looks like.
+    Raises: ForeignProtocolError, which names the detected protocol; ProtocolError for a HELLO that is too long.
     """
     if start[:4] in _HTTP_STARTS:
         raise _foreign("HTTP")
@@ -185,9 +185,9 @@ def check_hello_start(start: bytes) -> None:
 class FrameReader:
     """Received bytes in, frames out: for the side that gets control frames and READ's answers.
 
-    The owner writes into `get_buffer()` and calls `received(count)`. A body that is larger than the
-    buffer gets a buffer of its own, so that it is received without a copy; small frames share one.
-    The shared buffer is made for the first bytes: an attempt to connect that is refused needs none.
+    The caller writes into `get_buffer()` and calls `received(count)`. A frame that is larger than the shared buffer
+    gets its own, so most of it is received without a copy. The shared buffer is allocated for the first bytes: a
+    refused connection needs none.
     """
 
     def __init__(self, buffer_bytes: int = 64 * KIB) -> None:

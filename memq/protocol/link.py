@@ -75,7 +75,7 @@ class Link(asyncio.BufferedProtocol):
         self.congested = False
         self.broker = ""
         self.cluster = ""
-        self.audit_ms = 0  # how often its cluster wants a report of what a client does; 0: never
+        self.audit_ms = 0  # interval at which the cluster wants audit reports from clients; 0: none
         self._name = format_address(address)
         self._waits = waits or Waits(runtime.clock)
         self._runtime = runtime
@@ -88,10 +88,10 @@ class Link(asyncio.BufferedProtocol):
         self._request_id = 0
         self.heard_s = 0.0  # monotonic time of the last bytes from the broker
         self._ready_at = 0.0
-        self.checksums = False  # whether the broker sends one with each message
+        self.checksums = False  # whether the broker sends a checksum with each message
         self._failure: MemqError | None = None
 
-    # ---- what owners call ----------------------------------------------------------------
+    # ---- calls of the owner --------------------------------------------------------------
 
     @property
     def open(self) -> bool:
@@ -135,8 +135,8 @@ class Link(asyncio.BufferedProtocol):
     async def forward(self, message: Forward, block: memoryview, *, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         """Hand a block over to its owner, and return when its pointer is in the queue.
 
-        The caller keeps the block.
-        Raises: as `request`; after UnreachableError and TimedOutError the owner may have the block or not.
+        The caller keeps the block until then.
+        Raises: as `request`; after UnreachableError or TimedOutError, the caller can't know if the owner has the block.
         """
         await self._exchange(
             Api.FORWARD, lambda number: encode_forward(number, message, len(block)), block, timeout_s=timeout_s
@@ -145,8 +145,8 @@ class Link(asyncio.BufferedProtocol):
     def open_stream(self, stream: int, message: Open) -> int:
         """Send an OPEN and return its request id.
 
-        The answer, OPEN or ERROR with that argument, comes by `LinkOwner.stream_frame`: in its place among
-        the stream's other frames, which a future would lose.
+        The link passes the answer, OPEN or ERROR with that argument, to `LinkOwner.stream_frame`. So the answer keeps
+        its order among the frames of the stream, which a future would lose.
         """
         self._request_id += 1
         self._opens[self._request_id] = stream
@@ -154,7 +154,7 @@ class Link(asyncio.BufferedProtocol):
         return self._request_id
 
     def abort(self, error: MemqError) -> None:
-        """Drop the connection at once; what waits fails with `error`."""
+        """Drop the connection at once; waiting requests fail with `error`."""
         self._fail(error)
 
     def close(self) -> None:
@@ -225,7 +225,7 @@ class Link(asyncio.BufferedProtocol):
         self.broker, self.cluster, self.audit_ms = answer.broker, answer.cluster, answer.audit_ms
 
     async def _exchange(self, api: Api, frame_of: Callable[[int], bytes], *more: memoryview, timeout_s: float) -> Frame:
-        """Send the frame that `frame_of` makes for a number, and `more`, its rest; return the answer."""
+        """Send the frame that `frame_of` makes for a request id, then its rest, `more`; return the answer."""
         if self._failure is not None or not self.open:
             raise self._failure or UnreachableError(f"connection to {self._name} is closed")
         self._request_id += 1
@@ -243,7 +243,7 @@ class Link(asyncio.BufferedProtocol):
                     async with asyncio.timeout(timeout_s):
                         return await answer
                 except MemqError:
-                    wait.answered = self.open  # an error that the broker names is an answer, a lost connection is none
+                    wait.answered = self.open  # an ERROR of the broker is an answer, a lost connection is not
                     raise
                 except TimeoutError as error:
                     text = f"{self._name} did not answer {api.name} in {timeout_s:g} s"
@@ -288,7 +288,7 @@ class Link(asyncio.BufferedProtocol):
             raise ProtocolError(f"asked {waiting.api.name}, {self._name} answered {frame.api}")
 
     def _silence(self, seconds: float) -> str:
-        """Return since when nothing has come from the broker, when that is longer; else ""."""
+        """Return the time of the broker's last bytes as text, when it is `seconds` ago or more; else ""."""
         if not self.heard_s or self._runtime.clock.monotonic() - self.heard_s < seconds:
             return ""
         return f", silent since {time_before(self._runtime.clock, self.heard_s)}"
@@ -314,7 +314,7 @@ async def connect_link(
 ) -> Link:
     """Connect to a broker and say HELLO, with the names of the program and of the client.
 
-    Without `owner` the link has requests and no streams. All answers that it owes are noted in `waits`.
+    Without `owner` the link has requests and no streams. `waits` records the requests that wait for an answer.
     Raises: UnreachableError, TimedOutError, UnsupportedVersionError; `owner.lost` is not called then.
     """
     link = Link(runtime, owner, address, waits)
@@ -324,7 +324,7 @@ async def connect_link(
     except BaseException as error:
         link._conversation.close()
         link._fail(UnreachableError(f"no HELLO from {format_address(address)}"))
-        if isinstance(error, ProtocolError):  # no broker is there: others may be asked, as when one is dead
+        if isinstance(error, ProtocolError):  # not a broker: the caller may try others, as after a dead one
             raise UnreachableError(f"{format_address(address)} does not speak memq's protocol: {error}") from error
         if isinstance(error, DamagedMessageError):
             raise UnreachableError(f"{format_address(address)} was not understood: {error}") from error

@@ -1,7 +1,7 @@
 """The JSON bodies of control frames as typed structs, and how they are read and written.
 
-A bit that changes on the way, past TCP's checksum of 16 bits, can leave valid JSON: another offset, key or position. So
-each body ends with a checksum. Peers of earlier releases pass over it, and send none.
+A changed bit that TCP's 16-bit checksum misses can leave valid JSON with another offset, key or position. So each body
+ends with a checksum. Peers of earlier releases ignore it, and send none.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def has_checksum(body: bytes | bytearray | memoryview) -> bool:
 def decode_message(
     body: bytes | bytearray | memoryview, kind: type[Message], *, checksum_wanted: bool = False
 ) -> Message:
-    """Read a message; unknown fields are passed over.
+    """Read a message; unknown fields are ignored.
 
-    With `checksum_wanted` it must have a checksum, since its peer sends one with each.
-    Raises: DamagedMessageError for another checksum, or none though it is wanted; ProtocolError with what is wrong.
+    `checksum_wanted` is true when the peer sends a checksum with each message.
+    Raises: DamagedMessageError for a wrong checksum, or a missing one that is wanted; ProtocolError for wrong content.
     """
     try:
         if not check_seal(body, f"{kind.__name__} message") and checksum_wanted and body != _EMPTY:
@@ -75,9 +75,10 @@ class Hello(msgspec.Struct, kw_only=True):
 
 
 class HelloAnswer(msgspec.Struct, kw_only=True):
-    """First frame of a broker. The connection's clock starts when it is written and when it is read.
+    """First frame of a broker; it starts the connection's clock.
 
-    `audit_ms`: how often clients are to report what they do, 0: not at all.
+    The broker's clock starts when it writes this frame, the client's when it has read it. `audit_ms` is the interval
+    at which clients send audit reports; 0 means none.
     """
 
     version: Int64
@@ -90,8 +91,8 @@ class HelloAnswer(msgspec.Struct, kw_only=True):
 class Open(msgspec.Struct, kw_only=True):
     """Bind the frame's stream to a partition for one producer, from its oldest live sequence on.
 
-    `acks` is an `AckLevel`; `map_version` is the partition map that the producer knows. `producer_epoch` is that of a
-    named producer, by the answer to `BeginProducer`; 0 for one without a name. `positions` asks for places in ACKs.
+    `acks` is an `AckLevel`; `map_version` is the partition map that the producer knows. `producer_epoch` is the epoch
+    of a named producer, from the answer to `BeginProducer`; 0 without a name. `positions` requests places in ACKs.
     """
 
     topic: str
@@ -126,8 +127,8 @@ class Done(msgspec.Struct, kw_only=True):
 class Forward(msgspec.Struct, kw_only=True):
     """The head of a forwarded block: acked with 1 by another broker, which cannot publish it.
 
-    The answer is `Done` when its pointer is in the queue. `absent_ms`: when the queue did not hold it, on the
-    connection's clock.
+    The owner answers `Done` when the block's pointer is in the queue. `absent_ms` is the time, on the connection's
+    clock, at which the queue did not have the block.
     """
 
     topic: str
@@ -171,8 +172,8 @@ class Draining(msgspec.Struct, kw_only=True):
 class MetadataRequest(msgspec.Struct, kw_only=True):
     """Ask for topics by name; None means all. `create` makes missing ones where the broker allows it.
 
-    `known` are the ids of topics that the client knows already, by name. A broker that has another id for a name reads
-    it in the coordinator before it answers: the topic may have been deleted, and made again, without its notice.
+    `known` maps the names of topics that the client knows to their ids. A broker that has another id first reads the
+    topic from the coordinator: the broker may have missed that it was deleted and created again.
     """
 
     topics: list[str] | None = None
@@ -206,8 +207,8 @@ class StoreMetadata(msgspec.Struct, kw_only=True):
 class Metadata(msgspec.Struct, kw_only=True):
     """A client's map of the cluster; `missing` topics do not exist; `zones` are the brokers'.
 
-    Of `unconfirmed` topics the coordinator could not be asked: another broker may know better. `waits` says for what
-    store or queue the broker itself waits, and why: acks are late until then.
+    The coordinator did not confirm the `unconfirmed` topics: another broker may have newer data. `waits` names the
+    store or queue for which the broker itself waits, and the reason; acks are late meanwhile.
     """
 
     cluster: str
@@ -267,7 +268,7 @@ class PollSpans(msgspec.Struct, tag_field="op", tag="spans", kw_only=True):
 
 
 class PollRequest(msgspec.Struct, kw_only=True):
-    """One of the questions to the queue."""
+    """One request to the queue."""
 
     ask: PollEntries | PollTime | PollSpans
 
@@ -275,7 +276,7 @@ class PollRequest(msgspec.Struct, kw_only=True):
 class WireEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One pointer with its offset and queue time; the pointer is JSON inside JSON.
 
-    A pointer that is damaged so that it is no JSON is null there, and `damaged` has its bytes.
+    When damage leaves no JSON, `pointer` is null, and `damaged` has its bytes.
     """
 
     offset: Int64
@@ -287,9 +288,9 @@ class WireEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
 class PartitionEntries(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Entries of one partition, with its begin and end at the time of the answer.
 
-    `next` is the offset from which reading continues: nothing but `entries` lies before it, from the asked offset on.
-    Brokers before 0.6 leave it out. `error` is why this partition has no answer, while others have one; begin and end
-    are -1 then.
+    `next` is the offset from which reading continues: between the requested offset and `next`, the queue has only
+    `entries`. Brokers before 0.6 leave it out. `error` is set when this partition has no answer while others have one;
+    then `begin` and `end` are -1.
     """
 
     partition: PartitionRef
@@ -328,7 +329,7 @@ class CommitRequest(msgspec.Struct, kw_only=True):
 
 
 class CommitAnswer(msgspec.Struct, kw_only=True):
-    """The committed positions that were asked for."""
+    """The requested committed positions."""
 
     positions: list[WireCommitted] = []
 
@@ -344,7 +345,7 @@ class JoinRequest(msgspec.Struct, kw_only=True):
 
 
 class HeartbeatRequest(msgspec.Struct, kw_only=True):
-    """Say that the member lives, and give back what it released."""
+    """Report that the member is alive, and the partitions that it released."""
 
     group: str
     member: str
@@ -378,9 +379,9 @@ class AlterTopic(msgspec.Struct, tag_field="op", tag="alter-topic", kw_only=True
 
 
 class DeleteTopic(msgspec.Struct, tag_field="op", tag="delete-topic", kw_only=True):
-    """Delete a topic with its pointers; its objects go with the sweep.
+    """Delete a topic with its pointers; the sweep deletes its objects.
 
-    With `topic_id` only that one: a request that comes late finds another topic under its name.
+    With `topic_id` only the topic with this id: a late request may find another topic under its name.
     """
 
     name: str
@@ -408,15 +409,15 @@ class DescribeCluster(msgspec.Struct, tag_field="op", tag="describe-cluster", kw
 
 
 class DrainBroker(msgspec.Struct, tag_field="op", tag="drain-broker", kw_only=True):
-    """Have the broker that is asked hand everything over that it owns; `broker` is its id."""
+    """Ask the receiving broker to hand over all partitions that it owns; `broker` is its id."""
 
     broker: str
 
 
 class BeginProducer(msgspec.Struct, tag_field="op", tag="begin-producer", kw_only=True):
-    """Have a new instance of a named producer begin in a partition of the asked broker.
+    """Begin a new instance of a named producer in a partition of the receiving broker.
 
-    It fences the older ones.
+    The new instance fences the older ones.
     """
 
     topic: str
@@ -426,13 +427,13 @@ class BeginProducer(msgspec.Struct, tag_field="op", tag="begin-producer", kw_onl
 
 
 class DescribeClients(msgspec.Struct, tag_field="op", tag="describe-clients", kw_only=True):
-    """Ask the broker of this id what its clients may have."""
+    """Ask the broker of this id for the limits of its clients."""
 
     broker: str
 
 
 class DescribeLoad(msgspec.Struct, tag_field="op", tag="describe-load", kw_only=True):
-    """Ask the broker of this id how full it is."""
+    """Ask the broker of this id for its load."""
 
     broker: str
 
@@ -455,7 +456,7 @@ class DescribeHeld(msgspec.Struct, tag_field="op", tag="describe-held", kw_only=
 
 
 class WirePiece(msgspec.Struct, kw_only=True):
-    """Blocks of one partition in a staged object: a batch of its index at `offset`, with more facts."""
+    """Blocks of one partition in a staged object: the batch at `offset`, with facts for its pointer."""
 
     key: str
     object_bytes: Int64
@@ -468,9 +469,9 @@ class WirePiece(msgspec.Struct, kw_only=True):
 class PublishStaged(msgspec.Struct, tag_field="op", tag="publish-staged", kw_only=True):
     """Ask an owner to publish the missing pieces of a writer's batch where they are stored.
 
-    They are the pieces from number `first` on of the `pieces_total` that the manifest (its crc32c) has for the
-    partition; it was made at `created_ms`, Unix ms. Not to `remember` the writer leaves its repetition to the dedup
-    window. With `any_manifest` a batch that was published from another manifest counts as this one.
+    `pieces` begins with number `first` of the `pieces_total` that the manifest has for the partition. `manifest` is the
+    crc32c of the manifest, and `created_ms` its time, Unix ms. Without `remember`, only the dedup window detects a
+    repetition of the batch. With `any_manifest` a batch that was published from another manifest counts as this one.
     """
 
     topic: str
@@ -489,7 +490,7 @@ class PublishStaged(msgspec.Struct, tag_field="op", tag="publish-staged", kw_onl
 
 
 class TrimCompacted(msgspec.Struct, tag_field="op", tag="trim-cold", kw_only=True):
-    """Remove the pointers of a topic from the queue that the topic's manifests have."""
+    """Remove from the queue those pointers of a topic that its compaction manifests have."""
 
     topic: str
     topic_id: str
@@ -524,7 +525,7 @@ class WireMember(msgspec.Struct, kw_only=True):
 
 
 class WireGroup(msgspec.Struct, kw_only=True):
-    """A group for people."""
+    """A group, for operators."""
 
     group: str
     generation: Int64 = 0
@@ -542,8 +543,9 @@ class WireInstance(msgspec.Struct, kw_only=True):
 class AdminAnswer(msgspec.Struct, kw_only=True):
     """Answer to an AdminRequest: a topic, groups, the cluster, or an instance that began.
 
-    `published`: how many pieces of a batch are in the queue. `sweep_age_ms`: how old an object gets that nothing names.
-    `held`: which of the sought records the broker holds; `unread`: why it may hold more of them.
+    `published` is the number of pieces of a batch in the queue. `sweep_age_ms` is the age at which the sweep may delete
+    an object that no pointer names. `held` has the sought records that the broker holds; `unread` has the reasons why
+    it may hold more of them.
     """
 
     topic: Topic | None = None

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import msgspec
 
-# JSON knows no bound for numbers, but those who store and compare them do.
+# JSON has no bound for numbers, but the code that stores and compares them has.
 Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class WireBroker(msgspec.Struct, kw_only=True):
-    """A live broker for people: rates and capacity in bytes per s, capacity 0 if not configured."""
+    """A live broker, for operators: rates and capacity in bytes per s, capacity 0 if not configured."""
 
     broker: str
     address: str
@@ -39,7 +39,7 @@ class WireLoad(msgspec.Struct, kw_only=True):
 class WireClient(msgspec.Struct, kw_only=True):
     """A client's limits at one broker per s, 0 for none; "default": each unnamed client.
 
-    `over` counts its blocks and requests over the limit, since it came.
+    `over` counts its blocks and requests over the limit, since the broker knows the client.
     """
 
     client: str
