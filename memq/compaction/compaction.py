@@ -1,13 +1,13 @@
 """Compaction of a read partition: large objects, then the manifest, then the pointers leave.
 
-Theory. Each step leaves a log that is whole, so whoever is killed leaves nothing to repair: objects and parts that no
-manifest names go with the sweep, pointers that a manifest has and the queue too are the same in both, and leave with
-the next run or with retention. What is put is named within half the sweep's safety age, or not at all: a sweep that
-listed it before may be about to delete it (`memq.broker.upkeep.sweep`). The originals are named by the parts for that
-age, since readers may still be at them.
+Theory. Each step leaves a whole log, so a killed compaction leaves nothing to repair. The sweep deletes objects and
+parts that no manifest names. Pointers that are both in a manifest and in the queue are equal, and leave the queue with
+the next run or with retention. A compaction names its objects and parts within half the sweep's safety age, or never.
+After that age, a sweep may be about to delete them (`memq.broker.upkeep.sweep`). The parts name the original objects
+for the safety age, because readers may still read them.
 
-Blocks are copied as they are, and never opened; each is checked first. A batch with damage stays where it lies, and so
-does one that is missing: its pointer goes into the part unchanged, and the damage is reported.
+Blocks are checked and then copied, but never opened. A damaged or missing batch is not copied: its pointer goes into
+the part unchanged, and the damage is reported.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from memq.topic import ReadPartition, TopicSettings
 
 OBJECTS_MAX = 16  # of one manifest of a plain compaction
 READS_MAX = 8
-WRITER = "compaction"  # who wrote the object, in its meta
+WRITER = "compaction"  # `broker` in the meta of a large object
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Copied:
 
 @dataclass(slots=True)
 class _LargeObject:
-    """The object on its way: its bytes, its index, and where each batch lies."""
+    """A large object before it is stored: its bytes, and the entries of its index."""
 
     buffers: list[Buffer] = field(default_factory=list)
     bytes: int = 0
@@ -67,7 +67,7 @@ class _LargeObject:
     blocks: list[BlockEntry] = field(default_factory=list)
 
     def add(self, pointer: Pointer, data: Buffer, blocks: Sequence[BlockEntry]) -> int:
-        """Append a batch; return where it begins."""
+        """Append a batch; return its byte offset."""
         start = self.bytes
         self.batches.append(
             BatchEntry(
@@ -89,9 +89,9 @@ class _LargeObject:
 
 
 class BatchCopier:
-    """Copies batches of a cluster. `open_store` gives the stores that pointers name.
+    """Copies batches of a cluster. `open_store` returns the stores that pointers name.
 
-    Objects go to `store`, by name.
+    `store` is the name and handler of the store for large objects and parts.
     """
 
     def __init__(
@@ -111,9 +111,9 @@ class BatchCopier:
     async def copy(self, partition: ReadPartition, span: Span) -> Copied:
         """Store one large object and its part.
 
-        Again after a crash it stores others, and those go with the sweep.
+        A repetition after a crash stores others; the sweep deletes those of the first call.
 
-        Raises: NotReadyError when retention was faster: plan again; as stores and queue.
+        Raises: NotReadyError when retention was faster: the caller plans again; as stores and queue.
         """
         entries = [item async for item in self._entries(partition, span)]
         if not entries or entries[0][0].offset != span.begin:
@@ -151,7 +151,7 @@ class BatchCopier:
     async def _batches(
         self, entries: Sequence[tuple[Entry, Pointer | None]]
     ) -> AsyncIterator[tuple[Entry, Pointer, tuple[Buffer, list[BlockEntry]] | MemqError]]:
-        """Yield, in order, each batch that is to be copied with its blocks, or what is wrong with it."""
+        """Yield each batch to copy, in order, with its blocks or with the error of its read."""
         wanted = [(entry, pointer) for entry, pointer in entries if pointer is not None and copied_place(pointer)]
         for at in range(0, len(wanted), READS_MAX):
             group = wanted[at : at + READS_MAX]
@@ -172,7 +172,7 @@ class BatchCopier:
             return error
 
     async def _expect(self, partition: ReadPartition, entry: Entry) -> None:
-        """Make sure that a batch which can't be had is not one that retention has just taken."""
+        """Raise NotReadyError when retention has just removed the pointer of an unreadable batch."""
         ahead = await self._queue.read(partition, entry.offset, 1)
         if not ahead or ahead[0].offset != entry.offset:
             raise NotReadyError(f"retention removed the pointer at offset {entry.offset} of topic '{partition.topic}'")
@@ -192,7 +192,7 @@ class BatchCopier:
                 try:
                     body = encode_pointer(moved)
                 except TooLargeError:
-                    moved = pointer  # by the few bytes of a longer key: it stays where it is
+                    moved = pointer  # the new key is a few bytes longer: the batch stays in its old object
                 pointer = moved
             found.append((ManifestEntry(entry.offset, entry.time_ms, body), pointer))
         return found
@@ -222,9 +222,9 @@ class BatchCopier:
 
 
 def checked_blocks(pointer: Pointer, data: Buffer) -> list[BlockEntry]:
-    """Return the index entries of a batch's blocks, by their own headers, from its start.
+    """Return index entries of a batch's blocks, made from their headers; offsets count from its start.
 
-    Raises: CorruptDataError for a damaged block, or when they are not what the pointer says.
+    Raises: CorruptDataError for a damaged block, or when the blocks do not match the pointer.
     """
     blocks = [piece.entry() for piece in cut_batch(pointer, data)]
     records = sum(block.count for block in blocks)
@@ -237,7 +237,7 @@ Copy = Callable[[ReadPartition, Sequence[Span]], Awaitable[Sequence[Copied]]]
 
 
 class TrimmedQueue(PointerReader, Protocol):
-    """A queue whose oldest pointers can be taken."""
+    """A queue whose oldest pointers can be removed."""
 
     async def trim(self, partition: ReadPartition, before: int) -> None:
         """See `PartitionAdmin.trim`."""
@@ -245,7 +245,7 @@ class TrimmedQueue(PointerReader, Protocol):
 
 
 async def manifest_of(files: ManifestFiles, partition: ReadPartition) -> CompactionManifest:
-    """Return the manifest that holds, or what comes before the first one."""
+    """Return the highest manifest, or an empty one with number 0 when there is none."""
     return await files.highest(partition) or CompactionManifest(
         number=0,
         cluster=files.cluster,
@@ -256,7 +256,7 @@ async def manifest_of(files: ManifestFiles, partition: ReadPartition) -> Compact
 
 
 async def leave_queue(queue: TrimmedQueue, partition: ReadPartition, manifest: CompactionManifest) -> None:
-    """Have the pointers leave the queue that a manifest has which is, or was, the highest."""
+    """Remove from the queue the pointers that `manifest`, which is or was the highest, has."""
     if (await queue.span(partition)).begin < manifest.next:
         await queue.trim(partition, manifest.next)
 
@@ -264,11 +264,12 @@ async def leave_queue(queue: TrimmedQueue, partition: ReadPartition, manifest: C
 async def publish_parts(
     files: ManifestFiles, manifest: CompactionManifest, copied: Sequence[Copied], clock: Clock, named_within_ms: int
 ) -> CompactionManifest | None:
-    """Make the parts visible that were copied behind a manifest.
+    """Publish the successor of `manifest`, which has the copied parts at its end, and return it.
 
     The result is None when another compaction or retention was faster.
-    Where they do not follow on its end, retention has taken what lay between, and so all that is older: its parts go.
-    Raises: NotReadyError when it took too long to name what was copied first.
+    If the parts do not follow directly on `manifest`, retention has removed the entries between, and so all older ones.
+    Then the successor leaves out the parts of `manifest`.
+    Raises: NotReadyError when the oldest copy was made `named_within_ms` ago or earlier.
     """
     parts = tuple(sorted((each.part for each in copied), key=lambda part: part.first))
     now_ms = clock.wall_ms()
@@ -295,14 +296,14 @@ async def compact(
     *,
     named_within_ms: int,
 ) -> list[Copied]:
-    """Compact a read partition in this process, and return what was done.
+    """Compact a read partition in this process, and return the copied parts.
 
-    Two at once, or killed ones, do no harm.
+    Concurrent and killed compactions do no harm.
 
     Raises: NotReadyError when retention was faster; as stores and queue.
     """
     done: list[Copied] = []
-    now_ms = clock.wall_ms()  # of all rounds: else each would find a little more
+    now_ms = clock.wall_ms()  # the same for all rounds: else each would find a few more entries
     while True:
         manifest = await manifest_of(files, partition)
         await leave_queue(queue, partition, manifest)

@@ -15,20 +15,20 @@ from memq.notification.log_reader import entries_between, valid_span
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, TopicSettings
 
 OBJECT_BYTES = 128 * MIB
-OBJECT_BYTES_MAX = 256 * MIB  # a task holds one in memory
+OBJECT_BYTES_MAX = 256 * MIB  # a task holds one object in memory
 POINTERS_MAX = OBJECT_BATCHES_MAX // 4  # of one part
 
 
 class TailNeeds:
-    """Takes the pointers of a read partition, in any number and in order.
+    """Computes the tail of a read partition that must stay; takes its pointers in order.
 
-    The last pointer of each write partition stays, with what settles its totals (`memq.format.totals`), and so does
-    its last `opened` that names producers.
+    In each write partition, the last pointer stays with the pointers that settle its totals (`memq.format.totals`).
+    The last `opened` that names producers also stays.
     """
 
     def __init__(self) -> None:
         self._last_ms: dict[int, int] = {}
-        self._newest: dict[int, tuple[int, int]] = {}  # epoch, and what its last pointer says of named producers
+        self._newest: dict[int, tuple[int, int]] = {}  # epoch, and `named_since_ms` of its last pointer
 
     def take(self, entry: Entry, pointer: Pointer) -> None:
         """Take the next pointer."""
@@ -38,7 +38,7 @@ class TailNeeds:
             self._newest[writer] = (pointer.epoch, named_since_ms(pointer, entry.time_ms))
 
     def since_ms(self, settings: TopicSettings) -> Mapping[int, int]:
-        """Return, by write partition, from which queue time on entries are needed."""
+        """Return by write partition the queue time from which on entries are needed."""
         settled_ms = contended_ms(settings.stale_publish_ms)
         return {
             writer: min(time_ms, self._newest[writer][1] or time_ms) - settled_ms
@@ -47,7 +47,7 @@ class TailNeeds:
 
 
 def window_since_ms(settings: TopicSettings, now_ms: int) -> int:
-    """Return from which queue time on the dedup window is rebuilt by an opening at `now_ms`."""
+    """Return the queue time from which on an opening at `now_ms` rebuilds the dedup window."""
     return now_ms - settings.dedup_window_ms - CLOCK_ERROR_MS
 
 
@@ -64,9 +64,9 @@ class CompactionRule:
 
 
 def copied_place(pointer: Pointer | None) -> Location | None:
-    """Return where the batch lies that is to be copied; None for what stays as it is.
+    """Return the place of the batch to copy; None when there is nothing to copy.
 
-    That is a pointer without a batch, a damaged one, and one to a large object.
+    Nothing is copied for a damaged pointer, one without a batch, and one into a large object.
     """
     if pointer is None or pointer.kind != "data" or is_large_object(pointer.locations[0].key):
         return None
@@ -81,9 +81,9 @@ async def spans_to_compact(
     rule: CompactionRule,
     now_ms: int,
 ) -> AsyncIterator[Span]:
-    """Yield the runs of entries from offset `start` on that are to become a large object each, in order.
+    """Yield the runs of entries from offset `start` on, in order; each becomes a large object.
 
-    The pointers are read twice: first for what an opening needs of the tail. Raises: as `PointerReader.read`;
+    The pointers are read twice: the first time for the tail that an opening needs. Raises: as `PointerReader.read`;
     UnsupportedFormatError for a pointer of a newer version.
     """
     before_ms = await _compact_before_ms(queue, partition, start, settings, rule, now_ms)
@@ -137,7 +137,7 @@ def following(manifest: CompactionManifest, parts: tuple[PartRef, ...]) -> Compa
 
 
 def without(manifest: CompactionManifest, count: int, now_ms: int, kept_ms: int) -> CompactionManifest:
-    """Return the successor without its first `count` parts, which stay named for `kept_ms` more."""
+    """Return the successor without its first `count` parts; `left` names these for `kept_ms` or longer."""
     left = tuple(each for each in manifest.left if each.since_ms >= now_ms - 2 * kept_ms)
     return CompactionManifest(
         number=manifest.number + 1,

@@ -1,12 +1,12 @@
 """The log of compacted partitions: files of moved pointers, read with the queue as one log.
 
-Theory. A manifest is stored before its pointers leave the queue. So a reader that finds the queue's first offset
-beyond the end of the manifest that it knows also finds a manifest with the entries between. Entries below a manifest's
-end are the same in both, as long as both have them. An earlier manifest still holds, except for what retention took;
-its objects remain for the sweep's safety age, so readers ask for a higher manifest periodically.
+Theory. A manifest is stored before its pointers leave the queue. So when the queue begins behind the end of the
+manifest that a reader knows, a higher manifest has the entries between. Entries that are both in a manifest and in the
+queue are equal. An earlier manifest stays valid, except for entries that retention removed. Its objects remain only for
+the sweep's safety age, so readers ask for a higher manifest periodically.
 
-Where the queue begins behind a manifest's end, retention was faster than the compaction: it has taken what lies
-between, and with it all that is older, though a manifest that it has not met still names that. No reader begins there.
+When the queue begins behind the end of the highest manifest, retention was faster than the compaction. Retention has
+removed the entries between, and so all older ones, though that manifest still names them. No reader begins there.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from memq.topic import ReadPartition
 
 T = TypeVar("T")
 
-PARTS_BYTES_MAX = 32 * MIB  # of pointers that are kept for the next reader
+PARTS_BYTES_MAX = 32 * MIB  # cached pointers of parts
 REFRESH_S = 30.0
-PARTITIONS_MAX = 4_096  # whose manifests are kept
+PARTITIONS_MAX = 4_096  # with a cached manifest
 
 
 class ManifestFiles:
@@ -63,7 +63,7 @@ class ManifestFiles:
         return compaction_manifest_key(self.cluster, partition.topic, partition.topic_id, partition.partition, number)
 
     async def highest_number(self, partition: ReadPartition) -> int:
-        """Return the number of the manifest that holds, 0 when there is none."""
+        """Return the number of the highest manifest, 0 when there is none."""
         prefix = compaction_manifest_prefix(self.cluster, partition.topic, partition.topic_id, partition.partition)
         numbers = [compaction_manifest_number(entry.key)[1] async for entry in self.store.list(prefix)]
         return max(numbers, default=0)
@@ -78,7 +78,7 @@ class ManifestFiles:
     async def highest(
         self, partition: ReadPartition, known: CompactionManifest | None = None
     ) -> CompactionManifest | None:
-        """Return the manifest that holds, which may be `known`; None when nothing was ever compacted."""
+        """Return the highest manifest, which may be `known`; None when nothing was ever compacted."""
         while True:
             number = await self.highest_number(partition)
             if known is not None and number == known.number:
@@ -88,14 +88,14 @@ class ManifestFiles:
             try:
                 return await self._decoded(self.manifest_key(partition, number), decode_compaction_manifest)
             except NotFoundError:
-                continue  # a successor came, and a sweep after it
+                continue  # a sweep deleted it after a successor was stored
 
     async def seen(
         self, partition: ReadPartition, known: CompactionManifest | None = None
     ) -> CompactionManifest | None:
-        """Return the known manifest, for callers that continue where the store must not be listed.
+        """Return the highest manifest; `known` when the store denies the listing.
 
-        Compaction does not begin there: it lists first.
+        Only readers may continue so. A compaction must list the manifests first.
         """
         try:
             return await self.highest(partition, known)
@@ -103,10 +103,10 @@ class ManifestFiles:
             return known
 
     async def publish(self, manifest: CompactionManifest) -> bool:
-        """Make a manifest the highest; say whether it is, or another one came first.
+        """Store a manifest; return whether it is the highest. False means that another one came first.
 
-        Old numbers are swept, so a writer that slept could find its own free again: it looks once more. Raises:
-        TooLargeError.
+        The sweep deletes old manifests, so a writer that paused could find its number free again. Therefore the
+        manifests are listed after the put. Raises: TooLargeError.
         """
         partition = ReadPartition(manifest.topic, manifest.topic_id, manifest.partition)
         data = encode_compaction_manifest(manifest)
@@ -117,7 +117,7 @@ class ManifestFiles:
         return await self.highest_number(partition) == manifest.number
 
     async def _decoded(self, key: str, decode: Callable[[bytes], T]) -> T:
-        """Return an object decoded, read again when it seems to be damaged or missing."""
+        """Return the decoded object; read it again when it seems to be damaged or missing."""
 
         async def read() -> T:
             return decode(await self.store.get(key))
@@ -125,7 +125,7 @@ class ManifestFiles:
         return await self._reads.read([Way(f"object '{key}'", read)])
 
     async def part(self, ref: PartRef) -> ManifestPart:
-        """Return the content of a part; the last ones that were read are kept."""
+        """Return the content of a part; the last parts read are cached."""
         kept = self._parts.get(ref.key)
         if kept is not None:
             self._parts.move_to_end(ref.key)
@@ -135,7 +135,7 @@ class ManifestFiles:
         except NotFoundError as error:  # not a deleted partition: no process may delete what a manifest names
             raise CorruptDataError(f"part '{ref.key}' of a manifest is missing") from error
         size = sum(len(entry.body) for entry in part.entries)
-        if ref.key not in self._parts:  # else another reader was faster
+        if ref.key not in self._parts:  # a concurrent reader may have cached it
             self._parts[ref.key] = (part, size)
             self._parts_bytes += size
         while self._parts_bytes > PARTS_BYTES_MAX and len(self._parts) > 1:
@@ -209,7 +209,7 @@ class CompactedLogReader:
         return known.manifest
 
     def forget(self, partition: ReadPartition) -> None:
-        """Read again, since a newer manifest exists."""
+        """Drop the cached manifest, because a newer one exists."""
         self._known.pop(partition, None)
 
     async def _joined(self, partition: ReadPartition, begin: int) -> CompactionManifest | None:
@@ -218,10 +218,7 @@ class CompactedLogReader:
         return manifest if manifest is not None and manifest.parts and manifest.next >= begin else None
 
     async def _manifest(self, partition: ReadPartition, begin: int) -> CompactionManifest | None:
-        """Return a manifest that reaches the queue's first offset.
-
-        The result is None when retention alone can have moved that.
-        """
+        """Return the known or highest manifest; None when there is none, or no entry has left the queue."""
         known = self._known.get(partition)
         if begin == 0 and known is None:
             return None  # nothing has left the queue so far
@@ -241,7 +238,7 @@ class CompactedLogReader:
         return found
 
     async def _read_compacted(self, manifest: CompactionManifest | None, offset: int, bytes_max: int) -> Entries | None:
-        """Return entries of the part that has `offset` or what comes next; None when that is the queue's."""
+        """Return entries from `offset` on of the part that has the next one; None if the queue has it."""
         part = part_at(manifest, offset) if manifest is not None else None
         if part is None:
             return None
