@@ -15,8 +15,8 @@ Buffer = bytes | bytearray | memoryview
 CHECK_PREFIX = "memq-check/"  # keys that `StorageHandler.check` writes and deletes
 KEY_CHARS_MAX = 1_024  # what S3 allows
 
-# The characters of names (DESIGN: one grammar in names, keys, znodes, metrics and logs). It leaves out what
-# some file system reads in its own way (backslash, colon, NUL, wildcards), and what is longer than a file's name.
+# One grammar for names, keys, znodes, metrics and logs. It excludes characters with a special meaning in some file
+# system (backslash, colon, NUL, wildcards), and parts that are longer than a file name may be.
 _PART = re.compile(r"[A-Za-z0-9._-]{1,255}\Z")
 
 
@@ -32,20 +32,20 @@ class ObjectEntry:
 class ObjectReader(Protocol):
     """Reads objects.
 
-    Promises: an object that was put is read whole and unchanged by everyone at once, or not at all.
-    A listing is in the order of the keys, or (SeaweedFS) of the names of folders and objects in them: what lies in
-    one folder comes without anything else between.
-    Non-promises: a listing need not show an object that is being put.
-    Raises: NotFoundError for a key that is not there; StoreError for what may pass;
-    CorruptDataError when the object is shorter than the range that was asked for;
+    Promises: every reader reads an object whole and unchanged as soon as its put has returned.
+    A listing is in the order of the keys, or (SeaweedFS) of the names of folders and objects in them. The content of
+    one folder is never interrupted by other objects.
+    Non-promises: a listing need not show an object whose put has not returned.
+    Raises: NotFoundError for a missing key; StoreError for failures that may pass;
+    CorruptDataError when the object is shorter than the requested range;
     DeniedError for missing permissions; InvalidRequestError for a key that breaks the grammar.
     """
 
     async def get(self, key: str, *, checked: bool = True) -> bytes:
         """Return the whole object; TooLargeError over OBJECT_BYTES_MAX.
 
-        A store that keeps checksums compares the bytes with it, and raises CorruptDataError: who looks into damaged
-        objects wants them as they lie, not `checked`.
+        If `checked`, a store that keeps checksums compares the bytes with the object's checksum, and raises
+        CorruptDataError. Callers that examine damaged objects need the bytes without this check.
         """
         ...
 
@@ -65,20 +65,20 @@ class ObjectReader(Protocol):
 class ObjectWriter(Protocol):
     """Writes and deletes objects.
 
-    Promises: `put` is put-if-absent: when two race, one wins and the other's bytes are nowhere. When it
-    returns, the object survives the loss of power. Putting the same bytes again under the same key
-    succeeds, so a put whose answer was lost can be repeated. `delete` of what is absent succeeds.
-    Non-promises: after StoreError or a cancelled call the object may be there or appear later. A second put of the same
-    bytes need not make the time of writing new.
-    Raises: ObjectExistsError when other bytes lie under the key; StoreError for what may pass (also a
+    Promises: `put` is put-if-absent: when two puts race, one wins and no bytes of the other are stored. When `put`
+    returns, the object survives the loss of power. A second put of the same bytes under the same key
+    succeeds, so a put whose answer was lost can be repeated. `delete` of a missing object succeeds.
+    Non-promises: after StoreError or a cancelled call the object may exist or appear later. A second put of the same
+    bytes need not renew the time of writing.
+    Raises: ObjectExistsError when the key has other bytes; StoreError for failures that may pass (also a
     full disk); DeniedError for missing permissions.
     """
 
     async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
         """Store the joined `buffers` under `key`; `checksum` is their crc32c.
 
-        The buffers must not change until the call ends, also when it is cancelled: the implementation
-        waits for its own readers before it lets a cancellation through.
+        The caller must not change the buffers until the call ends, also when it is cancelled. The implementation
+        raises a cancellation only after its own threads have ended their reads.
         """
         ...
 
@@ -92,13 +92,13 @@ class StorageHandler(ObjectReader, ObjectWriter, Protocol):
 
     @property
     def url(self) -> str:
-        """The place of the objects, for people and for direct clients: `file:///…`, `memory:`."""
+        """The place of the objects, for operators and for direct clients: `file:///…`, `memory:`."""
         ...
 
     async def check(self, *, deletes: bool = True) -> None:
         """Prove that objects can be written and read, and if `deletes` listed and deleted.
 
-        Raise what hinders it.
+        Raises: as `ObjectReader` and `ObjectWriter`.
         """
         ...
 
@@ -165,14 +165,14 @@ def check_prefix(prefix: str) -> str:
 class ListedKeys:
     """Entries of a listing, page by page, without repeats from the same page or the last two.
 
-    Nothing is said of their order: some servers list by key, others folder by folder.
+    Their order is that of the server: some servers list by key, others folder by folder.
     """
 
     def __init__(self) -> None:
         self._pages: deque[frozenset[str]] = deque(maxlen=2)
 
     def new(self, page: Sequence[ObjectEntry]) -> list[ObjectEntry]:
-        """Return what has not come yet."""
+        """Return the entries of a page that are no repeats."""
         known = {key for keys in self._pages for key in keys}
         found: dict[str, ObjectEntry] = {}
         for entry in page:

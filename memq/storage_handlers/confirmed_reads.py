@@ -1,22 +1,22 @@
 """Reads that report damage, short or missing objects only if independent fetches agree.
 
 Theory. Bytes change between a store and its reader: in memory, in a proxy, in a cache. A store answers 404 for an
-object that it has, cuts a body short, or sends another object. None of that is damage of what is stored, and a reader
-that passes over damage loses sound records by it. A second fetch tells the two apart: what is stored wrong comes wrong
-again, byte for byte; what went wrong on the way comes right, or wrong in another way.
+object that it has, cuts a body short, or sends another object. The stored object is not damaged then, and a reader
+that skips it loses sound records. A second fetch distinguishes the two cases. Stored damage comes again, byte for
+byte; an error on the way does not come again, or comes with other bytes.
 
 =================================  =======================================================================
 an answer                          what follows
 =================================  =======================================================================
 whole                              it is returned; doubtful answers before it were changed on the way
-damaged, or short                  fetched again; two equal answers from one place are what is stored
-missing                            fetched again; it is missing when all ways said so `MISSING_ROUNDS` times, and for
-                                   `missing_s`. A consumer that would pass over it asks for 30 s
-an error of another kind           the way counts in this round for nothing
-other each time                    after `ROUNDS_MAX` rounds StoreError: nothing is known, it may pass
+damaged, or short                  fetched again; two equal answers from one place are the stored bytes
+missing                            fetched again; missing when all ways reported it `MISSING_ROUNDS` times, and for
+                                   `missing_s`. A consumer that would skip the object asks for 30 s
+an error of another kind           the way is ignored in this round
+different each time                after `ROUNDS_MAX` rounds StoreError: the state is unknown, and may pass
 =================================  =======================================================================
 
-Nothing is called damaged or missing on one fetch: `read_index` and `read_batch_entries` fetch again.
+One fetch never proves damage or absence: `read_index` and `read_batch_entries` fetch again.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ MISSING_ROUNDS = 3
 PAUSE_S = 0.05  # before the second round, three times as much before each further one: 6 s in all
 _PAUSE_GROWTH = 3.0
 ReadPart = Callable[[int, int], Awaitable[object]]  # `length` bytes from `offset`; raises as `ObjectReader.get_range`
-TAIL_BYTES = 16 << 10  # an index of 100 batches: most come with one request
+TAIL_BYTES = 16 << 10  # an index of 100 batches: one request reads most indexes
 
 
 async def reaches(read: ReadPart, size: int) -> bool:
-    """Whether at least `size` bytes exist, found by reading the last of them.
+    """Whether at least `size` bytes exist; reads the last of them.
 
-    Raises: as `read`, but no CorruptDataError.
+    Raises: as `read`, except CorruptDataError.
     """
     try:
         await read(size - 1, 1)
@@ -69,7 +69,7 @@ async def reaches(read: ReadPart, size: int) -> bool:
 
 
 async def readable_bytes(read: ReadPart, low: int, high: int) -> int:
-    """Return how many bytes are there, by halving: `low` are, `high` are not. Raises: as `reaches`."""
+    """Return the number of readable bytes, at least `low` and below `high`. Raises: as `reaches`."""
     while high - low > 1:
         middle = (low + high) // 2
         if await reaches(read, middle):
@@ -101,8 +101,8 @@ async def read_sealed(
 class Way(Generic[T]):
     """One way to read; ways with the same `place` must bring the same bytes.
 
-    `read` makes a request of its own.
-    It raises CorruptDataError, UnsupportedFormatError or NotFoundError for what may be damage, and other errors.
+    Each call of `read` makes a new request. It raises CorruptDataError, UnsupportedFormatError or NotFoundError for
+    possible damage, and other errors.
     """
 
     place: str
@@ -111,7 +111,7 @@ class Way(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class _Doubt(Generic[T]):
-    """An answer that is not whole: a value, or an error."""
+    """An answer that may be wrong: a value that is not whole, or an error."""
 
     way: Way[T]
     value: T | None
@@ -123,10 +123,10 @@ class _Doubt(Generic[T]):
 
 
 class ConfirmedReads:
-    """Fetches again what seems to be damaged.
+    """Fetches again what seems to be damaged or missing.
 
-    `transit_errors` counts answers that another fetch has contradicted.
-    Each is logged where `events` are given. What is missing is asked for again until pauses of `missing_s` are over.
+    `transit_errors` counts answers that another fetch has contradicted; `events` logs them.
+    A missing object is requested again until the pauses between requests add up to `missing_s`.
     """
 
     def __init__(self, events: EventLog | None = None, *, missing_s: float = 0.0) -> None:
@@ -143,7 +143,7 @@ class ConfirmedReads:
         """Return the first whole answer, else the damaged one on which two fetches of one place agree.
 
         Raises: CorruptDataError or UnsupportedFormatError on which two fetches agree; NotFoundError when all places are
-        missing; StoreError when answers differ each time; what the ways raise when there is no other answer.
+        missing; StoreError when answers differ each time; the worst error of the ways when there is no other answer.
         """
         doubts: list[_Doubt[T]] = []
         number, waited_s, left_s = 0, 0.0, 0.0
@@ -189,7 +189,7 @@ class ConfirmedReads:
         failures: Sequence[MemqError],
         same: Callable[[T, T], bool],
     ) -> T:
-        """Return or raise what was agreed on; a way that may work later comes before what the others miss."""
+        """Return or raise the agreed answer; the failure of a way comes before `missing` of the others."""
         if found.missing and failures:
             raise worst(failures)
         self._note([each for each in doubts if each.way.place == found.way.place and not _agree(each, found, same)])
@@ -225,15 +225,15 @@ def worst(failures: Sequence[MemqError]) -> MemqError:
 def _is_contradicted(doubt: _Doubt[T], whole: Way[T]) -> bool:
     """Whether a whole answer shows that a doubtful one was wrong.
 
-    A way that misses what another one has may lead to another machine's folder: only the same way contradicts it.
+    A way that reports an object missing may lead to another machine's folder: only the same way contradicts it.
     """
     return doubt.way is whole if doubt.missing else doubt.way.place == whole.place
 
 
 def _settled(doubts: Sequence[_Doubt[T]], number: int, same: Callable[[T, T], bool]) -> _Doubt[T] | None:
-    """Return what is known after round `number`: damage of a place, or that all are missing.
+    """Return the result after round `number`: damage of a place, or that all are missing.
 
-    The result is None for another round.
+    None means that another round is necessary.
     """
     missing: _Doubt[T] | None = None
     agreed: _Doubt[T] | None = None
@@ -269,7 +269,7 @@ def _text_of(doubt: _Doubt[T]) -> str:
 
 
 async def read_index(store: ObjectReader, entry: ObjectEntry) -> tuple[ObjectIndex, Trailer]:
-    """Return an object's index and its trailer, read again when it seems to be damaged.
+    """Return an object's index and its trailer; read them again when they seem to be damaged.
 
     Raises: as the store, CorruptDataError, UnsupportedFormatError.
     """
@@ -288,9 +288,9 @@ async def _read_once(store: ObjectReader, entry: ObjectEntry) -> tuple[ObjectInd
 async def read_batch_entries(
     stores: Mapping[str, ObjectReader], pointer: Pointer, events: EventLog | None = None
 ) -> tuple[BlockEntry, ...]:
-    """Return the entries of the blocks of a batch, by two ranged reads of a copy of it.
+    """Return the entries of the blocks of a batch, by two ranged reads of one copy.
 
-    `events` get what another fetch contradicted. Otherwise as `read_index`.
+    `events` logs answers that another fetch contradicted. Raises: as `read_index`; NotFoundError when no store has it.
     """
     ways = [
         Way(f"object '{location.key}'", partial(_entries_once, stores[location.store], location, pointer))
@@ -312,7 +312,8 @@ async def _entries_once(store: ObjectReader, location: Location, pointer: Pointe
 async def index_at(read: Callable[[str, int, int], Awaitable[Buffer]], location: Location) -> ObjectIndex:
     """Return the index of the object that a pointer names, by two ranged reads.
 
-    `read` takes key, offset and length. This is one fetch. Raises: as `read`, CorruptDataError, UnsupportedFormatError.
+    `read` takes key, offset and length. The caller confirms an error by another fetch.
+    Raises: as `read`, CorruptDataError, UnsupportedFormatError.
     """
     at = location.index_offset
     length = index_bytes(await read(location.key, at, INDEX_HEAD_BYTES))

@@ -1,15 +1,14 @@
 """The blocking half of the file store: durable writes, reads, ordered walks, folders.
 
-Everything here runs in a thread. `OSError` goes out as it is; the handler says what it means to the caller.
+All code here runs in a thread. It raises `OSError` unconverted; the handler converts it to errors of memq.
 
-A file is safe only when every folder above it is named, durably, in its parent. Syncing the whole chain with each
-object would cost one fsync per level, so what was synced is remembered. Removal would make that memory a lie: a folder
-that is removed and made again is a new one. So removing and relying on a folder exclude each other: a put pins the
-folders of its object for as long as it relies on them, and whoever removes passes over what is pinned.
+A file is durable only when the name of every folder above it is durable in its parent. To sync the whole chain with
+each object would cost one fsync per level, so durable folders are remembered. A folder that is removed and made again
+is not durable. So a put pins the folders of its object while it relies on them, and a removal skips pinned folders.
 
-An fsync that fails may forget what it was to write, so that the next one of the same folder succeeds and has written
-nothing. A sync is therefore believed only when none that overlapped it has failed. A folder whose own name was part of
-a failed sync is not relied on again by this process, unless it is removed and made again.
+A failed fsync may discard data, so that the next one of the same folder succeeds but has written nothing. Therefore a
+sync counts only when no overlapping sync has failed. A folder whose own name was part of a failed sync is not used
+again by this process, unless it is removed and made again.
 """
 
 from __future__ import annotations
@@ -33,23 +32,22 @@ from memq.errors import CorruptDataError, NotFoundError, ObjectExistsError
 from memq.limits import KIB, MIB
 from memq.storage_handlers import Buffer, ObjectEntry, check_size
 
-DIRECT_BYTES_MIN = 256 * KIB  # below it the pages are few, and the padded write is not
+DIRECT_BYTES_MIN = 256 * KIB  # a smaller file takes few pages, and the padding of a direct write costs more
 _ALIGNMENT = 4 * KIB  # of memory, offset and length; no disk has larger sectors
-_CHUNK_BYTES = MIB  # it stays in a core's cache until its checksum is taken
+_CHUNK_BYTES = MIB  # stays in a core's cache until its checksum is computed
 _FLAG: int = getattr(os, "O_DIRECT", 0)  # Linux
 _DOUBT = "a sync of this folder's name failed before: it may be gone after a loss of power"
-KNOWN_FOLDERS_MAX = 65_536  # about 10 MB; forgetting all costs one fsync per level and folder
+KNOWN_FOLDERS_MAX = 65_536  # about 10 MB; at the bound all are forgotten, which costs one fsync per level and folder
 
 
 class DirectFiles:
     """Opens large files for writes around the page cache, as long as the file system takes them.
 
-    An object is written once and not read again by its writer. In the page cache it takes fresh pages, and the kernel's
-    copy into them costs several times what all else costs: 0.7 to 3 CPU-s/GB on a virtual machine, where the host has
-    to give them, against 0.2 for a copy into memory that is used again and a write straight from it.
+    The writer of an object does not read it again. In the page cache the object takes fresh pages. On a virtual
+    machine, whose host must provide the pages, the kernel's copy into them costs 0.7 to 3 CPU-s/GB. That is several
+    times the rest of a put. A copy into reused memory and a direct write from there cost 0.2 CPU-s/GB.
 
-    Any number of threads may write.
-    Memory: one chunk for each thread that writes at once, kept for the next.
+    Any number of threads may write. Each concurrent write needs one chunk of memory, which is kept for later writes.
     """
 
     def __init__(self) -> None:
@@ -61,9 +59,9 @@ class DirectFiles:
         return not self.refused and sum(memoryview(buffer).nbytes for buffer in buffers) >= DIRECT_BYTES_MIN
 
     def write(self, path: str, buffers: Sequence[Buffer]) -> tuple[int, int] | None:
-        """Write a file that is there, and return its size and the crc32c of what was written.
+        """Write an existing file, and return its size and the crc32c of the written bytes.
 
-        The result is None when the file system has no direct writes: nothing was written. Raises: OSError.
+        The result is None when the file system has no direct writes; then nothing is written. Raises: OSError.
         """
         try:
             handle = os.open(path, os.O_WRONLY | _FLAG)
@@ -105,7 +103,7 @@ class DirectFiles:
 def _fill(chunk: memoryview, buffers: Sequence[Buffer]) -> Iterator[int]:
     """Copy all buffers, one after another, into `chunk`.
 
-    Yield how much is in it when it is full, and at the end.
+    Yield the number of bytes in it when it is full, and at the end.
     """
     filled = 0
     for view in (memoryview(buffer).cast("B") for buffer in buffers):
@@ -122,7 +120,7 @@ def _fill(chunk: memoryview, buffers: Sequence[Buffer]) -> Iterator[int]:
 
 
 def _write_chunk(handle: int, data: memoryview, offset: int) -> None:
-    """Write all of it; what a signal or a full disk left is written again from the last whole sector."""
+    """Write all of `data`; after a partial write, continue at its last whole sector. Raises: OSError."""
     while data:
         written = os.pwrite(handle, data, offset) // _ALIGNMENT * _ALIGNMENT
         if not written:
@@ -154,7 +152,8 @@ class ObjectFiles:
     def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
         """Write a temporary file, sync it, link it to its name if that is free, sync the name.
 
-        The checksum is taken of what is written: bytes that changed in memory before become no object.
+        The checksum is computed from the written bytes. If they changed in memory before, no object is made.
+        Raises: CorruptDataError then; ObjectExistsError; OSError.
         """
         temporary, handle = self._create_temporary()
         try:
@@ -169,13 +168,13 @@ class ObjectFiles:
                 os.close(handle)
             self._name(temporary, key, size, checksum)
         finally:
-            with suppress(OSError):  # what is left is swept at the next start
+            with suppress(OSError):  # the next start sweeps files that are left
                 os.unlink(temporary)
 
     def _write(self, temporary: str, handle: int, buffers: Sequence[Buffer]) -> tuple[int, int]:
-        """Return size and crc32c.
+        """Write the file; return size and crc32c.
 
-        In the page cache it is taken afterwards, in case something changes meanwhile.
+        After a write through the page cache, the crc32c is computed last, to detect bytes that changed meanwhile.
         """
         if self._direct.suit(buffers):
             written = self._direct.write(temporary, buffers)
@@ -199,8 +198,8 @@ class ObjectFiles:
             except FileExistsError:
                 if not same_content(path, size, checksum):
                     raise ObjectExistsError(f"another object has the key '{key}'") from None
-                # The put that named it may have met an error in the sync below. A sync that follows on a failed one
-                # may return without an error, and have written nothing: only a name that is new is written.
+                # The sync below may have failed for the put that made this name. A sync after a failed one may succeed
+                # without having written anything: only a new name is certainly written.
                 os.rename(temporary, path)
             self._folders.sync(folder)
         self._folders.check(mark)
@@ -208,14 +207,14 @@ class ObjectFiles:
     def delete(self, key: str) -> None:
         """Remove the file and the folders that it leaves empty.
 
-        Nothing is synced: what a power loss brings back is an object that nothing names, and is swept again.
+        Nothing is synced: if a power loss restores the object, no pointer names it, and it is swept again.
         """
         path = self.root / key
         try:
             path.unlink()
         except (FileNotFoundError, NotADirectoryError):
             return
-        except (IsADirectoryError, PermissionError):  # the latter is what macOS says of a folder
+        except (IsADirectoryError, PermissionError):  # macOS raises the latter for a folder
             if not path.is_dir():
                 raise
             return
@@ -251,12 +250,12 @@ class ObjectFiles:
             raise NotFoundError(f"object '{key}' does not exist") from None
 
     def walk(self, prefix: str) -> Iterator[ObjectEntry]:
-        """Yield the objects whose key starts with `prefix`, by key; what vanishes meanwhile may be left out."""
+        """Yield the objects whose key starts with `prefix`, by key; may omit objects deleted meanwhile."""
         folder, _, name = prefix.rpartition("/")
         return self._walk(f"{folder}/" if folder else "", name)
 
     def _walk(self, folder: str, start: str) -> Iterator[ObjectEntry]:
-        """By key means: a folder sorts by its name with the slash, since `a-b` comes before `a/b`."""
+        """Sort a folder by its name with the slash, because the key `a-b` comes before `a/b`."""
         try:
             with os.scandir(self.root / folder) as found:
                 names = sorted(
@@ -273,9 +272,9 @@ class ObjectFiles:
                 yield ObjectEntry(f"{folder}{name}", status.st_size, status.st_mtime_ns // 1_000_000)
 
     def sweep_temporary(self) -> tuple[int, int]:
-        """Remove the temporary files of puts, whatever process made them; return their number and bytes.
+        """Remove the temporary files of puts of all processes; return their number and bytes.
 
-        Files of other names stay: a new data folder may be a folder with files of its user.
+        Files with other names stay: the operator may have chosen a folder that already has files.
         """
         number = size = 0
         with os.scandir(self.tmp) as found:
@@ -324,7 +323,8 @@ def same_content(path: Path | str, size: int, checksum: int) -> bool:
 def read_exactly(file: FileIO, key: str, offset: int, length: int) -> bytes:
     """Read `length` bytes from `offset`.
 
-    Linux gives at most 2 GiB in one call, and a cut file fewer than asked for.
+    Linux returns at most 2 GiB per call, so several may be necessary. Raises: CorruptDataError when the file ends
+    early.
     """
     file.seek(offset)
     parts: list[bytes] = []
@@ -338,7 +338,7 @@ def read_exactly(file: FileIO, key: str, offset: int, length: int) -> bytes:
 
 
 def sync_file(handle: int) -> None:
-    """Make what was written survive the loss of power: on macOS fsync ends at the disk's own cache."""
+    """Make written bytes survive the loss of power; on macOS, fsync alone leaves them in the disk's cache."""
     if _FULL_SYNC is None:
         os.fsync(handle)
     else:
@@ -348,7 +348,7 @@ def sync_file(handle: int) -> None:
 class Folders:
     """The folders below `root`, for threads of one process. Only one process may remove folders.
 
-    They are named as in keys, from the root on: with objects for paths a put took 200 µs of Python, and takes 135.
+    Folders are strings as in keys, relative to the root: a put takes 135 µs of Python; with `Path` objects it took 200.
     """
 
     def __init__(self, root: Path) -> None:
@@ -365,12 +365,11 @@ class Folders:
 
     @contextmanager
     def pinned(self, folder: str) -> Iterator[None]:
-        """Make `folder`, with all above it, and keep it until the block ends.
+        """Make `folder`, with all above it, and keep it until the `with` block ends.
 
-        Durable are they behind the block.
-        What the block names in `folder` it makes durable itself, before that: one sync of the innermost folder brings
-        the new ones along where the file system has one journal, and the others then cost next to nothing. Synced one
-        by one as they were made, three new folders cost 550 µs of CPU, half of what a whole put of 300 KiB does.
+        The folders are durable after the block. The block itself must sync the names that it makes in `folder`. On a
+        file system with one journal, that sync also writes the new folders, and their own syncs then cost almost
+        nothing. Three new folders, each synced when it was made, cost 550 µs of CPU, half of a put of 300 KiB.
         """
         chain = _chain(folder)
         with self._lock:
@@ -393,11 +392,11 @@ class Folders:
                         del self._pinned[each]
 
     def mark(self) -> int:
-        """Return a mark for `check`, before a name is made."""
+        """Return a mark for `check`. The caller takes it before it makes a name."""
         return self._failed
 
     def sync(self, folder: str) -> None:
-        """Make the names in `folder` survive the loss of power, as far as this sync knows: see `check`."""
+        """Make the names in `folder` survive the loss of power, unless `check` reports a failed sync."""
         with self._lock:
             number = self._begun
             self._begun += 1
@@ -412,25 +411,25 @@ class Folders:
             with self._lock:
                 if failed:
                     self._failed += 1
-                if failed and begun:  # a folder that could not be opened lost nothing: the next sync has its names
+                if failed and begun:  # without an fsync nothing is lost: the next sync writes the names
                     new = [each for each in self._pinned if each not in self._durable and _above(each) == folder]
                     self._doubtful.update(dict.fromkeys(new))
                 del self._under_way[number]
                 self._ended.notify_all()
 
     def check(self, mark: int) -> None:
-        """Wait for the syncs that have begun. Raises: OSError when one has failed since the mark."""
+        """Wait for the syncs that have begun. Raises: OSError when one has failed since `mark`."""
         with self._lock:
             end = self._begun
             self._ended.wait_for(lambda: all(number >= end for number in self._under_way))
-            if self._failed != mark:  # it may have been of the same name
+            if self._failed != mark:  # the failed sync may have included the same name
                 raise OSError(errno.EIO, "a sync of another object failed meanwhile")
 
     def _sync_names(self, new: Sequence[str]) -> None:
         for each in new:
             if each in self._doubtful:
                 raise OSError(errno.EIO, _DOUBT, each)
-            if each not in self._durable:  # else another thread was faster
+            if each not in self._durable:  # another thread may have synced it
                 self.sync(_above(each))
         self._remember(new)
 
@@ -451,7 +450,7 @@ class Folders:
         self._durable.pop(folder, None)
         try:
             os.rmdir(f"{self._root}/{folder}")
-        except OSError:  # not empty, gone, or not ours to remove: an empty folder does no harm
+        except OSError:  # not empty, missing or not permitted: an empty folder does no harm
             return False
         self._doubtful.pop(folder, None)
         return True

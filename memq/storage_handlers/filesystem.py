@@ -71,7 +71,7 @@ class FilesystemHandler:
         await self._run(f"object '{key}' not stored", self._files.put, key, buffers, checksum)
 
     async def delete(self, key: str) -> None:
-        """See `ObjectWriter.delete`. Folders that become empty go, too."""
+        """See `ObjectWriter.delete`. Also removes folders that become empty."""
         check_key(key)
         await self._run(f"object '{key}' not deleted", self._files.delete, key)
 
@@ -93,7 +93,7 @@ class FilesystemHandler:
     async def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:
         """See `ObjectReader.list`.
 
-        Reads a page of 1,000 entries at a time, and the names of one folder at once.
+        It holds at most 1,000 entries, and the names of the open folders, in memory.
         """
         walk = self._files.walk(check_prefix(prefix))
         while page := await self._run(f"objects under '{prefix}' not listed", _next_page, walk):
@@ -113,9 +113,9 @@ class FilesystemHandler:
             await self.delete(key)
 
     async def sweep_temp(self) -> TempSweep:
-        """Remove what puts that never ended left in the folder for temporary files.
+        """Remove the temporary files of interrupted puts.
 
-        Only at start, under the lock of the data folder: it would take the files of puts that run.
+        The caller does so only at start, under the lock of the data folder: the files of running puts would go, too.
         """
         files, size = await self._run("temporary files not swept", self._files.sweep_temporary)
         return TempSweep(files, size)
@@ -135,7 +135,7 @@ def _next_page(walk: Iterator[ObjectEntry]) -> Sequence[ObjectEntry]:
 
 @contextmanager
 def _refusals(failure: str) -> Iterator[None]:
-    """Say in memq's errors what the operating system says in its own."""
+    """Convert errors of the operating system to errors of memq."""
     try:
         yield
     except OSError as error:

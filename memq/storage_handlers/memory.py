@@ -14,8 +14,8 @@ from memq.storage_handlers import Buffer, ObjectEntry, check_key, check_prefix, 
 class MemoryHandler:
     """Keeps objects in a dictionary, until they are deleted.
 
-    All users of this instance see the same objects. No thread and no waiting: every call is done at once. `objects` is
-    the store itself, key to bytes, and `modified_ms` the times (Unix ms) of its objects: tests read and damage them.
+    All users of this instance see the same objects. Calls use no thread and never wait. `objects` is the store itself,
+    key to bytes, and `modified_ms` has the times (Unix ms) of its objects: tests read and damage both.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -62,17 +62,17 @@ class MemoryHandler:
         return len(self._found(key))
 
     async def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:
-        """See `ObjectReader.list`. Shows what is there at the first step."""
+        """See `ObjectReader.list`. Yields the objects that exist at the first step."""
         check_prefix(prefix)
         keys = sorted(key for key in self.objects if key.startswith(prefix))
         for entry in [ObjectEntry(key, len(self.objects[key]), self.modified_ms[key]) for key in keys]:
             yield entry
 
     async def check(self, *, deletes: bool = True) -> None:
-        """See `StorageHandler.check`: memory is always there."""
+        """See `StorageHandler.check`: memory is always available."""
 
     async def close(self) -> None:
-        """See `StorageHandler.close`: there is nothing to end, and others may share this store."""
+        """See `StorageHandler.close`: does nothing, because other users may share this store."""
 
     def _found(self, key: str) -> bytes:
         body = self.objects.get(check_key(key))

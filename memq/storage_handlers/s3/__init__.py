@@ -1,6 +1,6 @@
 """The store in S3: a handler that decides, over one of two libraries that send.
 
-What it needs is the extra `[s3]`.
+It needs the extra `[s3]`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from memq.storage_handlers.s3.settings import Bucket, read_bucket
 
 
 def open_from_settings(settings: PartSettings, runtime: Runtime) -> S3Handler:
-    """Open the store that `settings.store` names, `s3://BUCKET/PREFIX`, with what the section `[s3]` says.
+    """Open the store that `settings.store` names, `s3://BUCKET/PREFIX`, with the section `[s3]`.
 
     No request is sent. Raises: InvalidSettingError, UnknownSettingError, DeniedError when there are no keys.
     """
@@ -23,12 +23,12 @@ def open_from_settings(settings: PartSettings, runtime: Runtime) -> S3Handler:
 
 
 def open_store(url: str, runtime: Runtime, section: Section | None = None) -> S3Handler:
-    """Open the store at `url`; without a section the keys come from where boto3 finds them.
+    """Open the store at `url`; without a section, boto3 searches for the keys.
 
-    Raises: as above.
+    Raises: as `open_from_settings`.
     """
     bucket = read_bucket(url, section or {})
-    large = _open_aio(bucket)  # obstore knows put-if-absent for objects in one request only
+    large = _open_aio(bucket)  # obstore has put-if-absent only for objects in one request
     return S3Handler(bucket, DATA_PATHS[bucket.settings.data_path](bucket, large), large, runtime)
 
 

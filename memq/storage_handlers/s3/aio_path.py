@@ -32,8 +32,8 @@ _ABORT_S = 10.0
 class AioPath:
     """See `DataPath`.
 
-    Each body is joined once before it is sent: aiohttp takes no list of buffers. The server checks its CRC32C. When a
-    connection that was kept turns out to be closed, aiohttp sends a request a second time by itself, uncounted.
+    Each body is joined once before it is sent, because aiohttp takes no list of buffers. The server checks its CRC32C.
+    When a kept connection turns out to be closed, aiohttp itself sends the request again; no counter includes this.
     """
 
     def __init__(self, bucket: Bucket) -> None:
@@ -53,27 +53,27 @@ class AioPath:
             self._options["SSEKMSKeyId"] = settings.sse_kms_key_id
 
     async def open(self) -> None:
-        """See `DataPath.open`. The first time it takes half a second: the library reads its model of S3."""
+        """See `DataPath.open`. The first call takes 0.5 s, in which the library reads its model of S3."""
         async with self._opening:
             if self._client is None:
                 self._client = await self._stack.enter_async_context(self._make_client())
 
     def _make_client(self) -> Any:
-        """Return a client without the library's checksums and retries: they cost a pass per body."""
+        """Return a client without the library's retries and checksums, which cost a pass per body."""
         from aiobotocore.config import AioConfig
         from aiobotocore.session import AioSession
 
         bucket, settings = self._bucket, self._bucket.settings
         found = open_session(bucket)
         check_keys(bucket, found)
-        authority_of(bucket, found)  # a file that can't be used would be reported with each request
+        authority_of(bucket, found)  # else each request would report an unusable file
         session = AioSession(profile=settings.profile or None)
         if settings.access_key_id:
             keys = (settings.access_key_id, settings.secret_access_key, settings.session_token or None)
             session.set_credentials(*keys)
         config = AioConfig(
             connect_timeout=settings.connect_timeout_ms / 1000,
-            read_timeout=10 * settings.deadline_ms / 1000,  # the handler's own clock comes first
+            read_timeout=10 * settings.deadline_ms / 1000,  # the handler's own deadline ends first
             max_pool_connections=settings.connections_max,
             retries={"total_max_attempts": 1},
             request_checksum_calculation="when_required",
@@ -89,7 +89,7 @@ class AioPath:
         )
 
     async def put(self, order: PutOrder) -> None:
-        """See `DataPath.put`. From `multipart_bytes_min` on an object goes in parts, several at once."""
+        """See `DataPath.put`. Objects of at least `multipart_bytes_min` are sent in parts, in parallel."""
         with _answers():
             if order.size >= self._bucket.settings.multipart_bytes_min:
                 await self._put_in_parts(order)
@@ -104,9 +104,9 @@ class AioPath:
             )
 
     async def _put_in_parts(self, order: PutOrder) -> None:
-        """Send parts, then name them as one object, where nothing lies.
+        """Send parts, then complete the upload if the key is free.
 
-        What was sent is thrown away if that fails.
+        If that fails, the upload is aborted, which deletes the parts.
         """
         client, name, settings = self._client, self._name(order.key), self._bucket.settings
         kind = {"ChecksumAlgorithm": "CRC32C", "ChecksumType": "FULL_OBJECT"}
@@ -128,7 +128,7 @@ class AioPath:
         try:
             try:
                 parts = await asyncio.gather(*tasks)
-            finally:  # before an abort: a part that arrives after it may stay, and be paid for
+            finally:  # a part that arrives after an abort may stay, and cost money
                 for task in tasks:
                     task.cancel()
                 await asyncio.wait(tasks)
@@ -144,9 +144,9 @@ class AioPath:
             raise
 
     async def _abort(self, upload: dict[str, str]) -> None:
-        """Throw away the parts of an upload.
+        """Delete the parts of an upload.
 
-        Those of one that nobody ended are for the bucket's lifecycle rules.
+        If the abort fails, lifecycle rules of the bucket must delete them.
         """
         try:
             async with asyncio.timeout(_ABORT_S):
@@ -210,13 +210,13 @@ async def _body_of(answer: dict[str, Any]) -> bytes:
 
 
 def _base64(checksum: int) -> str:
-    """Write a crc32c as S3 does: its four bytes, big-endian, in base64."""
+    """Return a crc32c as S3 writes it: its four bytes, big-endian, in base64."""
     return b64encode(checksum.to_bytes(4, "big")).decode()
 
 
 @contextmanager
 def _answers(*, has_body: bool = True) -> Iterator[None]:
-    """Bring what botocore and aiohttp raise down to an answer."""
+    """Convert the exceptions of botocore and aiohttp to StoreAnswer."""
     import aiohttp
     from botocore.exceptions import (
         BotoCoreError,
@@ -239,7 +239,7 @@ def _answers(*, has_body: bool = True) -> Iterator[None]:
     except (NoCredentialsError, PartialCredentialsError) as error:
         raise StoreAnswer(401, "NoCredentials", str(error)) from error
     except (CredentialRetrievalError, NoRegionError, SSOError, RuntimeError, ValueError) as error:
-        # Keys are fetched by the request that needs them. The last two: what was fetched is over already, or no JSON.
+        # The request that needs keys fetches them. The last two errors: the fetched keys have expired, or are no JSON.
         raise StoreAnswer(0, "NoCredentials", (str(error).strip() or type(error).__name__)[:300]) from error
     except (BotoCoreError, aiohttp.ClientError, OSError) as error:
         raise StoreAnswer(0, "", (str(error) or type(error).__name__)[:300]) from error

@@ -1,9 +1,9 @@
 """Meaning of a store's answers, and the resulting errors. Pure.
 
-Theory: a library says in its own words what a server said in S3's. Both data paths bring it down to a status and a
-code, and here alone is decided what follows: try again, look, or tell the caller. The code decides, not the status: S3
-says 400 for a body that came too slowly, and proxies answer 400, 403 and 404 in its place. Only a code that is known to
-be final is final; every other refusal is tried again for the time of the call, and ends as what may pass.
+Theory: each library has its own exceptions for S3's answers. Both data paths convert these to a status and a code.
+Only this module decides the consequence: retry, read the object, or raise an error. The code decides, not the status:
+S3 answers 400 for a body that came too slowly, and proxies answer 400, 403 and 404 in its place. Only known final codes
+are final. Every other refusal is retried until the call's deadline, and then raised as a failure that may pass.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Meaning(Enum):
 
 
 class StoreAnswer(Exception):  # noqa: N818 - not an error of memq: it never leaves this package
-    """An answer that is no success. `status` 0: no answer came, and the effect is unknown."""
+    """An answer that is no success. With `status` 0 no answer came, and the effect is unknown."""
 
     def __init__(self, status: int, code: str = "", text: str = "", *, has_body: bool = True) -> None:
         """`has_body` is false for the answer to a HEAD, which has no error code."""
@@ -93,11 +93,11 @@ _BY_STATUS = {
     403: Meaning.UNEXPLAINED,
     404: Meaning.UNEXPLAINED,
     408: Meaning.TRY_AGAIN,
-    409: Meaning.TAKEN,  # two puts of one key at once: S3 says which has won only later
+    409: Meaning.TAKEN,  # two concurrent puts of one key: S3 names the winner only later
     412: Meaning.TAKEN,
     416: Meaning.NO_RANGE,
     429: Meaning.SLOW_DOWN,
-    501: Meaning.REFUSED,  # not implemented: no second try changes that
+    501: Meaning.REFUSED,  # not implemented: a retry can't succeed
 }
 _HINTS = {
     "RequestTimeTooSkewed": "set the clock of this machine: it is too far from the server's",
@@ -110,7 +110,7 @@ _HINTS = {
     "InvalidStorageClass": "set storage_class in [s3] to one that the server has",
     "NoCredentials": "check what boto3 reads keys from: variables, a profile, a role",
 }
-# Refusals of the caller itself: no right is missing, and the hints above name the cause.
+# The keys or the clock are wrong: no right is missing, and the hints above name the cause.
 OF_THE_KEYS = frozenset(
     {
         "RequestTimeTooSkewed",
@@ -127,9 +127,9 @@ _BY_STATUS_OF_HEAD = {403: Meaning.DENIED, 404: Meaning.NO_KEY}
 
 
 def meaning(status: int, code: str, *, has_body: bool = True) -> Meaning:
-    """Return what follows from a status and S3's code, which may be empty.
+    """Return the consequence of a status and of S3's code, which may be empty.
 
-    The answer to a HEAD `has_body` never.
+    For an answer to a HEAD, `has_body` is false.
     """
     known = _BY_CODE.get(code)
     if known is None and not has_body:
@@ -144,9 +144,9 @@ MAY_PASS = (Meaning.TRY_AGAIN, Meaning.SLOW_DOWN, Meaning.DAMAGED, Meaning.UNEXP
 
 
 def error_for(answer: StoreAnswer, failure: str, place: str, key: str = "") -> MemqError:
-    """Return memq's error for an answer; `failure` says what was not done, `place` where the bucket is.
+    """Return memq's error for an answer; `failure` begins its text, `place` names the bucket.
 
-    `key` is that of NO_KEY, which only callers of `Attempts.run` judge.
+    `key` is used for NO_KEY only, which callers of `Attempts.run` handle.
     """
     hint = _hint(answer)
     match answer.meaning:
@@ -176,7 +176,7 @@ def _hint(answer: StoreAnswer) -> str:
 
 
 def _reach_hint(answer: StoreAnswer) -> str:
-    """Return the hint for a missing answer, from the TLS libraries' words."""
+    """Return the hint for a missing answer; words of the TLS libraries reveal a wrong certificate."""
     text = answer.text.lower()
     if any(word in text for word in ("certificate", "ssl")):
         return "give the server's certificate authority as ca_file in [s3], and name the host as its certificate does"

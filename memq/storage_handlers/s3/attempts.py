@@ -20,10 +20,10 @@ T = TypeVar("T")
 Request = Callable[[], Awaitable[T]]
 
 _BACKOFF_S_BASE = 0.05
-_BACKOFF_S_MAX = 1.0  # a store that has healed is used again within two of these
+_BACKOFF_S_MAX = 1.0  # a recovered store is used again within twice this time
 _LOOK_AGAIN_S = 0.1
-_LEASE_S = 1.0  # while the breaker is open the next request may try after this, though one is still waited for
-_SLOWER = 4.0  # how much longer the first pauses are when the server asks for less
+_LEASE_S = 1.0  # while the breaker is open, another request may try after this time, though one still waits
+_SLOWER = 4.0  # factor of the first pauses when the server asks for fewer requests
 _SECONDS_PER_MIB = 0.5
 
 
@@ -60,7 +60,7 @@ class Attempts:
         self.events = EventLog(runtime.clock)
 
     def deadline(self) -> float:
-        """Return when a call that begins now gives up."""
+        """Return the monotonic time at which a call that begins now gives up."""
         return self._now() + self.deadline_s
 
     async def run(
@@ -73,11 +73,10 @@ class Attempts:
         hedge: bool = False,
         deadline_s: float | None = None,
     ) -> T:
-        """Return what a request returns, sent again while that may help.
+        """Send a request until it succeeds or a retry can't help, and return its result.
 
-        `kind` and `size` say what it is like, for the time it may take; `failure` begins the error's text.
-        Raises: StoreAnswer for an answer whose meaning is the caller's to know (TAKEN, NO_KEY, NO_RANGE);
-        MemqError for all others.
+        `kind` and `size` determine its time limit and the hedge; `failure` begins the error's text.
+        Raises: StoreAnswer for TAKEN, NO_KEY and NO_RANGE, which the caller must interpret; MemqError for all others.
         """
         until_s = self.deadline() if deadline_s is None else deadline_s
         tries = 0
@@ -92,7 +91,7 @@ class Attempts:
                 await self._pause(answer, tries, until_s, error_for(answer, failure, self._place))
 
     async def pause(self, tries: int, until_s: float, text: str) -> None:
-        """Wait before a call does its `tries`-th further try. Raises: StoreError when its time is over."""
+        """Wait before retry number `tries` of a call. Raises: StoreError when its time is over."""
         await self._pause(StoreAnswer(0), tries, until_s, StoreError(text))
 
     async def _pause(self, answer: StoreAnswer, tries: int, until_s: float, error: Exception) -> None:
@@ -108,9 +107,9 @@ class Attempts:
         await asyncio.sleep(delay_s)
 
     async def _admission(self, until_s: float, failure: str) -> None:
-        """Wait until the breaker lets a request through. Raises: what the last request met that failed."""
+        """Wait until the breaker allows a request. Raises: the error of the last failed request."""
         while wait_s := self.breaker.ask(self._now(), _LEASE_S):
-            wait_s = min(wait_s, _LOOK_AGAIN_S)  # the one that tries may succeed long before its time is over
+            wait_s = min(wait_s, _LOOK_AGAIN_S)  # the trying request may succeed before its lease ends
             if self._now() + wait_s >= until_s:
                 error = error_for(self._last, failure, self._place)
                 error.add_note("not asked again so soon: it has failed too often")
@@ -118,7 +117,7 @@ class Attempts:
             await asyncio.sleep(wait_s)
 
     async def _hedged(self, kind: str, size: int, request: Request[T], *, hedge: bool) -> T:
-        """Send a request, and a second one like it when the first is slow; the first that succeeds counts."""
+        """Send a request, and the same again when it is slow; return the first success."""
         delay_s = self._hedger.delay_s(kind, size)
         if not hedge or delay_s is None:
             return await self._timed(kind, size, request)
@@ -128,7 +127,7 @@ class Attempts:
             await asyncio.wait(tasks, timeout=delay_s)
             spent = False
             while not first.done() and not (spent := self._hedger.spend()):
-                await asyncio.wait(tasks, timeout=delay_s)  # other requests earn it meanwhile
+                await asyncio.wait(tasks, timeout=delay_s)  # other requests meanwhile earn a hedge
             if spent:
                 self._counters.hedges += 1
                 tasks.append(asyncio.create_task(self._timed(kind, size, request), name=f"s3 {kind}, hedge"))
@@ -139,18 +138,18 @@ class Attempts:
             await asyncio.wait(tasks)
             for task in tasks:
                 if not task.cancelled():
-                    task.exception()  # seen
+                    task.exception()  # marks it as retrieved: asyncio would log it
 
     async def _first(self, tasks: list[asyncio.Task[T]]) -> T:
-        """Return what the first task returns that succeeds.
+        """Return the result of the first task that succeeds.
 
-        Raise what the last one raises, or one that is final.
-        A second put that finds the key taken is final: the first was done, and only its answer is slow.
+        Raises: the first final error, else the error of the last task.
+        TAKEN of a second put is final: the first put was done, and only its answer is slow.
         """
         left = list(tasks)
         while True:
             done, _ = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
-            for task in [each for each in left if each in done]:  # by the order of their start
+            for task in [each for each in left if each in done]:  # in the order of their start
                 left.remove(task)
                 error = task.exception()
                 passing = isinstance(error, StoreAnswer) and error.meaning in MAY_PASS

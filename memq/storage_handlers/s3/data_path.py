@@ -39,15 +39,15 @@ class PutOrder:
 class DataPath(Protocol):
     """One library that speaks S3 to one bucket; keys are whole, with the prefix.
 
-    Raises: StoreAnswer for everything that is no success. A cancelled call sends nothing more, soon.
+    Raises: StoreAnswer for every answer that is no success. A cancelled call soon stops sending.
     """
 
     async def open(self) -> None:
-        """Make ready to send, on the running loop; a second time costs nothing."""
+        """Prepare to send, on the running loop; a repeated call costs nothing."""
         ...
 
     async def put(self, order: PutOrder) -> None:
-        """Write an object where nothing lies under its key. The server checks a checksum."""
+        """Write an object if its key is free. The server checks a checksum."""
         ...
 
     async def get(self, key: str) -> tuple[bytes, ObjectHead]:
@@ -55,7 +55,7 @@ class DataPath(Protocol):
         ...
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes:
-        """Read at most `length` (not 0) bytes from `offset`; fewer where the object ends, or the server erred."""
+        """Read `length` (not 0) bytes from `offset`; fewer if the object ends or the server errs."""
         ...
 
     async def head(self, key: str) -> ObjectHead:
@@ -63,11 +63,11 @@ class DataPath(Protocol):
         ...
 
     def pages(self, prefix: str, after: str) -> AsyncIterator[Sequence[ObjectEntry]]:
-        """List what begins with `prefix` and comes behind the key `after`, a page at a time."""
+        """List the objects whose keys begin with `prefix` and are behind `after`, a page at a time."""
         ...
 
     async def delete(self, key: str) -> None:
-        """Delete an object; what is not there is deleted."""
+        """Delete an object; succeeds for a missing one."""
         ...
 
     async def close(self) -> None:
@@ -76,7 +76,7 @@ class DataPath(Protocol):
 
 
 def found_of(size: int, metadata: Mapping[str, str]) -> ObjectHead:
-    """Read the mark out of an object's metadata."""
+    """Return an object's size, and its checksum from its metadata."""
     text = metadata.get(CRC_MARK, "")
     try:
         checksum = int(text, 16) if len(text) == 8 else None
@@ -104,9 +104,9 @@ def cut_parts(views: Sequence[memoryview], part_bytes: int) -> Iterator[list[mem
 async def let_go(views: Sequence[memoryview]) -> None:
     """Wait until no thread reads the views, and release them; a cancellation is raised then.
 
-    Theory: a library sends from our memory, in threads of its own, and a cancelled request may be read for a moment
-    longer. A view that is exported can't be released, and says so: that is the proof that the memory is free again.
-    Measured: at once after an answer, 1 ms after the cancellation of a 64 MiB request.
+    Theory: a library sends from the caller's memory, in its own threads, and may read it shortly after a cancellation.
+    The release of a view raises BufferError while a thread uses it, so a successful release proves that the memory is
+    free. Measured: at once after an answer, 1 ms after the cancellation of a 64 MiB request.
     """
     cancelled: asyncio.CancelledError | None = None
     wait_s = 0.0

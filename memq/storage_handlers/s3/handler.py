@@ -1,7 +1,7 @@
 """Objects in a bucket of S3 or of a compatible server: the port, over either data path.
 
-Put-if-absent is `If-None-Match: *`. Each put marks its object with the crc32c of its bytes: when a try finds the key
-taken, the mark tells whether the same bytes lie there, as an earlier try whose answer was lost has put them, or others.
+Put-if-absent is `If-None-Match: *`. Each put marks its object with the crc32c of its bytes. When a put finds the key
+taken, the mark shows whether the object has the same bytes. Then an earlier try stored it, and its answer was lost.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from memq.storage_handlers.s3.settings import Bucket
 
 T = TypeVar("T")
 
-KEPT_CHECK = f"{CHECK_PREFIX}kept"  # who may not delete leaves this one object, and finds it the next time
-CHECK_S = 60.0  # rights that were proven are not proven again for so long; a probe costs one GET meanwhile
+KEPT_CHECK = f"{CHECK_PREFIX}kept"  # a process without the right to delete leaves this one object, and uses it again
+CHECK_S = 60.0  # proven rights are not proven again for this time; a probe then costs one GET
 _PROBE = b"memq was here"
 _TIMES = 2  # the second put must find the first
 
@@ -44,11 +44,11 @@ class _Taken:
 class S3Handler:
     """See `StorageHandler`. `counters` and `breaker` are for a registry of metrics.
 
-    Requests that may pass are sent again within `deadline_ms`, after that the caller gets StoreError.
+    Requests whose failure may pass are retried within `deadline_ms`; then the caller gets StoreError.
     """
 
     def __init__(self, bucket: Bucket, path: DataPath, parts: DataPath, runtime: Runtime) -> None:
-        """`parts` writes the objects that are too large for one request; it may be `path` itself."""
+        """`parts` writes objects of at least `multipart_bytes_min`; it may be `path` itself."""
         self.counters = S3Counters()
         self.bucket = bucket
         self._path = path
@@ -65,7 +65,7 @@ class S3Handler:
 
     @property
     def data_path(self) -> str:
-        """The library that sends, for people."""
+        """Name of the library that sends the requests, for operators."""
         return self.bucket.settings.data_path
 
     async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
@@ -82,9 +82,10 @@ class S3Handler:
             await let_go(views)
 
     async def _put_absent(self, key: str, order: PutOrder) -> None:
-        """Put where nothing lies; where something does, look whether it is ours.
+        """Put if the key is free; if it is taken, compare its object with this one.
 
-        A key that is taken and yet empty is one that S3 still decides about (409), or whose object was just deleted.
+        A taken key without an object means that S3 has not decided yet between two puts (409), or that the object was
+        just deleted. Then the put is retried.
         """
         until_s, tries = self._attempts.deadline(), 0
         others: list[_Taken] = []
@@ -100,18 +101,18 @@ class S3Handler:
                 self.counters.lost_answers += 1
                 self._attempts.events.info("s3-answer-lost", f"object '{key}' had been stored")
                 return
-            if found is not None and found in others:  # a fence must not rest on one answer
+            if found is not None and found in others:  # one answer is no proof: a fence depends on it
                 raise ObjectExistsError(f"another object of {found.size} bytes has the key '{key}'")
             others += [found] if found is not None else []
             tries += 1
             await self._attempts.pause(tries, until_s, f"object '{key}' not stored: its key is neither free nor taken")
 
     async def _found_under(self, key: str, order: PutOrder, until_s: float) -> _Taken | None:
-        """Look what lies under a key that is taken; None when nothing does."""
+        """Return the object under a key that is taken; None when there is none."""
         try:
             found = await self._asked("head", key, partial(self._path.head, order.key), until_s)
             checksum = found.checksum
-            if found.size == order.size and checksum is None:  # written by others, say a tool that dropped the mark
+            if found.size == order.size and checksum is None:  # another program wrote it, or dropped the mark
                 body, _ = await self._asked("get", key, partial(self._path.get, order.key), until_s, size=order.size)
                 checksum = crc32c(body)
         except NotFoundError:
@@ -138,7 +139,7 @@ class S3Handler:
             return
 
     async def get(self, key: str, *, checked: bool = True) -> bytes:
-        """See `ObjectReader.get`. The checksum is the one that the object was stored with."""
+        """See `ObjectReader.get`. The checksum is that of the put, from the object's metadata."""
         check_key(key)
 
         async def request() -> bytes:
@@ -154,7 +155,7 @@ class S3Handler:
         return await self._asked("get", key, request, hedge=True)
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes:
-        """See `ObjectReader.get_range`. What is longer than `part_bytes` is read in parts, in parallel."""
+        """See `ObjectReader.get_range`. Ranges over `part_bytes` are read in parts, in parallel."""
         check_key(key)
         part, most = self.bucket.settings.part_bytes, self.bucket.settings.parts_in_flight_max
         if length <= part:
@@ -177,7 +178,7 @@ class S3Handler:
     async def _get_part(self, key: str, offset: int, length: int) -> bytes:
         """Read a range in one request.
 
-        A short answer is the object's end, or the server's error: its size tells.
+        After a short answer, the object's size shows whether the object ends there, or the server erred.
         """
         until_s, tries = self._attempts.deadline(), 0
         while True:
@@ -219,7 +220,7 @@ class S3Handler:
             pages = pages or self._path.pages(whole, after)
             try:
                 return await anext(pages, None)
-            except BaseException:  # a listing that failed continues behind the last key that was seen
+            except BaseException:  # the retry continues behind the last yielded key
                 pages = None
                 raise
 
@@ -230,7 +231,7 @@ class S3Handler:
                 after = entry.key
 
     async def check(self, *, deletes: bool = True) -> None:
-        """See `StorageHandler.check`. Names every right that is missing; what was proven holds for a minute."""
+        """See `StorageHandler.check`. The error names every missing right; a success holds for CHECK_S."""
         now_s = self._runtime.clock.monotonic()
         if self._checked_s is not None and now_s - self._checked_s < CHECK_S:
             await check_answers(self.bucket, self._path, self._attempts, self._whole(KEPT_CHECK))
@@ -241,7 +242,7 @@ class S3Handler:
         self._checked_s = now_s
 
     def counts(self) -> Iterable[Count]:
-        """See `Counted.counts`."""
+        """See `CountingStore.counts`."""
         for part in fields(S3Counters):
             yield Count(part.name, getattr(self.counters, part.name))
         yield Count("breaker_open", not self.breaker.is_closed)
@@ -264,7 +265,7 @@ class S3Handler:
     ) -> T:
         """Send a request about `key`.
 
-        Raises: MemqError, and StoreAnswer for a range that begins behind the end.
+        Raises: MemqError; StoreAnswer for a range that begins behind the end of the object.
         """
         await self._path.open()
         what = f"objects under '{key}'" if kind == "list" else f"object '{key}'"
@@ -282,10 +283,10 @@ class S3Handler:
 async def check_rights(bucket: Bucket, path: DataPath, attempts: Attempts, key: str, *, deletes: bool) -> None:
     """Put, put again and get the object `key`, which only checks use.
 
-    List and delete it, too, if `deletes`.
+    If `deletes`, also list its folder and delete it.
 
-    Raises: DeniedError with one line per missing right; InvalidRequestError when the bucket is not there, or its server
-    overwrites what should be put only where nothing lies; StoreError for what may pass.
+    Raises: DeniedError with one line per missing right; InvalidRequestError when the bucket does not exist, or its
+    server overwrites objects in spite of put-if-absent; StoreError for failures that may pass.
     """
     order = PutOrder(key, [memoryview(_PROBE)], len(_PROBE), crc32c(_PROBE))
     folder = key.rpartition("/")[0] + "/"
@@ -294,7 +295,7 @@ async def check_rights(bucket: Bucket, path: DataPath, attempts: Attempts, key: 
     async def tried(right: str, purpose: str, request: Callable[[], Awaitable[object]]) -> bool:
         try:
             refusal = await _refusal(bucket, attempts, key, request)
-        except NotFoundError as error:  # not that a bucket is missing: S3 says so
+        except NotFoundError as error:  # S3 has another answer for a missing bucket
             raise InvalidRequestError(
                 f"{bucket.place} not checked: what answers there says {error.__cause__}, as no S3 does",
                 hint="check endpoint in [s3]",
@@ -327,9 +328,9 @@ async def check_rights(bucket: Bucket, path: DataPath, attempts: Attempts, key: 
 
 
 async def check_answers(bucket: Bucket, path: DataPath, attempts: Attempts, key: str) -> None:
-    """Ask for the object `key`, which need not exist: any answer of the store proves it alive.
+    """Get the object `key`, which need not exist: any answer of the store proves that it is alive.
 
-    Raises: as `check_rights`, but for rights.
+    Raises: as `check_rights`, but no error for missing rights.
     """
     with suppress(NotFoundError):
         await _refusal(bucket, attempts, key, lambda: path.get(key))
@@ -340,7 +341,7 @@ async def _refusal(
 ) -> BaseException | None:
     """Return the answer by which the server denies a request to these keys; None when it does not.
 
-    Raises: MemqError for all else, also when the keys themselves are wrong.
+    Raises: MemqError for all other failures, also when the keys themselves are wrong.
     """
     try:
         await attempts.run("check", 0, request, f"{bucket.place} not checked")
@@ -355,7 +356,7 @@ async def _refusal(
 
 
 async def _put_where_absent(bucket: Bucket, path: DataPath, order: PutOrder) -> None:
-    """Put twice: the second must be refused, also when the first was tried before and its answer lost."""
+    """Put twice; the second must be refused, also after an earlier try whose answer was lost."""
     for _ in range(_TIMES):
         try:
             await path.put(order)
@@ -363,7 +364,7 @@ async def _put_where_absent(bucket: Bucket, path: DataPath, order: PutOrder) -> 
             if answer.meaning is not Meaning.TAKEN:
                 raise
             return
-    with suppress(StoreAnswer):  # who may not delete leaves it
+    with suppress(StoreAnswer):  # without the right to delete, the object stays
         await path.delete(order.key)
     raise InvalidRequestError(
         f"{bucket.place} overwrites objects in spite of If-None-Match",

@@ -31,8 +31,8 @@ _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,80})</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]{0,300})")
 _CAUSE = re.compile(
     r'^\s+(?:error: |message: |source: )?"?([A-Za-z][A-Za-z .()-]{2,200}?)"?,$', re.MULTILINE
-)  # leaves of a tree
-_REDIRECTED = "redirect without LOCATION"  # what S3 answers for a bucket of another region
+)  # leaves of the error's tree
+_REDIRECTED = "redirect without LOCATION"  # obstore's text for a bucket in another region
 _KEYLESS = "External AWS credential provider: "
 _TLS = re.compile(r"InvalidCertificate|NotValidForName|UnknownIssuer|BadSignature|CertExpired|InvalidDnsName")
 
@@ -40,8 +40,8 @@ _TLS = re.compile(r"InvalidCertificate|NotValidForName|UnknownIssuer|BadSignatur
 class ObstorePath:
     """See `DataPath`.
 
-    The server checks CRC64NVME, the one checksum in addition to SHA256 that obstore sends; it is made of the very bytes
-    whose crc32c was compared before. Their crc32c goes along in the metadata, for who reads whole objects.
+    The server checks CRC64NVME; the only other checksum that obstore sends is SHA256. It is computed from the bytes
+    whose crc32c the handler has just checked. The metadata has that crc32c, for readers of whole objects.
     """
 
     def __init__(self, bucket: Bucket) -> None:
@@ -52,7 +52,7 @@ class ObstorePath:
             self._attributes["Storage-Class"] = bucket.settings.storage_class
 
     async def open(self) -> None:
-        """See `DataPath.open`: connections are made by the requests."""
+        """See `DataPath.open`: does nothing, because requests open the connections."""
 
     async def put(self, order: PutOrder) -> None:
         """See `DataPath.put`."""
@@ -93,7 +93,7 @@ class ObstorePath:
             return found_of(result.meta["size"], result.attributes)
 
     async def pages(self, prefix: str, after: str) -> AsyncIterator[Sequence[ObjectEntry]]:
-        """See `DataPath.pages`. obstore lists folders: what a name begins with is looked for in its folder."""
+        """See `DataPath.pages`. obstore lists whole folders, so names are compared with `prefix` here."""
         import obstore
 
         folder = prefix.rpartition("/")[0]
@@ -128,7 +128,7 @@ def _open_store(bucket: Bucket) -> S3Store:
     client: ClientConfig = {
         "allow_http": settings.endpoint.startswith("http://"),
         "connect_timeout": timedelta(milliseconds=settings.connect_timeout_ms),
-        "timeout": timedelta(milliseconds=10 * settings.deadline_ms),  # the handler's own clock comes first
+        "timeout": timedelta(milliseconds=10 * settings.deadline_ms),  # the handler's own deadline ends first
         "pool_max_idle_per_host": str(settings.connections_max),
     }
     authority = authority_of(bucket, session)
@@ -148,9 +148,9 @@ def _config(bucket: Bucket, region: str) -> S3Config:
     config: S3Config = {
         "region": region,
         "virtual_hosted_style_request": not bucket.path_style,
-        "unsigned_payload": True,  # the checksum is signed with the headers; SHA256 costs more than all else
+        "unsigned_payload": True,  # the signed headers include the checksum; SHA256 costs more than the rest
         "checksum_algorithm": "CRC64NVME",
-        "disable_bulk_delete": True,  # one request either way, and not every server knows the other
+        "disable_bulk_delete": True,  # bulk delete is also one request, but not every server has it
         "disable_tagging": True,
     }
     if settings.endpoint:
@@ -169,7 +169,7 @@ def _entry(meta: Mapping[str, Any]) -> ObjectEntry:
 
 @contextmanager
 def _answers(*, has_body: bool = True) -> Iterator[None]:
-    """Bring what obstore raises down to an answer."""
+    """Convert the exceptions of obstore to StoreAnswer."""
     from obstore.exceptions import BaseError
 
     try:

@@ -1,11 +1,11 @@
 """Decides which requests are sent: circuit breaker, and hedges of slow requests. Pure.
 
-Theory: each batch is tried again for ever, and so is each read. While a store is down that is many requests a second
-that can't succeed, and at the moment when it heals they all come at once. The breaker lets one through at a time.
+Theory: each batch and each read is retried without end. While a store is down, that makes many useless requests per
+second, and when the store recovers, all of them arrive together. The breaker lets one request through at a time.
 
-Theory: a store that answers 95 of 100 requests in 30 ms and some in seconds makes the tail of every ack. A second
-request to another of its machines mostly comes back first. It must stay rare, or a store that is slow under load
-gets more of it: so each request earns a small part of a hedge, and a hedge costs a whole one.
+Theory: a store that answers 95 of 100 requests in 30 ms, but some in seconds, determines the slowest acks. A second
+request usually reaches another of its machines, and is answered first. Hedges must be rare, because they increase the
+load of a store that is slow under load. So each request earns a small part of a hedge, and a hedge costs a whole one.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from enum import Enum
 from memq.runtime.clock import backoff_s
 
 SAMPLES_MAX = 128
-SAMPLES_MIN = 20  # below it a p95 means nothing
+SAMPLES_MIN = 20  # fewer give no useful p95
 HEDGES_BURST_MAX = 10.0
-DELAY_S_MIN = 0.005  # faster than that is luck, not a promise
+DELAY_S_MIN = 0.005  # a shorter p95 would cause hedges of normal requests
 
 
 class BreakerState(Enum):
-    """CLOSED → OPEN by failures in a row; OPEN → TRYING by the next that asks after the pause.
+    """CLOSED → OPEN by failures in a row; OPEN → TRYING by the first request after the pause.
 
-    TRYING → either.
+    TRYING → CLOSED by a success, → OPEN by a failure.
     """
 
     CLOSED = 0
@@ -34,7 +34,7 @@ class BreakerState(Enum):
 
 
 class CircuitBreaker:
-    """Return 0, and the caller must report its result; or the seconds to wait before asking again."""
+    """Limits requests to a failing target. The caller reports the result of each allowed request."""
 
     def __init__(
         self, chance: random.Random, *, failures_max: int = 5, pause_s_base: float = 0.1, pause_s_max: float = 1.0
@@ -50,13 +50,13 @@ class CircuitBreaker:
 
     @property
     def is_closed(self) -> bool:
-        """Whether all requests go."""
+        """Whether all requests are allowed."""
         return self.state is BreakerState.CLOSED
 
     def ask(self, now_s: float, lease_s: float) -> float:
-        """Return 0 when a request may go.
+        """Return 0 when a request may be sent, else the seconds to wait before the next call.
 
-        One that tries and is not heard of for `lease_s` holds nobody up longer.
+        A trying request without a result prevents others for `lease_s` at most.
         """
         if self.state is BreakerState.CLOSED:
             return 0.0
@@ -67,12 +67,12 @@ class CircuitBreaker:
         return 0.0
 
     def succeeded(self) -> None:
-        """The target has answered, if only with a refusal."""
+        """The target has answered, possibly with a refusal."""
         self.state = BreakerState.CLOSED
         self._failures = 0
 
     def failed(self, now_s: float) -> None:
-        """The target has not answered, or says that it can't."""
+        """The target has not answered, or has answered that it can't serve the request."""
         self._failures += 1
         if self._failures < self._failures_max:
             return
@@ -84,25 +84,25 @@ class CircuitBreaker:
         self._until_s = now_s + pause_s
 
     def left(self, now_s: float) -> None:
-        """A request was cancelled and says nothing: the next one may try at once."""
+        """A request was cancelled without a result: the next one may try at once."""
         if self.state is BreakerState.TRYING:
             self._until_s = now_s
 
 
 class Latencies:
-    """The last durations of one kind of request, and the value below which 95 of 100 of them lie."""
+    """The last durations of one kind of request, and their 95th percentile (p95)."""
 
     def __init__(self) -> None:
         self._samples: deque[float] = deque(maxlen=SAMPLES_MAX)
         self._sorted: list[float] = []
 
     def add(self, seconds: float) -> None:
-        """Note how long a request took."""
+        """Record the duration of a request."""
         self._samples.append(seconds)
         self._sorted = []
 
     def p95_s(self) -> float | None:
-        """Return the p95; None while too little is known."""
+        """Return the p95 in seconds; None with fewer than SAMPLES_MIN durations."""
         if len(self._samples) < SAMPLES_MIN:
             return None
         if not self._sorted:
@@ -119,24 +119,24 @@ class Hedger:
         self._latencies: dict[tuple[str, int], Latencies] = {}
 
     def delay_s(self, kind: str, size: int) -> float | None:
-        """Count a request that goes out, and return after how long it is worth a second one; None for never."""
+        """Count a request, and return the delay (s) after which it deserves a hedge; None for never."""
         self._budget = min(self._budget + self._earned, HEDGES_BURST_MAX)
         known = self._latencies.get((kind, _size_class(size)))
         p95_s = known.p95_s() if known is not None and self._earned else None
         return None if p95_s is None else max(p95_s, DELAY_S_MIN)
 
     def spend(self) -> bool:
-        """Take a hedge out of the budget; False when there is none."""
+        """Take a hedge from the budget; False when there is none."""
         if self._budget < 1.0:
             return False
         self._budget -= 1.0
         return True
 
     def took(self, kind: str, size: int, seconds: float) -> None:
-        """Note how long a request took that succeeded."""
+        """Record the duration of a successful request."""
         self._latencies.setdefault((kind, _size_class(size)), Latencies()).add(seconds)
 
 
 def _size_class(size: int) -> int:
-    """Return a number for sizes within a factor of four: a large object is not slow by itself."""
+    """Return one number for sizes within a factor of four, because larger objects take longer."""
     return size.bit_length() // 2

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # S3's own rule for names of buckets, with capitals and underscores, which other servers allow.
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}\Z")
-# Such a one can stand before a host's name: with a dot the certificate of `*.HOST` would not fit, capitals get lost.
+# Buckets that can be part of a host name: the certificate of `*.HOST` excludes dots, and host names have no capitals.
 _HOST_PART = re.compile(r"[a-z0-9][a-z0-9-]*[a-z0-9]\Z")
 _ENDPOINT = re.compile(
     r"https?://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:(?P<port>[0-9]{1,5}))?(/[A-Za-z0-9._~/-]*)?\Z"
@@ -30,8 +30,8 @@ _WRITE = "write s3://BUCKET/PREFIX?endpoint=http://…"
 URL_SETTINGS = ("endpoint", "region", "addressing")  # these may be in the URL, and clients get them
 DEFAULT_REGION = "us-east-1"
 _REGION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\Z")
-# How long obstore uses keys without asking boto3 again, next to the 5 minutes by which it asks earlier. boto3 gets new
-# ones 10 to 15 minutes before the old are over: with obstore's own half an hour, old ones would be used after that.
+# Time for which obstore uses keys before it asks boto3 again; it asks 5 minutes earlier. boto3 gets new keys 10 to 15
+# minutes before the old ones expire. With obstore's default of 30 minutes, it would use expired keys.
 _KEYS_TTL = timedelta(minutes=6)
 
 
@@ -39,7 +39,7 @@ _KEYS_TTL = timedelta(minutes=6)
 class S3Settings:
     """The section `[s3]`.
 
-    Without keys the usual places are searched: variables, profile, role of the machine.
+    Without keys in it, boto3 searches its usual places: environment variables, profile, role of the machine.
     """
 
     data_path: str = section_setting("obstore", "library that moves the bytes", choices=("obstore", "aiobotocore"))
@@ -82,7 +82,7 @@ class Bucket:
 
     @property
     def url(self) -> str:
-        """The URL for others: without keys, with what they need to find the bucket."""
+        """The URL for clients: without keys, with the settings that they need to find the bucket."""
         values = {name: getattr(self.settings, name) for name in URL_SETTINGS}
         query = urlencode({name: value for name, value in values.items() if value not in ("", "auto")}, safe=":/")
         return f"s3://{self.name}/{self.prefix.rstrip('/')}".rstrip("/") + (f"?{query}" if query else "")
@@ -108,7 +108,7 @@ def read_bucket(url: str, section: Section) -> Bucket:
     """
     try:
         parts = urlsplit(url)
-    except ValueError as error:  # what looks like an IPv6 address and is none
+    except ValueError as error:  # a malformed IPv6 address
         raise InvalidSettingError(f"'{url[:120]}' is no URL: {error}", hint=_WRITE) from error
     if parts.scheme != "s3" or not parts.netloc or parts.fragment:
         raise InvalidSettingError(f"'{url[:120]}' names no bucket", hint=_WRITE)
@@ -157,7 +157,7 @@ def _is_number(host: str) -> bool:
 
 
 def missing_extra(library: str | None) -> InvalidSettingError:
-    """Return what to say when the libraries for S3 are not installed."""
+    """Return the error for missing S3 libraries."""
     return InvalidSettingError(
         f"the library '{library}' for S3 is not installed", hint="install it with: pip install 'memq[s3]'"
     )
@@ -166,7 +166,7 @@ def missing_extra(library: str | None) -> InvalidSettingError:
 def open_session(bucket: Bucket) -> boto3.session.Session:
     """Return boto3's session for a bucket. It reads the shared configuration.
 
-    A role's keys are fetched later.
+    boto3 fetches the keys of a role later.
 
     Raises: InvalidSettingError when the extra is missing, or there is no such profile.
     """
@@ -189,9 +189,9 @@ def open_session(bucket: Bucket) -> boto3.session.Session:
 
 
 def region_of(bucket: Bucket, session: boto3.session.Session) -> str:
-    """Return the region that requests are signed for.
+    """Return the region for which requests are signed.
 
-    Raises: InvalidSettingError for what is no name of one.
+    Raises: InvalidSettingError for a text that can't be a region.
     """
     name = str(bucket.settings.region or session.region_name or DEFAULT_REGION)
     if not _REGION.match(name):
@@ -202,9 +202,9 @@ def region_of(bucket: Bucket, session: boto3.session.Session) -> str:
 
 
 def authority_file(bucket: Bucket, session: boto3.session.Session) -> str | None:
-    """Return the file of an own certificate authority: the setting, else what boto3 reads.
+    """Return the file of an own certificate authority: from the setting, else from boto3.
 
-    The result is None when there is none.
+    The result is None when neither names one.
     """
     name = bucket.settings.ca_file or _sdk_session(session).get_config_variable("ca_bundle")
     return str(name) if name else None
@@ -230,12 +230,12 @@ def authority_of(bucket: Bucket, session: boto3.session.Session) -> bytes | None
 
 
 def check_keys(bucket: Bucket, session: boto3.session.Session) -> None:
-    """Raise DeniedError when no keys are found anywhere, or the place that has them is unsound."""
+    """Raise DeniedError when boto3 finds no keys, or fails to read them."""
     from botocore.exceptions import BotoCoreError
 
     try:
         why = None if session.get_credentials() is not None else "none are set"
-    except (BotoCoreError, OSError, ValueError) as error:  # half a pair, a process for them that fails, a wrong role
+    except (BotoCoreError, OSError, ValueError) as error:  # one key of two, a failing credential process, a wrong role
         why = (str(error).strip() or type(error).__name__)[:300]
     if why is not None:
         raise DeniedError(
@@ -245,11 +245,11 @@ def check_keys(bucket: Bucket, session: boto3.session.Session) -> None:
 
 
 def obstore_keys(session: boto3.session.Session) -> Boto3CredentialProvider:
-    """Return where obstore gets keys from. Its answers are over before the keys are."""
+    """Return the provider of obstore's keys. It renews its answers before the keys expire."""
     from obstore.auth.boto3 import Boto3CredentialProvider
 
     return Boto3CredentialProvider(session, ttl=_KEYS_TTL)
 
 
 def _sdk_session(session: boto3.session.Session) -> Any:
-    return session._session  # the only way to settings that boto3 itself does not show
+    return session._session  # the only access to settings that boto3 itself does not show
