@@ -1,7 +1,7 @@
 """The command line: the file of a command is imported only when it is called.
 
-`memq --help` is answered from the table of commands, before click is imported: click alone takes three times as long
-to import as a bare interpreter takes to start.
+`memq --help` reads the table of commands, without an import of click. The import of click alone takes three times as
+long as the start of a bare interpreter.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from memq.cli.commands import COMPLETE_VARIABLE, INTERRUPTED, help_text
 
 
 def _say(text: str) -> int:
-    """Print and return the exit code; a reader that has gone is no fault."""
+    """Print, and return the exit code; a reader that has closed the pipe is no fault."""
     try:
         print(text, flush=True)
     except OSError as error:
@@ -27,12 +27,12 @@ def _say(text: str) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
-    Without `arguments` it takes those of the process, and where librdkafka was loaded it ends the process itself.
+    Without `arguments` it uses those of the process, and ends the process itself if librdkafka was loaded.
     """
     if arguments is None:
         return _main_of_process(sys.argv[1:])
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # who started us has closed it
+        if getattr(sys, name) is None:  # closed by the parent process
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - it stays open to the end
     if COMPLETE_VARIABLE not in os.environ:
         if arguments in (["--help"], ["-h"], ["help"]):
@@ -43,18 +43,18 @@ def main(arguments: list[str] | None = None) -> int:
         from memq.cli.run import run
 
         return run(arguments)
-    except KeyboardInterrupt:  # half of a start is import
+    except KeyboardInterrupt:  # imports take half of the start
         return INTERRUPTED
 
 
 def _main_of_process(arguments: list[str]) -> int:
     """Run the command of this process.
 
-    Librdkafka's destructors may wait for ever: the process ends without them.
+    Librdkafka's destructors may wait without end, so the process ends without them.
     """
     try:
         from memq.runtime.process import end_process, own_process
-    except KeyboardInterrupt:  # it imports asyncio: a third of a start
+    except KeyboardInterrupt:  # the import of asyncio takes a third of the start
         return INTERRUPTED
     own_process()
     code = main(arguments)

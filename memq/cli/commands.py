@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-INTERRUPTED = 130  # what a shell reports for a program that SIGINT ended
-PIPE_CLOSED = 141  # what a shell reports for a program that SIGPIPE ended
+INTERRUPTED = 130  # exit code that a shell reports for a program that SIGINT ended
+PIPE_CLOSED = 141  # exit code that a shell reports for a program that SIGPIPE ended
 COMPLETE_VARIABLE = "_MEMQ_COMPLETE"  # set by the shell when it asks for completions
 
-# name: (module, attribute, what it does); in the order of help
+# name: (module, attribute, summary); in the order of help
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "dev": ("memq.cli.cluster.dev", "dev", "run broker, store, queue and auditor in one process, on one folder"),
     "broker": ("memq.cli.cluster.broker", "broker", "run one broker of a cluster; list and drain brokers"),
@@ -32,7 +32,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 
 
 def help_text() -> str:
-    """Return what `memq --help` prints."""
+    """Return the text of `memq --help`."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {text}" for name, (_, _, text) in COMMANDS.items()]
     return "\n".join(

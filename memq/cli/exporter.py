@@ -24,7 +24,7 @@ from memq.runtime.runtime import Runtime
 
 ROUND_S = 15.0
 Ask = Callable[[], Awaitable[Sequence[Metric]]]
-MINUTES = 60  # that verdicts and latencies are about
+MINUTES = 60  # the period of verdicts and latencies
 STAGES = ("sent", "acked", "committed")
 VERDICTS = ("lost", "doubled", "corrupt", "late", "unknown")
 Series = Iterable[tuple[Sequence[str], float]]
@@ -34,7 +34,7 @@ class RoundCollector:
     """The results of the last round; nothing after a failed round, so that no stale value is shown."""
 
     def __init__(self, name: str) -> None:
-        """`name`: its own metrics are `memq_NAME_rounds` and `memq_NAME_failed_rounds`."""
+        """`name` is part of its own metrics: `memq_NAME_rounds` and `memq_NAME_failed_rounds`."""
         self.rounds = 0
         self.failed_rounds = 0
         self._name = name
@@ -46,27 +46,27 @@ class RoundCollector:
         return self._found is not None
 
     def found(self, metrics: Sequence[Metric]) -> None:
-        """Take what a round found."""
+        """Store the results of a successful round."""
         self.rounds += 1
         self._found = metrics
 
     def failed(self) -> None:
-        """Note that a round failed."""
+        """Count a failed round, and drop the last results."""
         self.rounds += 1
         self.failed_rounds += 1
         self._found = None
 
     def collect(self) -> Iterable[Metric]:
-        """Yield how many rounds there were, and what the last one found."""
+        """Yield the numbers of rounds, and the results of the last one."""
         yield lines_of(f"memq_{self._name}_rounds", [((), self.rounds)])
         yield lines_of(f"memq_{self._name}_failed_rounds", [((), self.failed_rounds)])
         yield from self._found or ()
 
 
 async def export(name: str, ask: Ask, listen: Address, ready: Callable[[str], None], runtime: Runtime) -> int:
-    """Ask in rounds, and serve what came, until SIGTERM or SIGINT; return the exit code.
+    """Ask in rounds, and serve the results, until SIGTERM or SIGINT; return the exit code.
 
-    `ready` is called with the address once the first round is over. Raises: UnreachableError when the port is taken.
+    It calls `ready` with the address after the first round. Raises: UnreachableError when the port is taken.
     """
     collector, events, signals = RoundCollector(name), EventLog(runtime.clock), Signals()
     registry = CollectorRegistry()
@@ -119,7 +119,7 @@ async def export_lag(brokers: str, names: tuple[str, ...], listen: Address, read
 
 
 async def _described(admin: AsyncAdmin, names: tuple[str, ...]) -> list[GroupDescription]:
-    """Return the groups; one that goes while it is asked for is left out."""
+    """Return the groups, without those that are deleted meanwhile."""
     found = []
     for name in names or await admin.groups():
         try:
@@ -132,7 +132,7 @@ async def _described(admin: AsyncAdmin, names: tuple[str, ...]) -> list[GroupDes
 def lag_metrics(groups: Sequence[GroupDescription]) -> list[Metric]:
     """Return the lag of each group in each topic: sums of its partitions, and the longest wait among them.
 
-    Where the lag of a partition is unknown there is no sum, only the number of such partitions.
+    If the lag of a partition is unknown, the group has no sums for that topic, only the number of such partitions.
     """
     lags, unknown = _lags(groups), _unknown(groups)
     return [
@@ -146,7 +146,7 @@ def lag_metrics(groups: Sequence[GroupDescription]) -> list[Metric]:
 
 
 def _unknown(groups: Iterable[GroupDescription]) -> dict[tuple[str, str], int]:
-    """Return how many partitions have an unknown lag, by group and topic."""
+    """Return the number of partitions with an unknown lag, by group and topic."""
     found: Counter[tuple[str, str]] = Counter()
     for group in groups:
         for one in group.partitions:
@@ -170,7 +170,7 @@ def _lags(groups: Sequence[GroupDescription]) -> dict[tuple[str, str], tuple[int
 
 
 async def export_audit(view: AuditView, listen: Address, ready: Callable[[str], None]) -> int:
-    """Serve what the state of the auditors says: see `export`."""
+    """Serve the state of the auditors: see `export`."""
     runtime = Runtime()
 
     async def ask() -> Sequence[Metric]:

@@ -57,7 +57,7 @@ def json_option(command: Command) -> Command:
 def setting_options(*names: str) -> Callable[[Command], Command]:
     """Add an option for each of these settings, with `--config` and `--profile`.
 
-    What is not given is None.
+    An option that is not given is None.
     """
 
     def decorate(command: Command) -> Command:
@@ -70,7 +70,7 @@ def setting_options(*names: str) -> Callable[[Command], Command]:
 
 
 def broker_options(command: Command) -> Command:
-    """Add what a command needs that asks a broker: `-b`, `--config`, `--profile`."""
+    """Add the options of a command that asks a broker: `-b`, `--config`, `--profile`."""
     return setting_options("brokers")(command)
 
 
@@ -80,7 +80,7 @@ def settings_of(config: str | None, profile: str | None, **flags: Value | None) 
 
 
 def section_values(settings: Settings, name: str) -> dict[str, object]:
-    """Return what the settings say in a section, by name."""
+    """Return the settings of a section, by name."""
     return {setting: value for setting, (value, _) in settings.parts().section(name).items()}
 
 
@@ -90,7 +90,7 @@ def brokers_of(config: str | None, profile: str | None, flags: Mapping[str, Valu
 
 
 def listen_address(text: str, default_port: int) -> Address:
-    """Return where a command shall listen. Raises: InvalidSettingError."""
+    """Return the address on which a command listens. Raises: InvalidSettingError."""
     try:
         return parse_address(text, default_port)
     except UnreachableError as error:

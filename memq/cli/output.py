@@ -14,7 +14,7 @@ import click
 
 
 def talk(text: str) -> None:
-    """Say something to the person: on stderr, so that it never mixes with data."""
+    """Print a message to the user on stderr, so that it never mixes with data."""
     click.echo(text, err=True)
 
 
@@ -68,7 +68,7 @@ def colored() -> bool:
 def time_text(time_ms: int | None) -> str:
     """Return Unix ms as RFC 3339 with milliseconds, UTC.
 
-    `-` for None, the number itself where no calendar reaches.
+    Return `-` for None, and the number itself if it is outside of the calendar.
     """
     if time_ms is None:
         return "-"
@@ -80,7 +80,7 @@ def time_text(time_ms: int | None) -> str:
 
 
 def size_text(count: int) -> str:
-    """Return bytes for people: `8.0 MiB`."""
+    """Return bytes as readable text: `8.0 MiB`."""
     amount = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if amount < 1_024:
@@ -162,7 +162,7 @@ def log_to_stderr(level: str, form: str) -> None:
 
 
 def talk_of_waits() -> None:
-    """Say on stderr when a command waits for a broker or a store; the rest of the log stays silent."""
+    """Print to stderr when a command waits for a broker or a store; the rest of the log is silent."""
     logger = logging.getLogger("memq")
     if not any(isinstance(handler, WaitLines) for handler in logger.handlers):
         logger.addHandler(WaitLines(logging.WARNING))
@@ -194,7 +194,7 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one JSON object."""
-        event = str(getattr(record, "event", record.name))  # what a library says has its logger's name
+        event = str(getattr(record, "event", record.name))  # a library's line has the name of its logger
         text = record.getMessage().removeprefix(f"{event}: ")
         found: dict[str, str] = {"time": _time(record), "level": record.levelname.lower()}
         found |= {"logger": record.name, "event": event, "text": text}

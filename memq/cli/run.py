@@ -46,7 +46,7 @@ EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (click.UsageError, USAGE),
 )
 
-# How click, and `did_you_mean`, end a message about a word that is not known.
+# The ends of messages of click, and of `did_you_mean`, about an unknown word.
 _KNOWN = re.compile(r"\.? \(?((?:did you mean|known are) .+?)\)?$", re.IGNORECASE)
 
 
@@ -77,7 +77,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; a name that is not there gets a "did you mean"."""
+        """Find the command; an unknown name gets a "did you mean"."""
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             from memq.settings import did_you_mean
 
@@ -94,7 +94,7 @@ def run(arguments: list[str]) -> int:
         return shell_complete(program, {}, "memq", COMPLETE_VARIABLE, os.environ[COMPLETE_VARIABLE])
     talk_of_waits()
     try:
-        # Not `program.main`: that one turns a closed pipe into exit code 1 by itself.
+        # Not `program.main`, which converts a closed pipe to exit code 1.
         with program.make_context("memq", arguments) as context:
             result = program.invoke(context)
         sys.stdout.flush()
@@ -118,9 +118,9 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def report_output(error: OSError) -> int:
-    """Say that stdout takes no more, unless its reader has gone.
+    """Report that stdout takes no more, unless its reader has closed the pipe.
 
-    The interpreter's own flush at exit goes nowhere.
+    Stdout is then replaced, so that the interpreter's flush at exit has no effect.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return PIPE_CLOSED if isinstance(error, BrokenPipeError) else _report(error)

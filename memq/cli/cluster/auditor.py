@@ -1,6 +1,6 @@
 """`memq auditor`: audits all topics continuously, and stores its findings.
 
-Its subcommands show that, and note who has seen it.
+Its subcommands show the findings, and record acknowledgements.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ async def _together(*works: Coroutine[Any, Any, None]) -> None:
 
 
 async def _until(signal: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Work until the signal; what the work raises is raised."""
+    """Run `work` until the signal. Raises: as the work."""
     tasks = [asyncio.create_task(signal.wait()), asyncio.create_task(work)]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:

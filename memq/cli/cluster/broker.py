@@ -1,6 +1,6 @@
 """`memq broker`: one broker of a cluster, until a signal.
 
-`list`, `clients` and `drain` are about those that run.
+`list`, `clients` and `drain` ask the running brokers.
 """
 
 from __future__ import annotations

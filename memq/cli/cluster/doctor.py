@@ -26,7 +26,7 @@ PACKAGES = ("awscrt", "click", "h11", "lz4", "msgspec", "prometheus_client", "zs
 EXTRAS = {"pyarrow": "batch.arrow() and memq.read_arrow need it: pip install 'memq[arrow]'"}
 DISK_BYTES_LEAST = 1 << 30
 _MARKS = {"ok": "green", "warning": "yellow", "failed": "red"}
-_SECRET = re.compile("secret|password|token|credential|sasl.jaas|auth", re.IGNORECASE)  # values that are never printed
+_SECRET = re.compile("secret|password|token|credential|sasl.jaas|auth", re.IGNORECASE)  # never printed
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,18 +135,18 @@ def _spool(settings: Settings) -> Iterator[CheckResult]:
 
 
 def _parts(settings: Settings) -> Iterator[CheckResult]:
-    """Check each part of a cluster that the settings name, in the way a broker does at its start."""
+    """Check each part of a cluster that the settings name, as a broker does at its start."""
     named = [name for name in rules_of(PartSettings) if settings.origins[name] != "default"]
     if named and sys.platform != "win32":
         from memq.broker.assembly import check_mark, check_part
 
         parts, own = settings.parts(), settings.broker()
-        looks: list[CheckResult] = []
+        found: list[CheckResult] = []
         for name in named:
-            looks.append(_checked(name, lambda name=name: asyncio.run(check_part(name, parts, own))))  # type: ignore[misc]
-            yield looks[-1]
-        of_many = not parts.coordinator.startswith("standalone:")  # that one is locked: a process opens it once
-        if of_many and len(looks) == len(rules_of(PartSettings)) and all(each.state == "ok" for each in looks):
+            found.append(_checked(name, lambda name=name: asyncio.run(check_part(name, parts, own))))  # type: ignore[misc]
+            yield found[-1]
+        of_many = not parts.coordinator.startswith("standalone:")  # a standalone one is locked
+        if of_many and len(found) == len(rules_of(PartSettings)) and all(each.state == "ok" for each in found):
             yield _checked("store mark", lambda: asyncio.run(check_mark(parts, own)))
             yield _pointers(parts, own)
 

@@ -1,7 +1,7 @@
 """Services next to a broker or auditor: an auditor, and the dashboard where it is installed.
 
-Both are imported only once clients can come, and in a thread: they take half as long to import as the broker, which
-would answer nobody meanwhile.
+A thread imports both after clients can connect. Their import takes half as long as that of the broker, which would
+not answer meanwhile.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
 from memq.settings import AuditorSettings, Settings
 
-Beside = Callable[[str], Coroutine[Any, Any, None]]  # what runs next to others, given the address of a broker
+Beside = Callable[[str], Coroutine[Any, Any, None]]  # a service, started with the address of a broker
 NEEDED = ("starlette", "uvicorn")
 _RETRY_S_BASE = 0.5
 _RETRY_S_MAX = 30.0
@@ -62,13 +62,13 @@ def auditor_beside(open_state: OpenState, keep_ms: int) -> Beside:
 
 
 def dashboard_beside(loaded: Settings, open_state: OpenState | None) -> Beside | None:
-    """Return what serves the dashboard for the brokers at an address.
+    """Return the service that serves the dashboard for the brokers at an address.
 
-    The result is None where it is off, or not installed.
-    `open_state` opens what auditors store, None where nobody audits.
+    The result is None when the dashboard is off, or not installed.
+    `open_state` opens the state of the auditors; None without an auditor.
 
-    A port that is taken is logged, and the broker continues. Raises: InvalidSettingError when settings ask for it, and
-    its extra is not installed, or it would be exposed.
+    If the port is taken, the service logs this, and the broker continues. Raises: InvalidSettingError when the settings
+    ask for a dashboard whose extra is not installed, or which would be exposed.
     """
     settings, events = loaded.dashboard(), EventLog(SystemClock())
     if settings.dashboard_port < 0:
@@ -105,7 +105,7 @@ def dashboard_beside(loaded: Settings, open_state: OpenState | None) -> Beside |
 
 
 def database_at(url: str) -> OpenState:
-    """Return what opens the database at `sqlite:FILE` or `postgresql://…`. Raises: InvalidSettingError."""
+    """Return a function that opens `sqlite:FILE` or `postgresql://…`. Raises: InvalidSettingError."""
     if url.startswith(POSTGRES):
         try:
             from memq.audit.live.storage.postgres import PostgresDatabase
@@ -122,7 +122,7 @@ def database_at(url: str) -> OpenState:
 
 
 def state_of(settings: AuditorSettings) -> OpenState:
-    """Return what opens the state that a setting names. Raises: InvalidSettingError."""
+    """Return a function that opens the state that a setting names. Raises: InvalidSettingError."""
     if not settings.audit_state:
         raise InvalidSettingError(
             "no audit state is named", hint=f"give --audit-state {SQLITE}memq-data/{STATE_FILE}, or postgresql://…"
@@ -131,9 +131,9 @@ def state_of(settings: AuditorSettings) -> OpenState:
 
 
 def written_state(settings: AuditorSettings) -> OpenState:
-    """Return the same for readers: fail if no auditor has written, since no finding would mean nothing.
+    """Return the same for readers; fail if no auditor has written the state.
 
-    Raises: InvalidSettingError, NotFoundError.
+    Without this check, an empty list of findings would prove nothing. Raises: InvalidSettingError, NotFoundError.
     """
     opener, url = state_of(settings), settings.audit_state
     if url.startswith(SQLITE) and not Path(url.removeprefix(SQLITE)).exists():
@@ -142,7 +142,7 @@ def written_state(settings: AuditorSettings) -> OpenState:
 
 
 def state_beside(settings: AuditorSettings, data: Path) -> OpenState:
-    """Return what opens the state of `memq dev`, in its data folder unless a setting says where.
+    """Return a function that opens the state of `memq dev`: in its data folder, unless a setting names it.
 
     Raises: InvalidSettingError.
     """

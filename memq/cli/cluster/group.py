@@ -144,7 +144,7 @@ def lag(
 
 
 def _serve(brokers: str, groups: tuple[str, ...], listen: str) -> int:
-    """Serve it until a signal; `memq ready: HOST:PORT` on stdout says that the first round is over."""
+    """Serve the lag until a signal; print `memq ready: HOST:PORT` on stdout after the first round."""
     from memq.cli.exporter import export_lag
 
     log_to_stderr("info", "text")
@@ -172,7 +172,7 @@ def tell_unknown(groups: Iterable[GroupDescription]) -> int:
 
 
 def group_json(found: GroupDescription) -> dict[str, object]:
-    """Return a group as JSON; times in seconds. A lag that is not known is null, with the error."""
+    """Return a group as JSON; times in seconds. An unknown lag is null, with the error."""
     return {
         "group": found.group,
         "generation": found.generation,

@@ -150,7 +150,7 @@ def parse_topic_settings(texts: tuple[str, ...]) -> dict[str, int | bool | str]:
             raise InvalidSettingError(f"--set '{text[:60]}' has no value", hint="write --set KEY=VALUE")
         if key not in defaults:
             raise UnknownSettingError(f"unknown topic setting '{key[:60]}'", hint=did_you_mean(key, defaults))
-        is_word = isinstance(defaults[key], str)  # the broker knows which there are
+        is_word = isinstance(defaults[key], str)  # the broker checks the word
         found[key] = value.strip() if is_word else _parse(key, value.strip(), is_flag=isinstance(defaults[key], bool))
     return found
 
@@ -184,7 +184,7 @@ def _owner_cells(found: TopicMetadata, partition: int) -> tuple[object, object, 
 
 
 def _retention(settings: TopicSettings) -> str:
-    """Return what bounds a topic, for people: `7 d`, `7 d or 1.0 GiB`, `for ever`."""
+    """Return the retention of a topic as text: `7 d`, `7 d or 1.0 GiB`, `for ever`."""
     parts = []
     if settings.retention_ms:
         hours = settings.retention_ms / 3_600_000

@@ -93,7 +93,7 @@ def bench(
 
 
 def _values(runtime: Runtime, size: int) -> list[bytes]:
-    """Return as many different values as are sent at a time: repeated ones compress too well."""
+    """Return different values for one call of send: repeated values compress too well."""
     digits = random.Random(runtime.random.getrandbits(64)).randbytes(CHUNK_RECORDS * size // 2 + 1).hex().encode()
     return [digits[at * size : (at + 1) * size] for at in range(CHUNK_RECORDS)]
 

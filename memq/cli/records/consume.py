@@ -1,6 +1,6 @@
 """`memq consume`: prints records as they come.
 
-A consumer of its own looks up the last N records and the bounds of one partition; it reads pointers, never an object.
+Another consumer finds the last N records and the bounds of one partition; it reads pointers, never an object.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from memq.settings import ClientSettings, Value
 from memq.topic import Position
 
 Positions = Mapping[tuple[str, int], Position]
-# Batch and how many of its records to print (None: all) -> the bytes to write and the records in them.
+# (batch, number of its records to print, None for all) -> (bytes to write, number of records in them)
 Printer = Callable[[Batch, int | None], tuple[bytes, int]]
 
 
@@ -141,7 +141,7 @@ def _print_all(
 ) -> None:
     """Print up to the end, or `count` records.
 
-    A batch is done, and committed, when the next one is asked for.
+    The request for the next batch commits the last one.
     """
     with _open_consumer(settings, request) as consumer:
         for batch in consumer:
@@ -187,7 +187,7 @@ def resolve_range(brokers: str, topic: str, start: Start, partition: int | None)
     Raises: NotFoundError for a partition that does not exist; as the consumer.
     """
     with Consumer(brokers, [topic], start="end", end="end") as consumer:
-        consumer.poll()  # returns at the end, where every partition is
+        consumer.poll()  # returns at once: every partition is at its end
         ends: dict[tuple[str, int], Position] = {(topic, at.read_partition): at for at in consumer.position().values()}
         if partition is not None and (topic, partition) not in ends:
             raise NotFoundError(f"topic '{topic}' has no partition {partition}", hint=f"it has {len(ends)}, from 0 on")
@@ -214,10 +214,10 @@ def _lag_at(consumer: Consumer, place: TopicPartition, offset: int) -> int:
 
 
 def last_offset(begin: int, end: int, records: int, lag_at: Callable[[int], int]) -> tuple[int, int]:
-    """Return the greatest offset behind which at least `records` records lie, and how many more there are.
+    """Return the greatest offset with at least `records` records from it on, and the number above that.
 
-    `lag_at(offset)` counts the records from `offset` on; it never grows with the offset, and is 0 at `end`. Where
-    there are fewer than `records` in all, the answer is the start: (`begin`, 0).
+    `lag_at(offset)` counts the records from `offset` on; it never grows with the offset, and is 0 at `end`. If the
+    partition has fewer than `records`, the result is its start: (`begin`, 0).
     """
     low, high = begin, end
     if records == 0:
@@ -238,10 +238,10 @@ def last_offset(begin: int, end: int, records: int, lag_at: Callable[[int], int]
 def record_printer(
     form: str | None, *, separator: str | None = None, delimiter: str = r"\n", null: bool = False, as_json: bool = False
 ) -> Printer:
-    """Return what turns a batch into bytes.
+    """Return a function that converts a batch to bytes.
 
-    `form` is a format, as in `parse_format`; without it a record is its value and `delimiter`, with the key and
-    `separator` in front when there is one. `null` prints null as NULL, else as nothing.
+    `form` is a format, as in `parse_format`. Without it, a record is its value and `delimiter`. With `separator`, the
+    key and the separator come before the value. Null is printed as NULL if `null`, else as nothing.
     Raises: InvalidRequestError for a bad format or delimiter.
     """
     shown_null = b"NULL" if null else b""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from memq.client.bulk.kafka_import import ImportedPartition
 
 
-STEP_S = 2.0  # a step that takes longer is named
+STEP_S = 2.0  # a step that takes longer gets a line
 
 
 @click.group("import")
@@ -91,7 +91,7 @@ async def _import(
 
     def moved(records: int) -> None:
         if records:
-            steps.end()  # from here on the number of records is the progress
+            steps.end()  # from here on, the number of records shows the progress
         counted.move(records)
 
     source = KafkaSource(chosen, SystemClock())
@@ -109,7 +109,7 @@ class StepLines:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, text: str) -> None:
-        """Begin a step; the one before has ended."""
+        """Begin a step, and end the previous one."""
         self.end()
         self._timer = asyncio.get_running_loop().call_later(STEP_S, talk, f"{self._label}: {text} …")
 

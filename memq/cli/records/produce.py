@@ -24,7 +24,7 @@ from memq.settings import Value
 from memq.topic import check_name
 
 CHUNK_BYTES = 1 << 20
-# After Ctrl-C: what is on its way may still be acked, but the person does not wait for it longer than this.
+# Time for which Ctrl-C waits for acks of blocks that are on their way.
 INTERRUPTED_FLUSH_S = 0.3
 
 
@@ -65,7 +65,7 @@ def produce(
 
     Ends when every record has its ack; with --json it then prints a summary. Ctrl-C prints the number of acked records.
     """
-    check_name(topic)  # now: without input no record would tell
+    check_name(topic)  # checked first: without input, no record would reveal a wrong name
     settings = settings_of(config, profile, **flags).client()
     separator = parse_delimiter(key_separator) if key_separator is not None else None
     shape = Shape(topic, partition, _encode(key), _parse_headers(header), separator, null)
@@ -96,7 +96,7 @@ def produce(
         except KeyboardInterrupt:
             _give_up(producer, tally)
             raise
-        except MemqError as error:  # of one record: those before it are sent
+        except MemqError as error:  # one record is wrong: those before it are sent
             with suppress(MemqError):
                 producer.flush()
             if tally.acked:
@@ -125,7 +125,7 @@ def _parse_headers(texts: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:
 
 
 def _chunks(files: tuple[str, ...], stack: ExitStack) -> Iterator[bytes]:
-    """Open every input before anything is sent, and return their bytes as they come."""
+    """Open every input before the first record is sent, and return their bytes as they come."""
     streams: list[BinaryIO] = []
     total = 0
     for file in files or ("-",):
@@ -142,7 +142,7 @@ def _chunks(files: tuple[str, ...], stack: ExitStack) -> Iterator[bytes]:
 
 def _read(streams: list[BinaryIO], progress: ProgressBar) -> Iterator[bytes]:
     for stream in streams:
-        read = getattr(stream, "read1", stream.read)  # what is there, without waiting for a full chunk
+        read = getattr(stream, "read1", stream.read)  # available bytes, without a wait for a full chunk
         while chunk := read(CHUNK_BYTES):
             yield chunk
             progress.move(len(chunk))
@@ -207,7 +207,7 @@ class SentCount:
 
 
 def line_sender(producer: Producer, shape: Shape, tally: SentCount) -> Callable[[list[bytes]], None]:
-    """Return what sends a list of lines: by columns when no record needs more than value and key."""
+    """Return a function that sends a list of lines: by columns if records have only value and key."""
 
     def send(records: list[bytes]) -> None:
         try:
@@ -244,7 +244,7 @@ def _columns(records: list[bytes], shape: Shape) -> tuple[list[bytes | None] | N
 
 
 def json_sender(producer: Producer, shape: Shape, tally: SentCount) -> Callable[[list[bytes]], None]:
-    """Return what sends a list of lines of JSON; a bad one raises InvalidRequestError with its number."""
+    """Return a function that sends lines of JSON; a bad line raises InvalidRequestError with its number."""
 
     def send(lines: list[bytes]) -> None:
         for line in lines:
@@ -274,7 +274,7 @@ def json_sender(producer: Producer, shape: Shape, tally: SentCount) -> Callable[
 def split_records(chunks: Iterable[bytes], delimiter: bytes) -> Iterator[list[bytes]]:
     """Yield the records that each chunk completes; the last one needs no delimiter behind it.
 
-    What waits for its delimiter is bounded by the largest block. Raises: TooLargeError.
+    A record without its delimiter may be as large as the largest block. Raises: TooLargeError.
     """
     carry = bytearray()
     done = 0
@@ -305,7 +305,7 @@ def _check_bound(waiting: int, done: int) -> None:
 def split_keys(records: list[bytes], separator: bytes) -> tuple[list[bytes | None], list[bytes]]:
     """Return keys and values: the text before the first separator is the key.
 
-    Without one there is none.
+    A record without the separator has no key.
     """
     keys: list[bytes | None] = []
     values: list[bytes] = []

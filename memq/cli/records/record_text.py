@@ -14,7 +14,7 @@ from memq.settings import did_you_mean
 
 _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 Headers = tuple[tuple[str, bytes | None], ...]
-PLACE_FIELDS = ("topic", "partition", "offset", "position", "producer_id", "sequence")  # passed over when sent
+PLACE_FIELDS = ("topic", "partition", "offset", "position", "producer_id", "sequence")  # ignored when sent
 FIELDS = (*PLACE_FIELDS, "timestamp_ms", "key", "key_base64", "headers", "tag", "value", "value_base64")
 
 
@@ -160,8 +160,8 @@ def encode_record(
 ) -> str:
     """Return one line of JSON without its end. `place` comes first: topic, partition, offset, position.
 
-    Bytes that are UTF-8 are text, others lie in `…_base64`; a header is a pair of name and text, null, or
-    `{"base64": …}`. What is absent (key, headers, tag) is left out; a null value is null.
+    Bytes that are UTF-8 are text, other bytes are in `…_base64`. A header is a pair: its name, and text, null or
+    `{"base64": …}`. Absent fields (key, headers, tag) are left out; a null value is null.
     """
     record: dict[str, object] = {**place, "timestamp_ms": timestamp_ms}
     if key is not None:

@@ -49,7 +49,7 @@ def audit(topic: str, as_json: bool, config: str | None, profile: str | None, **
 
 
 def print_verdict(verdict: Verdict) -> None:
-    """Print a verdict for people: a line for each class of findings, the verdict, and what it rests on."""
+    """Print a verdict as text: a line for each class of findings, the verdict, and its basis."""
     if verdict.findings:
         print_table(("finding", "count", "of", "where"), [_row(finding) for finding in verdict.findings])
         click.echo()
@@ -70,7 +70,7 @@ def _shortened(text: str) -> str:
 
 
 async def audit_by_brokers(brokers: str, name: str, read: list[int]) -> Verdict:
-    """Return the verdict on a topic; `read[0]` counts the pointers on the way.
+    """Return the verdict on a topic; `read[0]` counts the pointers that are read so far.
 
     Raises: UnreachableError, NotFoundError.
     """

@@ -67,9 +67,9 @@ def inspect(target: str, records: bool, as_json: bool, config: str | None, profi
 
 
 def _inspect_folder(folder: ObjectTarget, *, records: bool, as_json: bool) -> None:
-    """Show each object in a line, as JSON in whole, or with its records.
+    """Show each object in a line, complete as JSON, or with its records.
 
-    What can't be read is said on stderr.
+    Objects that can't be read are reported on stderr.
     """
     damaged = 0
     if not folder.objects:
@@ -153,7 +153,7 @@ def _block_json(entry: BlockEntry) -> dict[str, object]:
 
 
 def _print_records(data: memoryview) -> None:
-    """Print what can be read; what can't is said on stderr, and makes the command fail."""
+    """Print readable blocks; an unreadable one is reported on stderr, and makes the command fail."""
     damaged = 0
     for at, found in segment_blocks(data) if is_segment(data) else readable_blocks(data):
         try:
@@ -178,12 +178,12 @@ def _print_block(reader: BlockReader) -> None:
 
 
 def is_segment(data: memoryview) -> bool:
-    """Whether these are the bytes of a segment, whatever else is wrong with them."""
+    """Whether these are the bytes of a segment, possibly a damaged one."""
     return data[: len(MAGIC)] == MAGIC
 
 
 def print_segment(name: str, data: memoryview, *, as_json: bool) -> None:
-    """Print what a segment holds.
+    """Print the content of a segment.
 
     Raises: CorruptDataError, UnsupportedFormatError when its head can't be read.
     """

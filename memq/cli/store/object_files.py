@@ -17,7 +17,7 @@ from memq.storage_handlers import check_size
 
 @dataclass(frozen=True, slots=True)
 class FoundObject:
-    """One object: how it is called in what is printed, and how its bytes are read."""
+    """One object: its name in messages, and the function that reads its bytes."""
 
     name: str
     read: Callable[[], memoryview]
@@ -33,9 +33,9 @@ class ObjectTarget:
 
 
 def find_objects(target: str, section: Section) -> ObjectTarget:
-    """Return what a path, `file:///…` or `s3://BUCKET/KEY` names; of a data folder its objects.
+    """Return the objects that a path, `file:///…` or `s3://BUCKET/KEY` names; for a data folder, all.
 
-    `section` is what the settings say of S3. Raises: NotFoundError, InvalidRequestError for other URIs.
+    `section` has the settings of S3. Raises: NotFoundError; InvalidRequestError for other URIs.
     """
     scheme, separator, _ = target.partition("://")
     if separator and scheme == "s3":
@@ -50,7 +50,7 @@ def find_objects(target: str, section: Section) -> ObjectTarget:
 
 
 def is_data_folder(target: str | Path) -> bool:
-    """Whether a path is the data folder of a memq dev, as far as its `cluster.json` says."""
+    """Whether a path is the data folder of a memq dev, according to its `cluster.json`."""
     return (Path(target) / "cluster.json").is_file()
 
 
@@ -80,7 +80,7 @@ def _reader(path: Path) -> Callable[[], memoryview]:
 
 
 async def _find_in_bucket(target: str, section: Section) -> ObjectTarget:
-    """Look for an object of this key, then for what lies below it."""
+    """Find the object of this key, else the objects below it."""
     from memq.storage_handlers.s3 import open_store
 
     parts = urlsplit(target)

@@ -86,7 +86,7 @@ class _Tally:
         self._as_json = as_json
 
     def note(self, text: str) -> None:
-        """Name the objects that are kept."""
+        """Print a note about objects that are kept."""
         self.notes += 1
         talk(text)
 
@@ -114,7 +114,7 @@ class _Tally:
         self._print({**found._asdict(), "state": verb}, found.key, verb, found.size, found.modified_ms)
 
     def sum_up(self, verb: str) -> None:
-        """Say how many went, and how many wait."""
+        """Print the numbers of changed and of waiting objects."""
         for (count, size), what in ((self._gone, verb), (self._waiting, "wait for a later pass")):
             talk(f"{count_text(count, 'object')} of {size_text(size)} {what}")
 
@@ -181,5 +181,5 @@ def _folder(settings: Settings) -> Path:
     from memq.governor.data_folder import cluster_of
 
     data = Path(settings.broker().data)
-    cluster_of(data)  # else opening it would make one
+    cluster_of(data)  # raises for another folder, in which an open would make a cluster
     return data

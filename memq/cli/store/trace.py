@@ -53,7 +53,7 @@ def trace(
     """Show the place of a record of TOPIC, its times, and the groups that have committed beyond it.
 
     Name a record by its position, as `memq consume` prints it (0:17:3), by producer and sequence, as findings do, or by
-    its key: then the first hundred are shown. A copy that readers skip is marked as a copy.
+    its key. For a key, the first hundred records are shown. A copy that readers skip is marked as a copy.
     """
     wanted = _wanted(position, key, producer, sequence)
     found, groups = asyncio.run(_find(brokers_of(config, profile, flags), topic, wanted))
@@ -124,7 +124,7 @@ async def _sightings(opened: OpenedTopic, wanted: TraceTarget) -> AsyncIterator[
 async def _in_batch(opened: OpenedTopic, wanted: TraceTarget, partition: int, entry: Entry) -> AsyncIterator[Sighting]:
     """Follow one pointer, if its batch may have the record.
 
-    An unreadable block is reported as the pointer describes it.
+    An unreadable block is shown with the facts from its pointer.
     """
     pointer: Pointer | None = None
     batch: Buffer = b""
@@ -160,7 +160,7 @@ def _passed(sighting: Sighting, groups: Groups) -> dict[str, bool]:
 
 
 def _print(sighting: Sighting, groups: Groups) -> None:
-    """Print one block's story, a line for each station."""
+    """Print the path of one block, a line for each step."""
     passed = _passed(sighting, groups)
     lines = {
         "record": f"producer {sighting.producer:016x} sequence {sighting.sequence}"

@@ -21,7 +21,7 @@ from memq.format.pointer import Location
 from memq.settings import Value
 from memq.topic import ReadPartition, read_partitions
 
-READS_MAX = 4  # further readings of an object that seems to be damaged
+READS_MAX = 4  # more reads of an object that seems to be damaged
 
 
 @dataclass(slots=True)
@@ -32,16 +32,16 @@ class VerifiedCount:
     objects: int = 0
     blocks: int = 0
     records: int = 0
-    pointers: int = 0  # whose objects were compared with them
+    pointers: int = 0  # that were compared with their objects
     findings: list[dict[str, object]] = field(default_factory=list)
 
     @property
     def damaged(self) -> int:
-        """How many objects have a finding."""
+        """Number of objects with a finding."""
         return len({finding["object"] for finding in self.findings})
 
     def find(self, name: str, place: dict[str, object], code: str, text: str) -> None:
-        """Note a fault, and print it at once."""
+        """Record a fault, and print it at once."""
         self.findings.append({"object": name, **place, "error": code, "text": text})
         if not self.quiet:
             click.echo(f"{name}: {' '.join(f'{what} {at}' for what, at in place.items())}: {text}")
@@ -57,9 +57,9 @@ def verify(
     """Check objects from end to end: trailer, index, every block's checksum and columns.
 
     A URI is file:///PATH or s3://BUCKET/KEY?endpoint=URL. A folder is checked with all folders below it. For the
-    data folder of a memq dev, and for a topic (a name without a path), every pointer of the queue is compared with the
-    store: its object exists, and is the one that the pointer names. An acked record without a pointer is no damage of
-    an object: memq audit finds it.
+    data folder of a memq dev, and for a topic (a name without a path), the pointers of the queue are checked, too:
+    the object of each exists, and is the one that the pointer names. An acked record without a pointer is no damage
+    of an object: memq audit finds it.
     """
     tally = VerifiedCount(quiet=as_json)
     topics = [target for target in targets if _is_topic(target)]
@@ -83,7 +83,7 @@ def verify(
             except DeniedError as error:
                 hint = "memq verify reads the store itself: give it keys and a way there; memq audit asks a broker"
                 raise DeniedError(str(error), hint=hint) from error
-            except (NotFoundError, UnreachableError) as error:  # the path of a file may have been meant
+            except (NotFoundError, UnreachableError) as error:  # the target may be a wrong path of a file
                 error.hint = f"no file or folder '{topic}' is here, so a topic is checked; {error.hint}"
                 raise
     except KeyboardInterrupt:
@@ -93,7 +93,7 @@ def verify(
 
 
 def _is_topic(target: str) -> bool:
-    """Whether a target is no path: nothing of that name is here, and it could not be elsewhere."""
+    """Whether a target is a topic's name: no file has that name, and the name can't be a path."""
     return not any(mark in target for mark in "/\\:") and not Path(target).exists()
 
 
@@ -117,7 +117,7 @@ def _take_verdict(name: str, verdict: ObjectVerdict, tally: VerifiedCount, *, co
 def _verdict(one: FoundObject) -> ObjectVerdict:
     """Check an object.
 
-    One that seems to be damaged is read again until two readings agree: bits flip on the way.
+    An object that seems to be damaged is read again until two reads agree, because bits may flip on the way.
     """
     verdict = check_file(one.name, one.read())
     for _ in range(READS_MAX):
@@ -133,7 +133,7 @@ async def _verify_folder(folder: Path, tally: VerifiedCount) -> None:
     """Compare every pointer of a data folder's queue with its objects; a broker may run on it meanwhile."""
     from memq.compaction.reader import (
         CompactedLogReader,
-        ManifestFiles,  # a file is verified without a queue
+        ManifestFiles,  # imported here: a file is verified without a queue
     )
     from memq.governor.data_folder import cluster_of
     from memq.notification.sqlite.queue import SqliteQueue
@@ -162,7 +162,7 @@ async def _verify_folder(folder: Path, tally: VerifiedCount) -> None:
 async def _verify_topic(brokers: str, name: str, s3: Mapping[str, object], tally: VerifiedCount) -> None:
     """Compare every pointer of a topic with its objects, and check these from end to end.
 
-    Directly: a broker would answer from its memory for a store that is damaged.
+    It reads the store directly, because a broker could answer from its memory in spite of a damaged store.
     """
     from memq.audit.opened_topic import opened_topic
 
@@ -185,7 +185,7 @@ async def _verify_topic(brokers: str, name: str, s3: Mapping[str, object], tally
 async def _verified(
     named: NamedObjects, partition: ReadPartition, tally: VerifiedCount, name: Callable[[str], str]
 ) -> AsyncIterator[NamedBatch]:
-    """Check one read partition, note its faults, and yield each batch."""
+    """Check one read partition, record its faults, and yield each batch."""
     log = f"topic '{partition.topic}' partition {partition.partition}"
     try:
         async for batch in named.check(partition):

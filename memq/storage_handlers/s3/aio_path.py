@@ -231,10 +231,10 @@ def _answers(*, has_body: bool = True) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        said = error.response.get("Error", {})
+        details = error.response.get("Error", {})
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        code = str(said.get("Code") or "")
-        text = str(said.get("Message") or "")[:300]
+        code = str(details.get("Code") or "")
+        text = str(details.get("Message") or "")[:300]
         raise StoreAnswer(status, "" if code.isdigit() else code, text, has_body=has_body) from error
     except (NoCredentialsError, PartialCredentialsError) as error:
         raise StoreAnswer(401, "NoCredentials", str(error)) from error

@@ -161,8 +161,8 @@ def error_for(answer: StoreAnswer, failure: str, place: str, key: str = "") -> M
         case Meaning.TRY_AGAIN | Meaning.SLOW_DOWN | Meaning.TAKEN | Meaning.DAMAGED | Meaning.UNEXPLAINED:
             without_keys = answer.code == "NoCredentials"
             silent = "can't be asked without keys" if without_keys else "gives no answer"
-            said = f"says {answer}" if answer.status else f"{silent}: {answer.text}"
-            return StoreError(f"{failure}: {place} {said}", hint=hint or _reach_hint(answer))
+            reply = f"says {answer}" if answer.status else f"{silent}: {answer.text}"
+            return StoreError(f"{failure}: {place} {reply}", hint=hint or _reach_hint(answer))
         case _:
             return InvalidRequestError(f"{failure}: {place} says {answer}", hint=hint)
 

@@ -183,8 +183,8 @@ def read_answer(text: str, *, has_body: bool = True) -> StoreAnswer:
     status, code = _STATUS.search(text), _CODE.search(text)
     if status is not None:
         message = _MESSAGE.search(text)
-        said = (code[1] if code else "", message[1] if message else "")
-        return StoreAnswer(int(status[1]), *said, has_body=has_body)
+        details = (code[1] if code else "", message[1] if message else "")
+        return StoreAnswer(int(status[1]), *details, has_body=has_body)
     if _REDIRECTED in text:
         return StoreAnswer(301, "PermanentRedirect", "the bucket is elsewhere")
     if _KEYLESS in text:
