@@ -28,7 +28,7 @@ def states_of(broker: Broker) -> dict[str, None]:
 
 
 class Chaos:
-    """Draws events until `end`, which heals the world. `restart` starts a process of a host again."""
+    """Draws events until `end`, which heals the world. `restart` starts the process of a host again."""
 
     def __init__(self, cluster: SimCluster, faults: ChaosFaults, restart: Callable[[str], None]) -> None:
         self._cluster = cluster
@@ -40,7 +40,7 @@ class Chaos:
         self.met: Met = {}
 
     def start(self) -> None:
-        """Begin, each kind of event on its own clock."""
+        """Schedule the first event of each kind; the kinds are independent."""
         faults = self._faults
         self._repeat(faults.kill_every_s, self._kill)
         self._repeat(faults.pause_every_s, self._pause)
@@ -57,7 +57,7 @@ class Chaos:
             self._repeat(liar.lies.every_s, partial(self._lie, liar))
 
     def end(self) -> None:
-        """Let nothing new happen, heal links and doors, wake who is paused, and make all calls succeed."""
+        """Stop all events, heal links and doors, resume paused processes, and make all calls succeed."""
         self.running = False
         self._cluster.healed = True
         faults = calm()
@@ -192,7 +192,7 @@ class Chaos:
         liar.begin_episode(self._world.now, nodes)
 
     def _meet(self, event: str, name: str) -> None:
-        """Note in which states an event meets what a broker owns."""
+        """Record the states of a broker's partitions and batches when an event happens."""
         broker = self._cluster.live.get(name)
         for state in states_of(broker) if broker is not None else ():
             self.met[event, state] = self.met.get((event, state), 0) + 1

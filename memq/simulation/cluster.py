@@ -32,10 +32,10 @@ from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, equa
 CLUSTER = "sim"
 PORT = 9876
 TOPIC_ID = "5eed" * 8
-WRITE_PARTITIONS_MAX = 6  # where they are split and joined
-SPOOL_BYTES_MAX = 24 << 10  # so that segments are full soon, and copied
-SPURIOUS_EVERY_S = 10.0  # mean time until all watchers are notified, though nothing has changed
-CAPACITY_BYTES_S = 10_000  # so little that even idle partitions are worth moves: the governor shall make some
+WRITE_PARTITIONS_MAX = 6  # if they are split and joined
+SPOOL_BYTES_MAX = 24 << 10  # so small that segments are soon full, and copied
+SPURIOUS_EVERY_S = 10.0  # mean time between notifications of all watchers without a change
+CAPACITY_BYTES_S = 10_000  # so small that the governor moves even idle partitions
 
 SETTINGS = TopicSettings(
     delivery_timeout_ms=10_000,
@@ -58,21 +58,21 @@ class ClusterShape:
     session_timeout_ms: int = 2_000
     governor_ms: int = 500
     settings: TopicSettings = SETTINGS
-    housekeeping_s: float = 0.0  # how often brokers look after retention, and sweep; 0: never
+    housekeeping_s: float = 0.0  # interval between runs of retention and sweep; 0: never
     sweep_age_ms: int = 3_600_000
     sweep_confirm_ms: int = 86_400_000
     shared_age_ms: int = 250
-    audit_interval_ms: int = 0  # how often clients report; 0: never
-    compaction: CompactionRule | None = None  # what becomes large objects; none: nothing
-    clock_error_ms: int = CLOCK_ERROR_MS  # of two nodes, see `_draw_offset_ms`
-    clocks_at_bounds: bool = False  # each is as wrong as it may be
+    audit_interval_ms: int = 0  # interval between reports of clients; 0: never
+    compaction: CompactionRule | None = None  # None: no compaction
+    clock_error_ms: int = CLOCK_ERROR_MS  # between two nodes, see `_draw_offset_ms`
+    clocks_at_bounds: bool = False  # each clock has the greatest allowed error
     slab_bytes: int = 32 * KIB
     memory_bytes_max: int = 2 * MIB  # of a broker
     prefetch_bytes_max: int = MIB  # of a consumer, at most
 
 
 class SimCluster:
-    """The parts, and what a scenario does with them. `switch` and `cloud` may be used directly."""
+    """The parts of a cluster, and the actions of a scenario. `switch` and `cloud` may be used directly."""
 
     def __init__(self, world: World, faults: WorldFaults, shape: ClusterShape) -> None:
         self.world = world
@@ -95,7 +95,7 @@ class SimCluster:
             self._watch(ReadPartition(shape.topic, TOPIC_ID, number))
         self.healed = False
         self.brokers = [f"broker-{number}" for number in range(shape.brokers)]
-        self.rounds = dict.fromkeys(self.brokers, 0)  # of retention and sweep that each broker has ended
+        self.rounds = dict.fromkeys(self.brokers, 0)  # finished runs of retention and sweep, by broker
         self.counters: list[Counters] = []  # of each life of a broker
         self.live: dict[str, Broker] = {}  # the last life of each broker that has started
         self._stops: dict[str, asyncio.Event] = {}
@@ -142,9 +142,9 @@ class SimCluster:
         self.world.trace.event(self.world.now, "jump", node.name, node.clock.offset_ms)
 
     def _draw_offset_ms(self) -> int:
-        """Return how far a node's wall clock is off the queue's.
+        """Return the offset of a node's wall clock from the queue's clock.
 
-        In "age" mode the queue refuses a node whose clock is S behind.
+        In "age" mode the queue refuses pointers of a node whose clock is S behind, so its bound is S / 3.
         """
         shape, draw = self.shape, self.world.random("clock")
         half_ms = shape.clock_error_ms // 2
@@ -161,7 +161,7 @@ class SimCluster:
             host=node.name,
             port=PORT,
             http_port=-1,
-            auto_create_topics=False,  # else who writes to a topic that was just deleted makes another one
+            auto_create_topics=False,  # else a producer of a topic that was just deleted would create another one
             broker_id=node.name,
             cluster=CLUSTER,
             memory_bytes_max=self.shape.memory_bytes_max,
@@ -183,7 +183,7 @@ class SimCluster:
             raise AssertionError(f"{node.name} failed") from broker.failure
         try:
             await broker.drain()
-        except MemqError as error:  # blocks with ack=1 of an epoch that it lost: said, and counted by the checker
+        except MemqError as error:  # it kept ack=1 blocks of a lost epoch; the checker counts them
             self.world.trace.event(self.world.now, "drain failed", node.name, type(error).__name__)
         if house is not None:
             house.cancel()
@@ -193,7 +193,7 @@ class SimCluster:
             task.cancel()
 
     async def _keep_house(self, broker: Broker) -> None:
-        """Look after retention and sweep, as the broker's process does every half minute."""
+        """Run retention and sweep, as the broker's process does every 30 s."""
         while True:
             await asyncio.sleep(self.shape.housekeeping_s)
             await look_after(broker.services, broker.partitions, sweeps=True)
@@ -232,24 +232,25 @@ class SimCluster:
             self.world.nodes[name].loop.call_soon(self._stops[name].set)
 
     def addresses(self) -> list[Address]:
-        """Return where brokers listen."""
+        """Return the addresses of the brokers."""
         return [(name, PORT) for name in self.brokers]
 
     def address_text(self) -> str:
-        """Return where brokers listen, as clients take it."""
+        """Return the addresses of the brokers as text for clients."""
         return ",".join(f"{host}:{port}" for host, port in self.addresses())
 
-    # ---- sessions, and moves by hand -------------------------------------------------------------
+    # ---- sessions, and moves ---------------------------------------------------------------------
 
     def _govern(self) -> None:
         """End the sessions of brokers that were silent for too long. The governor assigns their partitions.
 
-        Watchers hear of a change, and now and then of none: at every tick they took a fifth of all steps.
+        Watchers are notified of changes, and sometimes without one. Notified at every tick, they took a fifth of all
+        steps.
         """
         self.world.schedule(self.shape.governor_ms / 1000, self._govern)
         cluster = self.cloud.cluster
         for door in self.doors.values():
-            entered = door.coordinator.entered  # it may have come and expired since the last tick
+            entered = door.coordinator.entered  # it may have registered and expired since the last tick
             if entered is not None:
                 self._entries[entered.id] = entered
         for name, entry in list(self._entries.items()):
@@ -265,13 +266,13 @@ class SimCluster:
             cluster.changed()
 
     def _answers(self, name: str) -> bool:
-        """Say whether the coordinator hears a broker now: it runs, and its door is not blocked."""
+        """Whether a broker reaches the coordinator now: it runs, and its door is not blocked."""
         node = self.world.nodes[name]
         blocked_until = self.doors[name].callers[2].blocked_until if name in self.doors else 0.0
         return node.alive and node.paused_until <= self.world.now and blocked_until <= self.world.now
 
     def move(self, partition: int, *, seize: bool = False) -> None:
-        """Give a partition to another live broker, by a plan, or (`seize`) because its owner seems dead."""
+        """Move a partition to another live broker, as a planned move; with `seize`, as from a dead owner."""
         registry = self.cloud.cluster.registry
         entry = registry.assignment(TOPIC_ID, partition)
         others = [broker.id for broker in registry.brokers() if broker.id != entry.broker]

@@ -27,7 +27,7 @@ from memq.topic import check_name, parse_settings
 Level = Literal["calm", "breezy", "stormy", "sleepy"]
 BROKERS_MAX = 10
 PARTITIONS_MAX = 64
-LOOK_S = 0.05  # how often it is asked whether all is done
+LOOK_S = 0.05  # virtual time between two calls of `done`
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Simulation:
     Raises: InvalidRequestError for a level, number, name or setting that is not possible.
     """
 
-    _active = False  # one at a time: it owns the running loop of the thread
+    _active = False  # only one at a time: it owns the running loop of the thread
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ class Simulation:
         check_seconds(seconds)
         self._node(name)
         self._cluster.switch.isolate(name, seconds)
-        if name in self._cluster.doors:  # it has none before its first step
+        if name in self._cluster.doors:  # a process has no doors before its first step
             self._cluster.doors[name].block(seconds)
 
     def _node(self, name: str) -> SimNode:

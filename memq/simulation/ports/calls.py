@@ -1,7 +1,8 @@
 """Calls from a node to a service outside of all nodes: store, queue or coordinator, with their faults.
 
-A call flies to the service, happens there on the service's own node, and its answer flies back into the caller's
-loop, which may be paused or dead by then. What is on its way when the caller dies, or gives up, may still arrive.
+A call travels to the service, takes effect on the service's own node, and its answer travels back to the caller's
+loop. The caller may be paused or dead by then. A call that is on its way when its caller dies, or gives up, may still
+arrive.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from memq.simulation.ports.lies import Liar
 from memq.simulation.world.node import SimNode
 
 T = TypeVar("T")
-Met = dict[tuple[str, str], int]  # (fault, work): how often
-# The first words of the tasks' names (see `TaskOwner.start`), and the work that they do. What names itself after its
-# request comes from a client by way of a broker.
+Met = dict[tuple[str, str], int]  # (fault, work): count
+# The first words of the tasks' names (see `TaskOwner.start`), and the work of these tasks. A task with the name of a
+# request serves a client at a broker.
 WORKS = {
     "open": "opening",
     "upload": "uploading",
@@ -52,7 +53,7 @@ class CallFate(enum.StrEnum):
     STALL = "stall"
 
 
-# What a call meets that is answered with an error of the wrong kind: whether it happened, and the error.
+# Errors of the wrong kind by lie: whether the call takes effect, and the error.
 WRONG_ERRORS: dict[str, tuple[CallFate, type[MemqError]]] = {
     "denied": (CallFate.BEFORE, DeniedError),
     "invalid": (CallFate.BEFORE, InvalidRequestError),
@@ -69,10 +70,10 @@ def work_under_way() -> str:
 
 
 class Payload(Protocol):
-    """Buffers that a call carries by reference. They are read while it flies out."""
+    """Buffers that a call carries by reference. They are read on the way to the service."""
 
     def read(self, *, whole: bool) -> None:
-        """Read some more of the caller's buffers, or all that is left."""
+        """Read a part of the caller's buffers, or the whole rest."""
         ...
 
     def abandon(self) -> None:
@@ -86,9 +87,9 @@ class Payload(Protocol):
 
 
 class Caller:
-    """One node's door to one service; `error` is what its lost calls raise.
+    """One node's door to one service; its lost calls raise `error`.
 
-    `blocked_until` (virtual time) holds calls and answers back, as a cut link does.
+    Until `blocked_until` (virtual time) calls and answers wait, as on a cut link.
     """
 
     def __init__(
@@ -121,8 +122,8 @@ class Caller:
     ) -> T:
         """Let `effect` happen at the service, once, never or late, and return its answer or raise.
 
-        `what` goes into the trace, `lies` are the wrong errors that it may meet. A cancelled caller leaves the call on
-        its way. An effect happens within one step, unless it `waits`: then it is a task of the service.
+        `what` goes into the trace; `lies` are the wrong errors that the call may get. If the caller is cancelled, the
+        call may still arrive. An effect takes one step; if it `waits`, it is a task of the service.
         """
         reply: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         lie = self.lie(*lies)
@@ -137,7 +138,7 @@ class Caller:
             flight.caller_left()
 
     def lie(self, *possible: str) -> str:
-        """Return the lie that this call meets, of those that are possible; "" for the truth."""
+        """Return one of the `possible` lies for this call; "" for a true answer."""
         kind = (
             "" if self._liar is None or not possible else self._liar.lie(self.node.name, self.node.world.now, possible)
         )
@@ -167,7 +168,7 @@ class Caller:
         return CallFate.FINE
 
     def draw_latency_s(self) -> float:
-        """Return how long one way takes."""
+        """Return the duration of one way in seconds."""
         return self._random.uniform(self.faults.latency_s_min, self.faults.latency_s_max)
 
     def draw(self) -> float:
@@ -206,7 +207,7 @@ class Flight(Generic[T]):
         self._forget_death = caller.node.at_death(self._caller_died)
 
     def start(self) -> None:
-        """Begin the way out; a payload is read in pieces, the last one at the very end of the way."""
+        """Begin the way to the service; a payload is read in pieces, the last one at the end of the way."""
         caller = self._caller
         out_s = caller.draw_latency_s()
         if self._fate is CallFate.STALL:
@@ -249,7 +250,7 @@ class Flight(Generic[T]):
             self._happen()
 
     def _read_payload(self, payload: Payload) -> bool:
-        """Read the rest and say whether all is there; an early error leaves it half read."""
+        """Read the rest; return whether the payload is complete. An early error leaves it incomplete."""
         if self._fate is CallFate.BEFORE:
             payload.abandon()
         else:
@@ -303,23 +304,23 @@ class Flight(Generic[T]):
 
         def settle_once() -> None:
             if not self._reply.done() and caller.node.alive:
-                settle()  # whoever waits for it is ready now, and runs when its node does
+                settle()  # the waiting task is ready now, and runs when its node runs
 
         blocked_s = max(0.0, caller.blocked_until - self._world.now)
         self._world.schedule(blocked_s + self._back_s + caller.draw_latency_s(), settle_once)
 
     def caller_left(self) -> None:
-        """The caller has its answer, or gave up: then what did not happen yet may or may not."""
+        """The caller has its answer, or gave up: then an effect that has not happened yet may not happen."""
         if not self._reply.cancelled():
             return
         self._forget_death()
         if not self._arrived and self._payload is None and self._caller.draw() < 0.5:
             self._dropped = True
         if self._task is not None and not self._task.done():
-            self._task.cancel()  # only a wait takes time at the service
+            self._task.cancel()  # only waits are tasks
 
     def _caller_died(self) -> None:
-        """A dead process sends nothing more: what it had not handed over whole never arrives."""
+        """A dead process sends nothing more, so an incomplete payload never arrives."""
         if self._arrived:
             return
         if self._payload is not None and not self._payload.complete:

@@ -26,18 +26,18 @@ NAME = "cloud"
 
 
 class Observer(QueueObserver):
-    """Learns what landed in the store and the queue, in the same step. A subclass may check it."""
+    """Notified of changes of the store and the queue, in the same step. A subclass may check them."""
 
     def stored(self, key: str) -> None:
-        """An object is there (again)."""
+        """An object was stored, possibly again."""
 
     def deleted(self, key: str) -> None:
-        """An object is gone."""
+        """An object was deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """One node's ways to the cloud."""
+    """One node's ports: store, queue and coordinator."""
 
     store: SimStore
     queue: SimQueue
@@ -45,7 +45,7 @@ class Doors:
     callers: tuple[Caller, Caller, Caller]
 
     def block(self, seconds: float, *, only: int | None = None) -> None:
-        """Cut the node off for so long from store (0), queue (1) and coordinator (2), or from one of them."""
+        """Cut the node off from store (0), queue (1) and coordinator (2), or `only` from one of them."""
         for caller in self.callers if only is None else (self.callers[only],):
             until = caller.node.world.now + seconds
             caller.blocked_until = max(caller.blocked_until, until)
@@ -75,7 +75,7 @@ class Cloud:
         self._callers: list[Caller] = []
 
     def doors(self, node: SimNode) -> Doors:
-        """Return one node's ways here; call it in the node's own main, since watchers live in its loop."""
+        """Return one node's doors; the node's main must call it, because watchers run in its loop."""
         store = self._caller(node, "store", self.faults.store, StoreError)
         queue = self._caller(node, "queue", self.faults.queue, QueueError)
         coordinator = self._caller(node, "coordinator", self.faults.coordinator, UnreachableError)
@@ -91,13 +91,13 @@ class Cloud:
         self.observer.stored(key)
 
     def change_faults(self, faults: WorldFaults) -> None:
-        """Let all calls from now on meet other faults."""
+        """Use other faults for all later calls."""
         self.faults = faults
         for caller in self._callers:
             caller.faults = {"store": faults.store, "queue": faults.queue}.get(caller.name, faults.coordinator)
 
     def met(self) -> Met:
-        """Return which fault met which work, and how often."""
+        """Return the counts of faults by kind of work."""
         found: Met = {}
         for caller in self._callers:
             for key, count in caller.met.items():

@@ -34,8 +34,8 @@ class SimCoordinator:
         self._dead = False
         self._ended: dict[str, None] = {}
         self._entry: BrokerEntry | None = None
-        self.entered: BrokerEntry | None = None  # the one whose registration landed last
-        self._seen: dict[tuple[str, str], object] = {}  # the last true answer to each question
+        self.entered: BrokerEntry | None = None  # the last registered entry
+        self._seen: dict[tuple[str, str], object] = {}  # the last true answer to each request
         caller.node.at_death(self._die)
 
     @property
@@ -45,7 +45,7 @@ class SimCoordinator:
 
     @property
     def session(self) -> str:
-        """The session that this process has entered and not ended, "" for none."""
+        """The session that this process has begun and not ended, "" for none."""
         entry = self._entry
         return "" if entry is None or entry.session in self._ended else entry.session
 
@@ -55,7 +55,7 @@ class SimCoordinator:
         await self._caller.call(f"register {broker.id}", lambda: self._register(broker), lies=WRITE_LIES)
 
     async def _register(self, broker: BrokerEntry) -> None:
-        """Enter it, unless its session said farewell or its process died while this was on its way."""
+        """Register it, unless its session was ended or its process died while this was on its way."""
         if self._dead or broker.session in self._ended:
             raise UnreachableError(f"session {broker.session} of broker '{broker.id}' has ended")
         await self._inner.register(broker)
@@ -104,9 +104,9 @@ class SimCoordinator:
         return await self._read(what, lambda: self._inner.assignment(topic_id, partition), of=topic_id)
 
     async def set_assignment(self, assignment: Assignment, *, term: int = 0) -> Assignment:
-        """See `Coordinator.set_assignment`. A broker that enters its own session claims the epoch.
+        """See `Coordinator.set_assignment`. A broker that writes its own session claims the epoch.
 
-        The last broker that drains takes a partition of nobody with the stored session and epoch: that is no claim.
+        The last draining broker takes a partition without an owner with the stored session and epoch: that is no claim.
         """
         node, task = self._caller.node, asyncio.current_task()
         claims = bool(assignment.session) and not term
@@ -117,7 +117,7 @@ class SimCoordinator:
 
         async def land() -> Assignment:
             if expires and self._entry is not None:
-                self._shared.expire(self._entry)  # in the middle: it is entered again when it is next heard
+                self._shared.expire(self._entry)  # in the middle of the call; the next tick enters the broker again
             before = await self._inner.assignment(assignment.topic_id, assignment.partition)
             stored = await self._inner.set_assignment(assignment, term=term)
             if claims and (stored.session, stored.epoch) != (before.session, before.epoch):
@@ -155,7 +155,7 @@ class SimCoordinator:
             self._stop = self._inner.watch(self._tell)
 
     async def _read(self, what: str, ask: Callable[[], Coroutine[Any, Any, T]], *, of: str = "") -> T:
-        """Ask for what may be stale: then the answer is the one before it."""
+        """Return the answer; when it is drawn as stale, the previous answer."""
         stale = self._caller.lie("stale")
         answer = await self._caller.call(what, ask, lies=("denied",))
         before = cast("T", self._seen.get((what, of), answer))

@@ -1,6 +1,6 @@
 """The disk of each host for the spool. It outlives processes; bytes without an fsync may be lost.
 
-That holds for names, too: a segment that was removed may be back, until the folder is synced for a new one. For minutes
+Names may be lost, too: a removed segment may reappear, until the folder is synced for a new one. For minutes,
 a disk may be full, read-only, or fail to sync.
 """
 
@@ -15,12 +15,12 @@ from memq.errors import SpoolError
 from memq.storage_handlers import Buffer
 
 SICKNESSES = ("full", "read-only", "no-sync")
-BACK_RATE = 0.3  # how often a segment whose removal was not synced is there again
+BACK_RATE = 0.3  # share of segments with an unsynced removal that reappear
 
 
 @dataclass(frozen=True, slots=True)
 class DiskFaults:
-    """Faults of a disk: how long a call takes, and how often a write fails before or after it is there."""
+    """Faults of a disk: durations of calls, and rates of writes that fail before or after their effect."""
 
     latency_s_max: float = 0.005
     sync_s_max: float = 0.02
@@ -30,7 +30,7 @@ class DiskFaults:
 
 @dataclass(slots=True)
 class DiskFile:
-    """One file: what was written, and how much of it is there for certain."""
+    """One file: the written bytes, and how many of them are durable."""
 
     data: bytearray = field(default_factory=bytearray)
     synced: int = 0
@@ -41,17 +41,17 @@ class HostDisk:
     """The files of one host."""
 
     files: dict[str, DiskFile] = field(default_factory=dict)
-    removed: dict[str, DiskFile] = field(default_factory=dict)  # since the folder was synced
+    removed: dict[str, DiskFile] = field(default_factory=dict)  # since the last sync of the folder
     aside: dict[str, bytes] = field(default_factory=dict)
     sickness: str = ""  # until `sick_until_s` (virtual)
     sick_until_s: float = 0.0
 
     def sicken(self, kind: str, until_s: float) -> None:
-        """Answer in one way until then."""
+        """Let calls fail in the way `kind` until `until_s` (virtual)."""
         self.sickness, self.sick_until_s = kind, until_s
 
     def lose_power(self, draw: random.Random) -> None:
-        """Forget a part of what was not fsynced; or the file is long enough, and has zeros there."""
+        """Lose a part of the bytes that were not fsynced; sometimes zeros replace lost bytes."""
         for name, file in list(self.files.items()):
             kept = draw.randint(file.synced, len(file.data))
             lost = len(file.data) - kept
@@ -88,7 +88,7 @@ class SimDisk:
         return bytes(self._host.files[name].data)
 
     async def append(self, name: str, buffers: Sequence[Buffer]) -> None:
-        """See `SpoolDisk.append`: the buffers are read while it continues."""
+        """See `SpoolDisk.append`: the buffers are read during the call."""
         fate = self._draw.random()
         self._check_writable()
         new = name not in self._host.files

@@ -16,10 +16,10 @@ class CallFaults:
 
     latency_s_min: float = 0.001
     latency_s_max: float = 0.01
-    before_rate: float = 0.0  # an error, and nothing happened
-    after_rate: float = 0.0  # it happened, then an error: the answer is lost
-    late_rate: float = 0.0  # an error, and it happens up to `late_s_max` later
-    hang_rate: float = 0.0  # an error after `hang_s`, longer than anybody waits; half of them happen
+    before_rate: float = 0.0  # an error without an effect
+    after_rate: float = 0.0  # an error after the effect: the answer is lost
+    late_rate: float = 0.0  # an error, and the effect up to `late_s_max` later
+    hang_rate: float = 0.0  # an error after `hang_s`, longer than any caller waits; half have an effect
     stall_rate: float = 0.0  # an answer, after up to `stall_s_max`
     late_s_max: float = 5.0
     stall_s_max: float = 5.0
@@ -44,8 +44,8 @@ class ChaosFaults:
     cut_s_max: float = 5.0
     stop_every_s: float = 0.0
     move_every_s: float = 0.0
-    seize_every_s: float = 0.0  # a partition gets another owner, and its last one was not asked
-    jump_every_s: float = 0.0  # a wall clock is set, within the error that clocks may have
+    seize_every_s: float = 0.0  # a partition gets another owner, without notice to the last one
+    jump_every_s: float = 0.0  # a wall clock is set, within the allowed error
     reshape_every_s: float = 0.0  # a write partition is split, or two are joined
     sick_every_s: float = 0.0  # the store refuses to put some keys, and takes all others
     sick_s_max: float = 0.0
@@ -73,13 +73,13 @@ class WorldFaults:
     lies: Mapping[str, Lies] = field(default_factory=dict)  # by service: store, queue, coordinator
 
     def is_only_a_part_sick(self) -> bool:
-        """Return whether all is calm but single logs and partitions' objects, which fail or hang."""
+        """Whether the only faults are those of single logs and of partitions' objects."""
         chaos = replace(self.chaos, part_every_s=0.0, part_s_max=0.0)
         return bool(self.chaos.part_every_s) and replace(self, chaos=chaos) == calm()
 
 
 def calm() -> WorldFaults:
-    """Latency and cut-up bytes only: whatever fails here, fails for everybody."""
+    """Only latency and cut bytes: a failure here is a fault of memq in any environment."""
     return WorldFaults()
 
 

@@ -1,7 +1,7 @@
 """Wrong answers of stores, queues, coordinators and disks, as real ones gave them, once or for long.
 
-A lie is an error of another kind than the fault that is behind it, or an answer that no error shows to be wrong. Where
-a port's contract rules a wrong answer out, its implementation makes an error of it; what is left is drawn here.
+A lie is an error of another kind than its cause, or a wrong answer without an error. If a port's contract excludes a
+wrong answer, the port's implementation converts it to an error. The lies here are those that contracts do not exclude.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Liar:
     episode: Episode | None = None
 
     def lie(self, node: str, now_s: float, possible: tuple[str, ...]) -> str:
-        """Return the lie that a call of `node` meets, of those that are possible; "" for the truth."""
+        """Return one of the `possible` lies for a call of `node`; "" for a true answer."""
         if not self.lies.kinds:
             return ""
         kind = self._of_episode(node, now_s)
@@ -61,7 +61,7 @@ class Liar:
         return episode.kind
 
     def begin_episode(self, now_s: float, nodes: list[str]) -> None:
-        """Begin an episode, for one process or for all, if none lasts. Wrong bytes for minutes are damage."""
+        """Begin an episode for one process or all, if none lasts. Not of wrong bytes: that would be damage."""
         kinds = [kind for kind in self.lies.kinds if kind not in WRONG_BYTES]
         if kinds and (self.episode is None or now_s >= self.episode.until_s):
             node = self.draw.choice(["", *nodes])
@@ -69,5 +69,5 @@ class Liar:
             self.episode = Episode(self.draw.choice(kinds), node, now_s + lasts_s)
 
     def end(self) -> None:
-        """Tell the truth from now on."""
+        """End all lies."""
         self.lies, self.episode = Lies(), None

@@ -1,8 +1,8 @@
 """The rules of docs/ownership.md, checked at every call of an owner to the queue or the coordinator.
 
 The model in `tests/model` shows that these rules keep the promises; this monitor shows that the product keeps the
-rules. It sees what the ports see: claims, reads and publishes, when each was handed over, when it happened at the
-service, and when its answer was read. Each finding begins with the number of the rule that the step broke.
+rules. Its input are the calls of the ports: claims, reads and publishes. For each it knows when the owner handed it
+over, when it took effect, and when the owner read its answer. Each finding begins with the number of the broken rule.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from memq.topic import ReadPartition
 
 ROUNDING_S = 0.002  # queue times are whole milliseconds
 AHEAD_S_MAX = 10.0
-REQUESTS_MAX = 64  # moments that are remembered of one owner
-TASKS_MAX = 512  # that are remembered: only those that continue to publish matter
+REQUESTS_MAX = 64  # remembered request times of one owner
+TASKS_MAX = 512  # remembered tasks: only those that continue to publish matter
 
 _T = TypeVar("_T")
 Task = tuple[int, int]  # process, number of the task there
@@ -31,7 +31,7 @@ Key = tuple[int, Place, int]  # process, place, epoch
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """One entry of the queue: whose it is, and when it landed (true time)."""
+    """One entry of the queue: its owner's epoch, and when it landed (true time)."""
 
     write_partition: int
     epoch: int
@@ -42,13 +42,13 @@ class Landed:
 
 @dataclass(slots=True)
 class MonitoredLog:
-    """One read partition as it really is; an entry's index is its offset."""
+    """The true content of one read partition; an entry's index is its offset."""
 
     entries: list[Landed] = field(default_factory=list)
     highest: dict[int, int] = field(default_factory=dict)  # epoch of each write partition
     begin: int = 0
     stale_s: float = 0.0
-    window_s: float = 0.0  # 0: of no topic whose tail is checked
+    window_s: float = 0.0  # 0: the tail is not checked
     dropped: bool = False  # with its topic: a late `create` may bring an empty one back, to which no rule applies
 
     def end_at(self, moment_s: float) -> int:
@@ -56,14 +56,14 @@ class MonitoredLog:
         return bisect_right(self.entries, moment_s, key=lambda entry: entry.landed_s)
 
     def tail_begin(self, since_ms: float) -> int:
-        """Return the first offset that is left and as young as `since_ms`."""
+        """Return the first remaining offset with a queue time of at least `since_ms`."""
         young = (n for n in range(self.begin, len(self.entries)) if self.entries[n].time_ms >= since_ms)
         return next(young, len(self.entries))
 
 
 @dataclass(slots=True)
 class Reading:
-    """One read on its way: who asked, from where, when; `end` is the log's end when it happened."""
+    """One read on its way: task, offset and time; `end` is the log's end at the moment of the read."""
 
     task: Task
     partition: ReadPartition
@@ -74,16 +74,16 @@ class Reading:
 
 @dataclass(slots=True)
 class Known:
-    """Offsets that requests have shown, the moments of these requests, and reads up to the end."""
+    """Offsets that answers have shown, the moments of the requests, and reads up to the end."""
 
     shown: RangeSet = field(default_factory=RangeSet)
     requests: deque[float] = field(default_factory=lambda: deque(maxlen=REQUESTS_MAX))
-    ended_s: float = -1.0  # when the last read was handed over that reached the end,
-    end_seen_s: float = -1.0  # and when its answer was read
-    met: dict[int, int] = field(default_factory=dict)  # the highest epoch that was read of each write partition
+    ended_s: float = -1.0  # hand-over of the last read that reached the end,
+    end_seen_s: float = -1.0  # and the time when its answer was read
+    met: dict[int, int] = field(default_factory=dict)  # the highest epoch read, by write partition
 
     def join(self, other: Known) -> None:
-        """Take what another one knows."""
+        """Add the knowledge of `other`."""
         for first, next_ in other.shown:
             self.shown.add(first, next_)
         self.requests.extend(other.requests)
@@ -97,13 +97,13 @@ class MonitoredOwner:
     """One epoch of one write partition at one process."""
 
     known: Known
-    opened_s: float = -1.0  # when its `opened` was handed over
+    opened_s: float = -1.0  # hand-over of its `opened`
     opened_at: int = -1
     answered_s: float | None = None
-    clock_ms: float = 0.0  # what its queue times are ahead of true time
+    clock_ms: float = 0.0  # by how much its queue times are ahead of true time
     in_flight: bool = False
-    failed_s: float = -1.0  # when it saw that its last publish went wrong
-    last_s: float = -1.0  # when it handed over its last batch
+    failed_s: float = -1.0  # when it learned that its last publish failed
+    last_s: float = -1.0  # hand-over of its last batch
     batches: int = 0
     closed: bool = False
 
@@ -123,7 +123,7 @@ class Publish:
 class OwnershipMonitor:
     """All partitions of one run. `fail` gets each finding; the queue refuses low epochs, or old entries.
 
-    `key_s` is for how long after its object was stored a batch may be published under its key.
+    `key_s` is the time after the put of an object within which its batch may be published.
     """
 
     def __init__(self, fail: Callable[[str], None], refuse: Literal["epoch", "age"]) -> None:
@@ -131,21 +131,21 @@ class OwnershipMonitor:
         self._fail = fail
         self._refuse = refuse
         self._logs: dict[ReadPartition, MonitoredLog] = {}
-        self._claims: dict[tuple[str, int], int] = {}  # the highest epoch that was claimed
-        self._claimed: dict[tuple[str, int, int], int] = {}  # by which process
+        self._claims: dict[tuple[str, int], int] = {}  # the highest claimed epoch
+        self._claimed: dict[tuple[str, int, int], int] = {}  # the process that claimed an epoch
         self._owners: dict[Key, MonitoredOwner] = {}
-        self._readers: dict[tuple[Task, ReadPartition], Known] = {}  # what a task knows that it has not used yet
-        self._owner_of: dict[tuple[Task, ReadPartition], MonitoredOwner] = {}  # for whom a task published last
+        self._readers: dict[tuple[Task, ReadPartition], Known] = {}  # a task's reads before its first publish
+        self._owner_of: dict[tuple[Task, ReadPartition], MonitoredOwner] = {}  # the owner of a task's last publish
         self._stored_s: dict[str, float] = {}
 
     def log(self, partition: ReadPartition) -> MonitoredLog:
-        """Return what is known of a read partition."""
+        """Return the log of a read partition."""
         return self._logs.setdefault(partition, MonitoredLog())
 
     # ---- the coordinator -------------------------------------------------------------------------
 
     def claiming(self, task: Task) -> None:
-        """A task asks for an epoch: what it read before is not read for that one."""
+        """A task claims an epoch: its earlier reads do not count for this epoch."""
         for key in [key for key in self._readers if key[0] == task]:
             del self._readers[key]
         for key in [key for key in self._owner_of if key[0] == task]:
@@ -167,7 +167,7 @@ class OwnershipMonitor:
             _keep(self._owner_of, (task, partition), owner)
 
     def asked(self, task: Task, partition: ReadPartition, now_s: float) -> None:
-        """A task hands over a request that is no read of entries."""
+        """A task hands over a request to the queue; reads of entries count here, too."""
         known = self._readers.pop((task, partition), None) or Known()
         _keep(self._readers, (task, partition), known)
         known.requests.append(now_s)
@@ -185,7 +185,7 @@ class OwnershipMonitor:
         reading.end = len(self.log(reading.partition).entries)
 
     def shows(self, reading: Reading, entries: Sequence[Entry], now_s: float) -> None:
-        """The answer to a read is read."""
+        """The task reads the answer to its read."""
         key = (reading.task, reading.partition)
         owner = self._owner_of.get(key)
         next_ = entries[-1].offset + 1 if entries else reading.offset
@@ -199,7 +199,7 @@ class OwnershipMonitor:
                 each.ended_s, each.end_seen_s = max(each.ended_s, reading.handed_over_s), now_s
 
     def forwards(self, task: Task, partition: ReadPartition, write_partition: int, epoch: int, now_s: float) -> None:
-        """A task that holds blocks of a lost epoch reads: no publish of that epoch may land any more."""
+        """A task reads to forward blocks of a lost epoch: no publish of this epoch may still land."""
         owner = self._owners.get((task[0], (partition, write_partition), epoch))
         if owner is None or owner.last_s < 0 or self._refuse != "age":
             return
@@ -270,14 +270,14 @@ class OwnershipMonitor:
             self._check_proof(log, owner, publication.time_ms, name, now_s)
 
     def _check_tail(self, log: MonitoredLog, owner: MonitoredOwner, name: str) -> None:
-        """Check, at the first publish behind an opening, that the tail of W was read up to `opened`."""
+        """Check at the first publish after an opening that the tail of W was read up to `opened`."""
         since_ms = log.entries[owner.opened_at].time_ms - log.window_s * 1000
         first = log.tail_begin(since_ms) if log.window_s and not owner.batches else owner.opened_at
         if first < owner.opened_at and not owner.known.shown.covers(first, owner.opened_at):
             self._fail(f"rule 1: {name} is published, and {first} to {owner.opened_at} of the tail was not read")
 
     def _check_proof(self, log: MonitoredLog, owner: MonitoredOwner, time_ms: int, name: str, now_s: float) -> None:
-        """Check the moment that a queue time says: of a request's handing over, after which all was read."""
+        """Check that a queue time is the hand-over of a request, and that all entries until then were read."""
         proof_s = (time_ms - owner.clock_ms) / 1000
         if not any(abs(moment_s - proof_s) <= ROUNDING_S for moment_s in owner.known.requests):
             self._fail(f"rule 3: {name} is dated {now_s - proof_s:.3f} s ago, when no request was handed over")
@@ -286,12 +286,12 @@ class OwnershipMonitor:
             self._fail(f"rule 3: {name} is dated {now_s - proof_s:.3f} s ago: not all was read that lay there then")
         age_s = now_s - proof_s
         if abs(proof_s - owner.known.ended_s) <= ROUNDING_S:
-            age_s = min(age_s, now_s - owner.known.end_seen_s)  # the answer to a read may take its time
+            age_s = min(age_s, now_s - owner.known.end_seen_s)  # the answer to a read may be late
         if age_s > log.stale_s / 3 + ROUNDING_S:
             self._fail(f"rule 3: {name} is dated {now_s - proof_s:.3f} s ago, and nothing was read since")
 
     def stored(self, key: str, now_s: float) -> None:
-        """An object is there."""
+        """An object was stored."""
         self._stored_s.setdefault(key, now_s)
 
     def _check_key(self, pointer: Pointer, name: str, now_s: float) -> None:
@@ -328,22 +328,22 @@ class OwnershipMonitor:
             owner.answered_s = now_s
 
     def fails(self, publish: Publish, now_s: float) -> None:
-        """A publish ends without an offset: refused, lost, or given up."""
+        """A publish ended without an offset: refused, lost, or given up."""
         publish.owner.in_flight = False
         publish.owner.failed_s = now_s
 
     def drops(self, partition: ReadPartition) -> None:
-        """A log goes, with its topic."""
+        """A log is deleted with its topic."""
         self.log(partition).dropped = True
 
     def trims(self, partition: ReadPartition, before: int) -> None:
-        """Entries are gone."""
+        """Entries below `before` are removed."""
         log = self.log(partition)
         log.begin = max(log.begin, before)
 
 
 def _keep(kept: dict[tuple[Task, ReadPartition], _T], key: tuple[Task, ReadPartition], value: _T) -> None:
-    """Keep something of a task, and forget what was kept longest."""
+    """Keep a value of a task, and forget the oldest one above TASKS_MAX."""
     kept[key] = value
     if len(kept) > TASKS_MAX:
         del kept[next(iter(kept))]

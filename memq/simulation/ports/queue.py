@@ -1,7 +1,7 @@
 """The notification queue as one node sees it: in memory, behind calls that fail, hang and come late.
 
-It tells the monitor of ownership what each task hands over, what happens of it, and what comes back; what owners have
-read goes with their pointers to the observer: they must leave out what they know.
+It notifies the monitor of ownership of each task's calls, their effects and their answers. The observer gets each
+pointer with the offset up to which its owner has read: an owner must skip blocks that it has read there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OWNERS_WORK = ("open", "publish", "forward", "leave")
 
 
 class QueueObserver:
-    """Learns what landed in the queue, and what was asked of it, in the same step."""
+    """Notified of changes of the queue, and of requests to it, in the same step."""
 
     def published(
         self, publication: Publication, offset: int, node: SimNode, read_to: int, handed_over_s: float
@@ -36,31 +36,31 @@ class QueueObserver:
         """A pointer of `node` is in the queue; its owner had read below `read_to` when it was handed over."""
 
     def trimmed(self, partition: ReadPartition, before: int) -> None:
-        """The pointers below `before` are gone."""
+        """The pointers below `before` were removed."""
 
     def dropped(self, partitions: Sequence[ReadPartition]) -> None:
-        """The logs of a topic are gone."""
+        """The logs of a topic were deleted."""
 
     def committed(self, group: str, partition: ReadPartition, position: Position) -> None:
         """A group has stored a position."""
 
     def granted(self, group: str, member: str, membership: Membership, *, joined: bool) -> None:
-        """A member knows what it holds."""
+        """A member was notified of its partitions."""
 
     def asked(self, group: str, member: str, generation: int, positions: list[tuple[ReadPartition, Position]]) -> None:
-        """A member asks for positions to be stored."""
+        """A member requests that positions are stored."""
 
     def stored_by(
         self, group: str, member: str, generation: int, positions: list[tuple[ReadPartition, Position]]
     ) -> None:
-        """The positions that a member asked for in a generation are stored."""
+        """The positions that a member sent in a generation are stored."""
 
     def fetched(self, group: str, partition: ReadPartition, position: Position | None) -> None:
-        """A client asked for the position of a group; None when the group has stored nothing."""
+        """A client fetched the position of a group; None when the group has stored nothing."""
 
 
 class SimQueue:
-    """See `memq.notification.NotificationQueue`. `observer` knows what happens there."""
+    """See `memq.notification.NotificationQueue`. `observer` is notified of all changes."""
 
     def __init__(
         self, caller: Caller, queue: MemoryQueue, observer: QueueObserver, monitor: OwnershipMonitor, sick: SickPart
@@ -70,7 +70,7 @@ class SimQueue:
         self._observer = observer
         self._monitor = monitor
         self._sick = sick
-        self._proven: dict[ReadPartition, int] = {}  # the greatest end that this process has seen
+        self._proven: dict[ReadPartition, int] = {}  # the greatest end that this process knows
 
     # ---- pointers ----------------------------------------------------------------------------
 
@@ -105,9 +105,9 @@ class SimQueue:
         return offset
 
     def _check_late_try(self, publication: Publication, late_s: float) -> None:
-        """Refuse an owner's own try that comes later than S, where the queue does not refuse by age.
+        """Refuse an owner's own try that lands later than S, if the queue does not refuse by age.
 
-        SQLite is such a queue: it waits for its lock for 10 s, and writes nothing later. Totals rest on it.
+        SQLite is such a queue: it waits for its lock for 10 s, and writes nothing later. Correct totals depend on this.
         """
         log = self._monitor.log(publication.partition)
         own = log.highest.get(publication.write_partition) == publication.epoch
@@ -137,7 +137,7 @@ class SimQueue:
         await self._sick.reach_log(partition, self._caller.node.world.now)
 
     def _task(self, partition: ReadPartition) -> Task:
-        """Return the running task; those that publish or forward name their epoch, whatever comes of it."""
+        """Return the running task; report to the monitor the epoch for which it publishes or forwards."""
         task = asyncio.current_task()
         if not isinstance(task, SimTask):
             return NO_TASK
@@ -170,13 +170,13 @@ class SimQueue:
         return Entries([entry for entry in entries if entry.offset < end], min(entries.next, end))
 
     def _ends_early(self) -> bool:
-        """Whether a replica answers that lags. Not to owners: their own publish shows them a later end."""
+        """Whether a lagging replica answers. Never true for owners: their publishes show them a later end."""
         task = asyncio.current_task()
         works_for_owner = task is not None and task.get_name().split(" ")[0] in OWNERS_WORK
         return not works_for_owner and bool(self._caller.lie("short-log"))
 
     def _early_end(self, partition: ReadPartition, span: Span) -> int:
-        """Return an end that is too low, but not below one that this process has seen (an error of the port)."""
+        """Return an end that is too low, but not below one that this process knows, which the port excludes."""
         proven = self._proven.get(partition, span.begin)
         return max(span.begin, min(span.end, max(proven, span.end - 3)))
 
@@ -242,7 +242,7 @@ class SimQueue:
         await self._caller.call(f"commit {group} {member}", land, lies=GROUP_LIES)
 
     async def _has(self, group: str, member: str) -> bool:
-        """Whether a member is in its group: a request of a lost connection may arrive later, and is refused."""
+        """Whether a member is in its group; else a late request of a lost connection is refused."""
         try:
             return member in (await self._queue.describe(group)).members
         except NotFoundError:

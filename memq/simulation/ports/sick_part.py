@@ -21,8 +21,8 @@ class SickPart:
     service: str = "queue"
     until_s: float = 0.0
     hangs: bool = False
-    healthy_s: dict[int, float] = field(default_factory=dict)  # from when on others may expect something of it
-    log_until_s: dict[int, float] = field(default_factory=dict)  # how long the log of each was sick the last time
+    healthy_s: dict[int, float] = field(default_factory=dict)  # when calls succeed again
+    log_until_s: dict[int, float] = field(default_factory=dict)  # end of the last sickness of each log
 
     def sicken(self, number: int, until_s: float, *, service: str, hangs: bool) -> None:
         """Let a part be sick until then."""

@@ -1,7 +1,7 @@
 """The object store as one node sees it: in memory, behind calls that fail, hang and come late.
 
-A put reads the caller's buffers by reference, piece by piece, until its request has arrived: who changes a buffer
-before the call has ended is found, since the checksum was given with the call.
+A put reads the caller's buffers by reference, piece by piece, until its request has arrived. A caller that changes a
+buffer before the call has ended is detected, because the checksum comes with the call.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HEALED_AT_LISTING_RATE = 0.1
 
 
 class PutBody:
-    """The buffers of one put, read while the call flies; `settled` is done when nothing reads them."""
+    """The buffers of one put, read during the call; `settled` is done when no code reads them."""
 
     def __init__(self, buffers: Sequence[Buffer], draw: Callable[[], float]) -> None:
         self._left = deque(memoryview(buffer).cast("B") for buffer in buffers if len(buffer))
@@ -87,7 +87,7 @@ class Sickness:
 
 
 class SimStore:
-    """See `memq.storage_handlers.StorageHandler`. `stored` and `deleted` get the key of what happened."""
+    """See `memq.storage_handlers.StorageHandler`. `stored` and `deleted` get the keys of changed objects."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class SimStore:
 
     @property
     def node(self) -> SimNode:
-        """Whose view this is."""
+        """The node that uses this store."""
         return self._caller.node
 
     async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
@@ -157,7 +157,7 @@ class SimStore:
         return arrived
 
     async def _read(self, key: str, what: str, read: Callable[[], Coroutine[Any, Any, bytes]]) -> bytes:
-        """Return what arrives; the node notes an answer that passes for what is stored, and is not."""
+        """Return the arriving bytes; count a wrong answer that seems right in the node's `misread`."""
         await self._sick_part.reach_object(key, self.node.world.now)
         try:
             body = await self._caller.call(what, read, lies=READ_LIES)
@@ -171,7 +171,7 @@ class SimStore:
         return arrived
 
     def _on_the_way(self, key: str, body: bytes) -> bytes:
-        """Return what arrives of an object's bytes: flipped, too few, or those of another object."""
+        """Return the arriving bytes of an object; possibly flipped, too few, or of another object."""
         lie = self._caller.lie("flipped", "short", "foreign")
         if not lie or not body:
             return body
@@ -194,7 +194,7 @@ class SimStore:
 
         async def collect() -> list[ObjectEntry]:
             if self._caller.draw() < HEALED_AT_LISTING_RATE:
-                self._sickness.until_s = 0.0  # the worst moment: what waited goes out while a sweep is at work
+                self._sickness.until_s = 0.0  # the worst moment: waiting puts arrive during a sweep
             return [entry async for entry in self._handler.list(prefix)]
 
         lie, draw = self._caller.lie("list-omits", "list-repeats"), self._caller.draw

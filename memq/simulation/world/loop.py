@@ -1,8 +1,8 @@
 """One node's event loop on virtual time, for real asyncio tasks: the world picks the next callback.
 
-Asyncio keeps the tasks of a TaskGroup and the futures of `asyncio.wait` in sets, and cancels them in the sets' order,
-which is the order of memory addresses: it differs from run to run. So tasks and futures here hash by a number that
-their loop counts; a set of them then has one order for one history, in every process.
+Asyncio keeps the tasks of a TaskGroup and the futures of `asyncio.wait` in sets, and cancels them in the sets' order.
+That is the order of memory addresses, which differs from run to run. So the hash of tasks and futures here is a number
+that their loop counts. In every process, a set of them then has the same order for the same history.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class SimTask(asyncio.Task[_T]):
 
 
 class SimFuture(asyncio.Future[_T]):
-    """A future with a hash that is the same in every process: numbered when it is first asked for."""
+    """A future with a hash that is the same in every process: a number given at the first hash."""
 
     number = 0
 
@@ -78,7 +78,7 @@ class SimFuture(asyncio.Future[_T]):
 
 
 class SimHandle(asyncio.Handle):
-    """A callback. The handle of asyncio asks for the debug mode: a third of the time to make one."""
+    """A callback. Asyncio's own handle queries the debug mode, a third of the time to make one."""
 
     def __init__(
         self, callback: Callable[..., object], args: tuple[Any, ...], loop: SimLoop, context: Context | None
@@ -98,7 +98,7 @@ class SimHandle(asyncio.Handle):
 
 
 class SimTimer(SimHandle, asyncio.TimerHandle):
-    """A timer, without questions for the debug mode."""
+    """A timer, which does not query the debug mode."""
 
     def __init__(
         self,
@@ -122,8 +122,8 @@ class SimTimer(SimHandle, asyncio.TimerHandle):
 class SimLoop(asyncio.AbstractEventLoop):
     """The loop that a node's code gets from `asyncio.get_running_loop()`.
 
-    Promises: what was called soon runs first in, first out; timers run in order of their time, never early.
-    On a dead node nothing is scheduled any more: handles are given out, and forgotten.
+    Promises: callbacks of `call_soon` run first in, first out; timers run in order of their time, never early.
+    On a dead node, calls return handles, but nothing is scheduled.
     Threads and sockets do not exist here: `run_in_executor` and `create_connection` raise NotImplementedError.
     """
 
@@ -190,7 +190,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def collect_timers(self, now: float) -> None:
         """Move the timers that are due to the end of the ready callbacks.
 
-        The end of an `asyncio.sleep` only makes its sleeper ready: that is no step of its own.
+        The end of an `asyncio.sleep` only makes its task ready, and does not count as a step.
         """
         timers = self.timers
         while timers and (timers[0][0] <= now or timers[0][2]._cancelled):
@@ -232,7 +232,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return task
 
     def forget_done(self) -> None:
-        """Let go of the tasks that are done: a callback at the end of each was an eighth of all steps."""
+        """Forget tasks that are done. A callback at the end of each task was an eighth of all steps."""
         self.tasks = {number: task for number, task in self.tasks.items() if not task.done()}
         self._tasks_max = max(_TASKS_SWEEP_MIN, 2 * len(self.tasks))
 
@@ -250,9 +250,9 @@ class SimLoop(asyncio.AbstractEventLoop):
         coro.close()
         raise AssertionError(f"{coro!r} waits for something")
 
-    # ---- what asyncio asks -------------------------------------------------------------------
+    # ---- calls of asyncio --------------------------------------------------------------------
 
-    # False: asyncio's debug mode measures real time. It asks for each future, so the answer takes no Python frame.
+    # False, because asyncio's debug mode measures real time. Each future calls it, so it takes no Python frame.
     get_debug = staticmethod(bool)
 
     def is_running(self) -> bool:
@@ -260,10 +260,10 @@ class SimLoop(asyncio.AbstractEventLoop):
         return self.node.alive
 
     def is_closed(self) -> bool:
-        """Return False: a dead node's loop forgets, so that `finally` blocks of the dead fail silently."""
+        """Return False. A dead node's loop drops callbacks, so `finally` blocks of dead tasks fail silently."""
         return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """An exception that nobody handled ends the run."""
+        """End the run for an exception that no code handled."""
         if self.node.alive:
             self._world.fail(f"{self.node.name}: {context.get('message')}", context.get("exception"))

@@ -1,8 +1,8 @@
 """The simulated network: hosts, links, listeners, and the switch that carries bytes between them.
 
-A host is a node's name; `127.0.0.1`, `0.0.0.0` and the like mean the node itself. Links have a direction. A blocked
-link holds what flies, as TCP's retransmission does, and delivers it late, in order; or the connection dies, at both
-ends at different times. A killed process resets its peers, says FIN, or falls silent, as a host without power does.
+A host is a node's name; `127.0.0.1`, `0.0.0.0` and similar addresses mean the node itself. Links have a direction. A
+blocked link keeps bytes, as TCP's retransmission does, and delivers them late, in order. Or its connections die, at
+both ends at different times. A killed process resets its peers, sends FIN, or is silent, as a host without power.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from memq.simulation.world.transport import READ_BYTES_MAX, End, Pipe, SimTransp
 from memq.simulation.world.world import World
 
 LOCAL = ("", "127.0.0.1", "localhost", "0.0.0.0", "::", "::1")
-SILENCE_S_MIN, SILENCE_S_MAX = 20.0, 120.0  # when a kernel gives up a silent peer
+SILENCE_S_MIN, SILENCE_S_MAX = 20.0, 120.0  # time after which a kernel gives up a silent peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class NetworkFaults:
     spike_s_max: float = 0.5
     tiny_piece_rate: float = 0.02  # 1 to 3 bytes
     small_piece_rate: float = 0.10  # 1 to 200 bytes
-    spurious_buffer_rate: float = 0.05  # get_buffer without buffer_updated, as uvloop does when nothing came
+    spurious_buffer_rate: float = 0.05  # get_buffer without buffer_updated, as from uvloop when no bytes came
     window_bytes_min: int = 16 << 10
     window_bytes_max: int = 1 << 20
 
@@ -90,7 +90,7 @@ class Switch:
         self.world = world
         self.faults = faults
         self.listeners: dict[Address, SimListener] = {}
-        self.silent_hosts: dict[str, SimNode] = {}  # hosts that lost power, with the incarnation that died so
+        self.silent_hosts: dict[str, SimNode] = {}  # hosts that lost power, with the process that died
         self._links: dict[tuple[str, str], HostLink] = {}
         self._ends: dict[int, SimTransport] = {}
         self._numbers = 0
@@ -100,7 +100,7 @@ class Switch:
     # ---- draws -------------------------------------------------------------------------------
 
     def draw_piece_bytes(self) -> int:
-        """Return how many bytes go at most in one piece."""
+        """Return the maximum size of one piece in bytes."""
         draw = self._draw()
         faults = self.faults
         if draw < faults.tiny_piece_rate:
@@ -110,12 +110,12 @@ class Switch:
         return READ_BYTES_MAX
 
     def draw_send_delay_s(self) -> float:
-        """Return how long a written buffer waits at the sender: mostly one callback, else up to 0.5 ms."""
+        """Return the wait (s) of a written buffer at the sender: mostly one callback, else up to 0.5 ms."""
         draw = self._draw()
         return 0.0 if draw < 0.7 else (draw - 0.7) * 0.5e-3 / 0.3
 
     def draw_spurious_buffer(self) -> bool:
-        """Say whether a buffer is asked for in vain."""
+        """Whether `get_buffer` is called although no bytes come."""
         return self._draw() < self.faults.spurious_buffer_rate
 
     def _draw_latency_s(self) -> float:
@@ -134,7 +134,7 @@ class Switch:
         return self._links[source, target]
 
     def cut(self, source: str, target: str, seconds: float, *, both: bool = True) -> None:
-        """Let nothing through for so long; each connection on the link survives it or dies, as drawn."""
+        """Block a link for `seconds`; each connection on the link survives or dies, as drawn."""
         self.world.trace.event(self.world.now, "cut", source, target, seconds, both)
         until = self.world.now + seconds
         for link in [self.link(source, target), self.link(target, source)] if both else [self.link(source, target)]:
@@ -145,7 +145,7 @@ class Switch:
                     self._reset_later(side, self._draw() * (seconds + 5), "connection timed out")
 
     def heal(self, source: str, target: str) -> None:
-        """Let everything through again, both ways."""
+        """End the block of a link, in both directions."""
         for link in (self.link(source, target), self.link(target, source)):
             link.blocked_until = 0.0
 
@@ -234,12 +234,12 @@ class Switch:
     # ---- bytes -------------------------------------------------------------------------------
 
     def send(self, end: SimTransport, piece: bytes) -> None:
-        """Let a piece fly."""
+        """Send a piece on its way."""
         end.outward.flying_bytes += len(piece)
         self._fly(end, piece)
 
     def send_end(self, end: SimTransport, how: End) -> None:
-        """Let the end of this direction fly, behind its bytes."""
+        """Send the end of this direction on its way, behind its bytes."""
         self._fly(end, how)
 
     def _fly(self, end: SimTransport, what: bytes | End) -> None:
@@ -274,21 +274,21 @@ class Switch:
         else:
             pipe.end = what
             if what is End.RST and self._draw() < 0.5:
-                pipe.inbox.clear()  # some kernels throw away what was not read yet
+                pipe.inbox.clear()  # some kernels discard unread bytes
         target.notify()
 
     def _land_nowhere(self, end: SimTransport, target: SimTransport, what: bytes | End) -> None:
-        """Bytes for a closed end are answered by a reset; for a host without power by nothing."""
+        """Answer bytes for a closed end by a reset; a host without power does not answer."""
         if isinstance(what, bytes) and not end.gone and not self._is_silent(target.node.name):
             self._reset_later(end, self._draw_latency_s(), "connection reset by peer")
         self.forget_pair(end)
 
     def delivered(self, end: SimTransport, count: int) -> None:
-        """Note that a protocol got bytes."""
+        """Record that a protocol got bytes."""
         self.world.trace.event(self.world.now, "bytes", end.node.name, end.number, count)
 
     def node_died(self, end: SimTransport) -> None:
-        """Tell the peer of a dead node's connection, or not."""
+        """End a dead node's connection at its peer, or leave the peer without notice."""
         if self._is_silent(end.node.name):
             self._reset_later(end.peer, self._random.uniform(SILENCE_S_MIN, SILENCE_S_MAX), "connection timed out")
         else:
@@ -296,7 +296,7 @@ class Switch:
         self.forget_pair(end)
 
     def forget_pair(self, end: SimTransport) -> None:
-        """Forget a connection when both ends are gone."""
+        """Forget a connection whose ends are both closed."""
         if end.gone and end.peer.gone:
             self._ends.pop(end.number, None)
             self._ends.pop(end.peer.number, None)

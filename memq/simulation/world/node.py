@@ -17,7 +17,7 @@ FOREVER = float("inf")
 
 
 class NodeClock:
-    """A node's view of time: its monotonic clock starts anywhere, its wall clock is off by `offset_ms`."""
+    """A node's clocks: the monotonic one starts anywhere, the wall clock has the error `offset_ms`."""
 
     def __init__(self, world: Scheduler, start_s: float, offset_ms: int) -> None:
         self._world = world
@@ -34,10 +34,10 @@ class NodeClock:
 
 
 class SimNode:
-    """A process: `name` is its host, and a later incarnation may take it over when this one is dead.
+    """A process: `name` is its host, on which another process may start when this one is dead.
 
-    `random` is what the node's own code draws from; the world draws from other generators, so that one more
-    fault does not change what the node would have drawn.
+    The node's own code draws from `random`. The world draws from other generators, so that an additional fault does
+    not change the draws of the node.
     """
 
     def __init__(self, world: Scheduler, index: int, name: str, offset_ms: int) -> None:
@@ -54,12 +54,12 @@ class SimNode:
         self.random = random.Random(f"{world.seed}/{index}/{name}")
         self.loop = SimLoop(self, start_s)  # type: ignore[abstract]  # typeshed wants sockets and threads too
         self.main: asyncio.Task[Any] | None = None
-        self.misread: Counter[str] = Counter()  # by key, reads of objects that were answered wrong
+        self.misread: Counter[str] = Counter()  # by key, reads of objects with a wrong answer
         self._at_death: dict[int, Callable[[], None]] = {}
         self._deaths = 0
 
     def runtime(self, network: Network) -> Runtime:
-        """Return what a shell on this node gets."""
+        """Return the runtime for shells on this node."""
         return Runtime(clock=self.clock, random=self.random, network=network, host=self.name)
 
     def start(self, main: Callable[[SimNode], Coroutine[Any, Any, Any]]) -> None:
@@ -84,26 +84,26 @@ class SimNode:
         elif loop.timers:
             when = loop.timers[0][0]
         else:
-            return FOREVER  # as the dead
+            return FOREVER  # as for a dead node
         return max(when, self.free_at, self.paused_until)
 
     def pause(self, seconds: float) -> None:
-        """Stop as by SIGSTOP: nothing of it runs for so long, bytes wait for it, its timers come late."""
+        """Stop for `seconds`, as by SIGSTOP: no code runs, bytes wait, and timers run late."""
         if not self.alive:
             return
         self.world.trace.event(self.world.now, "pause", self.name, seconds)
         self.paused_until = max(self.paused_until, self.world.now + seconds)
 
     def kill(self) -> None:
-        """Stop as by SIGKILL: nothing of it runs again, and what it left has no effect any more."""
+        """End as by SIGKILL: its code never runs again, and its pending callbacks have no effect."""
         if self.alive:
             self.world.trace.event(self.world.now, "kill", self.name)
             self.killed_s = self.world.now
             self.die()
 
     def die(self) -> None:
-        """Forget all callbacks and tell those who asked, in the order in which they did."""
-        self.loop.forget_done()  # an error of a task that nobody asked for is a finding as long as the node lives
+        """Drop all callbacks, and call the functions of `at_death` in the order of their registration."""
+        self.loop.forget_done()  # the unretrieved error of a task is a finding only while the node lives
         self.alive = False
         self.loop.ready.clear()
         self.loop.timers.clear()
@@ -112,7 +112,7 @@ class SimNode:
         self._at_death.clear()
 
     def at_death(self, tell: Callable[[], None]) -> Callable[[], None]:
-        """Call `tell` when this node dies; the returned function takes that back."""
+        """Call `tell` when this node dies; the returned function cancels this."""
         self._deaths += 1
         number = self._deaths
         self._at_death[number] = tell
@@ -123,9 +123,9 @@ class SimNode:
         return forget
 
     def bury(self) -> None:
-        """Close the coroutines that a dead node left, so that nothing of them runs, warns or waits later.
+        """Close the coroutines of a dead node, so that none runs, warns or waits later.
 
-        A `finally` that awaits swallows the first close and is at its own await: then it is closed again.
+        A `finally` block that awaits stops the first close at its await; then the coroutine is closed again.
         """
         assert not self.alive, f"{self.name} is alive"
         for _ in range(1_000):

@@ -16,9 +16,9 @@ _FLUSH_STEPS = 1 << 13
 class Trace:
     """Folds events into a hash. Two runs are the same when their hashes are: same seed, same trace.
 
-    Callbacks are folded by their time only, behind the number of their node: what they do shows in the events that
-    follow. The loop of the world appends the times to `steps` itself, since a call for each took a tenth of a run.
-    Words must not hold addresses or anything else that differs between processes.
+    Of callbacks, only the times are folded, behind the number of their node; their effects show in later events. The
+    loop of the world appends the times to `steps` itself, because a call for each took a tenth of a run.
+    Words must not have addresses or other parts that differ between processes.
     """
 
     def __init__(self, echo: Callable[[str], None] | None = None, *, recent_max: int = 200) -> None:
@@ -30,7 +30,7 @@ class Trace:
         self._echo = echo
 
     def turn(self, node: int) -> None:
-        """Fold that the callbacks of a node follow."""
+        """Fold the number of the node whose callbacks follow."""
         if len(self.steps) >= _FLUSH_STEPS:
             self._flush()
         self.steps.append(-1.0 - node)

@@ -1,9 +1,9 @@
 """One end of a simulated connection: a transport of asyncio that behaves as a real one does.
 
-Sender: `write` keeps the caller's buffer by reference and copies it only when it is "sent", at a later callback, as
-uvloop does when the socket is full: who changes a buffer too early sends garbage here, always. Receiver: bytes are
-copied into the protocol's buffer when they are delivered, cut anywhere, several writes merged; `get_buffer` is
-sometimes asked for nothing, as uvloop does when the kernel had no bytes after all.
+Sender: `write` keeps the caller's buffer by reference. It copies the buffer only when it is "sent", at a later
+callback, as uvloop does when the socket is full. A caller that changes a buffer too early always sends wrong bytes
+here. Receiver: bytes are copied into the protocol's buffer when they are delivered, cut anywhere, several writes
+merged. `get_buffer` is sometimes called without bytes, as uvloop does when the kernel had none.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Pipe:
         self.last_arrival = 0.0
 
     def room(self) -> int:
-        """Return how many bytes the sender's kernel takes now."""
+        """Return the number of bytes that the sender's kernel takes now."""
         return self.window_bytes - self.flying_bytes - len(self.inbox)
 
 
@@ -87,7 +87,7 @@ class SimTransport(asyncio.Transport):
         self.node = node
         self.number = number
         self.address = address
-        self.gone = False  # no effect on the peer any more
+        self.gone = False  # true: has no further effect on the peer
         self._protocol: asyncio.BufferedProtocol | None = None
         self._outbox: deque[memoryview] = deque()
         self._outbox_bytes = 0
@@ -125,7 +125,7 @@ class SimTransport(asyncio.Transport):
         self._finish(None, End.RST)
 
     def reset(self, why: str) -> None:
-        """Let the connection be lost here, as by a reset or a timeout of the kernel."""
+        """End the connection at this end, as a reset or a timeout of the kernel does."""
         if not self.gone:
             self.node.loop.call_soon(self._lose, ConnectionResetError(why))
 
@@ -140,7 +140,7 @@ class SimTransport(asyncio.Transport):
         self._forget_death()
         self._outbox.clear()
         self._outbox_bytes = 0
-        # A kernel that still holds unread bytes at close resets the peer, which may lose what it was about to read.
+        # A kernel that has unread bytes at close resets the peer, which may lose bytes that it has not read yet.
         self.switch.send_end(self, End.RST if self.inward.inbox else end)
         self.switch.forget_pair(self)
         if self._protocol is not None:
@@ -168,7 +168,7 @@ class SimTransport(asyncio.Transport):
     # ---- writing -----------------------------------------------------------------------------
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
-        """Buffer by reference; sent at a later callback."""
+        """Keep `data` by reference; it is sent at a later callback."""
         if self._eof_wanted:
             raise RuntimeError("cannot call write() after write_eof()")
         if self._closing or not self.node.alive or not len(data):
@@ -209,7 +209,7 @@ class SimTransport(asyncio.Transport):
         return self._low_bytes, self._high_bytes
 
     def get_write_buffer_size(self) -> int:
-        """Return how many bytes wait here."""
+        """Return the number of bytes that wait here."""
         return self._outbox_bytes
 
     def _schedule_pump(self) -> None:
@@ -222,7 +222,7 @@ class SimTransport(asyncio.Transport):
                 self.node.loop.call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Give the kernel what it takes now."""
+        """Pass bytes to the kernel, as many as it takes now."""
         self._pump_scheduled = False
         if self.gone or not self._outbox:
             return
@@ -256,7 +256,7 @@ class SimTransport(asyncio.Transport):
         return b"".join(taken)
 
     def made_room(self) -> None:
-        """The receiver has read: send on."""
+        """The receiver has read bytes: send more."""
         if self._outbox:
             self._schedule_pump()
 
@@ -276,7 +276,7 @@ class SimTransport(asyncio.Transport):
         self.notify()
 
     def notify(self) -> None:
-        """Something may be there to read."""
+        """Bytes or the end may be ready to read."""
         pipe = self.inward
         if not self._read_scheduled and self._protocol is not None and (pipe.inbox or pipe.end):
             self._read_scheduled = True

@@ -15,28 +15,28 @@ from memq.simulation.world.loop import SimLoop
 from memq.simulation.world.node import FOREVER, SimNode
 from memq.simulation.world.trace import Trace
 
-STEP_S_MAX = 40e-6  # what one callback costs at most, normally
-HICCUP_S_MAX = 0.02  # and seldom: a collection, a page fault, another process on the core
+STEP_S_MAX = 40e-6  # maximum cost of a normal callback
+HICCUP_S_MAX = 0.02  # maximum cost of a rare one: a collection, a page fault, another process on the core
 HICCUP_RATE = 1e-4
 COLLECT_STEPS = 200_000
 CLOCK_OFFSET_MS_MAX = 10_000
-# The set of all tasks, by its name in Python 3.11 and after it: two calls for each task, and nothing reads it here.
+# The set of all tasks, under its names in Python 3.11 and later. It costs two calls per task; no code here reads it.
 _ALL_TASKS: Any = vars(asyncio.tasks).get("_all_tasks", vars(asyncio.tasks).get("_scheduled_tasks"))
 
 
 class SimulationError(AssertionError):
-    """The run found something: the message names the seed and the virtual time."""
+    """The run found a fault; the message names the seed and the virtual time."""
 
 
 class World:
     """Runs nodes on virtual time. Use it as a context manager: it owns the running loop of the thread.
 
-    Every callback costs its node a few microseconds of virtual time, drawn from the seed. That orders the nodes'
-    callbacks against each other in ever new ways, lets time pass in a busy loop, and gives "before" and "after"
-    a meaning within one step. Within one node callbacks run first in, first out, as asyncio's do.
-    The garbage collector is off and called at set steps: it runs finalizers, and so must not depend on what
-    else the process did before. What was there before stays out of its sight permanently: to look through a million
-    objects of others took a second of each run.
+    Every callback costs its node a few microseconds of virtual time, drawn from the seed. This varies the order of
+    callbacks of different nodes, and lets time pass in a busy loop. Within one node, callbacks run first in, first
+    out, as in asyncio.
+    The garbage collector is off and called at set steps: it runs finalizers, so its moments must not depend on the
+    history of the process. Objects that exist before the run are excluded permanently: a million of them took a second
+    of each run.
     """
 
     def __init__(self, seed: int, *, echo: Callable[[str], None] | None = None) -> None:
@@ -58,7 +58,7 @@ class World:
     # ---- seeded randomness -------------------------------------------------------------------
 
     def random(self, purpose: str) -> random.Random:
-        """Return the generator of one purpose. Each has its own: a new draw for one changes no other."""
+        """Return the generator of one purpose: an additional draw for one purpose changes no other."""
         if purpose not in self._randoms:
             self._randoms[purpose] = random.Random(f"{self.seed}/{purpose}")
         return self._randoms[purpose]
@@ -66,7 +66,7 @@ class World:
     # ---- nodes and events --------------------------------------------------------------------
 
     def add_node(self, name: str, *, offset_ms: int | None = None) -> SimNode:
-        """Make a node without a main; `offset_ms` is how far its wall clock is off (drawn when None)."""
+        """Make a node without a main; `offset_ms` is the error of its wall clock (drawn when None)."""
         known = self.nodes.get(name)
         assert known is None or not known.alive, f"{name} lives"
         if offset_ms is None:
@@ -102,7 +102,7 @@ class World:
             heapq.heappush(self._events, (when, self._schedule_random(), self._numbers, node))
 
     def add_check(self, check: Callable[[], None]) -> None:
-        """Call `check` after every step; it must be cheap and says what is wrong by `fail`."""
+        """Call `check` after every step; it must be cheap, and reports faults by `fail`."""
         self._checks.append(check)
 
     def fail(self, what: str, cause: BaseException | None = None) -> None:
@@ -113,7 +113,7 @@ class World:
             self._failure.__cause__ = cause
 
     def collect(self) -> None:
-        """Find the errors of tasks that nobody holds any more."""
+        """Find the errors of tasks that no code references any more."""
         for node in self.nodes.values():
             node.loop.forget_done()
         gc.collect()
@@ -133,11 +133,11 @@ class World:
         look_s: float = 0.0,
         steps_max: int = 50_000_000,
     ) -> None:
-        """Run until `done()`, for `seconds` of virtual time, or until nothing is left to happen.
+        """Run until `done()`, for `seconds` of virtual time, or until no event is left.
 
-        `done` is asked before each event, or at most once in `look_s`.
+        `done` is called before each event, at most once in `look_s` virtual seconds.
 
-        Raises: SimulationError for a failed check, an exception that nobody handled, or more than `steps_max` steps.
+        Raises: SimulationError for a failed check, an unhandled exception, or more than `steps_max` steps.
         """
         until = FOREVER if seconds is None else self.now + seconds
         self._steps_end = self.steps + steps_max
@@ -205,7 +205,7 @@ class World:
         self.wake(node)
 
     def _set_mark(self) -> None:
-        """Set the number of steps at which something is to do."""
+        """Set the number of steps at which the next collection, or the end of the run, is due."""
         self._steps_mark = min(self.steps - self.steps % COLLECT_STEPS + COLLECT_STEPS, self._steps_end + 1)
 
     def _reach_mark(self) -> None:
@@ -245,7 +245,7 @@ class World:
             gc.enable()
 
     def _finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
-        """An async generator that was left half-way is closed by its node, when that still lives."""
+        """Close an unfinished async generator in its node, if the node lives."""
         loop = asyncio._get_running_loop()
         if isinstance(loop, SimLoop) and loop.node.alive:
             loop.create_task(_close(generator))
