@@ -54,7 +54,7 @@ class BlockPiece(NamedTuple):
 
 
 def cut_batch(pointer: Pointer, data: Buffer, index: Sequence[BlockEntry] | None = None) -> list[BlockPiece]:
-    """Cut the bytes of a batch into pieces; what is not in the pointer is damaged.
+    """Cut the bytes of a batch into pieces; blocks that the pointer does not name are damaged.
 
     `index` has the entries of the batch's blocks, with offsets from the start of `data`. The entries give the places
     of the blocks, unless they have another number of records than the pointer.

@@ -30,7 +30,7 @@ CHECKED_FROM = 8  # both checksums cover what follows them in their header
 class SpoolEntry:
     """One block in a segment; below `queue_offset` the queue did not hold it when it was appended.
 
-    `start` and `end` are the byte offsets of the block in the segment. `appended_ms` is its time in Unix ms.
+    `start` and `end` are the byte offsets of the block in the segment. `appended_ms` is its time of receipt, Unix ms.
     """
 
     topic_id: str
@@ -140,7 +140,7 @@ def copied_entries(data: bytes, start: int, end: int, seed: int) -> Iterator[tup
 
 
 def _is_torn(rest: bytes, least: int) -> bool:
-    """Whether bytes at a segment's end are what a crash leaves: too few, or zeros after an extension."""
+    """Whether a crash left these bytes at a segment's end: too few, or zeros after an extension."""
     return len(rest) < least or not rest.strip(b"\0")
 
 

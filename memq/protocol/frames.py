@@ -29,7 +29,7 @@ HEAD_BYTES_MAX = 1 * KIB  # of the head (length and JSON) of a FORWARD: a frame 
 
 
 def encode_forward(request: int, message: Forward, block_bytes: int) -> bytes:
-    """Build what goes before a block of that many bytes: the frame's prefix and the head of its body."""
+    """Build a FORWARD up to its block, which has `block_bytes` bytes: frame prefix and head of the body."""
     head = encode_message(message)
     assert _LENGTH.size + len(head) <= HEAD_BYTES_MAX, f"head of {len(head)} bytes"
     prefix = encode_prefix(Api.FORWARD, 0, request, _LENGTH.size + len(head) + block_bytes)

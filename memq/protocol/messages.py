@@ -309,7 +309,7 @@ class PollAnswer(msgspec.Struct, kw_only=True):
 
 
 class WireCommitted(msgspec.Struct, kw_only=True):
-    """A committed position of a group, with what lies before it."""
+    """A committed position of a group, with the totals before it."""
 
     partition: PartitionRef
     pointer_offset: Int64
@@ -405,7 +405,7 @@ class DeleteGroup(msgspec.Struct, tag_field="op", tag="delete-group", kw_only=Tr
 
 
 class DescribeCluster(msgspec.Struct, tag_field="op", tag="describe-cluster", kw_only=True):
-    """Show the live brokers, and what the governor would change now."""
+    """Show the live brokers, and the changes that the governor would make now."""
 
 
 class DrainBroker(msgspec.Struct, tag_field="op", tag="drain-broker", kw_only=True):
@@ -518,7 +518,7 @@ class AdminRequest(msgspec.Struct, kw_only=True):
 
 
 class WireMember(msgspec.Struct, kw_only=True):
-    """A member of a group and what it holds."""
+    """A member of a group and its partitions."""
 
     member: str
     assigned: list[PartitionRef] = []

@@ -13,7 +13,7 @@ from memq.limits import OBJECT_BYTES_MAX
 
 Buffer = bytes | bytearray | memoryview
 CHECK_PREFIX = "memq-check/"  # keys that `StorageHandler.check` writes and deletes
-KEY_CHARS_MAX = 1_024  # what S3 allows
+KEY_CHARS_MAX = 1_024  # the limit of S3
 
 # One grammar for names, keys, znodes, metrics and logs. It excludes characters with a special meaning in some file
 # system (backslash, colon, NUL, wildcards), and parts that are longer than a file name may be.

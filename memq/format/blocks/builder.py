@@ -86,7 +86,7 @@ class BlockBuilder:
         self.limit = limit
         self.room = limit - _ONCE_COST
         self.shape = MIXED  # until the first record
-        self.row_cost = _VALUE_COST  # what each further row adds to its bytes
+        self.row_cost = _VALUE_COST  # bytes of a row in addition to those of its cells
         self.cells: list[Any] = []
         self.closed = False
         self._width = 1  # cells of a row

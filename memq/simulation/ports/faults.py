@@ -79,7 +79,7 @@ class WorldFaults:
 
 
 def calm() -> WorldFaults:
-    """Only latency and cut bytes: a failure here is a fault of memq in any environment."""
+    """Only latency, and bytes cut into pieces: a failure here would happen to every user."""
     return WorldFaults()
 
 

@@ -21,11 +21,11 @@ class SickPart:
     service: str = "queue"
     until_s: float = 0.0
     hangs: bool = False
-    healthy_s: dict[int, float] = field(default_factory=dict)  # when calls succeed again
+    healthy_s: dict[int, float] = field(default_factory=dict)  # when its users must have recovered
     log_until_s: dict[int, float] = field(default_factory=dict)  # end of the last sickness of each log
 
     def sicken(self, number: int, until_s: float, *, service: str, hangs: bool) -> None:
-        """Let a part be sick until then."""
+        """Begin a sickness of one part until `until_s`."""
         self.number, self.until_s, self.service, self.hangs = number, until_s, service, hangs
         self.healthy_s[number] = until_s + RECOVERY_S
         if service == "queue":

@@ -45,7 +45,7 @@ class PutBody:
         return not self._abandoned and not self._left
 
     def read(self, *, whole: bool) -> None:
-        """Read a drawn part of what is left, or all of it."""
+        """Read a drawn part of the rest, or the whole rest."""
         wanted = sum(map(len, self._left))
         if not whole:
             wanted = int(wanted * self._draw())
@@ -70,7 +70,7 @@ class PutBody:
         loop.call_soon(lambda: None if self.settled.done() else self.settled.set_result(None))
 
     def bytes(self) -> bytes:
-        """Return what was read."""
+        """Return the bytes that were read."""
         return b"".join(self._parts)
 
 

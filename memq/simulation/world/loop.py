@@ -237,7 +237,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._tasks_max = max(_TASKS_SWEEP_MIN, 2 * len(self.tasks))
 
     def run_through(self, coro: Coroutine[Any, Any, _T]) -> _T:
-        """Run a coroutine that never waits to its end, outside of all steps, and return what it returns."""
+        """Run a coroutine that never waits to its end, outside of all steps, and return its result."""
         running = asyncio._get_running_loop()
         asyncio._set_running_loop(self)
         try:

@@ -288,7 +288,7 @@ class Switch:
         self.world.trace.event(self.world.now, "bytes", end.node.name, end.number, count)
 
     def node_died(self, end: SimTransport) -> None:
-        """End a dead node's connection at its peer, or leave the peer without notice."""
+        """End a dead node's connection at its peer: by RST or FIN, or by a time-out if the host is silent."""
         if self._is_silent(end.node.name):
             self._reset_later(end.peer, self._random.uniform(SILENCE_S_MIN, SILENCE_S_MAX), "connection timed out")
         else:

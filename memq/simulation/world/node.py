@@ -139,5 +139,5 @@ class SimNode:
                     coro.close()
             except RuntimeError:
                 self.loop.tasks[task.number] = task
-            except Exception as error:  # noqa: BLE001  what a dead process raises, nobody hears
+            except Exception as error:  # noqa: BLE001  no code receives errors of a dead process
                 self.world.trace.recent.append((self.world.now, "buried", (self.name, type(error).__name__)))

@@ -112,7 +112,7 @@ class SimTransport(asyncio.Transport):
         self.notify()
 
     def close(self) -> None:
-        """Send what is buffered, then end."""
+        """Send the buffered bytes, then end."""
         if self._closing:
             return
         self._closing = True
@@ -120,7 +120,7 @@ class SimTransport(asyncio.Transport):
             self._finish(None)
 
     def abort(self) -> None:
-        """End at once; what is buffered is lost, and the peer is reset."""
+        """End at once; buffered bytes are lost, and the peer is reset."""
         self._closing = True
         self._finish(None, End.RST)
 
@@ -191,7 +191,7 @@ class SimTransport(asyncio.Transport):
         return True
 
     def write_eof(self) -> None:
-        """Send what is buffered, then FIN; reading continues."""
+        """Send the buffered bytes, then FIN; reading continues."""
         if not self._eof_wanted and not self._closing:
             self._eof_wanted = True
             if not self._outbox:

@@ -45,7 +45,7 @@ class S3Counters:
 
 
 class Attempts:
-    """The way of all requests to one bucket."""
+    """Sends all requests to one bucket."""
 
     def __init__(self, bucket: Bucket, runtime: Runtime, counters: S3Counters) -> None:
         settings = bucket.settings
@@ -56,7 +56,7 @@ class Attempts:
         self._hedger = Hedger(settings.hedge_permille)
         self._request_s = settings.request_timeout_ms / 1000
         self.deadline_s = settings.deadline_ms / 1000
-        self._last = StoreAnswer(0)  # what opened the breaker
+        self._last = StoreAnswer(0)  # the last failure
         self.events = EventLog(runtime.clock)
 
     def deadline(self) -> float:
