@@ -1,8 +1,8 @@
 """The interface of a partition: connections append runs of blocks, and get an outcome for each.
 
-A front door is whatever brings blocks: the WRITE frames of a connection, a block that another broker forwards. It
-opens a `Stream` for each producer, asks for the room, appends, and then learns by the sink of the stream how far its
-blocks are acked. Ring, spool, limits and dedup are behind this interface (`memq.broker.partition.appender`).
+A front door receives blocks: the WRITE frames of a connection, or blocks that another broker forwards. A front door
+opens a `Stream` for each producer, asks the partition for room, and appends. The sink of the stream gets the acks.
+Ring, spool, limits and dedup are behind this interface (`memq.broker.partition.appender`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from memq.topic import Topic
 class BlockRun(NamedTuple):
     """Checked blocks of one stream in one slab, without a gap: sequences `first` up to `next`.
 
-    A block of sequences below the known end of its producer may be a repeated one: it comes alone.
+    A block that starts below its producer's `next` may be repeated; it is a run of its own.
     """
 
     extents: list[Extent]
@@ -35,14 +35,14 @@ class BlockRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The blocks are held here, or known already: then not `new`. The sink of their stream gets their ack."""
+    """The partition holds the blocks; known blocks are not `new`. The sink of the stream gets their ack."""
 
     new: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Throttled:
-    """The blocks are not taken now: the producer sends them again later, and `error` says why."""
+    """The blocks are not taken now, for the reason in `error`: the producer sends them again later."""
 
     error: MemqError
 
@@ -76,43 +76,43 @@ class Partition(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in logs and errors."""
+        """Name of the partition in logs and errors."""
         ...
 
     @property
     def topic(self) -> Topic:
-        """Its topic, with the present settings."""
+        """Topic of the partition, with its current settings."""
         ...
 
     @property
     def partition(self) -> int:
-        """Its number in the topic."""
+        """Number of the partition in its topic."""
         ...
 
     @property
     def scope(self) -> int:
-        """The number in the header of each block that belongs here."""
+        """Number in the header of each block for this partition."""
         ...
 
     @property
     def delivery_timeout_ms(self) -> int:
-        """The greatest age of a block; the caller refuses older ones."""
+        """Greatest age of a block; the caller refuses older blocks."""
         ...
 
     def room(self, stream: Stream, now_s: float) -> tuple[int, int]:
-        """Return how many blocks and bytes are taken now; with 0 blocks `append` has the reason."""
+        """Return how many blocks and bytes are taken now; for 0 blocks, `append` returns the reason."""
         ...
 
     def append(self, stream: Stream, run: BlockRun, now_s: float) -> Outcome:
-        """Take a run that begins where the stream is, all or nothing; its slab is kept meanwhile."""
+        """Take a run from the stream's `expected` on, all or nothing; the caller holds its slab meanwhile."""
         ...
 
     def appended(self, stream: Stream) -> None:
-        """Start the work on what a stream has appended; called once after many runs."""
+        """Start the work on the appended blocks of a stream; called once after many runs."""
         ...
 
     def close_stream(self, stream: Stream) -> None:
-        """Forget a stream whose front door is gone, or that is opened again; what it sent stays."""
+        """Forget a stream whose front door is gone, or that is opened again; its blocks stay."""
         ...
 
     async def end_producer(self, end: ProducerEnd) -> None:
@@ -121,25 +121,25 @@ class Partition(Protocol):
 
 
 class AckSink(Protocol):
-    """Gets the fate of the blocks of a stream after `append`: the connection, as a partition sees it."""
+    """Gets the outcome of the blocks of a stream after `append`; the connection, as a partition sees it."""
 
     def send_ack(
         self, stream: Stream, level: int, next_sequence: int, epoch: int, places: Sequence[AckPlace] = ()
     ) -> None:
-        """Ack everything of the stream below `next_sequence`; of some of its records the place is known."""
+        """Ack the stream's blocks below `next_sequence`; `places` are the known places of records."""
         ...
 
     def send_throttle(self, stream: Stream, first: int, error: MemqError) -> None:
-        """Close the stream: from block `first` on nothing is acked, and it may be stored or not."""
+        """Close the stream: blocks from sequence `first` on are not acked; they may be stored or not."""
         ...
 
     def send_redirect(self, stream: Stream, address: str) -> None:
-        """Close the stream: the partition moved to `address`, or its owner opens again when that is empty."""
+        """Close the stream: the partition moved to `address`; "" if unknown, or if its owner opens it again."""
         ...
 
 
 class AwaitedAck:
-    """The sink of a stream of one run: `acked` ends with its places, or the error that prevents its ack."""
+    """Sink of a stream of one run: `acked` gets the places of its records, or the error without an ack."""
 
     def __init__(self) -> None:
         self.acked: asyncio.Future[Sequence[AckPlace]] = asyncio.get_running_loop().create_future()
@@ -165,9 +165,9 @@ class AwaitedAck:
 class ProducerState:
     """One producer in one partition: which of its sequences the queue holds, and how far it came.
 
-    `next` is above every sequence that the queue or the ring has seen: a block that starts there or
-    later is new, and no search is needed. `seen_ms` is the queue time of its last pointer. `epoch` is that of the
-    newest instance of a named producer, 0 of one without a name.
+    `next` is above every sequence that the queue or the ring holds. A block that starts at `next` or later is new,
+    without a search. `seen_ms` is the queue time of the producer's last pointer. `epoch` is the newest instance of a
+    named producer, and 0 for a producer without a name.
     """
 
     __slots__ = ("epoch", "id", "next", "queued", "seen_ms", "streams")
@@ -184,8 +184,8 @@ class ProducerState:
 class Stream:
     """One stream of blocks: dense sequences of one producer for one partition through one front door.
 
-    `limiters` are those of its client; None: its blocks were counted before, and no limit holds for them.
-    `positions` says whether its acks name the places of its records.
+    `limiters` are the limits of its client; None: its blocks were counted before, so no limit applies to them.
+    With `positions`, its acks have the places of its records.
     """
 
     __slots__ = (

@@ -43,7 +43,7 @@ class RingHolder(EpochHolder, Protocol):
     delivery_timeout_ms: int
     draining: bool
     failure: MemqError | None
-    moved_to: str  # where its next owner listens, "" while that is not known
+    moved_to: str  # address of its next owner, "" while unknown
     known: KnownBlocks
     changed: asyncio.Event  # a batch was published, or the epoch given up; a waiter clears it first
 
@@ -71,40 +71,40 @@ class Appender:
         self._processor = processor
         self._streams: dict[Stream, None] = {}
         self._limiters: Limiters = ()
-        self.spool: Spool | None = None  # where blocks go before they are acked with 1; None: they stay in memory
+        self.spool: Spool | None = None  # stores blocks on disk before ack=1; None: they stay in memory
         self.follow(processor.topic)
 
     def follow(self, topic: Topic) -> None:
-        """Take altered settings."""
+        """Apply changed settings of the topic."""
         services = self._processor.services
         self._limiters = services.limits.of_topic(topic.id)
         self.spool = services.spool if topic.settings.ack1 == "disk" else None
 
-    # ---- what front doors see: memq.broker.partition.append.Partition ------------------------------
+    # ---- the interface for front doors: memq.broker.partition.append.Partition ---------------------
 
     @property
     def name(self) -> str:
-        """Its name in logs and errors."""
+        """Name of the partition in logs and errors."""
         return self._processor.name
 
     @property
     def topic(self) -> Topic:
-        """Its topic, with the present settings."""
+        """Topic of the partition, with its current settings."""
         return self._processor.topic
 
     @property
     def partition(self) -> int:
-        """Its number in the topic."""
+        """Number of the partition in its topic."""
         return self._processor.partition
 
     @property
     def scope(self) -> int:
-        """The number in the header of each block that belongs here."""
+        """Number in the header of each block for this partition."""
         return self._processor.scope
 
     @property
     def delivery_timeout_ms(self) -> int:
-        """The greatest age of a block."""
+        """Greatest age of a block."""
         return self._processor.delivery_timeout_ms
 
     def room(self, stream: Stream, now_s: float) -> tuple[int, int]:
@@ -119,7 +119,7 @@ class Appender:
         return room
 
     def append(self, stream: Stream, run: BlockRun, now_s: float) -> Outcome:
-        """Take a run, all of it or nothing."""
+        """Take a run, all or nothing."""
         assert isinstance(stream, RingStream), "`open_stream` made it"
         if self.spool is not None:
             refusal = self._spool_refusal(stream)
@@ -154,7 +154,7 @@ class Appender:
         return ACCEPTED
 
     def appended(self, stream: Stream) -> None:
-        """Ack at level ONE what a stream has appended, and set the ring going."""
+        """Ack the appended blocks of a stream at level ONE, and schedule the work of the ring."""
         own = self._processor.own
         if stream.acks == AckLevel.ONE and own is not None and self.spool is None:
             stream.sink.send_ack(stream, AckLevel.ONE, stream.expected, own.epoch)
@@ -172,7 +172,7 @@ class Appender:
         *,
         positions: bool = False,
     ) -> Stream:
-        """Bind a stream; only after `ready`, and one of a named producer after `admit_producer`."""
+        """Open a stream. Call it after `ready`, and for a named producer after `admit_producer`."""
         producer = self._processor.owned().producer(producer_id)
         producer.streams += 1
         stream = RingStream(number, sink, self, producer, acks, sequence, producer_epoch, limiters, positions=positions)
@@ -180,7 +180,7 @@ class Appender:
         return stream
 
     def close_stream(self, stream: Stream) -> None:
-        """Forget a stream whose front door is gone, or that is opened again; what it sent stays."""
+        """Forget a stream whose front door is gone, or that is opened again; its blocks stay."""
         stream.open = False
         if self._streams.pop(stream, stream) is None:
             stream.producer.streams -= 1
@@ -201,7 +201,7 @@ class Appender:
     # ---- staged batches ----------------------------------------------------------------------------
 
     async def idle_of_staged(self) -> None:
-        """Wait until no staged batch is in flight, also one whose requester is gone."""
+        """Wait until no staged batch is in flight, also for gone clients. Raises: the partition's failure."""
         processor = self._processor
         while any(slot.staged is not None for slot in processor.ring):
             if processor.failure is not None:
@@ -209,9 +209,9 @@ class Appender:
             await self._change()
 
     async def append_staged(self, own: Ownership, batch: StagedBatch) -> None:
-        """Append a batch that lies in the store, in this epoch, as soon as there is room.
+        """Append a stored batch in the epoch of `own`, as soon as the ring has room.
 
-        Its `settle` gets the outcome. Raises: MovedError.
+        The batch's `settle` gets the outcome. Raises: MovedError when the epoch is over.
         """
         processor = self._processor
         clock = processor.services.runtime.clock
@@ -236,11 +236,11 @@ class Appender:
         return self.spool.refusal if self.spool is not None and stream.acks == AckLevel.ONE else None
 
     def _is_repeated(self, stream: RingStream, run: BlockRun) -> bool:
-        """Judge a block below a producer's known end: True when it is here or in the queue.
+        """Check a block below its producer's `next`; True if the ring or the queue holds it: then ack it.
 
-        A duplicate is acked only when the copy that it duplicates is in the queue, and never before
-        the blocks that came on its stream before it. Raises: IdentityConflictError for a block with other content;
-        ThrottledError while that is looked up.
+        The owner acks a duplicate only when the first copy is in the queue, and never before the earlier blocks of its
+        stream. Raises: IdentityConflictError for a block with other content; ThrottledError while the queue is
+        searched.
         """
         assert len(run.extents) == 1, "a block that may be repeated comes alone"
         processor = self._processor
@@ -260,7 +260,7 @@ class Appender:
                 places = places_of() if stream.positions else ()
                 stream.sink.send_ack(stream, AckLevel.ALL, run.next, processor.owned().epoch, places)
             else:
-                stream.run_slot = waits_for  # for the copies that follow: their acks cover this one
+                stream.run_slot = waits_for  # acks of later copies wait, too: they cover this block
                 waits_for.later_acks.append((stream, run.next, places_of))
         elif stream.acks == AckLevel.ONE:
             if holder is not None:

@@ -42,27 +42,27 @@ class Origin:
 
 @dataclass(slots=True)
 class SealedBatch:
-    """One batch laid out: blocks as views, facts for index and pointer, and its place once known."""
+    """One sealed batch: views of its blocks, the data of its index and pointer, and its place once known."""
 
     origin: Origin
-    entry: BatchEntry  # as if it were the first of its object
+    entry: BatchEntry  # as if the batch were the first of its object
     blocks: list[memoryview]  # the bytes of the blocks, one view each, without a copy
     headers: HeaderTable
     checksum: int  # crc32c of the blocks
-    spans: list[tuple[int, int, int]]  # producer id, first and next sequence of blocks that follow on each other
-    key: str = ""  # of its object
-    offset: int = 0  # of its first byte in the object
-    index: int = 0  # of the object's index; 0 when that follows on the batch
+    spans: list[tuple[int, int, int]]  # producer id, first and next sequence of each run of blocks
+    key: str = ""  # of the object
+    offset: int = 0  # of the batch in the object
+    index: int = 0  # offset of the object's index; 0 when the index directly follows the batch
 
     @property
     def lengths(self) -> list[int]:
-        """The bytes of each block."""
+        """Bytes of each block."""
         return list(map(len, self.blocks))
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectBody:
-    """One object to be put: its key, its bytes as buffers, the crc32c of all, how many they are."""
+    """One object to put: its key, its buffers, and crc32c and number of all bytes."""
 
     key: str
     buffers: list[bytes | memoryview]
@@ -71,7 +71,7 @@ class ObjectBody:
 
 
 def seal_batch(slot: BatchSlot, origin: Origin) -> SealedBatch:
-    """Lay out a sealed slot: its blocks as received."""
+    """Return the batch of a sealed slot, with its blocks as received."""
     views = slot.views()
     headers = HeaderTable([slab.view[start : start + BLOCK_HEADER_BYTES] for slab, start, _ in slot.extents])
     found = sum(map(len, views))
@@ -100,7 +100,7 @@ def own_object(sealed: SealedBatch) -> ObjectBody:
 def object_of(batches: list[SealedBatch], key: str, created_ms: int) -> ObjectBody:
     """Return the object of several batches, of any topics: one after another, then index and trailer.
 
-    Each batch knows where it lies, and where the index does.
+    Sets the key, the offset and the offset of the index in each batch.
     """
     topics: dict[ObjectTopic, int] = {}
     entries: list[BatchEntry] = []
@@ -128,11 +128,11 @@ def object_of(batches: list[SealedBatch], key: str, created_ms: int) -> ObjectBo
 def _body_checksum(views: list[memoryview], headers: HeaderTable) -> int:
     """Return the crc32c of all blocks.
 
-    For large blocks it is computed from the checksums that were verified at their arrival.
-    Theory: the crc of two pieces follows from theirs and the second's length, so only the 8 bytes before what a
-    block's own checksum covers are checked. At 64 KiB that saves a second pass over memory that has left the
-    cache, a fifth of all CPU, and it covers the time between: the store compares, and what changed in memory
-    meanwhile does not pass. Small blocks are read again: that is 0.3 µs for 4 KiB, the sum of two checksums 0.8.
+    For large blocks, it is combined from the block checksums that the broker verified at arrival.
+    Theory: the crc of two pieces follows from their crcs and the length of the second one. So only the 8 bytes that a
+    block's own checksum does not cover are read. At 64 KiB this saves a second pass over memory that has left the CPU
+    cache, a fifth of all CPU. It also detects bytes that changed in memory after arrival, because the store compares
+    the checksum. Small blocks are read again: 4 KiB take 0.3 µs, a combination of two checksums 0.8 µs.
     """
     value = 0
     if max(map(len, views)) < COMBINED_BYTES_MIN:
@@ -197,9 +197,9 @@ def staged_pointer(
     now_ms: int,
     named_ms: int,
 ) -> Pointer:
-    """Return the pointer of a batch that a writer staged: it says where the writer's batch is with it.
+    """Return the pointer of a batch that a writer staged, with the writer's progress.
 
-    The age of its records is stated for the whole batch: their blocks' times are in the object only.
+    The pointer has one latency for the whole batch, because the times of the blocks are only in the object.
     """
     staged = slot.staged
     assert staged is not None, f"batch {slot.number} is not staged"
@@ -232,7 +232,7 @@ def staged_pointer(
 def control_pointer(
     kind: str, origin: Origin, totals: Totals, adopted: tuple[Adopted, ...], sealed_ms: int, **fields: object
 ) -> Pointer:
-    """Return a pointer of any kind with what all kinds have in common."""
+    """Return a pointer of any kind, with the fields that all kinds have."""
     return Pointer(
         kind=kind,
         cluster=origin.cluster,
@@ -261,7 +261,7 @@ def ended_pointer(
 
 
 def named_of(slot: BatchSlot) -> tuple[NamedProducer, ...]:
-    """Return how far the named producers of a batch come with it."""
+    """Return the progress of each named producer of a batch after it."""
     found: dict[int, NamedProducer] = {}
     for run in slot.runs:
         stream = run.stream
@@ -273,12 +273,12 @@ def named_of(slot: BatchSlot) -> tuple[NamedProducer, ...]:
 
 
 def sequences_of(slot: BatchSlot) -> list[tuple[int, int, int]]:
-    """Return whose sequences a batch holds: producer id, first and next of each run."""
+    """Return producer id, first and next sequence of each run of a batch."""
     return [(run.stream.producer_id, run.first, run.next) for run in slot.runs]
 
 
 def ends_that_fit(ends: list[ProducerEnd]) -> int:
-    """Return how many of `ends` go into one pointer: each counts as one range and its burned ones."""
+    """Return how many of `ends` fit into one pointer: each counts as one range plus its burned ranges."""
     room = POINTER_RANGES_MAX
     for number, end in enumerate(ends):
         room -= 1 + len(end.burned)
@@ -288,7 +288,7 @@ def ends_that_fit(ends: list[ProducerEnd]) -> int:
 
 
 def producer_ranges(sequences: Iterable[tuple[int, int, int]]) -> list[ProducerRanges]:
-    """Merge producer ids with first and next sequences, by producer, in the order of first blocks."""
+    """Merge (producer id, first, next) into ranges by producer, in the order of first appearance."""
     ranges: dict[int, RangeSet] = {}
     for producer, first, next_ in sequences:
         ranges.setdefault(producer, RangeSet()).add(first, next_)

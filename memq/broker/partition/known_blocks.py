@@ -1,10 +1,9 @@
 """Compares repeated blocks with stored ones: the same sequences must have the same bytes.
 
-Whoever acks a block because its sequences are known, and does not compare, loses the records of a second block that
-bears them: of a job that runs again with its rows in another order, of a clone, of a producer that cuts again. What
-lies in the ring is compared in place, and so are the last batches that were published, whose headers are kept. The
-others are looked up (`memq.notification.stored_blocks`) in the background, while the producer of the block waits as in
-a throttle.
+An owner that acked known sequences without a comparison would lose the records of a different block with the same
+sequences. Such a block comes from a job that runs again with its rows in another order, or from a clone. The owner
+compares a block in place with the ring and with the headers of the last published batches. For older batches, it
+searches the queue in the background (`memq.notification.stored_blocks`), and throttles the producer meanwhile.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from memq.protocol.frames import AckPlace
 from memq.runtime.tasks import TaskOwner
 from memq.topic import CLOCK_ERROR_MS, ReadPartition
 
-RECENT_BATCHES = 4  # whose headers are kept: most of what is sent again was published while its ack was lost
-RECENT_BLOCKS_MAX = 4_096  # of each of them, 72 bytes a block; others are looked up
-CLAIMS_MAX = 1_024  # that wait for a search; what finds no room is claimed again
-ANSWERS_MAX = 16_384  # then all are looked up again
+RECENT_BATCHES = 4  # batches whose headers are kept: most repeated blocks were just published, and their ack was lost
+RECENT_BLOCKS_MAX = 4_096  # blocks of such a batch, 72 bytes each; the queue is searched for larger batches
+CLAIMS_MAX = 1_024  # claims that wait for a search; one beyond that waits for the producer's retry
+ANSWERS_MAX = 16_384  # kept answers; beyond that, all are dropped
 LOOK_UP_MS = 100
 
 
 class EpochHolder(Protocol):
-    """The owner of a partition, over all its epochs. `ring` and `own` are those of the present epoch."""
+    """The owner of a partition, over all its epochs. `ring` and `own` belong to the current epoch."""
 
     services: Services
     partition: int
@@ -46,7 +45,7 @@ class EpochHolder(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in logs and errors."""
+        """Name of the partition in logs and errors."""
         ...
 
 
@@ -62,17 +61,17 @@ class KnownBlocks:
         self._searching = False
 
     def forget(self) -> None:
-        """The epoch is over."""
+        """Drop headers and answers at the end of an epoch."""
         self._recent.clear()
         self._answers.clear()
 
     def remember(self, headers: bytes, pointer_offset: int | None) -> None:
-        """Keep the headers of a batch whose pointer is in the queue; its offset is None in doubt."""
+        """Keep the headers of a published batch; its offset is None if readers may take an earlier copy."""
         if len(headers) <= RECENT_BLOCKS_MAX * BLOCK_HEADER_BYTES:
             self._recent.append((headers, pointer_offset))
 
     def places_of(self, producer_id: int, first: int, next_: int) -> list[AckPlace]:
-        """Return where a block of the last published batches lies; nothing for older ones."""
+        """Return the place of a block in the last published batches; empty for older blocks."""
         found = self._find_recent((producer_id, first, next_))
         if found is None:
             return []
@@ -83,9 +82,9 @@ class KnownBlocks:
     # ---- a block comes in ------------------------------------------------------------------------
 
     def holds(self, producer: ProducerState, header: BlockHeader) -> tuple[bool, BatchSlot | None]:
-        """Whether a block is here or in the queue already, and the slot that has it, None when the queue does.
+        """Whether the ring or the queue holds a block, and its slot; the slot is None if the queue holds it.
 
-        Raises: IdentityConflictError when something else is there; ThrottledError while that is looked up.
+        Raises: IdentityConflictError when another block has its sequences; ThrottledError while the queue is searched.
         """
         claim = claim_of(header)
         ring = self._processor.ring
@@ -103,9 +102,9 @@ class KnownBlocks:
         return False, None
 
     def _queued(self, producer: ProducerState, header: BlockHeader) -> bool:
-        """Whether the queue holds a block, some of whose sequences it shows.
+        """Whether the queue holds a block, after it has shown some sequences of the block.
 
-        The result is False when that copy can't be read.
+        False when the copy in the queue can't be read. Raises: as `holds`.
         """
         claim = claim_of(header)
         if not producer.queued.covers(*claim[1:]):
@@ -116,13 +115,13 @@ class KnownBlocks:
             text = f"{header.describe()} is compared with the one that is stored"
             raise ThrottledError(text, retry_after_ms=LOOK_UP_MS)
         if not copies.blocks:
-            del self._answers[claim]  # what can't be read now may be there when it is sent once more
+            del self._answers[claim]  # the copy may be readable when the producer retries
         if copies.differ_from(header) or not (copies.blocks or copies.unread):
             raise self.conflict(header, copies.blocks)
         return bool(copies.blocks)
 
     def conflict(self, header: BlockHeader, stored: Iterable[StoredBlock]) -> IdentityConflictError:
-        """Return the error of a block whose sequences others have, counted and said in the log."""
+        """Count and log a block whose sequences other blocks have; return the error."""
         services = self._processor.services
         services.counters.conflicting_blocks += 1
         error = conflict_of(header, stored)
@@ -132,7 +131,7 @@ class KnownBlocks:
     # ---- a batch goes out ------------------------------------------------------------------------
 
     async def look_up(self, own: Ownership, claims: Iterable[Claim]) -> None:
-        """Find out what the queue holds under some sequences. Raises: RetryableError."""
+        """Search the queue for the blocks with some sequences. Raises: RetryableError."""
         wanted = [claim for claim in claims if self._known(claim) is None]
         if not wanted:
             return
@@ -140,27 +139,24 @@ class KnownBlocks:
         queue, read = processor.services.queue, processor.read_partition
         begin = await valid_seek(queue, read, own.queue_time_ms() - own.dedup_window_ms - CLOCK_ERROR_MS)
         search = search_of(processor.services, read, processor.partition, processor.name)
-        # Own pointers behind those of others count before they are read.
+        # The search must reach all own pointers: the owner counts them even before it has read the pointers between.
         found = await search.find(wanted, begin, own.known_end())
         if processor.own is not own:
             return
-        own.unread = own.unread or search.shown_beyond  # a higher epoch, perhaps: no publish before that is read
+        own.unread = own.unread or search.shown_beyond  # perhaps a higher epoch: read it before the next publish
         if len(self._answers) > ANSWERS_MAX:
             self._answers.clear()
         self._answers.update({claim: Copies() for claim in wanted} | found)
 
     async def compare(self, own: Ownership, sealed: SealedBatch) -> None:
-        """Find out what the queue holds under the sequences of a batch, where it shows any.
-
-        Raises: RetryableError.
-        """
+        """Search the queue for those sequences of a batch that it shows. Raises: RetryableError."""
         if any_shown(own, sealed):
             await self.look_up(own, _shown(own, sealed).values())
 
     def copies_in(self, own: Ownership, sealed: SealedBatch) -> tuple[int, ...]:
         """Return the numbers of a batch's blocks that the queue already holds: readers skip them.
 
-        What is not known to be the same is published: readers compare it, and lose nothing.
+        The owner publishes a block that it can't prove to be a copy: readers compare it, so no record is lost.
         """
         if not any_shown(own, sealed):
             return ()
@@ -206,7 +202,7 @@ class KnownBlocks:
             self._tasks.start(self._search(), f"compare blocks of {self._processor.name}")
 
     async def _search(self) -> None:
-        """Answer all claims that came until then; where that fails their producers claim again."""
+        """Answer all waiting claims; after an error they are dropped, and the producers' retries repeat them."""
         processor = self._processor
         try:
             while self._claims and processor.own is not None:
@@ -224,12 +220,12 @@ class KnownBlocks:
 
 
 def any_shown(own: Ownership, sealed: SealedBatch) -> bool:
-    """Whether the queue shows any sequences of a batch; by runs of blocks, of which there are few."""
+    """Whether the queue shows any sequences of a batch; checks runs of blocks, which are few."""
     return any(own.producer(producer).queued.overlaps(first, next_) for producer, first, next_ in sealed.spans)
 
 
 def _shown(own: Ownership, sealed: SealedBatch) -> dict[int, Claim]:
-    """Return the numbers of the blocks some of whose sequences the queue shows."""
+    """Return number and claim of each block of which the queue shows some sequences."""
     return {
         number: claim
         for number, claim in enumerate(sealed.headers.sequences())

@@ -32,23 +32,23 @@ from memq.runtime.clock import backoff_s
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic
 
 BACKOFF_S_MAX = 2.0
-HELD_RETRY_S = 0.1  # how often a partition is checked that its last owner still drains
-LOST_RETRY_S = 30.0  # and one whose log is lost: a restore wants all brokers stopped, so little can change meanwhile
+HELD_RETRY_S = 0.1  # interval between checks of a partition that its previous owner still drains
+LOST_RETRY_S = 30.0  # the same for a lost log: a restore needs all brokers stopped, so little changes while one runs
 
 
 async def open_partition(services: Services, topic: Topic, partition: int, read: ReadPartition) -> Ownership:
-    """Open a partition that is assigned to this broker, trying again for ever while it is.
+    """Open a partition of this broker; retry without limit while the partition is assigned to it.
 
-    An opening whose answer is lost or late does not count: the next try has the next epoch, so no epoch
-    is ever opened twice. While the queue has lost the log, `Services.lost_logs` has it. Raises: MovedError when the
-    partition belongs to another broker, or is gone.
+    An opening whose answer is lost or late does not count. The next try has the next epoch, so no epoch is opened
+    twice. While the queue has lost the log, `Services.lost_logs` contains the partition. Raises: MovedError when the
+    partition belongs to another broker, or was deleted.
     """
     tries, seen, epoch, claimed = 0, 0, 0, False
     while True:
         try:
             async with services.openings:
                 last, epoch = epoch, await _claim(services, topic, partition, seen)
-                claimed = claimed or epoch != last + 1  # by others: what was claimed here and not opened stored nothing
+                claimed = claimed or epoch != last + 1  # by others; epochs that only failed here stored nothing
                 own = await _open_epoch(services, topic, partition, read, epoch, claimed=claimed)
         except LogLostError as error:
             services.events.error("log-lost", f"{error}; {error.hint}")
@@ -80,9 +80,9 @@ async def open_partition(services: Services, topic: Topic, partition: int, read:
 
 
 async def _claim(services: Services, topic: Topic, partition: int, seen: int) -> int:
-    """Compare-and-set the assignment: the next epoch, above `seen`, with this broker's session. Return it.
+    """Set the next epoch above `seen` and this broker's session by compare-and-set; return the epoch.
 
-    Raises: MovedError; NotReadyError while another live broker, whose it was, still drains it.
+    Raises: MovedError when the partition belongs to another broker; NotReadyError while its previous owner drains it.
     """
     while True:
         current = await services.coordinator.assignment(topic.id, partition)
@@ -106,7 +106,7 @@ def moved_error(topic: Topic, partition: int, current: Assignment) -> MovedError
 async def _open_epoch(
     services: Services, topic: Topic, partition: int, read: ReadPartition, epoch: int, *, claimed: bool
 ) -> Ownership:
-    """Return the ownership of an epoch: OPENING when all is well, FENCED when a higher epoch was met."""
+    """Return the ownership of an epoch: OPENING on success, FENCED when the queue shows a higher epoch."""
     settings, clock = topic.settings, services.runtime.clock
     own = Ownership(
         partition=partition,
@@ -134,7 +134,7 @@ async def _open_epoch(
 async def _publish_opened(services: Services, topic: Topic, own: Ownership, publisher: Publisher) -> None:
     """Publish `opened`, and read up to it. Raises: EpochFencedError, RetryableError, TimeoutError."""
     clock = services.runtime.clock
-    if own.highest_epoch >= own.epoch:  # a coordinator that was set back: its keys lie in the store already
+    if own.highest_epoch >= own.epoch:  # a coordinator that was set back: the epoch's keys are used
         raise EpochFencedError(f"the queue shows epoch {own.highest_epoch}")
     own.state()
     if topic.settings.retention_ms:
@@ -165,8 +165,8 @@ def _origin(services: Services, topic: Topic, own: Ownership) -> Origin:
 async def _read_tail(services: Services, topic: Topic, own: Ownership, publisher: Publisher) -> None:
     """Read the queue from W ago to its end, and earlier parts until the partition's totals are known.
 
-    The last pointer of the partition may be older than W; the totals want those shortly before it too, and what is
-    remembered of named producers all since the last `opened`.
+    The last pointer of the partition may be older than W. The totals also need the pointers shortly before the last
+    one. The state of named producers needs all pointers since the last `opened`.
     """
     queue, read = services.queue, publisher.partition
     span = await valid_span(queue, read)
@@ -193,9 +193,9 @@ async def _read_tail(services: Services, topic: Topic, own: Ownership, publisher
 
 
 def _check_time(own: Ownership, since: int, found: int) -> None:
-    """Refuse `found` as the least offset of a time when the tail has an earlier one.
+    """Raise QueueError when the tail has an offset for time `since` that is before `found`.
 
-    The window would be cut.
+    `found` should be the first such offset. With a later one, the opening would read less than it needs.
     """
     tail = own.tail
     if tail.last_ms >= since and found > tail.last_at >= 0:
@@ -204,9 +204,9 @@ def _check_time(own: Ownership, since: int, found: int) -> None:
 
 
 async def release_partition(services: Services, publisher: Publisher, topic: Topic) -> None:
-    """Say `closed` in the queue and give the assignment's session back, so that the next owner can open.
+    """Publish `closed` and clear the session of the assignment, so that the next owner can open.
 
-    Of many that are released at once each waits for its turn: the time that its publish may take begins then.
+    Partitions that are released together take turns. The time-out of each publish starts with its turn.
     """
     async with services.closings.turn():
         await _release(services, publisher, topic)
@@ -218,7 +218,7 @@ async def _release(services: Services, publisher: Publisher, topic: Topic) -> No
     closed_ms = services.runtime.clock.wall_ms()
 
     def build() -> Pointer:
-        adopted = own.next_adopted()  # for every try, behind its reading: no later pointer may count what it meets
+        adopted = own.next_adopted()  # at each try, after its read: no later pointer can count what that found
         totals, named_ms = own.totals_with(adopted), own.named_since_ms()
         return control_pointer("closed", origin, totals, adopted, closed_ms, named_ms=named_ms)
 

@@ -1,11 +1,10 @@
 """An owner's knowledge of its partition from the queue: epoch, proof, producers, totals. Pure.
 
-From it follows which instance of a named producer may write (`next_instance`, `check_instance`).
-
-The queue is the log of what was committed. An owner opens with a control pointer, reads the tail up to
-it, and from then on knows everything that lies in the queue as long as it keeps reading what comes
-between its own pointers. The moment of a proof is when its request was handed over, never when its
-answer was read: an owner that was paused in between would date its pointers too young.
+The queue is the log of all committed batches. An owner publishes a control pointer, `opened`, and reads the tail up to
+it. From then on the owner knows all entries of the queue, as long as it reads the entries between its own pointers.
+The time of a proof is when its request was handed over, never when its answer was read: an owner that was paused in
+between would date its pointers too late. `next_instance` and `check_instance` decide which instance of a named
+producer may write.
 """
 
 from __future__ import annotations
@@ -46,10 +45,9 @@ SUCCESSORS: dict[Phase, frozenset[Phase]] = {
 class QueueTail:
     """The pointers of one write partition at an opening, added in order of offset.
 
-    It knows the totals behind them, and the batches that no owner has counted.
-
-    `last_ms` is the latest queue time of them, `last_at` the offset of the first one that has it.
-    `named_ms` is from when on they must be read for what they say of named producers, 0: they say nothing.
+    The tail gives the totals behind these pointers, and the batches that no owner has counted. `last_ms` is the latest
+    queue time of a pointer, and `last_at` the offset of the first pointer with that time. An opening must read all
+    pointers from queue time `named_ms` on to know the named producers; 0: there are none.
     """
 
     def __init__(self) -> None:
@@ -58,13 +56,13 @@ class QueueTail:
         self.named_ms = 0
         self._fold = TotalsFold()
         self._newest = (0, -1)  # epoch and number of the last owner's last batch
-        self._uncounted: list[tuple[int, Adopted]] = []  # with the records before each, in no stated totals so far
+        self._uncounted: list[tuple[int, Adopted]] = []  # (records before it, batch), in no stated totals yet
 
     def add(self, offset: int, time_ms: int, pointer: Pointer) -> None:
         """Take the next pointer.
 
-        Totals that are stated count all that lies below some offset (`memq.format.totals`, 1), so a batch is counted
-        when they are more than what lies before it.
+        The totals in a pointer count all batches below some offset (`memq.format.totals`, rule 1). So they include a
+        batch if they exceed the records before it.
         """
         stated = pointer.totals.records
         self._uncounted = [(before, entry) for before, entry in self._uncounted if before >= stated]
@@ -82,13 +80,13 @@ class QueueTail:
             self._newest = max(self._newest, (pointer.epoch, pointer.batch_sequence))
 
     def uncounted(self) -> list[Adopted]:
-        """Return the batches that came late to all owners so far; the last owner's last batch is none of them."""
+        """Return the batches that no owner has counted so far, without the last owner's last batch."""
         late = [entry for _, entry in self._uncounted]
         last = next((entry for entry in late if (entry.epoch, entry.batch_sequence) == self._newest), None)
         return [entry for entry in late if entry is not last]
 
     def counted(self) -> Totals:
-        """Return the totals behind the tail without the uncounted ones."""
+        """Return the totals behind the tail, without the uncounted batches."""
         totals = self._fold.totals
         for entry in self.uncounted():
             totals = totals.plus(-entry.records, -entry.bytes)
@@ -98,12 +96,12 @@ class QueueTail:
 class NamedProducers:
     """The names of one write partition by producer id, remembered for longer than the dedup window.
 
-    Theory. A named producer's sequences are dense from 0: its owner opens no stream for it beyond what the queue holds.
-    So one number, the sequence after its last, says which of them are committed, for as long as the name is remembered.
-    Each pointer of its batches says that number again, and the `opened` of an epoch, which is published again now and
-    then, says it of all names: an opening reads from the last of these on, and knows what its predecessors knew. Of a
-    writer that stages, it is two numbers: its last batch, and how many pieces of that are there.
-    There are no more than NAMED_PRODUCERS_MAX: `next_instance` sees to that.
+    Theory. A named producer's sequences are dense from 0: the owner opens no stream beyond the sequences in the queue.
+    So one number, the sequence after the last one, says which sequences are committed, as long as the name is
+    remembered. Each pointer to the producer's batches has this number. The `opened` pointer has it for all names, and
+    an owner publishes `opened` again at intervals. An opening reads from the last `opened` on, and then knows the same
+    as the earlier owners. A writer that stages has two numbers: its last batch, and how many pieces of that batch are
+    in the queue. `next_instance` allows at most NAMED_PRODUCERS_MAX names.
     """
 
     def __init__(self) -> None:
@@ -121,7 +119,7 @@ class NamedProducers:
         return tuple(self._known.values())
 
     def learn(self, entry: NamedProducer, time_ms: int) -> None:
-        """Take the statement of a pointer of queue time `time_ms`, in any order: older ones change nothing."""
+        """Take an entry of a pointer with queue time `time_ms`, in any order; older entries change nothing."""
         known = self._known.get(entry.producer, entry)
         seen_ms = max(entry.last_seen_ms or time_ms, known.last_seen_ms)
         if entry.batch_id:
@@ -151,7 +149,7 @@ def batch_of(entry: NamedProducer) -> int:
 class Ownership:
     """One epoch of one partition at one broker. Monotonic times in s, queue times in Unix ms.
 
-    `read_to` is the queue offset below which everything is known.
+    The owner knows all entries of the queue below offset `read_to`.
     """
 
     partition: int
@@ -163,17 +161,17 @@ class Ownership:
     phase: Phase = Phase.OPENING
     read_to: int = 0
     proof_s: float = 0.0
-    stated: bool = False  # the opening's totals are stated: what is met from here on is adopted
-    totals: Totals = field(default_factory=Totals)  # all that is known in the queue but `adopted` and `landed`
+    stated: bool = False  # `opened` has fixed the totals: later foreign pointers are adopted
+    totals: Totals = field(default_factory=Totals)  # of all known batches except `adopted` and `landed`
     producers: dict[int, ProducerState] = field(default_factory=dict)
-    adopted: list[Adopted] = field(default_factory=list)  # late pointers that the next own ones list and count
-    landed: dict[int, Pointer] = field(default_factory=dict)  # own batches met by reading, by batch sequence
+    adopted: list[Adopted] = field(default_factory=list)  # late pointers that the next own pointers list and count
+    landed: dict[int, Pointer] = field(default_factory=dict)  # own pointers found by a read, by batch sequence
     highest_epoch: int = 0
-    unread: bool = False  # something may lie between the own pointers: read before the next publish
+    unread: bool = False  # unknown entries may lie between the own pointers: read before the next publish
     named: NamedProducers = field(default_factory=NamedProducers)
-    named_ms: int = 0  # queue time of the last own `opened`, which says what is remembered of all names
-    owned_s: float = math.inf  # when the opening was over: before, its `opened` had landed
-    handed_over_s: float = -math.inf  # when a batch's pointer was last handed to the queue, whatever came of it
+    named_ms: int = 0  # queue time of the last own `opened`, which has the state of all names
+    owned_s: float = math.inf  # when the opening ended; its `opened` had landed before
+    handed_over_s: float = -math.inf  # when a batch's pointer was last handed to the queue, with any outcome
     handed_over: int = -1  # the batch sequence of that pointer
     published_s: float = -math.inf  # when the last pointer that is known to be in the queue was handed over
     _own: dict[int, None] = field(default_factory=dict)  # offsets of own pointers at or behind `read_to`
@@ -181,7 +179,7 @@ class Ownership:
     tail: QueueTail = field(default_factory=QueueTail)  # while opening: what earlier owners counted
 
     def become(self, phase: Phase) -> None:
-        """Change phase; only what the table allows."""
+        """Change to a phase that the table allows."""
         assert phase in SUCCESSORS[self.phase], f"{self.phase.name} to {phase.name}"
         self.phase = phase
 
@@ -196,7 +194,7 @@ class Ownership:
         return now_s - self.proof_s > self.stale_publish_s / 3
 
     def queue_time_ms(self) -> int:
-        """The moment of the last proof as wall clock, carried on from the opening by the monotonic clock."""
+        """Return the time of the last proof: the opening's wall clock plus the monotonic time since (Unix ms)."""
         return self.opened_wall_ms + int((self.proof_s - self.opened_s) * 1000)
 
     # ---- what the queue shows ----------------------------------------------------------------
@@ -209,7 +207,7 @@ class Ownership:
         return found
 
     def meet(self, offset: int, time_ms: int, pointer: Pointer) -> None:
-        """Take one entry of the queue, in order of offset; entries below `read_to` were taken before."""
+        """Take one entry of the queue, in order of offset; entries below `read_to` are ignored."""
         if offset < self.read_to:
             return
         self.read_to = offset + 1
@@ -227,7 +225,7 @@ class Ownership:
         self.highest_epoch = max(self.highest_epoch, pointer.epoch)
 
     def restart(self, offset: int) -> None:
-        """Begin to read the tail at `offset`; nothing is known yet."""
+        """Read the tail again, from `offset` on; forget the entries that were read."""
         self.read_to = offset
         self.producers.clear()
         self.named = NamedProducers()
@@ -243,7 +241,7 @@ class Ownership:
                 producer.next = max(producer.next, next_)
 
     def learn(self, named: Iterable[NamedProducer], time_ms: int) -> None:
-        """Note what a pointer of queue time `time_ms` says of named producers."""
+        """Note the named producers of a pointer with queue time `time_ms`."""
         for entry in named:
             self.named.learn(entry, time_ms)
             if entry.batch_id:
@@ -255,10 +253,10 @@ class Ownership:
             producer.next = max(producer.next, entry.last_sequence)
 
     def _count_met(self, offset: int, pointer: Pointer) -> None:
-        """Count a pointer that came between the own ones: an own try that landed late, or a late owner's."""
+        """Note a pointer between the own ones: an own try that landed late, or a late one of another owner."""
         own = pointer.epoch == self.epoch and pointer.batch_sequence > self._published
         if own and pointer.batch_sequence not in self.landed:
-            self.landed[pointer.batch_sequence] = pointer  # counted when it is taken as the publication of its batch
+            self.landed[pointer.batch_sequence] = pointer  # `take_landed` counts it
         else:
             self.adopted.append(adopted_of(offset, pointer))
 
@@ -270,7 +268,7 @@ class Ownership:
         self.tail = QueueTail()
 
     def named_since_ms(self) -> int:
-        """Return from when on an opening must read for all names, as pointers say it; 0 when there are none."""
+        """Return the queue time from which on an opening must read to know all names; 0 without names."""
         return self.named_ms if len(self.named) else 0
 
     def must_restate(self) -> bool:
@@ -304,15 +302,15 @@ class Ownership:
             self.named_ms = time_ms
 
     def take_landed(self, batch_sequence: int) -> None:
-        """Count an earlier try of an own pointer, met by reading: what it says is what the queue holds."""
+        """Count an earlier try of an own pointer, which a read has found in the queue."""
         self._count_own(self.landed.pop(batch_sequence))
 
     def known_end(self) -> int:
-        """Return the offset behind all that was read, and all own pointers: no end lies before it."""
+        """Return the offset behind all read entries and all own pointers: the end is not before it."""
         return max([self.read_to, *(offset + 1 for offset in self._own)])
 
     def _count_own(self, pointer: Pointer) -> None:
-        """Add what the pointer holds and lists: an earlier try may state less than what was counted since."""
+        """Add a pointer and its adopted ones to the totals; the totals in an earlier try may be too small."""
         listed = {entry.offset for entry in pointer.adopted}
         totals = self.totals_with(entry for entry in self.adopted if entry.offset in listed)
         self.adopted = [entry for entry in self.adopted if entry.offset not in listed]
@@ -325,14 +323,14 @@ class Ownership:
         return offset == self.read_to
 
     def is_alone(self, now_s: float) -> bool:
-        """Whether no pointer of an earlier owner can land any more, whose blocks were sent again to this one."""
+        """Whether pointers of earlier owners can no longer land in the queue."""
         return now_s > self.owned_s + self.stale_publish_s + CLOCK_ERROR_MS / 1000
 
     def forget(self, now_ms: int, busy: Container[int] = (), retention_ms: int = 0) -> None:
         """Drop producers silent for the dedup window without stream or block in the ring (`busy`).
 
-        A ring may hold blocks for longer than the window, of a producer that the queue has never seen. A named one
-        goes after the topic's retention, 0: never.
+        The ring may hold blocks of a producer for longer than the window before the queue shows any of them. A named
+        producer is dropped after `retention_ms` of silence; 0: never.
         """
         horizon = now_ms - self.dedup_window_ms
         if retention_ms:
@@ -348,12 +346,12 @@ class Ownership:
 
 
 def next_instance(own: Ownership, producer: ProducerState, epoch: int, now_s: float, *, by_age: bool) -> int:
-    """Return the epoch of an instance that begins: the one it asks for, for 0 the next.
+    """Return the epoch of an instance that begins: the requested epoch, or the next one for 0.
 
-    `now_s` is monotonic.
-    An older instance may have blocks at an earlier owner. Where the queue refuses by age (`by_age`), their pointer may
-    land for S after this owner's `opened`; before that, nobody can say where the name is.
-    Raises: ProducerFencedError for an older instance; NotReadyError until then; TooLargeError for a name too many.
+    `now_s` is monotonic. An older instance may have blocks at an earlier owner. Where the queue refuses by age
+    (`by_age`), a pointer to them may land for S after this owner's opening, so the producer's next sequence is unknown.
+    Raises: ProducerFencedError for an older instance; NotReadyError during that time; TooLargeError when the partition
+    has too many names.
     """
     if own.named.get(producer.id) is None:
         if len(own.named) >= NAMED_PRODUCERS_MAX:
@@ -374,7 +372,7 @@ def next_instance(own: Ownership, producer: ProducerState, epoch: int, now_s: fl
 
 
 def check_instance(producer: ProducerState, epoch: int, sequence: int = 0) -> None:
-    """Refuse an instance that a newer one has followed, or one that leaves sequences out.
+    """Refuse an instance that a newer one has followed, or a first sequence that leaves a gap.
 
     Raises: ProducerFencedError, OutOfSequenceError.
     """

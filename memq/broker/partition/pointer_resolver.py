@@ -20,9 +20,9 @@ READ_BYTES = 1 << 20
 
 
 class PointerResolver:
-    """One read partition; `name` is what the log calls it.
+    """One read partition; `name` identifies it in the log.
 
-    What a pointer has no room for comes from its object.
+    Producers that did not fit into a pointer come from the index of its object.
     """
 
     def __init__(self, services: Services, partition: ReadPartition, name: str) -> None:
@@ -37,8 +37,8 @@ class PointerResolver:
     async def pointer(self, entry: Entry) -> Pointer | None:
         """Return the pointer of an entry with all its producers, None when it is damaged.
 
-        Raises: RetryableError and DeniedError, for a store that rotates its keys denies for a while: without what may
-        be read later, a block that is sent again would pass for new.
+        Raises: RetryableError; DeniedError, since a store that rotates its keys denies access for a while. If the owner
+        continued without producers that it can read later, a repeated block would pass as new.
         """
         pointer = read_pointer(entry.body, newer="raise")
         if not isinstance(pointer, Pointer):

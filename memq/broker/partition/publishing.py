@@ -17,21 +17,21 @@ from memq.topic import ReadPartition
 
 BACKOFF_S_MAX = 2.0
 PASSING: tuple[type[Exception], ...] = (RetryableError, TimeoutError)
-# A queue that is starting or loses a certificate says "not found" and "denied", too. Only the coordinator says that a
-# topic is gone, and then the partition is closed.
+# A queue that is starting or loses a certificate also answers "not found" or "denied". Only the coordinator decides
+# that a topic is deleted; the broker then closes the partition.
 DOUBTFUL: tuple[type[Exception], ...] = (*PASSING, DeniedError, NotFoundError)
 
 
 class Publisher:
-    """Reads and publishes for one epoch of one partition. One publish at a time: the caller sees to that.
+    """Reads and publishes for one epoch of one partition. The caller runs one publish at a time.
 
-    It tries again after errors that pass; with `patient`, also while the queue says "denied" or "not found".
+    The publisher retries after errors that pass. With `patient`, it also retries after "denied" and "not found".
     """
 
     def __init__(self, services: Services, own: Ownership, partition: ReadPartition, *, patient: bool) -> None:
         self.own = own
         self.partition = partition
-        self.pointer_offset: int | None = None  # of the pointer, if no other try of it can lie before; None: in doubt
+        self.pointer_offset: int | None = None  # of the pointer; None if another copy may lie before it
         self._passing = DOUBTFUL if patient else PASSING
         self._refused: tuple[type[Exception], ...] = (EpochFencedError, *self._passing)
         self._services = services
@@ -44,14 +44,14 @@ class Publisher:
         until_s: float = math.inf,
         compare: Callable[[], Awaitable[None]] | None = None,
     ) -> bool:
-        """Bring the pointer that `build` makes into the queue.
+        """Publish the pointer that `build` makes; retry until the queue holds it, at most until `until_s`.
 
-        It is built again for every try.
-        Before each try the queue is read when the proof is old or the last try went wrong: refused does not
-        mean absent, and what landed is recognised by its batch sequence. Returns True when the pointer is in the
-        queue, even if a higher epoch was met as well; False when it was not known to be there at `until_s`
-        (monotonic), after which nothing is handed over. `compare` is awaited before each try: it looks up what `build`
-        must know, and raises RetryableError until it could. Raises: EpochFencedError.
+        Each try builds the pointer again. When the proof is old or the last try failed, the publisher reads the queue
+        before the next try. A pointer that the queue refused may still be in it; `batch_sequence` identifies it.
+        Returns True when the queue holds the pointer, even if it also shows a higher epoch. Returns False when the
+        pointer was not known to be in the queue at `until_s` (monotonic s); nothing is handed over after that. Each try
+        awaits `compare` first. It looks up the facts that `build` needs, and raises RetryableError if it can't.
+        Raises: EpochFencedError.
         """
         own, counters = self.own, self._services.counters
         tries, started = 0, self._now()
@@ -64,10 +64,10 @@ class Publisher:
             if compare is not None:
                 await self._compare(compare, until_s)
                 if (own.unread or own.needs_proof(self._now())) and self._now() <= until_s:
-                    continue  # what landed meanwhile is read and compared, too
+                    continue  # read and compare pointers that landed meanwhile
             pointer, time_ms, handed_over_s, read_to = build(), own.queue_time_ms(), self._now(), own.read_to
             if handed_over_s > until_s:
-                own.unread = own.unread or tries > 0  # a try may land yet: it is looked for before the next one
+                own.unread = own.unread or tries > 0  # a try may still land: read before the next publish
                 return False
             repeated = own.handed_over == batch_sequence
             if batch_sequence is not None:
@@ -92,7 +92,7 @@ class Publisher:
             return True
 
     async def _compare(self, compare: Callable[[], Awaitable[None]], until_s: float) -> None:
-        """Look up what a pointer must say; tried again until `until_s`."""
+        """Await `compare`; retry after errors that pass, until `until_s` (monotonic s)."""
         tries = 0
         while True:
             try:
@@ -113,10 +113,10 @@ class Publisher:
                 return await self._services.queue.publish(publication)
 
     async def read_to_end(self, end: int = 0) -> None:
-        """Read the queue to its end and join what it shows; a proof, dated when the last read was handed over.
+        """Read the queue to its end and apply its entries; a proof, dated when the last read was handed over.
 
-        No end is one that lies before `end`, which was read before, or before an own pointer.
-        Raises: EpochFencedError once a higher epoch was met. Passing errors are tried again for ever.
+        The publisher accepts no end before `end` or before an own pointer, because the queue has shown these offsets.
+        Raises: EpochFencedError when the queue shows a higher epoch. Errors that pass are retried without limit.
         """
         tries = 0
         while True:

@@ -25,11 +25,11 @@ class RecentBatch:
 
 
 class RecentBatchCache:
-    """The youngest published batches, by key, within a byte bound; the first to go when memory is short.
+    """The youngest published batches, by key, within a byte bound; released first when memory is short.
 
-    While nobody reads them (consumers that open the store themselves never do) only a 16th of the bound is used:
-    receiving into memory that has left the caches costs up to a fifth of the broker's CPU. That begins after four
-    times the bound went by without a READ, and ends with the next one.
+    Without READ requests, the cache uses only a sixteenth of the bound: to receive into memory that has left the CPU
+    caches costs up to a fifth of the broker's CPU. Consumers that open the store themselves send no READ. The cache
+    shrinks after batches of four times the bound were published without a READ. The next READ ends this.
     """
 
     def __init__(self, bytes_max: int, release: Callable[[Slab], None]) -> None:
@@ -55,9 +55,9 @@ class RecentBatchCache:
             self._drop(next(iter(self._batches)))
 
     def read(self, key: str, offset: int, length: int) -> bytes | None:
-        """Return a copy of a range of an object, or None when it does not lie in one batch that is here.
+        """Return a copy of a range of an object, or None when no cached batch contains the range.
 
-        A copy: the socket keeps what it is given until it is sent, and a slab does not wait for that.
+        A view would pin its slab until the socket has sent the range; the copy does not.
         """
         self._unread_bytes = 0
         offsets = self._offsets.get(key, ())
@@ -79,13 +79,13 @@ class RecentBatchCache:
         return b"".join(pieces)
 
     def reclaim(self, count: int) -> None:
-        """Drop the oldest batches until about `count` bytes of slabs came back, or nothing is left."""
+        """Drop the oldest batches until about `count` bytes of slabs are released, or no batch is left."""
         target = self.pinned_bytes - count
         while self._batches and self.pinned_bytes > max(target, 0):
             self._drop(next(iter(self._batches)))
 
     def clear(self) -> None:
-        """Give everything back."""
+        """Release all batches."""
         self.reclaim(self.pinned_bytes)
 
     def _drop(self, place: tuple[str, int]) -> None:

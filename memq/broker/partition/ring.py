@@ -1,8 +1,8 @@
 """The ring of batch slots of one topic partition: open, sealed, stored and published. Pure.
 
-One slot is open and takes blocks. Sealed slots upload in parallel, but only the head may publish its
-pointer, and its acks go out with that: so a reader never sees batch 8 before batch 7, and a cumulative
-ack never covers a block whose pointer is not in the queue. Slots hold extents, not bytes.
+One slot is open and takes blocks. Sealed slots upload in parallel, but only the head may publish its pointer, and its
+acks follow the publication. So a reader never sees batch 8 before batch 7, and a cumulative ack never covers a block
+whose pointer is not in the queue. Slots hold extents, not bytes.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from memq.broker.partition.staged_batch import StagedBatch
 from memq.broker.spool.segments import Ticket
 from memq.protocol.frames import AckLevel, AckPlace
 
-GROUP_S_MAX = 0.002  # how long a batch that could be stored at once waits for blocks that are just coming in
-WORTH_SHARE = 8  # a batch of an eighth of its greatest size is worth an upload next to others
-FAST_BYTES_S = 20_000_000  # a batch that fills up faster waits for more
-FAST_S_MAX = 0.125  # so long at most
-GAP_S_MAX = 0.016  # and as long as blocks keep coming
-GOAL_GROWS = 1.05  # what it waits for when its producers waited for acks, with each batch that comes whole
-_IDENTITY = struct.Struct("<QQ")  # producer id and first sequence, where they lie in a block's header
+GROUP_S_MAX = 0.002  # how long a batch that could be stored at once waits for blocks that are arriving
+WORTH_SHARE = 8  # a batch of an eighth of its greatest size is worth an upload in parallel with others
+FAST_BYTES_S = 20_000_000  # a batch that fills faster waits for more blocks
+FAST_S_MAX = 0.125  # longest wait of such a batch
+GAP_S_MAX = 0.016  # longest gap between blocks during that wait
+GOAL_GROWS = 1.05  # growth of the size for which such a batch waits, with each batch that reaches it
+_IDENTITY = struct.Struct("<QQ")  # producer id and first sequence in a block's header
 _IDENTITY_AT = 32
-LaterAck = tuple[Stream, int, Callable[[], list[AckPlace]]]  # a stream, below which sequence, and where its copy lies
+LaterAck = tuple[Stream, int, Callable[[], list[AckPlace]]]  # stream, next sequence, places of the copy
 
 
 class SlotState(Enum):
@@ -53,7 +53,7 @@ SUCCESSORS: dict[SlotState, frozenset[SlotState]] = {
 
 
 class RingStream(Stream):
-    """A stream as the ring has it: `run` is that of its last blocks, `run_slot` the batch that acks them."""
+    """A stream in the ring: `run` has its last blocks; the ack of batch `run_slot` covers them."""
 
     run: SlotRun | None = None
     run_slot: BatchSlot | None = None
@@ -62,7 +62,7 @@ class RingStream(Stream):
 class SlotRun:
     """Blocks of one stream in one batch, in order and without a gap: sequences `first` up to `next`.
 
-    Those of other streams may lie between them: each piece is its first sequence and its record index in the batch.
+    Blocks of other streams may split a run. Each piece has its first sequence and its record index in the batch.
     """
 
     __slots__ = ("first", "next", "pieces", "stream")
@@ -74,7 +74,7 @@ class SlotRun:
         self.pieces: list[tuple[int, int]] = []
 
     def places(self, pointer_offset: int) -> list[AckPlace]:
-        """Return where its records lie, in the batch of the pointer at an offset."""
+        """Return the places of its records in the batch whose pointer is at `pointer_offset`."""
         ends = [first for first, _ in self.pieces[1:]] + [self.next]
         return [
             AckPlace(first, end, pointer_offset, index) for (first, index), end in zip(self.pieces, ends, strict=True)
@@ -112,25 +112,25 @@ class BatchSlot:
         self.number = number  # the batch sequence, dense within an epoch
         self.extents: list[Extent] = []
         self.slabs: list[Slab] = []
-        self.sought = 0  # the extent behind the last one that was asked for
+        self.sought = 0  # the extent behind the last one that `block` has found
         self.runs: list[SlotRun] = []
-        self.last_run: SlotRun | None = None  # whose blocks came last
-        self.pointer_offset: int | None = None  # of its pointer in the queue; None: a copy may be read in its place
-        self.later_acks: list[LaterAck] = []  # duplicates that wait for what they duplicate
+        self.last_run: SlotRun | None = None  # the run with the last block
+        self.pointer_offset: int | None = None  # of its pointer in the queue; None: unknown, or readers may take a copy
+        self.later_acks: list[LaterAck] = []  # acks of duplicates that wait for this batch
         self.bytes = 0
         self.records = 0
         self.opened_s = now_s
         self.last_s = now_s  # when the last block came
         self.put_s = 0.0
-        self.hurried = False  # sealed as soon as no other batch is on its way, whatever the settings say
-        self.late = False  # its own key may not be used any more
+        self.hurried = False  # sealed as soon as no other batch is in flight, even without `seal_when_idle`
+        self.late = False  # the time of its own key is over
         self.sealed_ms = 0
-        self.promised: list[tuple[int, int, int]] = []  # copies of its blocks that were acked with 1: whose, from, to
-        self.tickets: list[Ticket] = []  # for its blocks that are on disk, too
-        self.staged: StagedBatch | None = None  # it lies in the store already, put there by a writer
+        self.promised: list[tuple[int, int, int]] = []  # copies acked with ack=1: producer id, first, next
+        self.tickets: list[Ticket] = []  # for its blocks in the spool
+        self.staged: StagedBatch | None = None  # set if a writer has put the batch into the store
 
     def become(self, state: SlotState) -> None:
-        """Change state; only what the table allows."""
+        """Change to a state that the table allows."""
         assert state in SUCCESSORS[self.state], f"batch {self.number}: {self.state.name} to {state.name}"
         self.state = state
 
@@ -142,7 +142,7 @@ class BatchSlot:
         return acks
 
     def places(self) -> dict[Stream, list[AckPlace]]:
-        """Return where the acked records of each stream lie that asks for it, as far as that is known."""
+        """Return the known places of acked records, for each stream that asked for positions."""
         found: dict[Stream, list[AckPlace]] = {}
         for run in self.runs:
             if run.stream.positions and self.pointer_offset is not None:
@@ -153,7 +153,7 @@ class BatchSlot:
         return found
 
     def places_of(self, producer_id: int, first: int, next_: int) -> list[AckPlace]:
-        """Return where some records of a producer lie, nothing while that is not known."""
+        """Return the places of some records of a producer; empty while they are unknown."""
         return [
             place
             for run in self.runs
@@ -163,20 +163,20 @@ class BatchSlot:
         ]
 
     def settle(self) -> None:
-        """The pointer is in the queue: what lies on disk of its blocks may go."""
+        """Release the spooled copies of its blocks, because the pointer is in the queue."""
         for ticket in self.tickets:
             ticket.release()
 
     def let_go(self) -> list[Slab]:
-        """Forget the blocks; return their slabs, each with one reference. A stream may know the slot for long."""
+        """Drop the blocks; return their slabs, each with one reference. A stream may still hold the slot."""
         slabs, self.slabs, self.extents = self.slabs, [], []
         return slabs
 
     def block(self, producer_id: int, first: int) -> memoryview | None:
         """Return the block of a producer that begins at a sequence, None without one.
 
-        In order each is found at once.
-        What is sent again comes in the order in which it lies here: so each search begins behind the last one.
+        Repeated blocks arrive in the order of the batch. So each search begins behind the last found block, and most
+        searches succeed at once.
         """
         for number in (*range(self.sought, len(self.extents)), *range(self.sought)):
             slab, start, end = self.extents[number]
@@ -222,8 +222,8 @@ class Ring:
         self.publishing = False
         self.flushing = False
         self._next_number = 0
-        self._goal_bytes = float(limits.batch_bytes_max)  # for which a batch waits that fills up fast
-        self._vain_bytes = 0  # in the last batch, when it waited for more in vain
+        self._goal_bytes = float(limits.batch_bytes_max)  # size for which a batch that fills fast waits
+        self._vain_bytes = 0  # size of the last batch if it waited for more blocks in vain
         self._published_s = 0.0  # when a batch was published last
 
     def __len__(self) -> int:
@@ -271,7 +271,7 @@ class Ring:
             slot.slabs.append(slab)
             slab.references += 1
         run = stream.run
-        if run is None or stream.run_slot is not slot or run.next != first:  # burned sequences, or a duplicate between
+        if run is None or stream.run_slot is not slot or run.next != first:  # after burned sequences or a duplicate
             run = stream.run = SlotRun(stream, first)
             stream.run_slot = slot
             slot.runs.append(run)
@@ -286,7 +286,7 @@ class Ring:
         return True
 
     def add_staged(self, staged: StagedBatch, now_s: float, now_ms: int) -> bool:
-        """Add a batch that lies in the store, behind all that came before; False when the ring is full."""
+        """Add a batch that is already stored, behind all other batches; False when the ring is full."""
         if len(self) >= self.limits.slots:
             return False
         if self.open is not None:
@@ -299,9 +299,9 @@ class Ring:
         return True
 
     def alter(self, limits: RingLimits) -> None:
-        """Take other limits from now on; an open batch that has reached them is sealed.
+        """Apply other limits from now on; seal an open batch that has reached them.
 
-        With fewer slots than are in use nothing is taken until enough of them are free.
+        If more slots are in use than the new limit, the ring takes no blocks until enough slots are free.
         """
         if limits.batch_bytes_max != self.limits.batch_bytes_max:
             self._goal_bytes = float(limits.batch_bytes_max)
@@ -323,7 +323,7 @@ class Ring:
             self._goal_bytes = min(self._goal_bytes * GOAL_GROWS, float(self.limits.batch_bytes_max))
 
     def hurry(self) -> None:
-        """Let the open batch wait for others on their way, but neither for its age nor for more blocks."""
+        """Let the open batch wait only for other batches in flight, not for its age or more blocks."""
         if self.open is not None:
             self.open.hurried = True
 
@@ -336,7 +336,7 @@ class Ring:
         return None
 
     def overlaps(self, producer_id: int, first: int, next_: int) -> bool:
-        """Whether some of these sequences of a producer are here."""
+        """Whether the ring holds some of these sequences of a producer."""
         return any(
             run.stream.producer_id == producer_id and run.first < next_ and first < run.next
             for slot in self
@@ -344,9 +344,9 @@ class Ring:
         )
 
     def plan(self, now_s: float, *, may_publish: bool = True, growing: bool = False) -> RingOrders:
-        """Seal what is due, and return what to do now; the head is named only when the caller can publish it.
+        """Seal a batch that is due, and return the next steps; with `may_publish`, also the head to publish.
 
-        `growing` says that blocks came in a moment ago, and that the caller will ask again in the next one.
+        With `growing`, blocks have just arrived, and the caller calls again in the next round of the event loop.
         """
         wake_s = self._seal_due(now_s, growing)
         busy = sum(1 for slot in self.batches if slot.state is SlotState.STORING)
@@ -365,16 +365,17 @@ class Ring:
         return RingOrders(uploads, head if ready else None, wake_s)
 
     def _seal_due(self, now_s: float, growing: bool) -> float | None:
-        """Seal by age, or because an upload slot is free; return when the open batch comes of age.
+        """Seal by age, or because an upload slot is free; return when the open batch has to be checked again.
 
-        A free slot means that fewer batches than may upload at once are on their way to the queue: with
-        the store or the queue away, the open batch grows instead, so that the ring holds full batches.
-        A batch costs its object, its pointer and its acks whatever it holds (1 to 3 ms of CPU): while blocks are coming
-        in, a free slot waits for them, 2 ms at most; and while a batch is on its way, until that is published or an
-        eighth of a full batch is there. So a steady trickle costs one PUT after another, not as many at once as there
-        may be. One that fills up fast waits until it is full, while blocks keep coming: its acks come up to 125 ms
-        later, and it takes a fraction of the PUTs. Without all that, small batches
-        keep themselves small: what they cost slows their producers down.
+        An upload slot is free while fewer batches than `uploads_in_flight_max` are in flight, up to their publication.
+        If the store or the queue fails, the open batch grows instead, so that the ring holds full batches.
+        A batch of any size costs 1 to 3 ms of CPU for its object, pointer and acks. Small batches would keep
+        themselves small, because this cost slows the producers down. Therefore a batch waits although a slot is free:
+        - for arriving blocks, at most 2 ms;
+        - for a batch in flight, until that is published or the open batch has an eighth of the full size. So a slow
+          producer costs one PUT at a time, not several in parallel;
+        - for its full size, if it fills fast and blocks keep coming. Its acks come up to 125 ms later, but it needs a
+          fraction of the PUTs.
         """
         slot = self.open
         if slot is None:
@@ -394,50 +395,50 @@ class Ring:
         return due_s if now_s < due_s else None
 
     def _fast_until_s(self, slot: BatchSlot) -> float:
-        """Return until when a batch waits that fills up fast."""
+        """Return until when (monotonic s) a batch that fills fast waits for more blocks."""
         if slot.bytes >= self._goal_bytes:
             return slot.opened_s
         return min(slot.opened_s + min(slot.bytes / FAST_BYTES_S, FAST_S_MAX), slot.last_s + GAP_S_MAX)
 
     def _in_vain(self, slot: BatchSlot, now_s: float) -> bool:
-        """Whether a batch came fast, and then no more.
+        """Whether a batch filled fast, and then no more blocks came.
 
-        A batch that is too small for an upload of its own proves nothing.
+        A batch that is too small for an upload in parallel with others is no evidence.
         """
         came_fast = slot.bytes >= FAST_BYTES_S * (slot.last_s - slot.opened_s)
         worth = self.limits.batch_bytes_max / WORTH_SHARE <= slot.bytes < self._goal_bytes
         return came_fast and worth and now_s - slot.opened_s < FAST_S_MAX
 
     def _learn(self, now_s: float) -> None:
-        """Wait for less after a fast batch, and for more only once it is acked: its producers waited.
+        """Lower the size to wait for when blocks come only after the ack of a batch that waited in vain.
 
-        A quarter of what they sent at once lets them fill one batch while others are on their way. What suffices grows
-        again, slowly, as they send that much.
+        Its producers waited for that ack. With a quarter of what they sent, they fill one batch while others are in
+        flight. `seal` raises the size again, slowly, as batches reach it.
         """
         if self._vain_bytes and not self.batches and now_s - self._published_s <= GAP_S_MAX:
             self._goal_bytes = max(self._vain_bytes / 4, self.limits.batch_bytes_max / WORTH_SHARE)
         self._vain_bytes = 0
 
     def stored(self, slot: BatchSlot, started_s: float) -> None:
-        """The batch lies in the store, under a key whose first put began at `started_s`."""
+        """Note that a batch is stored, under a key whose first put began at `started_s` (monotonic s)."""
         slot.become(SlotState.STORED)
         slot.put_s = started_s
 
     def store_again(self, slot: BatchSlot) -> None:
-        """The stored batch waited so long that the time of its key is over: it uploads again, under another."""
+        """Upload a stored batch again under another key, because the time of its key is over."""
         slot.become(SlotState.SEALED)
         slot.late = True
         self.publishing = False
 
     def published(self, now_s: float) -> BatchSlot:
-        """The head's pointer is in the queue: take it out of the ring and return it."""
+        """Remove and return the head, whose pointer is in the queue."""
         slot, self._published_s = self.batches.popleft(), now_s
         slot.become(SlotState.PUBLISHED)
         self.publishing = False
         return slot
 
     def give_up(self) -> list[BatchSlot]:
-        """Empty the ring, from the head on; the epoch is over. Return what it held."""
+        """Empty the ring, from the head on, at the end of an epoch; return its batches."""
         slots = list(self)
         for slot in slots:
             slot.become(SlotState.FREE)

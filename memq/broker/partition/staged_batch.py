@@ -1,8 +1,8 @@
 """A batch that a writer put into the store itself, checked by the index of its object. Pure.
 
-What is checked: trailer and index by their checksum; that the index names the batch where the writer says it lies, for
-this topic and partition; and that its blocks fill it. What is not: the bytes of the blocks, which the store compared
-with their checksum when they were put, and which readers check as always.
+The checks cover the checksum of trailer and index. The index must have the batch at the writer's offset, for this topic
+and partition, and the blocks must fill the batch. The bytes of the blocks are not read: the store compared them with
+their checksum at the put, and readers check them as always.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from memq.protocol.messages import WirePiece
 
 @dataclass(frozen=True, slots=True)
 class StagedBatch:
-    """One batch of a staged object; `sequences` are of its blocks.
+    """One batch of a staged object.
 
-    `writers` is where its writer is with it, empty for one that nobody remembers.
+    `writers` has the writer's progress after this batch; it is empty if the writer asked not to be remembered.
     """
 
     location: Location
@@ -35,12 +35,12 @@ class StagedBatch:
     tag_bits: int
     checksum: int
     sequences: tuple[tuple[int, int, int], ...]  # producer id, first and next of each block
-    settle: Callable[[MemqError | None], None]  # gets None when its pointer is in the queue
-    until_s: float  # monotonic: no pointer is handed over later, as the sweep may delete the object
+    settle: Callable[[MemqError | None], None]  # called with None when the pointer is in the queue, else with the error
+    until_s: float  # monotonic s: no pointer is handed over later, because the sweep may delete the object
 
 
 def check_place(piece: WirePiece) -> None:
-    """Refuse a piece that can't lie where it is said to. Raises: InvalidRequestError."""
+    """Refuse a piece with impossible offsets or sizes. Raises: InvalidRequestError."""
     end = piece.offset + piece.length
     if not (0 <= piece.offset < end <= piece.index_offset < piece.object_bytes - TRAILER_BYTES < OBJECT_BYTES_MAX):
         raise InvalidRequestError(
@@ -75,7 +75,7 @@ def staged_batch(
 ) -> StagedBatch:
     """Return the batch that a piece names; `place` is its cluster, topic id and partition.
 
-    Raises: CorruptDataError when the index says something else.
+    Raises: CorruptDataError when the index has no such batch, or the blocks do not fill it.
     """
     entry = _entry_of(index, piece, place)
     blocks = index.blocks_of(entry)

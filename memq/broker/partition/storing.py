@@ -1,12 +1,12 @@
 """Storing sealed batches: each as an object of its own, or several small ones in a shared object.
 
-A store that fails is tried again without end, while the result is wanted.
+A failed put is retried without limit, while its result is wanted.
 
-Shared objects. A PUT costs the same for 100 bytes as for 8 MiB, and a topic with one record a second needs one for
-each. The batches of all topics that opted in, sealed within `shared_age_ms_max` of each other, go into one object;
-each has its own pointer to its own bytes, so a reader fetches no others'. A batch that nobody waits for any more (its
-owner was fenced) stays in the object without a pointer, as a whole object would have stayed. Keys are drawn for each
-put, so what could not be published in the time of its own key is stored here, too.
+Shared objects. A PUT costs the same for 100 bytes as for 8 MiB, and a topic with one record a second needs one PUT for
+each record. So the batches of all topics that opted in share an object, if they are sealed within `shared_age_ms_max`
+of each other. Each batch has its own pointer to its own bytes, so a reader fetches no other batch. A batch whose owner
+was fenced stays in the object without a pointer, as a whole object would have stayed. Each put draws a new key.
+Therefore a batch that was not published in the time of its own key is stored in a shared object, too.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from memq.runtime.clock import backoff_s
 from memq.runtime.tasks import TaskOwner
 from memq.settings import BrokerSettings
 
-BACKOFF_S_MAX = 0.5  # how many requests a sick store gets is up to its breaker
+BACKOFF_S_MAX = 0.5  # the store's circuit breaker limits the requests to a failing store
 STORE_TIMEOUT_S = 60.0
 SHARED_BYTES_MAX = 8 * MIB
-SHARED_BATCHES_MAX = 2_048  # of as many topics with the longest names the object's meta takes 0.7 of its 1 MiB
+SHARED_BATCHES_MAX = 2_048  # with as many topics of the longest names, the object's meta takes 0.7 of its 1 MiB
 UPLOADS_IN_FLIGHT_MAX = 4
 
 
@@ -37,8 +37,8 @@ async def store_object(
 ) -> float | None:
     """Put an object; return when its first put began (monotonic s): no store dates it earlier.
 
-    The result is None when it was not stored, and is not `wanted` any more or its key's time is over: see `key_s`.
-    `name` says in the log whose it is. Raises: ObjectExistsError when other bytes lie under its key.
+    Returns None when the object is not stored, because it is no longer `wanted` or the time of its key is over
+    (`key_s`). `name` identifies the object in the log. Raises: ObjectExistsError when its key has other bytes.
     """
     clock, counters = services.runtime.clock, services.counters
     started_s, tries = clock.monotonic(), 0
@@ -49,7 +49,7 @@ async def store_object(
                     await services.store.put(body.key, body.buffers, body.checksum)
             except ObjectExistsError:
                 raise
-            except Exception as error:  # noqa: BLE001 - the ring holds the only copy: no error may let go of it
+            except Exception as error:  # noqa: BLE001 - the ring holds the only copy: no error may drop it
                 tries += 1
                 counters.store_retries += 1
                 wait.cause = str(error) or repr(error)
@@ -64,15 +64,15 @@ async def store_object(
 
 
 def key_s(settings: BrokerSettings) -> float:
-    """Return how long a key is used after its first put: half the age of the sweep.
+    """Return how long a key is used after its first put, in s: half the age of the sweep.
 
-    A pointer that is not handed over to the queue by then must name another object: see `memq.broker.upkeep.sweep`.
+    A pointer that is handed to the queue later must name another object: see `memq.broker.upkeep.sweep`.
     """
     return settings.sweep_age_ms / 2000
 
 
 class GatheringObject:
-    """Batches that go into one object, the slabs that they lie in, and how many wait for it."""
+    """Batches that go into one object, the slabs that hold them, and the number of waiters."""
 
     def __init__(self) -> None:
         self.batches: list[SealedBatch] = []
@@ -84,7 +84,7 @@ class GatheringObject:
 
     @property
     def full(self) -> bool:
-        """Whether it leaves without waiting for more."""
+        """Whether the object is uploaded without waiting for more batches."""
         return self.bytes >= SHARED_BYTES_MAX or len(self.batches) == SHARED_BATCHES_MAX
 
     def takes(self, batch: SealedBatch) -> bool:
@@ -104,7 +104,7 @@ class GatheringObject:
 class SharedObjects:
     """Gathers and stores the shared objects of one broker.
 
-    `start_epoch` tells this run of it from all earlier ones.
+    `_start_epoch` in the keys distinguishes this run of the broker from all earlier runs.
     """
 
     def __init__(self, services: Services, failed: Callable[[BaseException], None]) -> None:
@@ -118,9 +118,9 @@ class SharedObjects:
         self._in_flight: dict[GatheringObject, None] = {}
 
     async def store(self, batch: SealedBatch, slabs: list[Slab]) -> float:
-        """Store a batch, which says where it lies then; return when the put of its object began (monotonic s).
+        """Store a batch and set its place; return when the put of its object began (monotonic s).
 
-        Its slabs may be let go when this is cancelled.
+        A caller that cancels `store` may release its slabs: the object has its own references.
         """
         shipment = self._gathering(batch)
         shipment.add(batch, slabs)
@@ -142,7 +142,7 @@ class SharedObjects:
         return self._open
 
     def _close(self) -> None:
-        """The open shipment takes no more, and leaves when fewer than the allowed number are under way."""
+        """Close the open object; it is uploaded when fewer than UPLOADS_IN_FLIGHT_MAX uploads run."""
         if self._timer is not None:
             self._timer.cancel()
         assert self._open is not None, "no shipment is open"
@@ -165,8 +165,8 @@ class SharedObjects:
         self._depart()
 
     def _let_go(self, shipment: GatheringObject) -> None:
-        """Wake who still waits for what will not be stored, and give the slabs back."""
-        shipment.stored.cancel()  # of no effect when it is done
+        """Cancel the waiters of an object that will not be stored, and release its slabs."""
+        shipment.stored.cancel()  # no effect on an object that was stored
         for slab in shipment.slabs:
             self._services.pool.release(slab)
 
@@ -193,7 +193,7 @@ class SharedObjects:
         return key, now_ms
 
     async def stop(self) -> None:
-        """End at once, when no partition is at work any more; what is not stored stays so."""
+        """Stop at once, after all partitions have stopped; unstored objects are dropped."""
         if self._timer is not None:
             self._timer.cancel()
         await self._tasks.stop()

@@ -1,7 +1,7 @@
 """One partition at its owner: runs the ring, uploads batches, publishes pointers, sends acks.
 
-The shell around `Ring` (what is open, stored, next) and `Ownership` (what the queue shows): it turns their
-answers into calls of store, queue and connections, and decides nothing itself.
+The shell of `Ring` (states of the batches) and `Ownership` (contents of the queue). It executes their instructions on
+store, queue and connections, and decides nothing itself.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from memq.runtime.tasks import TaskOwner
 from memq.topic import CLOCK_ERROR_MS, Topic
 
 HELD_NAMED_MAX = 10_000
-CONFIRM_S = 2.0  # the time that the coordinator has to confirm the epoch; without its answer the owner publishes
+CONFIRM_S = 2.0  # time-out for the coordinator to confirm the epoch; after it, the owner publishes instead
 
 
 def given_up_text(held: Sequence[str]) -> str:
-    """Return one log line that names the given-up blocks: the log's rate must hide none of them."""
+    """Return one log line that names the given-up blocks: the log's rate limit must hide none of them."""
     more = f"; and {len(held) - HELD_NAMED_MAX} more" if len(held) > HELD_NAMED_MAX else ""
     return "; ".join(held[:HELD_NAMED_MAX]) + more
 
@@ -73,7 +73,7 @@ def _limits(topic: Topic) -> RingLimits:
 class TopicProcessor:
     """Owns one write partition from its opening to its end; `run` opens it again after it was fenced.
 
-    `leave` gets the blocks of each lost epoch that were acked with 1.
+    `leave` gets the blocks of each lost epoch that were acked with ack=1.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class TopicProcessor:
         self.ring = Ring(_limits(topic))
         self.own: Ownership | None = None
         self.failure: MemqError | None = None
-        self.moved_to = ""  # where its next owner listens, when it was moved and that is known
+        self.moved_to = ""  # address of the next owner, "" while unknown
         self.draining = False
         self._sealed: dict[int, SealedBatch] = {}
         self._uploads: dict[int, asyncio.Task[None]] = {}
@@ -108,14 +108,14 @@ class TopicProcessor:
         self.known = KnownBlocks(self, self._tasks)
         self.appender = Appender(self)
         self._pump_scheduled = False
-        self._grew = False  # blocks came since the last round
+        self._grew = False  # blocks arrived since the last round
         self._timer: asyncio.TimerHandle | None = None
         self._ready = asyncio.Event()
         self._fenced = asyncio.Event()
         self.changed = asyncio.Event()  # a batch was published, or the epoch given up; a waiter clears it first
         self._drain_once = asyncio.Lock()
-        self.staging = asyncio.Lock()  # pieces of writers' batches go one request after another
-        self._released = False  # `closed` is on its way, the last word of the epoch
+        self.staging = asyncio.Lock()  # held by one request of a writer at a time
+        self._released = False  # `closed`, the last pointer of the epoch, is being published
 
     # ---- life --------------------------------------------------------------------------------
 
@@ -135,15 +135,15 @@ class TopicProcessor:
             raise DrainingError(f"partition {self.partition} of topic '{self.topic.name}' is being drained")
 
     def start_draining(self) -> None:
-        """Take nothing new from now on."""
+        """Refuse new blocks from now on."""
         self.draining = True
         self.ring.flushing = True
         self.pump()
 
     async def drain(self) -> None:
-        """Take nothing new; return when everything is acked and the partition is released.
+        """Refuse new blocks; return when everything is acked and the partition is released.
 
-        Raises: what ended the partition before that, when its ring held something.
+        Raises: the failure of the partition, if its ring still held batches.
         """
         self.start_draining()
         async with self._drain_once:  # a planned move may drain it while the whole broker drains
@@ -159,7 +159,7 @@ class TopicProcessor:
                 raise error
 
     def fail(self, error: MemqError) -> None:
-        """Take nothing more, for the reason that `error` names: streams are closed, waiters get it."""
+        """Refuse everything from now on because of `error`: streams are closed, waiters get the error."""
         if self.failure is None:
             self.failure = error
         self._ready.set()
@@ -169,7 +169,7 @@ class TopicProcessor:
         _settle(self._stating, error)
 
     async def stop(self) -> None:
-        """End at once; unpublished blocks stay unacked, or go to the next owner."""
+        """Stop at once; unpublished blocks stay unacked, or go to the next owner."""
         self.fail(MovedError(f"{self.name} is closed"))
         if self._timer is not None:
             self._timer.cancel()
@@ -177,7 +177,7 @@ class TopicProcessor:
         self._empty_ring()
 
     def held_blocks(self) -> list[str]:
-        """Describe unpublished batches, for an operator that ends the drain."""
+        """Describe unpublished batches, for an operator who ends the drain."""
         return [
             f"{self.name} batch {slot.number} ({slot.state.name.lower()}): producer {run.stream.producer_id:016x}"
             f" sequences {run.first} to {run.next - 1}, acks={AckLevel(run.stream.acks).name.lower()}"
@@ -186,7 +186,7 @@ class TopicProcessor:
         ]
 
     async def _run(self) -> None:
-        """Open the partition, serve until fenced, open again while the assignment is ours."""
+        """Open the partition and serve until fenced; repeat while it is assigned to this broker."""
         while True:
             topic = self.topic
             try:
@@ -198,7 +198,7 @@ class TopicProcessor:
             self._opened_window_ms = self.own.dedup_window_ms
             self.ring = Ring(_limits(self.topic))
             self.ring.flushing = self.draining
-            self.follow(self.topic)  # altered while it was opened
+            self.follow(self.topic)  # the settings may have changed during the opening
             self._fenced.clear()
             self._ready.set()
             self.pump()
@@ -212,11 +212,11 @@ class TopicProcessor:
         self.fail(error if isinstance(error, MemqError) else MovedError(f"{self.name} failed: {error!r}"))
 
     def follow(self, topic: Topic) -> None:
-        """Take altered settings, each as soon as it is safe: see `memq.topic.HOLDS`.
+        """Apply changed settings, each as soon as it is safe: see `memq.topic.HOLDS`.
 
-        The state reaches back for the dedup window that it was opened with, and a queue may let pointers in that are as
-        old as it said before: so the greater window and age hold until the next epoch, and a block must not be older
-        than that window allows.
+        The greater of old and new values of dedup window and S applies until the next epoch, because a queue may still
+        accept pointers of the old age. The owner knows only the dedup window that it read at the opening, so the
+        delivery time-out grows no further than that window allows.
         """
         self.topic = topic
         self.appender.follow(topic)
@@ -234,10 +234,10 @@ class TopicProcessor:
     # ---- from connections ----------------------------------------------------------------------
 
     async def begin_producer(self, producer_id: int, epoch: int = 0) -> NamedProducer:
-        """Let an instance of a named producer begin, after `ready`: older ones are fenced from now on.
+        """Begin an instance of a named producer, after `ready`, and fence the older ones.
 
-        Epoch 0 takes the next one. Returns its epoch, and which sequences are committed; both are in the queue by then.
-        Raises: ProducerFencedError, NotReadyError, TooLargeError, MovedError.
+        `epoch` 0 means the next one. Returns the epoch and the end of the committed sequences; the queue holds both by
+        then. Raises: ProducerFencedError, NotReadyError, TooLargeError, MovedError.
         """
         own, clock = self.owned(), self.services.runtime.clock
         by_age = self.services.queue.refuses_by_age
@@ -257,8 +257,8 @@ class TopicProcessor:
     async def admit_producer(self, producer_id: int, epoch: int, sequence: int) -> None:
         """Admit an instance of a named producer, which continues from `sequence`, after `ready`.
 
-        The queue may know more of it than this owner has read, and blocks of an older instance may still be in the
-        ring, under the same sequences. Raises: as `begin_producer`, OutOfSequenceError.
+        The queue may hold more of its blocks than this owner has read. Blocks of an older instance with the same
+        sequences may still be in the ring. Raises: as `begin_producer`; OutOfSequenceError if `sequence` leaves a gap.
         """
         producer = self.owned().producer(producer_id)
         runs = (run.stream for slot in self.ring for run in slot.runs if run.stream.producer is producer)
@@ -271,13 +271,13 @@ class TopicProcessor:
     async def proven_end(self) -> int:
         """Return an end behind all pointers that this owner and those before it acked before this call.
 
-        A Kafka node that lags shows an earlier end and no higher epoch. So the end is what this owner has read or
-        published. An own pointer that was handed over after the call proves it: the opening, or `opened` once more.
-        When no pointer of an earlier owner can lie behind the own ones, a fresh read of the assignment proves it, too:
-        then a question does not make the log grow. Raises: MovedError, DrainingError.
+        A Kafka node that lags shows an earlier end and no higher epoch. So the result is the end of what this owner has
+        read or published. An own pointer that is handed over after the call proves this end: the `opened` of the
+        opening, or a repeated one. If no pointer of an earlier owner can lie behind the own ones, a fresh read of the
+        assignment is enough; then the call does not make the log grow. Raises: MovedError, DrainingError.
         """
         asked_s = self._now()
-        if self.own is None or self.failure is not None:  # else it has an end also while it drains
+        if self.own is None or self.failure is not None:  # an owner that drains still has an end
             await self.ready()
         own = self.owned()
         # Where the queue refuses by age, a pointer of an earlier owner may land until this owner is alone.
@@ -287,9 +287,9 @@ class TopicProcessor:
         return own.known_end()
 
     async def _confirm(self, own: Ownership) -> bool:
-        """Return whether this epoch is the last one at the coordinator; without an answer it may not be.
+        """Whether the coordinator confirms this epoch as the last one; False without an answer.
 
-        Raises: MovedError.
+        Raises: MovedError when the coordinator has another epoch or session.
         """
         try:
             async with asyncio.timeout(CONFIRM_S):
@@ -301,7 +301,7 @@ class TopicProcessor:
         return own.phase is Phase.OWNING  # a coordinator that was set back does not know the higher epoch
 
     def forget_silent(self, now_ms: int) -> None:
-        """Forget the producers that were silent for the dedup window; those in the ring are not."""
+        """Forget producers that were silent for the dedup window and have no blocks in the ring."""
         if self.own is not None:
             busy = {run.stream.producer_id for slot in self.ring for run in slot.runs}
             self.own.forget(now_ms, busy, self.topic.settings.retention_ms)
@@ -316,13 +316,13 @@ class TopicProcessor:
         await future
 
     async def restate(self) -> None:
-        """Publish `opened` again, so that retention may take what lies before it."""
+        """Publish `opened` again, so that retention may delete the pointers before it."""
         if self.own is not None and self.failure is None:
             self._restate = True
             self.pump()
 
     async def _state(self) -> None:
-        """Publish `opened` again, with all that is remembered, and return when the queue is read up to it."""
+        """Publish `opened` again, with all names; return after reading the queue up to it. Raises: MovedError."""
         if self.own is None or self.failure is not None:
             raise MovedError(f"{self.name} is not open any more")
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -331,7 +331,7 @@ class TopicProcessor:
         await future
 
     def pump_soon(self) -> None:
-        """Pump after this round of the event loop, and after each that follows while they bring blocks."""
+        """Pump after this round of the event loop, and after each further round until one brings no blocks."""
         self._grew = True
         if not self._pump_scheduled:
             self._pump_scheduled = True
@@ -351,7 +351,7 @@ class TopicProcessor:
     # ---- the ring's work -------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Do what the ring says is next."""
+        """Execute the next steps of the ring."""
         if self.own is None or self.failure is not None or self._released or self.own.phase is not Phase.OWNING:
             return
         self._restate = self._restate or self.own.must_restate()
@@ -370,7 +370,7 @@ class TopicProcessor:
             self._timer = asyncio.get_running_loop().call_later(delay, self.pump)
 
     async def _upload(self, slot: BatchSlot) -> None:
-        """Store a batch; a store that fails is tried again for ever, for the ring holds the head."""
+        """Store a batch; retry a failed put without limit, because the ring never skips a batch."""
         if not slot.sealed_ms:
             slot.sealed_ms = self.services.runtime.clock.wall_ms()
             self.services.counters.sealed_batches += 1
@@ -393,7 +393,7 @@ class TopicProcessor:
         self.pump()
 
     def fence(self, error: MemqError) -> None:
-        """Give the epoch up for what an upload met; a publish under way ends first, and sees it."""
+        """Give up the epoch because of `error`; a running publish ends first, and then finds it FENCED."""
         self.services.events.error("fenced", f"{self.name}: {error}")
         own = self.owned()
         if own.phase is Phase.OWNING:
@@ -445,9 +445,9 @@ class TopicProcessor:
             return
         if self.services.traces is not None:
             self.services.traces.published(sealed, began_ms)
-        if len(slot.runs) > POINTER_RANGES_MAX:  # more than a pointer names
+        if len(slot.runs) > POINTER_RANGES_MAX:  # the pointer may not name them all
             own.join(producer_ranges(sequences_of(slot)), own.queue_time_ms())
-        slot.pointer_offset = None if shown else publisher.pointer_offset  # readers take what was shown before it
+        slot.pointer_offset = None if shown else publisher.pointer_offset  # readers take earlier copies
         self._ack(self.ring.published(self._now()), own.epoch)
         self.known.remember(sealed.headers.headers, slot.pointer_offset)
         slot.settle()
@@ -458,8 +458,8 @@ class TopicProcessor:
     async def _publish_staged(self, slot: BatchSlot, staged: StagedBatch) -> None:
         """Publish the pointer of a batch that a writer put into the store.
 
-        Its owner can't store it again: when the time of its key is over, the epoch is given up, so that the next
-        opening finds out whether a try has landed. The writer asks again, and is refused if none has.
+        The owner can't store the batch again. When the time of its key is over, the owner gives up the epoch, and the
+        next opening finds out whether a try has landed. The writer repeats its request, which is refused if none has.
         """
         own, origin, clock = self.owned(), self._origin(), self.services.runtime.clock
 
@@ -467,7 +467,7 @@ class TopicProcessor:
             adopted, held = own.next_adopted(), enumerate(staged.sequences)
             skip = tuple(n for n, (number, *block) in held if own.producer(number).queued.covers(*block))
             totals = own.totals_with(adopted)
-            named_ms = own.named_ms if staged.writers else own.named_since_ms()  # it may be the first with a name
+            named_ms = own.named_ms if staged.writers else own.named_since_ms()  # the pointer may have the first name
             return staged_pointer(slot, origin, totals, adopted, skip, clock.wall_ms(), named_ms)
 
         if not await self._publisher().publish(build, slot.number, staged.until_s):
@@ -478,7 +478,7 @@ class TopicProcessor:
         staged.settle(None)
 
     def _ack(self, slot: BatchSlot, epoch: int) -> None:
-        """Ack what the published batch holds, to the streams that wait for that."""
+        """Ack the published batch to the streams with ack=all."""
         places = slot.places()
         for stream, sequence in slot.acks().items():
             stream.sink.send_ack(stream, AckLevel.ALL, sequence, epoch, places.get(stream, ()))
