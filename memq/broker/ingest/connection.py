@@ -1,7 +1,7 @@
 """One client connection: bytes into slabs, blocks checked in place, frames to their handlers.
 
-What is plainly right goes the short way, many blocks at once (`memq.broker.ingest.intake`); everything else is
-judged here, one frame after another. Answers leave through the `Outbox`, which notices a client that does not read.
+Sound blocks are taken many at once (`memq.broker.ingest.intake`). All other frames are checked here, one after another.
+Answers are sent through the `Outbox`, which detects a client that does not read them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from memq.runtime.clock import Clock
 from memq.runtime.network import peer_text
 
 THROTTLE_MS = 100
-UNSENT_BYTES_MAX = 1 * MIB  # what one read of a client's requests may leave in its socket before it is closed
+UNSENT_BYTES_MAX = 1 * MIB  # of unsent answers to the requests of one read; more close the connection
 _WRITE = int(Api.WRITE)
 
 
@@ -68,7 +68,7 @@ class Handler(Protocol):
         ...
 
     def gone(self, connection: Connection) -> None:
-        """The connection is closed."""
+        """Forget a connection, which is closed."""
         ...
 
 
@@ -78,16 +78,16 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, services: Services, intake: Intake, handler: Handler) -> None:
         self.conversation = Conversation()
         self.streams: dict[int, Stream] = {}
-        self.half_since_s: float | None = None  # when the frame that is half there was begun or last resumed
+        self.half_since_s: float | None = None  # when the incomplete frame began, or reading resumed
         self.opened_s = services.runtime.clock.monotonic()
         self.ready_s = 0.0
         self.peer = ""
         self.turned_away = False  # over the broker's bound on connections
-        self.client = ""  # who it is, for the limits: the client id, else the host
+        self.client = ""  # its name for the limits: the client id, else the host
         self.limiters: Limiters = ()
         self.checksums = False  # whether the client sends one with each message
         self.principal = ANONYMOUS  # HELLO has no credentials yet
-        self.paused = False  # by the intake: memory is short, and a silence is not the client's
+        self.paused = False  # by the intake, because memory is short: the client is not silent
         self.outbox = Outbox(services.runtime.clock)
         self._forwards = False
         self._services = services
@@ -95,7 +95,7 @@ class Connection(asyncio.BufferedProtocol):
         self._handler = handler
         self._transport: asyncio.Transport | None = None
         self._region: Region | None = None
-        self._waiting: tuple[bytes, int] | None = None  # a frame's beginning that found no place, and its length
+        self._waiting: tuple[bytes, int] | None = None  # beginning and length of a frame that found no place
         self.leaving_since_s: float | None = None  # closed by the broker, which waits until the client has read why
 
     # ---- asyncio.BufferedProtocol ----------------------------------------------------------------
@@ -116,7 +116,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._intake.buffer(self._region)
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take received bytes: whole frames at once, a half one keeps its place."""
+        """Take received bytes: complete frames at once; an incomplete one keeps its place."""
         intake, region = self._intake, self._region
         self._services.counters.received_bytes += nbytes
         at_cursor = intake.at_cursor(region)
@@ -142,7 +142,7 @@ class Connection(asyncio.BufferedProtocol):
         intake.after_read(self)
 
     def _keep_rest(self, slab: Slab, at: int, end: int, need: int) -> None:
-        """Reserve a place for a frame that is half there; without one, wait for it."""
+        """Reserve a place for an incomplete frame; without memory, wait for one."""
         if at == end:
             self._region = None
             self.half_since_s = None
@@ -154,19 +154,19 @@ class Connection(asyncio.BufferedProtocol):
             self._intake.wait(self)
 
     def pause_writing(self) -> None:
-        """The client does not read: take nothing more from it until it does."""
+        """Stop reading requests until the client reads its answers."""
         self.outbox.stop()
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """Continue to read requests, because the client reads its answers again."""
         self.outbox.go_on()
         if not self.paused and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Disconnect: received blocks stay, streams are forgotten."""
+        """Forget the streams of the closed connection; received blocks stay."""
         self.conversation.close()
         self.outbox.go_on()
         if self._region is not None:
@@ -178,11 +178,11 @@ class Connection(asyncio.BufferedProtocol):
         self.streams.clear()
         self._handler.gone(self)
 
-    # ---- the intake's wishes ---------------------------------------------------------------------
+    # ---- calls of the intake ---------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
-        """Whether HELLO was said and answered, and the connection is open."""
+        """Whether HELLO was received and answered, and the connection is open."""
         return self.conversation.state in (ConnectionState.READY, ConnectionState.DRAINING)
 
     @property
@@ -192,7 +192,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def reads_on(self) -> bool:
-        """Whether it may read while memory is short: its frame has a place already, or it sends no blocks."""
+        """Whether the connection may read while memory is short: its frame has a place, or it sends no blocks."""
         return self._region is not None or not (self.streams or self._waiting or self._forwards)
 
     def pause(self) -> None:
@@ -202,7 +202,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def take_place(self) -> bool:
-        """Give the frame that waits its place and read on; False when there is still none."""
+        """Get a place for the waiting frame and resume reading; False when memory is still short."""
         assert self._waiting is not None, "no frame waits for a place"
         beginning, need = self._waiting
         place = self._intake.place(need)
@@ -216,7 +216,7 @@ class Connection(asyncio.BufferedProtocol):
         return True
 
     def resume(self) -> None:
-        """Read the socket again; a frame that is half there has its time from now on."""
+        """Read the socket again; the time-out of an incomplete frame starts now."""
         if self.half_since_s is not None:
             self.half_since_s = self._services.runtime.clock.monotonic()
         if self.paused and self._transport is not None and not self._transport.is_closing():
@@ -232,7 +232,7 @@ class Connection(asyncio.BufferedProtocol):
     # ---- frames ------------------------------------------------------------------------------------
 
     def _take_frames(self, slab: Slab, at: int, end: int) -> tuple[int, int]:
-        """Take the whole frames between `at` and `end`; return where the rest starts and the length it needs."""
+        """Take complete frames between `at` and `end`; return where the rest starts and the length it needs."""
         view, ready = slab.view, self.ready
         if not ready and end - at >= 4:
             check_hello_start(bytes(view[at : min(end, at + FRAME_PREFIX_BYTES)]))
@@ -248,7 +248,7 @@ class Connection(asyncio.BufferedProtocol):
             stop = at + need
             if stop > end or api != _WRITE or not ready:
                 check_prefix(length, api)
-                if api == _WRITE and ready and number not in self.streams:  # before memory is given to it
+                if api == _WRITE and ready and number not in self.streams:  # before it gets memory
                     raise ProtocolError(f"WRITE on stream {number}, which was never opened")
                 if stop > end:
                     break
@@ -262,7 +262,7 @@ class Connection(asyncio.BufferedProtocol):
                 stream = self.streams.get(number)
                 if stream is None:
                     raise ProtocolError(f"WRITE on stream {number}, which was never opened")
-                if stream.open:  # else: what follows a refused block is ignored until OPEN
+                if stream.open:  # else ignored: blocks after a refused one, until the client opens the stream again
                     touched[stream] = None
                     stop = self._take_run(stream, slab, at, end, now_s) or self._take_block(
                         stream, slab, at, stop, now_s
@@ -273,7 +273,7 @@ class Connection(asyncio.BufferedProtocol):
         return at, need
 
     def _take_run(self, stream: Stream, slab: Slab, at: int, end: int, now_s: float) -> int:
-        """Append the sound blocks that lie there to their partition; return where they end, 0 without any."""
+        """Append the sound blocks from `at` on to their partition; return where they end, 0 without any."""
         home = stream.home
         blocks_max, bytes_max = home.room(stream, now_s)
         if not blocks_max:
@@ -303,7 +303,7 @@ class Connection(asyncio.BufferedProtocol):
             self._turn_away(stream, outcome)
 
     def _take_block(self, stream: Stream, slab: Slab, at: int, stop: int, now_s: float) -> int:
-        """Judge one block in full: append it, or close its stream with the reason. Return where it ends."""
+        """Check one block in full: append it, or close its stream with the reason. Return where it ends."""
         start = at + FRAME_PREFIX_BYTES
         try:
             header = _checked_block(stream, slab.view[start:stop])
@@ -320,7 +320,7 @@ class Connection(asyncio.BufferedProtocol):
         return stop
 
     def _turn_away(self, stream: Stream, outcome: TurnedAway) -> None:
-        """Close the stream, with the reason: what follows is ignored until it is opened again."""
+        """Close the stream, with the reason; its next blocks are ignored until it is opened again."""
         stream.open = False
         if isinstance(outcome, Redirected):
             self.send_redirect(stream, outcome.address)
@@ -355,7 +355,7 @@ class Connection(asyncio.BufferedProtocol):
         self._handler.request(self, frame)
 
     def _take_forward(self, request: int, slab: Slab, start: int, stop: int) -> None:
-        """Take another broker's block, which stays where it lies. From now on this connection sends blocks."""
+        """Take another broker's block in place. From now on the connection counts as one that sends blocks."""
         self.conversation.said(Side.CLIENT, Api.FORWARD)
         self._forwards = True
         if slab is self._intake.aside:
@@ -371,7 +371,7 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         """See `memq.broker.partition.append.AckSink`.
 
-        Its number may be that of another stream by now: then nobody waits.
+        An ack is dropped when another stream has the stream's number by now: no client waits for it.
         """
         if self.streams.get(stream.number) is not stream:
             return
@@ -390,17 +390,17 @@ class Connection(asyncio.BufferedProtocol):
         self.outbox.write(encode_frame(Api.REDIRECT, stream.number, stream.expected, body))
 
     def send(self, prefix: bytes, body: bytes = b"") -> None:
-        """Send an answer, whose body may be one with the prefix; HELLO's starts the connection's clock."""
+        """Send an answer; the prefix may include the body. The answer to HELLO starts the connection's clock."""
         api = prefix[4]
         self.conversation.said(Side.BROKER, api)
         if api == Api.HELLO:
             self.ready_s = self._services.runtime.clock.monotonic()
         self.outbox.write(prefix)
         if body:
-            self.outbox.write(body)  # not joined: that would copy it
+            self.outbox.write(body)  # joining the two would copy the body
 
     def refuse(self, error: MemqError) -> None:
-        """Send the client the error of the connection as a whole, and close it."""
+        """Send the client an error that concerns the whole connection, and close it."""
         if self.leaving_since_s is not None or self._transport is None:
             return
         self.leaving_since_s = self._services.runtime.clock.monotonic()
@@ -425,9 +425,9 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _checked_block(stream: Stream, block: memoryview) -> BlockHeader:
-    """Return the header of a block that is sound and belongs on this stream.
+    """Return the header of a block that is sound and belongs to this stream.
 
-    Raises: MemqError that says what not.
+    Raises: the MemqErrors of `check_block`; ProtocolError for a block of another producer or instance.
     """
     header = check_block(block, stream.home.scope)
     if header.producer_id != stream.producer_id:
@@ -448,7 +448,7 @@ class Outbox:
 
     def __init__(self, clock: Clock) -> None:
         self.transport: asyncio.Transport | None = None
-        self.standing_since_s = 0.0  # while congested: when the client last read some of what waits for it
+        self.standing_since_s = 0.0  # while congested: when the client last read any byte
         self._clock = clock
         self._writable = asyncio.Event()
         self._writable.set()
@@ -456,7 +456,7 @@ class Outbox:
 
     @property
     def congested(self) -> bool:
-        """Whether more waits than the socket likes to hold."""
+        """Whether more bytes wait than the transport buffers."""
         return not self._writable.is_set()
 
     @property
@@ -465,18 +465,18 @@ class Outbox:
         return self.transport.get_write_buffer_size() if self.transport is not None else 0
 
     def write(self, frame: bytes) -> None:
-        """Send a frame; after the end it is dropped."""
+        """Send a frame; on a closing connection it is dropped."""
         if self.transport is not None and not self.transport.is_closing():
             self.transport.write(frame)
 
     def stop(self) -> None:
-        """The socket is full."""
+        """Note that the socket is full."""
         self._writable.clear()
         self.standing_since_s = self._clock.monotonic()
         self._unsent_bytes_seen = self.unsent_bytes
 
     def go_on(self) -> None:
-        """The socket accepts bytes again, or the connection is closed: release all waiters."""
+        """Release all waiters: the socket accepts bytes again, or the connection is closed."""
         self._writable.set()
 
     async def writable(self) -> None:

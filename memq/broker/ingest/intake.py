@@ -1,14 +1,13 @@
 """Receives bytes into slabs and finds runs of sound blocks, checked in place.
 
-Reads are synchronous, so one current slab serves all connections: each read starts at the cursor, and a
-frame that is only half there keeps its place (a region) until the rest comes. While a region is the last
-thing in the current slab its connection reads on behind it; otherwise it reads up to the frame's end.
+Reads are synchronous, so one current slab serves all connections. Each read starts at the cursor. An incomplete frame
+keeps its place (a region) until the rest arrives. If the region is the last one in the current slab, its connection may
+read beyond the frame; otherwise it reads up to the end of the frame.
 
-`sound_run` passes only what is plainly right. The first block that is anything else (damaged, too old, out of
-sequence, sent before, of another stream, only half there) ends the run, and the connection judges it alone and in full.
-At 4 KiB a block costs the kernel half a microsecond, so each operation of its loop shows. One `unpack` reads frame
-prefix and header; what is the same for all blocks of a stream is looked up once for the run; the ring is notified of
-the run, not of each block.
+`sound_run` accepts only blocks without any doubt. Another block (damaged, too old, out of sequence, repeated, of
+another stream, incomplete) ends the run, and the connection checks that block alone and in full. A block of 4 KiB costs
+half a microsecond here, so each operation of the loop counts. One `unpack` reads frame prefix and header. Values that
+are the same for all blocks of a stream are read once for the run. The ring gets the run, not each block.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from memq.limits import (
 from memq.protocol.frames import Api
 
 ASIDE_BYTES = 64 * KIB
-MOVED_BYTES_MAX = 64 * KIB  # a frame up to this size moves to where its connection reads on
+MOVED_BYTES_MAX = 64 * KIB  # an incomplete frame up to this size may be moved to the cursor
 # A WRITE's prefix: length | api, flags, stream as one | first sent. The header: magic, checksum | version, codec, flags
 # as one | payload, raw, count | producer epoch, scope | producer, first sequence, base | (delta) slots | (tag bits)
 _HEAD = struct.Struct("<IIq II I III II QQq 4xHH 8x")
@@ -46,7 +45,7 @@ _unpack = _HEAD.unpack_from
 _BODY_FROM = FRAME_PREFIX_BYTES + CHECKED_FROM
 _MAGIC = int.from_bytes(MAGIC, "little")
 _CODEC = 0xFF00  # the codec in the word below
-# version, codec and flags of every block that can be sound, as the word that they form
+# version, codec and flags of every valid block, as one word
 _KINDS = frozenset(
     version | codec << 8 | flags << 16
     for version in FORMAT_VERSIONS
@@ -59,7 +58,7 @@ _FIRST_END = SEQUENCE_END - 65_536 * BLOCK_RECORDS_MAX
 
 
 class Region:
-    """The place of a frame that is half there: `start` to `end` in a slab, bytes up to `filled`."""
+    """The place of an incomplete frame: `start` to `end` in a slab, filled up to `filled`."""
 
     __slots__ = ("end", "filled", "slab", "start")
 
@@ -82,29 +81,29 @@ class SlabReader(Protocol):
         ...
 
     def take_place(self) -> bool:
-        """Give the frame that waits its place and read on; False when there is still none."""
+        """Get a place for the waiting frame and resume reading; False when memory is still short."""
         ...
 
     @property
     def reads_on(self) -> bool:
-        """Whether it may read while memory is short: its frame has a place already, or it sends no blocks."""
+        """Whether the connection may read while memory is short: its frame has a place, or it sends no blocks."""
         ...
 
 
 class Intake:
     """The current slab of a broker and the connections that fill it.
 
-    An eighth of the budget is left for frames that have begun, so that they can end. When the rest is used up the
-    intake is starved: who sends blocks is not read until memory came back, and then frames that have begun and
-    found no place get theirs first, in order, before anything new begins. Requests of others (polls, heartbeats)
-    are read on, `aside`: a frame of theirs is copied as soon as it is whole.
+    An eighth of the budget is reserved for incomplete frames, so that they can be completed. When the rest is used up,
+    the intake is starved: it pauses connections that send blocks until memory is released. Then incomplete frames
+    without a place get one first, in order. Connections without blocks (polls, heartbeats) continue in the slab
+    `aside`, from which complete frames are copied.
     """
 
     def __init__(self, pool: SlabPool) -> None:
         self.pool = pool
         self.starved = False
         self.readers: dict[SlabReader, None] = {}
-        self.waiting: dict[SlabReader, None] = {}  # with a frame that has begun and found no place
+        self.waiting: dict[SlabReader, None] = {}  # with an incomplete frame that found no place
         self.aside = Slab(ASIDE_BYTES)
         self.starving: Callable[[], None] = lambda: None  # called when memory has become short
         self._leave_bytes = max(pool.budget_bytes // 8, 2 * pool.slab_bytes)
@@ -124,8 +123,8 @@ class Intake:
     def follow(self, region: Region) -> Region:
         """Move the start of a small frame to the cursor, so that the next read follows it, or leave it.
 
-        In place only the frame's rest can be read: with many connections that send small blocks, every second
-        read would be of some hundred bytes, for the price of one of 100 KiB.
+        At its old place, only the rest of the frame can be read. With many connections that send small blocks, every
+        second read would get some hundred bytes, at the cost of a read of 100 KiB.
         """
         need, length = region.end - region.start, region.filled - region.start
         fits = self.slab.size - self.cursor >= need + READ_BYTES_MIN
@@ -143,7 +142,7 @@ class Intake:
         return not self.starved and (region is None or (region.slab is self.slab and region.end == self.cursor))
 
     def begin(self, reader: SlabReader) -> tuple[Slab, int]:
-        """Return where the bytes are that were read without a region."""
+        """Return slab and start of the bytes that were just read without a region."""
         if not self.starved:
             return self.slab, self.cursor
         assert reader.reads_on, "read on without memory"
@@ -152,8 +151,8 @@ class Intake:
     def reserve(self, slab: Slab, start: int, filled: int, need: int) -> Region | None:
         """Give the frame that begins at `start` of `slab` a place of `need` bytes; None when memory is short.
 
-        The place is where it is when it fits behind it, else a copy of its beginning in another slab. The
-        region has a reference of its own.
+        The frame stays where it is if its rest fits there. Otherwise its beginning is copied to another place. The
+        region has a reference on its slab.
         """
         if slab is self.slab and filled == self.cursor and start + need <= slab.size:
             self.cursor = max(self.cursor, start + need)
@@ -188,7 +187,7 @@ class Intake:
         return True
 
     def after_read(self, reader: SlabReader) -> None:
-        """See that there is room for the next read; stop all reading that would begin something new if not."""
+        """Make room for the next read; without memory, pause connections that would begin new frames."""
         if self.starved:
             if not reader.reads_on:
                 reader.pause()
@@ -196,7 +195,7 @@ class Intake:
             self._starve()
 
     def wait(self, reader: SlabReader) -> None:
-        """A frame has begun and finds no place: it gets one before anything new begins."""
+        """Let an incomplete frame wait for memory; it gets a place before any new frame."""
         self.waiting[reader] = None
         reader.pause()
         self._starve()
@@ -211,7 +210,7 @@ class Intake:
         self.starving()
 
     def feed(self) -> None:
-        """Memory came back: frames that wait get their places, then all connections read again."""
+        """Give released memory to waiting frames first; then all connections read again."""
         for reader in list(self.waiting):
             if not reader.take_place():
                 return
@@ -222,7 +221,7 @@ class Intake:
                 reader.resume()
 
     def leave(self, reader: SlabReader) -> None:
-        """Forget a connection that is closed; what it waited for may go to the next."""
+        """Forget a closed connection; the next waiting one may get its memory."""
         self.readers.pop(reader, None)
         if reader in self.waiting:
             del self.waiting[reader]
@@ -234,14 +233,14 @@ def sound_run(
 ) -> BlockRun:
     """Check the frames from `at` on; return the sound ones up to the first that is not.
 
-    `oldest_ms` is the least first-sent time that is taken. At most `blocks_max` blocks; the run ends with the
-    block that reaches `bytes_max`, frame prefixes counted.
+    `oldest_ms` is the least first-sent time to accept. The run has at most `blocks_max` blocks, and ends with the block
+    that reaches `bytes_max`, which includes frame prefixes.
     """
     extents: list[Extent] = []
     begin, expected = at, stream.expected
     next_ = expected
     if next_ < stream.producer.next or next_ >= _FIRST_END:
-        return BlockRun(extents, next_, next_, 0)  # it may hold duplicates, or the last sequences of all
+        return BlockRun(extents, next_, next_, 0)  # perhaps duplicates, or too close to SEQUENCE_END
     view, producer_id, scope = slab.view, stream.producer_id, stream.home.scope
     kind, producer_epoch = Api.WRITE | stream.number << 16, stream.producer_epoch
     last = min(end - _HEAD_BYTES, at + bytes_max - 1)

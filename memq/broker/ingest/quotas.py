@@ -1,9 +1,9 @@
 """Limits per second of bytes and requests: limiters of topics and of clients. Pure.
 
-Theory: a token bucket that lends. Tokens come in at the rate of the limit, up to what one second brings; whoever finds
-any takes a whole block, even when that is more than there is, and the debt is worked off before the next one. So a
-block of any size passes, nothing is cut, and over a long time the rate is exact: a burst is at most one second's
-worth and one block. What is refused takes no tokens.
+Theory: a token bucket that lends. Tokens arrive at the rate of the limit; the bucket holds at most one second of them.
+If any token is left, a whole block is taken, even when it costs more tokens; the next block waits until the debt is
+paid. So a block of any size passes uncut, and over a long time the rate is exact. A burst is at most one second's
+tokens and one block. A refused block takes no tokens.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from memq.runtime.clock import Clock
 from memq.settings import Section, did_you_mean, parse_size
 from memq.topic import LimitMode, Topic, check_name
 
-DEFAULT = "default"  # names no client, but all that are not named
-CLIENTS_MAX = 10_000  # that are remembered; those that are connected are bounded by connections_max
-ROUND_S = 0.1  # who was slowed comes back for at least so much: each time costs a frame and what lay in the socket
+DEFAULT = "default"  # the limit of each client that is not named
+CLIENTS_MAX = 10_000  # remembered clients; connections_max bounds the connected ones
+ROUND_S = 0.1  # a throttled client waits for tokens of this time: each throttle costs a frame and the blocks in flight
 _EXAMPLE = "write it as 'soft 10MiB/s 500/s': a mode, then bytes or requests per second, or both"
 
 
@@ -28,8 +28,8 @@ _EXAMPLE = "write it as 'soft 10MiB/s 500/s': a mode, then bytes or requests per
 class RatePerSecond:
     """A limit per second, 0 for none.
 
-    `mode` says what happens beyond it.
-    observe: it is counted; soft: it is slowed, without an error; hard: it is refused with an OverLimitError.
+    `mode` is the effect of an excess: observe counts it, soft throttles it without an error, hard refuses it with an
+    OverLimitError.
     """
 
     mode: LimitMode = "off"
@@ -38,44 +38,44 @@ class RatePerSecond:
 
     @property
     def holds(self) -> bool:
-        """Whether there is anything to watch."""
+        """Whether the limit has an effect."""
         return self.mode != "off" and (self.bytes_s > 0 or self.requests_s > 0)
 
 
 class TokenBucket:
-    """Tokens come in with time, `rate` in a second and never more than that; fewer than 0 is a debt."""
+    """Gets `rate` tokens a second, and holds at most `rate`; fewer than 0 are a debt."""
 
-    __slots__ = ("_looked_s", "rate", "tokens")
+    __slots__ = ("_refilled_s", "rate", "tokens")
 
     def __init__(self, rate: float, now_s: float) -> None:
         assert rate > 0, "a bucket without a rate is no limit"
         self.rate = rate
         self.tokens = rate
-        self._looked_s = now_s
+        self._refilled_s = now_s
 
     def look(self, now_s: float) -> float:
-        """Return how many tokens there are now."""
-        self.tokens = min(self.rate, self.tokens + self.rate * max(0.0, now_s - self._looked_s))
-        self._looked_s = now_s
+        """Add the tokens since the last call; return how many the bucket holds now."""
+        self.tokens = min(self.rate, self.tokens + self.rate * max(0.0, now_s - self._refilled_s))
+        self._refilled_s = now_s
         return self.tokens
 
     def take(self, count: float) -> None:
-        """Take tokens, more than there are when it must be."""
+        """Take tokens, if need be more than the bucket holds."""
         self.tokens -= count
 
     def change(self, rate: float, now_s: float) -> None:
-        """Change the rate; tokens that are owed stay owed."""
+        """Change the rate; a debt remains."""
         tokens = self.look(now_s)
         self.rate = rate
         self.tokens = min(rate, tokens)
 
     def wait_s(self) -> float:
-        """Return how long after the last look there are enough tokens again for a round."""
+        """Return the time in s, after the last `look`, until the tokens of ROUND_S have arrived."""
         return max(0.0, ROUND_S - self.tokens / self.rate)
 
 
 class Limiter:
-    """One topic or one client against its limit. `over` counts the excess by mode."""
+    """The limiter of one topic or one client. `over` counts the excess by mode."""
 
     __slots__ = ("_bytes", "_requests", "limit", "name", "over", "subject")
 
@@ -89,15 +89,15 @@ class Limiter:
         self.change(limit, 1.0, now_s)
 
     def change(self, limit: RatePerSecond, share: float, now_s: float) -> None:
-        """Hold another limit from now on, of which `share` is to be had here."""
+        """Apply another limit from now on; `share` is this broker's part of it."""
         self.limit = limit
         self._bytes = _changed(self._bytes, limit.bytes_s * share, now_s)
         self._requests = _changed(self._requests, limit.requests_s * share, now_s)
 
     def room(self, now_s: float) -> tuple[int, int]:
-        """Return how many requests and bytes may come now, the last request with more bytes than that.
+        """Return how many requests and bytes are allowed now; the last request may exceed the bytes.
 
-        0: none.
+        Both are 0 when no request is allowed.
         """
         requests = math.inf if self._requests is None else self._requests.look(now_s)
         size = math.inf if self._bytes is None else self._bytes.look(now_s)
@@ -106,9 +106,9 @@ class Limiter:
         return (_UNBOUNDED, _UNBOUNDED) if self.limit.mode == "observe" else (0, 0)
 
     def take(self, requests: int, size: int) -> None:
-        """Note what arrived after a check of the room.
+        """Take the tokens of requests that were let in after a call of `room`.
 
-        In mode `observe` an excess is only counted.
+        In mode `observe`, an excess is only counted.
         """
         if self.limit.mode == "observe" and any(bucket.tokens <= 0 for bucket in self._buckets()):
             self.over["observe"] += requests
@@ -119,14 +119,14 @@ class Limiter:
             self._bytes.take(size)
 
     def owe(self, size: int) -> None:
-        """Note bytes that went out in answer to a request that was let in."""
+        """Take tokens for the bytes of an answer to a request that was let in."""
         if self._bytes is not None:
             self._bytes.take(size)
 
     def refusal(self, now_s: float) -> OverLimitError | None:
-        """Return what to say to a request that comes now and finds no room; None when it may come.
+        """Count an excess and return its error; None when a request is allowed now.
 
-        With the mode soft it says how long to wait, and is no refusal.
+        In mode `soft`, the error only tells the client how long to wait.
         """
         if self.room(now_s)[0]:
             return None
@@ -152,13 +152,13 @@ Limiters = tuple[Limiter, ...]
 
 
 def room_of(limiters: Sequence[Limiter], now_s: float) -> tuple[int, int]:
-    """Return the requests and bytes that all of them have room for."""
+    """Return the requests and bytes that all limiters allow now."""
     rooms = [limiter.room(now_s) for limiter in limiters]
     return min(requests for requests, _ in rooms), min(size for _, size in rooms)
 
 
 def refusal_of(limiters: Sequence[Limiter], now_s: float) -> tuple[LimitMode, OverLimitError] | None:
-    """Return what the strictest of those that have no room says, with its mode; None when all have."""
+    """Return mode and error of the strictest limiter without room; None when all have room."""
     found = [(limiter.limit.mode, error) for limiter in limiters if (error := limiter.refusal(now_s)) is not None]
     return min(found, key=lambda each: (each[0] != "hard", -each[1].retry_after_ms), default=None)
 
@@ -200,9 +200,9 @@ class _Known:
 class Quotas:
     """Finds limiters.
 
-    Those of a topic share its limit by how many of its partitions that take records each one has.
-    A client is known by its client id, without one by the host that it comes from; all its connections share a
-    limiter, which outlives them, so that coming again brings nothing.
+    Brokers share the limit of a topic: each one has a part in proportion to the partitions that take records and that
+    it owns. A client is identified by its client id, or by its host if it sends none. All connections of a client share
+    one limiter. It outlives them, so that a client gains nothing by connecting again.
     """
 
     def __init__(self, clock: Clock, clients: ClientLimits) -> None:
@@ -212,9 +212,9 @@ class Quotas:
         self._clients: dict[str, _Known] = {}
 
     def follow(self, topics: Iterable[Topic], owned: Container[tuple[str, int]]) -> None:
-        """Take the limits of topics as they are now.
+        """Apply the current limits of topics.
 
-        `owned`: the partitions, each with its topic id, owned here.
+        `owned` contains (topic id, partition) of each partition that this broker owns.
         """
         before, self._topics = self._topics, {}
         now_s = self._clock.monotonic()
@@ -237,7 +237,7 @@ class Quotas:
         return () if limiter is None else (limiter,)
 
     def come(self, client: str) -> Limiters:
-        """Return the limiter of a client that connects, if it has a limit; `leave` gives it back."""
+        """Return the limiter of a client that connects, if it has a limit; call `leave` at its end."""
         known = self._clients.get(client)
         if known is None:
             limit = self._client_limits.of(client)
@@ -254,13 +254,13 @@ class Quotas:
             self._clients[client].connections -= 1
 
     def limiters(self) -> list[Limiter]:
-        """Return all limiters there are."""
+        """Return all limiters of topics and clients."""
         return [*self._topics.values(), *(known.limiter for known in self._clients.values())]
 
     def clients(self) -> list[tuple[str, RatePerSecond, int, int]]:
         """Return limited clients: name, limit, connections, and number of excesses.
 
-        `default`: all others, each.
+        The first row, `default`, has the limit of each other client.
         """
         known = {name: (each.limiter.limit, each.connections, each.limiter) for name, each in self._clients.items()}
         rows = [(name, limit, count, sum(limiter.over.values())) for name, (limit, count, limiter) in known.items()]
@@ -268,7 +268,7 @@ class Quotas:
         return [(DEFAULT, self._client_limits.default, 0, 0), *sorted(rows)]
 
     def _forget_idle(self) -> None:
-        """Forget who left longest ago, when there are too many."""
+        """Forget clients without connections, when too many are remembered."""
         if len(self._clients) < CLIENTS_MAX:
             return
         for client in [client for client, known in self._clients.items() if not known.connections]:

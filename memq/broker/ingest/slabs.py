@@ -1,9 +1,8 @@
 """Memory of received bytes: prefaulted, reference-counted slabs under one hard budget.
 
-A slab is filled from its start by one connection after another (reads are synchronous, so the bytes
-between two reads belong to nobody), and it is used again only when nothing points into it: not the
-intake that fills it, not a frame that is half there, not a batch, not a write that is under way.
-A modulo ring in its place corrupted slow connections; a fresh buffer per read costs 18 times the copy.
+One connection after another fills a slab from its start; reads are synchronous, so no connection owns free bytes
+between two reads. A slab is used again only when nothing points into it: the intake, an incomplete frame, a batch, or a
+running write. A modulo ring instead corrupted slow connections; a fresh buffer per read costs 18 times the copy.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from collections.abc import Callable
 from memq.limits import MIB
 
 SLAB_BYTES = 1 * MIB
-TRIM_SHARE = 8  # of what is not wanted, this part goes back at a time
+TRIM_SHARE = 8  # each trim returns an eighth of the unused slabs to the system
 READ_BYTES_MIN = 16 * 1024  # a read into less room than this is not worth its system call
 
 
 class Slab:
-    """One piece of memory and how many things point into it."""
+    """One piece of memory and the number of references to it."""
 
     __slots__ = ("_memory", "references", "size", "view")
 
@@ -46,8 +45,8 @@ def _prefaulted(size: int) -> mmap.mmap:
 class SlabPool:
     """Leases slabs while the sum of all of them, leased and spare, stays within the budget.
 
-    `reclaim(bytes)` is asked to give up what is merely cached before a lease is refused; `freed` is
-    called after a refusal as soon as something came back.
+    Before the pool refuses a lease, it calls `reclaim(bytes)`, which releases cached batches. After a refusal, the pool
+    calls `freed` as soon as a slab is released.
     """
 
     def __init__(self, budget_bytes: int, slab_bytes: int = SLAB_BYTES) -> None:
@@ -69,7 +68,7 @@ class SlabPool:
     def lease(self, size: int, *, leave_bytes: int = 0) -> Slab | None:
         """Return a slab of at least `size` bytes with one reference, or None at the bound.
 
-        The bound is the budget less `leave_bytes`: what is merely next leaves room for what has begun.
+        The bound is the budget less `leave_bytes`: new frames leave room for incomplete ones.
         """
         size = max(size, self.slab_bytes)
         bound = self.budget_bytes - leave_bytes
@@ -106,8 +105,8 @@ class SlabPool:
     def trim(self, keep_bytes: int) -> None:
         """Return unused spare slabs beyond `keep_bytes` to the system, some at each call.
 
-        Made again, a slab costs as much as receiving into it: what comes and goes with every batch stays, and so does,
-        for some calls, what the next burst wants.
+        A new slab costs as much as receiving into it. So the pool keeps the slabs that each batch uses and releases,
+        and for some calls also the slabs of the last burst.
         """
         unwanted = self._spare_least - keep_bytes // self.slab_bytes
         if unwanted > 0:
