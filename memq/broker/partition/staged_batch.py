@@ -109,8 +109,8 @@ def staged_batch(
 
 def _entry_of(index: ObjectIndex, piece: WirePiece, place: tuple[str, str, int]) -> BatchEntry:
     for entry in index.batches:
-        said = (index.meta.cluster, index.meta.topics[entry.topic].id, entry.partition)
-        if (entry.offset, entry.length) == (piece.offset, piece.length) and said == place and entry.blocks:
+        home = (index.meta.cluster, index.meta.topics[entry.topic].id, entry.partition)
+        if (entry.offset, entry.length) == (piece.offset, piece.length) and home == place and entry.blocks:
             return entry
     raise CorruptDataError(
         f"object '{piece.key}' has no batch of partition {place[2]} at {piece.offset}+{piece.length}"

@@ -1,7 +1,7 @@
 """The spool: ack=1 blocks of `ack1 = "disk"` topics on local disk, until they are published.
 
-This is the port to the disk. What is on it outlives the process; the first thing after a start is to bring it to the
-queue (`replay`). A topic that does not ask for it costs the spool nothing, and nothing of the spool.
+This is the port to the disk. The segments outlive the process; after a start, the broker first brings their blocks to
+the queue (`replay`). Topics without `ack1 = "disk"` do not use the spool.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from memq.storage_handlers import Buffer
 
 
 class SpoolDisk(Protocol):
-    """Segments by name, in one folder that is this process's alone.
+    """Segments by name, in one folder that only this process uses.
 
-    Promises: what `append` has returned from survives the loss of power, in order and unchanged but for damage of the
-    disk; a segment that is removed does not come back, or comes back whole.
-    Non-promises: after an error of `append` the segment's end may hold any part of what was to be written: nothing
-    more is appended to it.
-    Raises: SpoolError, which says what to do.
+    Promises: after `append` has returned, its bytes survive a power loss, in order and unchanged, except for damage of
+    the disk. A removed segment does not come back, or comes back whole.
+    Non-promises: after an error of `append`, the segment may end with any part of the bytes. The caller appends nothing
+    more to it.
+    Raises: SpoolError, whose hint says how to repair the spool.
     """
 
     async def sizes(self) -> dict[str, int]:
@@ -39,9 +39,9 @@ class SpoolDisk(Protocol):
         ...
 
     async def set_aside(self, name: str) -> str:
-        """Keep a segment where `sizes` does not show it, and return where, for people."""
+        """Move a segment to where `sizes` does not show it; return the place, for the operator."""
         ...
 
     async def close(self) -> None:
-        """Let the folder go."""
+        """Release the folder."""
         ...

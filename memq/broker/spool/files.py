@@ -72,7 +72,7 @@ class SpoolFiles:
             raise _spool_error(self._folder, what, error) from error
 
     def _append(self, name: str, buffers: Sequence[Buffer]) -> None:
-        """After a failed write or fsync the content is unknown: give up the handle with the segment."""
+        """Append and fsync. After an error, the segment's content is unknown, and it is not used again."""
         new = self._open is None or self._open[0] != name
         if new:
             self._close_open()
@@ -87,7 +87,7 @@ class SpoolFiles:
     def _read(self, name: str) -> bytes:
         """Read from the disk, not from the page cache.
 
-        A second read would see in the cache what went wrong on the way there.
+        With the cache, a second read would repeat the read errors of the first one.
         """
         with (self._folder / name).open("rb", buffering=0) as file:
             if hasattr(os, "posix_fadvise"):  # macOS has none
@@ -95,7 +95,7 @@ class SpoolFiles:
             return file.readall()
 
     def _remove(self, name: str) -> None:
-        """Nothing is synced: what a power loss brings back is found in the queue, and removed again."""
+        """Remove without a sync: if a power loss brings a segment back, its blocks are found in the queue."""
         self._close_open(name)
         with suppress(FileNotFoundError):
             (self._folder / name).unlink()
@@ -127,7 +127,7 @@ def _spool_error(folder: Path, what: str, error: OSError) -> SpoolError:
 
 
 def sizes_in(folder: Path) -> dict[str, int]:
-    """Return the segments in a folder with their sizes, oldest first; none when it is not there."""
+    """Return the segments in a folder with their sizes, oldest first; none without the folder."""
     found: dict[str, int] = {}
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         with suppress(FileNotFoundError):  # its broker may remove it just now

@@ -1,13 +1,13 @@
 """Hands ack=1 blocks of lost epochs to the new owners, and takes those of other brokers.
 
-Theory: a block that was acked with 1 has nobody else who would send it again, and another owner may have published it
-all the same: its producer sends it again when the ack was lost, and a publish of the lost epoch may land late. So
-the queue is read first, after the last such publish is too old to be taken; what it does not hold goes to the new owner
-with the moment of that read. The new owner knows what came into the queue since (for as long as the delivery
-timeout; later it refuses, and the queue is read again), and answers when the block's pointer is in the queue. An answer
-alone is no proof: a block is held until the queue shows it. Every error is tried again, until no block was taken for
-`FORWARD_S_MAX`; then the blocks are given up, and each is named. Only the coordinator proves that a topic was deleted,
-with a fresh read, twice.
+Theory: no producer sends a block again after its ack=1, so this broker must. The queue may still hold the block: its
+producer repeats it if the ack was lost, and a publish of the lost epoch may land late. So the forwarder reads the queue
+first, when the last such publish is too old to be accepted. It sends the blocks that are absent to the new owner, with
+the time of that read. The new owner knows all later entries of the queue, for as long as the delivery time-out; after
+that it refuses, and the forwarder reads the queue again. The owner answers when the pointer of the block is in the
+queue. The answer alone is no proof: the forwarder holds a block until the queue shows it. It retries every error until
+no block was taken for `FORWARD_S_MAX`; then it gives the blocks up, and logs each. Only two fresh reads of the
+coordinator prove that a topic was deleted.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ READY_TIMEOUT_S = 10.0
 
 
 class Forwarder:
-    """`place` says where a partition is now: its processor when it is here, else its owner's address."""
+    """`place` returns the processor of a partition that this broker owns, else the address of its owner."""
 
     def __init__(self, services: Services, place: Place) -> None:
         self._services = services
@@ -65,11 +65,11 @@ class Forwarder:
         self._work: dict[UnpublishedBlocks, asyncio.Task[None]] = {}
         self._tasks = TaskOwner(self._failed, services.events)
         self._given_up: MemqError | None = None
-        self._kept: dict[tuple[str, int, int], RangeSet] = {}  # by topic, partition, producer: on disk alone
+        self._kept: dict[tuple[str, int, int], RangeSet] = {}  # by topic, partition, producer: only on disk
 
     @property
     def works(self) -> int:
-        """How many epochs' blocks it is at work for."""
+        """Number of lost epochs whose blocks are being forwarded."""
         return len(self._work)
 
     def __len__(self) -> int:
@@ -77,7 +77,7 @@ class Forwarder:
         return sum(len(held) for held in self._work)
 
     def take(self, held: UnpublishedBlocks) -> None:
-        """Bring the blocks of a lost epoch to the next owner, in the background; after `stop` they are let go."""
+        """Forward the blocks of a lost epoch to the next owner, in the background; after `stop`, drop them."""
         if self._tasks.stopped:
             _let_go_of_all(held)
             return
@@ -92,7 +92,7 @@ class Forwarder:
     def held_records(self, topic_id: str) -> Iterator[tuple[tuple[int, int], Range]]:
         """Yield partition, producer and sequences of each held block of a topic.
 
-        Also of those on disk that the next start brings.
+        This includes blocks on disk that the next start of the broker replays.
         """
         for held in self._work:
             if held.topic.id == topic_id:
@@ -103,13 +103,13 @@ class Forwarder:
                 yield from (((partition, producer), piece) for piece in ranges)
 
     def keep(self, topic_id: str, partition: int, producer: int, first: int, next_: int) -> None:
-        """Note records that stay on disk, and that only the next start of the broker brings."""
+        """Note records that stay on disk until the next start of the broker replays them."""
         self._kept.setdefault((topic_id, partition, producer), RangeSet()).add(first, next_)
 
     async def drain(self) -> None:
-        """Return when nothing is held.
+        """Return when no block is held.
 
-        Raises: the error that prevented it, when blocks were given up meanwhile.
+        Raises: the error of the last blocks that were given up since the last `drain`.
         """
         while self._work:
             await asyncio.wait(list(self._work.values()))
@@ -118,7 +118,7 @@ class Forwarder:
             raise error
 
     async def stop(self) -> None:
-        """End at once; release the held blocks."""
+        """Stop at once; release the held blocks."""
         await self._tasks.stop()
 
     async def deleted(self, topic_id: str) -> bool:
@@ -150,7 +150,7 @@ class Forwarder:
         while held.blocks:
             try:
                 await self._hand_over(held)
-            except Exception as error:  # noqa: BLE001 - nothing else has these blocks: no error may let go of them
+            except Exception as error:  # noqa: BLE001 - these are the only copies: no error may drop them
                 if not isinstance(error, (MemqError, TimeoutError)):
                     self._services.events.error("forward-failed", f"{held.name}: {error!r}", error)
                 if len(held) < left:
@@ -172,9 +172,9 @@ class Forwarder:
             held.settle()
 
     async def _hand_over(self, held: UnpublishedBlocks) -> None:
-        """Find the owner, and bring it what the queue does not hold.
+        """Find the owner, and hand over the blocks that the queue does not hold.
 
-        Raises: what is in the way of any block.
+        Raises: the error that prevents this for any block.
         """
         place = await self._place(held.topic, held.partition)
         owner = await self._connect(place) if isinstance(place, str) else place
@@ -202,7 +202,7 @@ class Forwarder:
         return await connect_link(self._services.runtime, None, parse_address(place), client="memq-broker")
 
     async def _read_on(self, held: UnpublishedBlocks) -> float:
-        """Read the queue to its end, and let go of what it holds. Return the moment at which it held no more."""
+        """Read the queue to its end, and drop the blocks in it; return when the last read began (monotonic s)."""
         read = held.topic.read_partition_of(held.partition)
         log = PointerResolver(self._services, read, held.name)
         async with asyncio.timeout(READ_TIMEOUT_S):
@@ -218,9 +218,9 @@ class Forwarder:
                 return handed_over_s
 
     async def _let_go_of_copies(self, held: UnpublishedBlocks, read: ReadPartition) -> None:
-        """Let go of the blocks that the queue holds, byte for byte.
+        """Drop the blocks of which the queue holds identical copies.
 
-        Give up, by name, those whose place others have.
+        Give up blocks whose sequences other blocks have, and log each.
         """
         shown = {block: parse_header(block.view) for block in held.queued()}
         if not shown:
@@ -249,9 +249,9 @@ class Forwarder:
         owner: Link | TopicProcessor,
         absent_s: float,
     ) -> MemqError | None:
-        """Hand some blocks over at once. Return why one was refused that the others need not wait for.
+        """Hand some blocks over at once; return the error of a refused block that does not stop the others.
 
-        A block that is damaged here is given up alone. Raises: what is in the way of all blocks.
+        A block that is damaged here is given up alone. Raises: an error that stops all blocks.
         """
 
         async def one(block: UnpublishedBlock) -> None:
@@ -294,7 +294,7 @@ class Forwarder:
 
 
 def _groups(blocks: Iterable[UnpublishedBlock]) -> Iterator[list[UnpublishedBlock]]:
-    """Yield the blocks, as many at a time as may be under way at once; one at least."""
+    """Yield the blocks in groups that may be in flight at once; one block at least."""
     group: list[UnpublishedBlock] = []
     size = 0
     for block in list(blocks):
@@ -308,7 +308,7 @@ def _groups(blocks: Iterable[UnpublishedBlock]) -> Iterator[list[UnpublishedBloc
 
 
 def _damage(held: UnpublishedBlocks, block: UnpublishedBlock) -> MemqError | None:
-    """Return the damage of a block here: the receiver may have got it damaged in transit."""
+    """Return the damage of a block in memory; None if the block was damaged in transit to the receiver."""
     try:
         check_block(block.view, scope_of(held.topic.id_bytes, held.partition))
     except MemqError as error:
@@ -324,10 +324,10 @@ def _let_go_of_all(held: UnpublishedBlocks) -> None:
 async def take_forwarded(processor: TopicProcessor, slab: Slab, start: int, end: int, absent_s: float) -> None:
     """Bring the block at `start` to `end` of a slab into the queue once, even if other brokers do so.
 
-    `absent_s` (monotonic): the queue did not hold it then. What is known of the queue must reach back to that moment,
-    and it does for the delivery timeout. The caller holds the slab until this returns.
-    Raises: TooOldError: read the queue and come again; NotReadyError, MovedError, DrainingError, ThrottledError;
-    IdentityConflictError, CorruptDataError: it can't be taken at all.
+    The queue did not hold the block at `absent_s` (monotonic). The owner's state must reach back to that time; it
+    reaches back for the delivery time-out. The caller holds the slab until this returns.
+    Raises: TooOldError: read the queue again, then retry; NotReadyError, MovedError, DrainingError, ThrottledError:
+    retry; IdentityConflictError, CorruptDataError: the block can't be taken.
     """
     try:
         async with asyncio.timeout(READY_TIMEOUT_S):
@@ -345,7 +345,7 @@ async def take_forwarded(processor: TopicProcessor, slab: Slab, start: int, end:
         assert not isinstance(outcome, Redirected), "nothing was awaited since it was ready, and so not draining"
         if not isinstance(outcome, Accepted):
             raise outcome.error
-        processor.hurry()  # the waiting broker gives up before a batch is sealed by age
+        processor.hurry()  # sealing by age may take longer than the sender waits
         await waiter.acked
     finally:
         processor.appender.close_stream(stream)

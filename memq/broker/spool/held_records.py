@@ -1,8 +1,8 @@
 """The records that this broker holds: in its rings, in forwarded blocks, and on its disk.
 
-Theory: from its ack with 1 until the queue shows its pointer, a record is in one of these places. What lies in memory
-moves from one to the next within one step of the event loop. So the disk is read first, and then all of memory in one
-step: a record that is in none of them is in the queue, or nobody has it here.
+Theory: from its ack with ack=1 until the queue shows its pointer, a record is in one of these places. In memory, a
+record moves from one place to the next within one step of the event loop. So `find` reads the disk first, and then all
+of memory in one step. A record in none of these places is in the queue, or this broker does not have it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class HeldRecords:
     async def find(
         self, topic_id: str, sought: Mapping[Source, RangeSet]
     ) -> tuple[dict[Source, RangeSet], tuple[str, ...]]:
-        """Return which of the sought records are held, and why more of them may be."""
+        """Return the sought records that are held, and the reasons why others may be held, too."""
         unread = await self._replay.index_segments()
         found: dict[Source, RangeSet] = {}
         for source, (first, next_) in self._all_of(topic_id):

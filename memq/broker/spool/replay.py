@@ -1,9 +1,9 @@
 """Replays the spool of an earlier run: each block once, to the owner of its partition.
 
-Theory: those blocks are like the ack=1 blocks of a lost epoch, and go the same way (`memq.broker.spool.forwarding`):
-when no publish of that run can land any more, the queue is read from where its owner had read it, and what it does
-not hold is handed over. Who has taken the beginning of that part of the queue away, retention as a rule, has taken
-the proof: then nobody can tell a block from a copy, and its segment is set aside for people.
+Theory: those blocks are like the ack=1 blocks of a lost epoch, and are handled alike (`memq.broker.spool.forwarding`).
+When no publish of that run can land any more, the forwarder reads the queue from the offset that its owner had read,
+and hands over the blocks that the queue does not hold. If the queue has lost that offset, usually by retention, a block
+can't be distinguished from a copy: its segment is set aside for the operator.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from memq.topic import CLOCK_ERROR_MS, Topic
 T = TypeVar("T")
 SegmentIndex = dict[tuple[str, int, int], RangeSet]  # sequences by topic id, partition and producer
 
-WORKS_MAX = 64  # partitions that blocks are brought to at once
+WORKS_MAX = 64  # partitions whose blocks are forwarded at once
 RETRY_S = 1.0
 READ_TRIES = 5
-ROOM_S = 0.1  # how often memory for the next blocks is looked for
+ROOM_S = 0.1  # interval between tries to lease memory for the next blocks
 NAMED_MAX = 10_000  # blocks in one line of the log
-MEMORY_SHARE = 2  # half of the memory budget is left to what comes in
+MEMORY_SHARE = 2  # half of the memory budget is left to new blocks
 
 
 class Replay:
-    """Runs once, after the start. `topics` are those there are now."""
+    """Runs once, after the start. `topics` returns the current topics."""
 
     def __init__(self, services: Services, forwarder: Forwarder, topics: Callable[[], list[Topic]]) -> None:
         self._done = asyncio.Event()
@@ -46,12 +46,12 @@ class Replay:
         self._forwarder = forwarder
         self._topics = topics
         self._segments: dict[Segment, Ticket] = {}
-        self._indexes: dict[Segment, SegmentIndex] = {}  # of segments that are not brought yet; read on demand
+        self._indexes: dict[Segment, SegmentIndex] = {}  # of waiting segments; read on demand
         self._indexing = asyncio.Lock()
         self._started_s = services.runtime.clock.monotonic()
 
     async def find(self, disk: SpoolDisk) -> None:
-        """Note the segments that are there, before any is made, and keep each until it was read.
+        """Note the existing segments, before new ones are created; keep each until it is replayed.
 
         Raises: SpoolError.
         """
@@ -60,7 +60,7 @@ class Replay:
             self._segments[segment] = self._ticket(segment, ((0, size),))
 
     async def run(self, disk: SpoolDisk) -> None:
-        """Bring all of them to the queue; return when nothing is left to be handed to the forwarder."""
+        """Bring the blocks of all segments to the queue; return when the forwarder has ended its work."""
         for segment, ticket in self._segments.items():
             if await self._replay(disk, segment):
                 ticket.release()
@@ -74,9 +74,9 @@ class Replay:
         self._done.set()
 
     async def index_segments(self) -> tuple[str, ...]:
-        """Read the segments that are not brought yet, for `held_records`.
+        """Read the segments that are not replayed yet, for `held_records`.
 
-        Return why some of them can't be read.
+        Returns a text for each segment that can't be read.
         """
         unread: list[str] = []
         async with self._indexing:
@@ -85,17 +85,17 @@ class Replay:
                 assert disk is not None, "segments were found without a disk"
                 try:
                     content = decode_segment(await self._read(disk, segment))
-                    if content.damages:  # the replay finds out where it lies
+                    if content.damages:  # the replay reads again, and logs them
                         raise CorruptDataError(_unsound(content))
                 except MemqError as error:
-                    if not self._segments[segment].released:  # else it was brought, and removed, meanwhile
+                    if not self._segments[segment].released:  # else it was replayed and removed meanwhile
                         unread.append(f"segment {segment.name} of its spool can't be read: {error}")
                 else:
                     self._indexes[segment] = _index_of(content)
         return tuple(unread)
 
     def held_records(self, topic_id: str) -> Iterator[tuple[tuple[int, int], Range]]:
-        """Yield partition, producer and sequences of a topic's records that are not brought yet."""
+        """Yield partition, producer and sequences of a topic's records that are not replayed yet."""
         for segment in self._waiting():
             for (topic, partition, producer), ranges in self._indexes.get(segment, {}).items():
                 if topic == topic_id:
@@ -105,16 +105,16 @@ class Replay:
         return [segment for segment, ticket in self._segments.items() if not ticket.released]
 
     async def wait(self) -> None:
-        """Return when nothing of an earlier run is left to be brought."""
+        """Return when the replay has ended."""
         await self._done.wait()
 
     @property
     def at_work(self) -> bool:
-        """Whether an earlier run left something that is not brought to its end yet."""
+        """Whether segments of an earlier run exist and their replay has not ended."""
         return bool(self._segments) and not self._done.is_set()
 
     async def _replay(self, disk: SpoolDisk, segment: Segment) -> bool:
-        """Bring one segment; return whether it could be read at all: else it stays where it is."""
+        """Replay one segment; False when it can't be read: then it stays."""
         try:
             data, content = await self._read_content(disk, segment)
         except SpoolError as error:
@@ -124,16 +124,16 @@ class Replay:
         if isinstance(content, MemqError):
             self._damaged(segment, str(content))
         else:
-            self._tell(segment, content)
+            self._log_content(segment, content)
             for entries in self._chunks(content.entries):
                 await self._take(segment, data, entries)
         return True
 
     async def _read_content(self, disk: SpoolDisk, segment: Segment) -> tuple[bytes, SpoolContent | MemqError]:
-        """Return a segment's bytes and what they hold, or why they hold nothing.
+        """Return a segment's bytes and their content, or the error of a segment without content.
 
-        Bytes may change on the way from the disk, and what is passed over leaves the spool with the segment. So damage,
-        and an end that was being written, count when two reads show the same. Raises: SpoolError.
+        A read may return wrong bytes, and blocks that are skipped as damaged leave the spool with the segment. So a
+        damage or a torn end counts only when two reads show the same bytes. Raises: SpoolError.
         """
         seen: dict[int, None] = {}  # checksums of the reads that were not sound
 
@@ -146,11 +146,11 @@ class Replay:
             seen[checksum] = None
             raise SpoolError(f"{_unsound(content)}, and no two reads of it were the same; it is read again")
 
-        return await self._try_on(segment.name, read, READ_TRIES)
+        return await self._retry(segment.name, read, READ_TRIES)
 
     async def _read(self, disk: SpoolDisk, segment: Segment) -> bytes:
         data = await disk.read(segment.name)
-        if len(data) != segment.bytes:  # else what is missing would pass for an end that was being written
+        if len(data) != segment.bytes:  # a short read would pass as a torn end
             raise SpoolError(f"{len(data)} bytes of segment {segment.name} were read, it has {segment.bytes}")
         return data
 
@@ -159,8 +159,8 @@ class Replay:
         ticket.bind(segment, spans)
         return ticket
 
-    def _tell(self, segment: Segment, content: SpoolContent) -> None:
-        """Say what a segment holds, above all what can't be read."""
+    def _log_content(self, segment: Segment, content: SpoolContent) -> None:
+        """Log what a segment holds, and its damages."""
         for damage in content.damages:
             self._damaged(segment, f"bytes {damage.start} to {damage.end}: {damage.cause}")
         torn = f", and {content.torn_bytes} bytes that were being written" if content.torn_bytes else ""
@@ -172,7 +172,7 @@ class Replay:
         self._services.events.error("spool-damaged", f"segment {segment.name}, which will be set aside: {cause}")
 
     def _chunks(self, entries: list[SpoolEntry]) -> Iterator[list[SpoolEntry]]:
-        """Yield the entries in pieces of a slab, one entry at least."""
+        """Yield the entries in chunks of at most a slab, or of one entry."""
         chunk: list[SpoolEntry] = []
         for entry in entries:
             if chunk and entry.end - chunk[0].start > self._services.pool.slab_bytes:
@@ -183,7 +183,7 @@ class Replay:
             yield chunk
 
     async def _take(self, segment: Segment, data: bytes, entries: list[SpoolEntry]) -> None:
-        """Hand some blocks to the forwarder, partition by partition, as soon as there is memory for them."""
+        """Hand some blocks to the forwarder, partition by partition, as soon as memory is free."""
         topics = {topic.id: topic for topic in self._topics()}
         parts: dict[tuple[str, int], list[SpoolEntry]] = {}
         for entry in entries:
@@ -204,9 +204,9 @@ class Replay:
             self._services.pool.release(slab)
 
     async def _take_topicless(self, segment: Segment, topic_id: str, blocks: list[SpoolEntry]) -> None:
-        """Let go of the blocks of a deleted topic.
+        """Drop the blocks of a deleted topic.
 
-        Keep those of one that is only not known, for the next start.
+        If the topic is only unknown, keep its blocks on disk for the next start.
         """
         if await self._forwarder.deleted(topic_id):
             self._gone(segment, topic_id, blocks, None)
@@ -244,8 +244,8 @@ class Replay:
         since_ms = min(entry.appended_ms for entry in blocks) - topic.settings.stale_publish_ms - CLOCK_ERROR_MS
         queue = self._services.queue
         try:
-            span = await self._try_on(segment.name, lambda: queue.span(read), topic_id=topic.id)
-            from_time = await self._try_on(segment.name, lambda: queue.seek_time(read, since_ms), topic_id=topic.id)
+            span = await self._retry(segment.name, lambda: queue.span(read), topic_id=topic.id)
+            from_time = await self._retry(segment.name, lambda: queue.seek_time(read, since_ms), topic_id=topic.id)
         except NotFoundError as error:
             self._gone(segment, topic.id, blocks, error)
             return
@@ -272,13 +272,12 @@ class Replay:
         text = f"it is unknown whether the queue held {len(blocks)} blocks: {why}: {_names(blocks)}"
         self._services.events.error("spool-undecided", f"segment {segment.name}, which will be set aside: {text}")
 
-    async def _try_on(
+    async def _retry(
         self, name: str, call: Callable[[], Awaitable[T]], tries_max: float = math.inf, topic_id: str = ""
     ) -> T:
-        """Call until it works: a sick disk or queue passes, whatever it says.
+        """Repeat `call` until it succeeds: any error of the disk or the queue may pass.
 
-        Raises: the last error after `tries_max`.
-        With a `topic_id` also NotFoundError, when that topic was deleted.
+        Raises: the last error after `tries_max` tries; with a `topic_id`, NotFoundError when that topic was deleted.
         """
         tries = 0
         while True:

@@ -1,10 +1,11 @@
 """The segments of the spool: how much of each is needed, and which may be removed or copied.
 
 Pure.
-A segment goes once nothing in it is wanted. One partition that can't publish, among thousands that can, would so keep
-nearly all that is ever written. So as soon as the spool is a quarter full, the blocks that are wanted of a segment that
-is wanted by half or less are copied to the end, and it goes. A copy frees at least as much as it writes: over all no
-more is copied than was written, and what lies there stays below that quarter, or twice what is wanted, and a segment.
+A segment is removed when none of its blocks is needed. One partition that can't publish, among thousands that can,
+would thus keep nearly all segments. So when the spool is a quarter full, it copies the needed blocks of a segment that
+is needed by half or less to the end, and removes the segment. A copy frees at least as many bytes as it writes, so in
+total no more is copied than was written. The spool stays below that quarter plus a segment, or below twice the needed
+bytes plus a segment.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from memq.limits import MIB
 
 SEGMENTS_PER_SPOOL = 16
 SEGMENT_BYTES_MAX = 16 * MIB
-COPY_SHARE = 4  # copying begins when a quarter of what may lie there does
-SPARSE_SHARE = 2  # what is wanted by half or less is copied
+COPY_SHARE = 4  # copying begins when the spool is a quarter full
+SPARSE_SHARE = 2  # a segment that is needed by half or less is copied
 
 Span = tuple[int, int]  # bytes of a segment: from, up to, whole entries
 
 
 class Segment:
-    """One file of the spool. It stays while there are tickets for it.
+    """One file of the spool. It stays while it has tickets.
 
-    `kept` says that it is not removed even then.
-    `wanted_bytes`: what the tickets are for. `fixed`: it can't be copied.
+    A `kept` segment is set aside after its last ticket, not removed. `wanted_bytes` are the bytes of its tickets. A
+    `fixed` segment can't be copied.
     """
 
     __slots__ = ("bytes", "fixed", "kept", "name", "seed", "tickets", "wanted_bytes")
@@ -41,14 +42,14 @@ class Segment:
 
     @property
     def sparse(self) -> bool:
-        """Whether it is kept for little."""
+        """Whether half of the segment or less is needed, and it may be copied."""
         return bool(self.tickets) and self.wanted_bytes * SPARSE_SHARE <= self.bytes and not (self.kept or self.fixed)
 
 
 class Ticket:
-    """Some blocks that lie, or will lie, in a segment.
+    """Some blocks that are, or will be, in a segment.
 
-    `release` once the queue holds all of them, and never before.
+    The holder calls `release` when the queue holds all of them, never before.
     """
 
     __slots__ = ("_freed", "_segment", "released", "spans")
@@ -60,7 +61,7 @@ class Ticket:
         self._freed = freed
 
     def bind(self, segment: Segment, spans: tuple[Span, ...]) -> None:
-        """The blocks lie there now, for certain."""
+        """Note that the blocks are in `segment`, and survive a power loss."""
         assert self._segment is None, "blocks were written twice"
         if not self.released:
             self._segment, self.spans = segment, spans
@@ -68,14 +69,14 @@ class Ticket:
             segment.wanted_bytes += _size(spans)
 
     def move(self, segment: Segment, spans: tuple[Span, ...]) -> None:
-        """The blocks lie there, too, and need not where they were."""
+        """Note that the blocks were copied to `segment`; the old segment no longer needs them."""
         if self._segment is not None and not self.released:
             self._leave(self._segment)
             self._segment = None
             self.bind(segment, spans)
 
     def release(self) -> None:
-        """The blocks need not lie on disk any more; releasing twice is fine."""
+        """Note that the blocks are not needed on disk; a second call has no effect."""
         if self.released:
             return
         self.released = True
@@ -118,14 +119,14 @@ class Segments:
         return self.open
 
     def find(self, name: str, seed: int, size: int) -> Segment:
-        """Note a segment that is there already."""
+        """Note an existing segment."""
         assert name not in self._all, f"segment {name} is known"
         segment = self._all[name] = Segment(name, seed, size)
         self.bytes += size
         return segment
 
     def grow(self, segment: Segment, size: int) -> None:
-        """Note that a segment has become longer; one that is full is closed."""
+        """Note that a segment has become longer; close it if it is full."""
         segment.bytes += size
         self.bytes += size
         if segment is self.open and segment.bytes >= self._segment_bytes_max:
@@ -136,12 +137,12 @@ class Segments:
         return [segment for segment in self if not segment.tickets and segment is not self.open]
 
     def to_copy(self) -> Segment | None:
-        """Return the oldest closed segment that is kept for little, when too much lies there."""
+        """Return the oldest closed segment that is `sparse`, if the spool is over a quarter full."""
         if self.bytes <= self._copy_from_bytes:
             return None
         return next((each for each in self if each.sparse and each is not self.open), None)
 
     def forget(self, segment: Segment) -> None:
-        """A segment is gone from the folder."""
+        """Note that a segment is no longer in the folder."""
         del self._all[segment.name]
         self.bytes -= segment.bytes

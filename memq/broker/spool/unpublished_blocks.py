@@ -16,7 +16,7 @@ from memq.topic import Topic
 
 
 class UnpublishedBlock:
-    """One block: whose, which sequences, and where its bytes lie. It has a reference on its slab."""
+    """One block: its producer, its sequences and its bytes. It has a reference on its slab."""
 
     __slots__ = ("end", "first", "next", "producer_id", "slab", "start")
 
@@ -31,16 +31,16 @@ class UnpublishedBlock:
 
     @property
     def view(self) -> memoryview:
-        """Its bytes, without a copy."""
+        """Bytes of the block, without a copy."""
         return self.slab.view[self.start : self.end]
 
 
 class UnpublishedBlocks:
-    """The blocks that one epoch of a partition leaves.
+    """The blocks acked with ack=1 that one epoch of a partition leaves.
 
-    `release` gets the slab of each block that is no longer needed.
-    The knowledge of the lost epoch continues: what the queue holds of these producers, below `read_to`. `settled_s`
-    (monotonic): from then on no publish of that epoch can land any more. `tickets` keep the blocks on disk, too.
+    `release` gets the slab of each block that is no longer needed. The state of the lost epoch is kept: the sequences
+    of these producers that the queue holds below `read_to`. From `settled_s` (monotonic) on, no publish of that epoch
+    can land. `tickets` keep the blocks on disk, too.
     """
 
     def __init__(
@@ -49,10 +49,12 @@ class UnpublishedBlocks:
         self.topic = topic
         self.partition = partition
         self.read_to = read_to
-        self.known_from = read_to  # of the blocks' own time nothing lies before it, but what the lost epoch knew,
-        self.known_ms: int | None = None  # which goes back by the dedup window from this queue time on
+        # Copies of the blocks lie at `known_from` or later, or the lost epoch knew them. It knew the dedup window
+        # before queue time `known_ms`; None: before now, for blocks of the spool.
+        self.known_from = read_to
+        self.known_ms: int | None = None
         self.settled_s = settled_s
-        self.epoch = 0  # the lost one; 0: they come from the spool
+        self.epoch = 0  # the lost one; 0: the blocks come from the spool
         self.blocks: dict[UnpublishedBlock, None] = {}
         self.tickets: list[Ticket] = []
         self.given_up = 0
@@ -63,7 +65,7 @@ class UnpublishedBlocks:
     def of_epoch(
         cls, topic: Topic, partition: int, own: Ownership, slots: Iterable[BatchSlot], release: Callable[[Slab], None]
     ) -> UnpublishedBlocks:
-        """Return what the ring of a lost epoch held that was acked with 1."""
+        """Return the blocks acked with ack=1 from the ring of a lost epoch."""
         held = cls(topic, partition, own.read_to, own.handed_over_s + own.stale_publish_s, release)
         held.epoch, held.known_ms = own.epoch, own.queue_time_ms()
         for slot in slots:
@@ -75,7 +77,7 @@ class UnpublishedBlocks:
 
     @property
     def name(self) -> str:
-        """Its partition, for people."""
+        """Name of the partition in logs and errors."""
         return f"topic '{self.topic.name}' partition {self.partition}"
 
     def add(self, block: UnpublishedBlock, queued: RangeSet | None = None) -> None:
@@ -85,9 +87,9 @@ class UnpublishedBlocks:
             self._queued[block.producer_id] = RangeSet() if queued is None else queued
 
     def _keep(self, slot: BatchSlot, own: Ownership) -> None:
-        """Keep the blocks of a batch that were acked with 1.
+        """Keep the blocks of a batch that were acked with ack=1.
 
-        Those of acks=all are sent again by their producers.
+        The producers with ack=all send their blocks again.
         """
         self.tickets += slot.tickets
         acked: dict[int, RangeSet] = {}
@@ -116,7 +118,7 @@ class UnpublishedBlocks:
                     queued.add(first, next_)
 
     def queued(self) -> list[UnpublishedBlock]:
-        """Return the blocks all of whose sequences the queue shows: copies, or others with their identity."""
+        """Return blocks of which the queue shows all sequences: copies, or other blocks with the same ones."""
         return [block for block in self.blocks if self._queued[block.producer_id].covers(block.first, block.next)]
 
     def let_go(self, block: UnpublishedBlock) -> None:
@@ -125,7 +127,7 @@ class UnpublishedBlocks:
         self._release(block.slab)
 
     def settle(self) -> None:
-        """The queue holds all of them: what lies on disk of them may go."""
+        """Release the spooled copies, because the queue holds all blocks."""
         for ticket in self.tickets:
             ticket.release()
 

@@ -1,8 +1,8 @@
 """Writes ack=1 blocks to the spool, many with one fsync, acks them, and removes old segments.
 
-Theory: an fsync costs about the same for one block as for thousands. So while one is under way all that comes waits,
-and goes out with the next. The batch of a block is stored meanwhile: a block whose pointer is in the queue before its
-turn has come is acked without being written. What is wanted of a segment that is kept for little is copied to the end.
+Theory: an fsync costs about the same for one block as for thousands. So blocks that arrive during an fsync wait, and
+are written with the next one. Their batches are stored meanwhile: if the pointer of a block is in the queue before its
+turn, the block is acked without being written. The needed blocks of a mostly unneeded segment are copied to the end.
 """
 
 from __future__ import annotations
@@ -29,21 +29,18 @@ from memq.runtime.tasks import TaskOwner
 from memq.settings import BrokerSettings
 from memq.topic import TopicSettings
 
-GROUP_BYTES_MAX = 8 * MIB  # what one write and fsync takes; one run of blocks at least
+GROUP_BYTES_MAX = 8 * MIB  # of one write and fsync; one run of blocks at least
 WAITING_SHARE = 8  # an eighth of the memory budget may wait for the disk
-IDLE_S = 1.0  # a segment that nothing was appended to for so long is closed: it goes as soon as its blocks are queued
+IDLE_S = 1.0  # a segment without an append for this time is closed, so that it can be removed
 RETRY_S_BASE, RETRY_S_MAX = 0.5, 5.0
-SLICE_ENTRIES = 256  # copied at once: a millisecond of the event loop
+SLICE_ENTRIES = 256  # entries copied at once: a millisecond of the event loop
 NO_FOLDER = "set spool = FOLDER for this broker, or the topic's ack1 to memory; acks=all goes on"
 
 Moves = list[tuple[Ticket, tuple[Span, ...]]]
 
 
 class PendingRun:
-    """Blocks of one stream, in order, that lie in one slab.
-
-    It has a reference there until they are written.
-    """
+    """Blocks of one stream in one slab, in order. The run has a reference on the slab until it is written."""
 
     __slots__ = (
         "appended_ms",
@@ -78,9 +75,9 @@ class PendingRun:
 
 
 class Spool:
-    """One for all partitions of a broker. Without a disk it takes nothing, and `refusal` says what to do.
+    """The spool of all partitions of a broker. Without a disk it takes no blocks: see `refusal`.
 
-    `failed` learns of what nobody foresaw; `let_go` gets each slab whose blocks are written.
+    `failed` gets unexpected errors; `let_go` gets each slab whose blocks are written.
     """
 
     def __init__(
@@ -110,12 +107,12 @@ class Spool:
     # ---- life --------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to write what comes."""
+        """Begin to write blocks."""
         if self.disk is not None:
             self._tasks.start(self._work(self.disk), "spool")
 
     async def stop(self) -> None:
-        """End at once; unwritten blocks are not acked."""
+        """Stop at once; unwritten blocks are not acked."""
         await self._tasks.stop()
         while self._waiting:
             self._let_go(self._waiting.popleft().slab)
@@ -144,7 +141,7 @@ class Spool:
 
     @property
     def refusal(self) -> MemqError | None:
-        """Why no block is taken now; None when one is."""
+        """The error for which no block is taken now; None when blocks are taken."""
         if self._failure is not None:
             return self._failure
         name, settings = self._settings.broker_id, self._settings
@@ -160,11 +157,11 @@ class Spool:
         return None
 
     def take(self, stream: Stream, run: BlockRun, topic_id: bytes, own: Ownership, slot: BatchSlot | None) -> None:
-        """Have blocks written that `slot` holds, or the queue when that is None: new ones or duplicates.
+        """Write blocks that `slot` holds, or the queue if it is None; then ack them with ack=1.
 
-        Their ack with 1 follows, in their turn.
-        A duplicate of what is in the ring is written too: its first copy may not be on disk. One of what the queue
-        holds is not, nor is a block whose pointer is there before its turn.
+        The blocks may be new or duplicates. A duplicate of a block in the ring is written, because the first copy may
+        not be on disk. A duplicate of a block in the queue is not written, nor is a block whose pointer is in the queue
+        before its turn.
         """
         ticket = Ticket(self.freed)
         if slot is None or slot.state in (SlotState.PUBLISHED, SlotState.FREE):
@@ -178,7 +175,7 @@ class Spool:
         self._wake.set()
 
     def freed(self) -> None:
-        """A segment may be wanted no more: look."""
+        """Check the segments again, because one may be unneeded."""
         self._wake.set()
 
     # ---- the disk ----------------------------------------------------------------------------------
@@ -186,7 +183,7 @@ class Spool:
     async def _work(self, disk: SpoolDisk) -> None:
         tries = 0
         while True:
-            self._wake.clear()  # before it looks: what comes while it works is checked in the next turn
+            self._wake.clear()  # first, so that events during this round start the next one
             await self._remove_unwanted(disk)
             group: list[PendingRun] = []
             try:
@@ -208,7 +205,7 @@ class Spool:
                     self._let_go(run.slab)
 
     async def _rest(self) -> None:
-        """Wait until there is something to do; close the segment when that takes long."""
+        """Wait for work; close the open segment after IDLE_S without any."""
         if not self._wake.is_set():
             self._settled.set()
         try:
@@ -218,7 +215,7 @@ class Spool:
             self.segments.open = None
 
     def _next_group(self) -> list[PendingRun]:
-        """Take what the next write and fsync is for."""
+        """Remove and return the runs for the next write and fsync."""
         group: list[PendingRun] = []
         size = 0
         while self._waiting and (not group or size + self._waiting[0].bytes <= GROUP_BYTES_MAX):
@@ -263,8 +260,8 @@ class Spool:
     async def copy_forward(self, disk: SpoolDisk) -> bool:
         """Copy the needed blocks of a mostly unneeded segment; return whether one existed.
 
-        Raises: SpoolError.
-        A disk that can't read it, or damage, leaves it as it is: what is in it is in memory, too, as long as we live.
+        A segment that can't be read, or is damaged, is not copied. Its blocks are also in memory, as long as this
+        process runs. Raises: SpoolError.
         """
         old = self.segments.to_copy()
         if old is None:
@@ -275,7 +272,7 @@ class Spool:
             entries, moves = await _wanted_entries(old, data, segment.seed, segment.bytes + sum(map(len, buffers)))
         except (SpoolError, CorruptDataError) as error:
             old.fixed = True
-            self.segments.open = None  # it may be new, and without its head
+            self.segments.open = None  # the open segment may be new, and its head was not written
             self._counters.spool_damages += 1
             self._events.error("spool-damaged", f"segment {old.name}, which stays until its blocks are queued: {error}")
             return True
@@ -289,9 +286,9 @@ class Spool:
         return True
 
     def _fail(self, group: list[PendingRun], error: SpoolError) -> None:
-        """Refuse the failed blocks and all that wait behind them. The segment gets nothing more.
+        """Refuse the failed blocks and all waiting ones behind them; append nothing more to the segment.
 
-        The blocks are in the ring and may be stored: so their producers are held back, not told that it failed.
+        The blocks are in the ring and may be stored. So their producers get a throttle, not a failure.
         """
         self._failure = error
         self.segments.open = None
