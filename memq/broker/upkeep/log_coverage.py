@@ -1,18 +1,18 @@
 """The past of a write partition in its log: which unnamed objects the log accounts for. Pure.
 
-Theory. An owner publishes `opened` before it puts any object of its epoch, and the batches of an epoch in the order of
-their numbers, from 0 and without a hole. Retention takes pointers from the front and leaves the last ones. So an object
-of epoch e that no pointer names was let go only where the log shows e, or began before e and was cut behind it, and
-where its number is not missing between those that the log shows. Else the log itself lost what named it:
+Theory. An owner publishes `opened` before it puts any object of its epoch. It publishes the batches of an epoch in the
+order of their numbers, from 0 and without a hole. Retention removes pointers from the front and leaves the last ones.
+So an object of epoch e without a pointer may be deleted if the log shows e, or began before e and was cut behind it.
+Its number must not be missing between the numbers that the log shows. Otherwise the log itself has lost the pointer:
 
-- a log that shows nothing, or nothing as high as e, has lost its end, or all of it;
-- one that was never cut begins with `opened` of the first epoch that there was: what is older was lost before;
-- one that was never cut and begins behind records was lost under an owner, who continued;
-- one that shows the batches 4 and 6 of an epoch has lost batch 5; what it shows of batch 5 names the object that holds,
-  and another object of that number is an upload that was repeated under another key;
-- one whose read partition has holes between its offsets (`lose`) may have lost anything that it does not show;
-- one that begins with the first batch there was is what a restore has made: it went through all objects in the order of
-  epoch and batch sequence, and left out what it found to be copies, up to the last one that it named.
+- A log that shows nothing, or no epoch as high as e, has lost its end, or all of it.
+- A log that was never cut begins with `opened` of the first epoch; pointers of older epochs were lost before.
+- A log that was never cut, but begins behind records, was lost while an owner continued.
+- A log that shows batches 4 and 6 of an epoch has lost batch 5. If it shows batch 5, that pointer names the valid
+  object; another object of this number is a repeated upload under another key.
+- A log whose read partition has holes between its offsets (`lose`) may have lost any pointer that it does not show.
+- A log that begins with the first batch was made by a restore. The restore read all objects in the order of epoch and
+  batch sequence, and left out copies, up to the last batch that it named.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from memq.topic import Totals
 
 
 class LogCoverage:
-    """Takes all pointers of one write partition, in order; then it says which objects they account for."""
+    """Takes all pointers of one write partition, in order; then decides which objects they account for."""
 
     def __init__(self) -> None:
         self._shows = False
         self._holed = False
-        self._restored = False  # so far: a restore has made all pointers up to here
+        self._restored = False  # whether a restore has made all pointers so far
         self._restored_to = (0, -1)  # epoch and batch sequence up to which a restore has left out copies
         self._cut_in = 0  # the epoch in which retention has cut the log, 0 when it has not
-        self._begun_in = 0  # the epoch in which the log was lost under its owner
-        self._numbers: dict[int, RangeSet] = {}  # by epoch: the batches that are shown
+        self._begun_in = 0  # the epoch in which the log was lost while an owner continued
+        self._numbers: dict[int, RangeSet] = {}  # by epoch: the batches that the log shows
         self._whole: dict[int, None] = {}  # epochs that retention has not cut: their batches begin with 0
 
     def take(self, pointer: Pointer, *, cut: bool) -> None:
         """Take the next pointer.
 
-        `cut`: the log, with those of all its write partitions, does not begin at offset 0.
+        `cut`: the read partition does not begin at offset 0.
         """
         if not self._shows:
             self._begin(pointer, cut=cut)
@@ -49,14 +49,14 @@ class LogCoverage:
             return
         if pointer.epoch not in self._numbers:
             self._numbers[pointer.epoch] = RangeSet()
-            # `opened` comes before the first batch, but it is repeated: in a log that was cut it may be the later one.
+            # `opened` precedes the first batch, but is also repeated: in a cut log, the first one may be a repetition.
             if not self._cut_in or (not data and pointer.epoch > self._cut_in):
                 self._whole[pointer.epoch] = None
         if data:
             self._numbers[pointer.epoch].add(pointer.batch_sequence, pointer.batch_sequence + 1)
 
     def lose(self) -> None:
-        """Note that the read partition does not show all entries that it has."""
+        """Note that the read partition does not show all its entries."""
         self._holed = True
 
     def _begin(self, pointer: Pointer, *, cut: bool) -> None:
@@ -70,11 +70,11 @@ class LogCoverage:
 
     @property
     def lost(self) -> bool:
-        """Whether it has lost pointers that it had, or all of them."""
+        """Whether the log has lost some or all of its pointers."""
         return not self._shows or self._holed or self._begun_in > 0 or any(map(self._has_gap, self._numbers))
 
     def accounts_for(self, epoch: int, batch_sequence: int) -> bool:
-        """Whether an object of this place may go when no pointer names it."""
+        """Whether the object of a batch may be deleted if no pointer names it."""
         numbers = self._numbers.get(epoch)
         if epoch <= self._begun_in:
             return False

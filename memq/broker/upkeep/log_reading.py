@@ -1,11 +1,11 @@
 """Reads all pointers of a read partition once, and states whether the reading is complete.
 
-Theory. Retention and the sweep delete what a log does not name, so an answer that is short destroys data. An empty
-read is no proof that a log is over: a queue that lost its connection has answered so. The witness is the span, read
-before the first page: the reading must reach its end, and its offsets must follow on each other from its beginning. It
-continues behind that end, for what landed meanwhile: a sweep reads pointers last. (`memq.notification.log_reader` reads
-up to an end, and has the rule for an empty read.) Every queue numbers its entries densely, and takes them from the
-front only; so a hole is a loss, as is an entry that the queue itself shows as lost.
+Theory. Retention and the sweep delete objects that a log does not name, so a short answer would destroy data. An empty
+read does not prove the end of a log: a queue that lost its connection has answered so. The proof is the span, read
+before the first page. The reading must reach the end of the span, with dense offsets from its beginning. It continues
+behind that end, for entries that landed meanwhile. (`memq.notification.log_reader` reads up to an end, and has the rule
+for an empty read.) Every queue numbers its entries densely, and removes them only from the front. So a hole is a loss,
+and so is an entry that the queue itself shows as lost.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ READINGS_MAX = 3  # of one log, when retention takes entries meanwhile
 
 
 class LogReading:
-    """One reading of a read partition. `damaged` is called with the fault of a pointer.
+    """One reading of a read partition. `damaged` gets the fault of a pointer.
 
-    `begin` is the first offset that the queue says to have; `lost` counts the entries that it should have and did not
-    show; `fault` says why the reading was not whole, "" when it was; `cut` says that this is since retention took
-    entries meanwhile, so that another reading helps. They hold when the iteration has ended.
+    These attributes are valid after the iteration. `begin` is the first offset according to the queue; `lost` counts
+    the entries that the queue should have and did not show. `fault` is the reason of an incomplete reading, "" for a
+    complete one. `cut`: the reason is retention, which removed entries meanwhile, so another reading helps.
     """
 
     def __init__(self, queue: PointerReader, partition: ReadPartition, damaged: Callable[[str], None]) -> None:

@@ -1,7 +1,6 @@
 """Finds losses of the queue: missing topics, and empty logs of partitions with stored batches.
 
-With an empty queue a sweep would take every object for unnamed, and an owner that opened an empty log would begin
-again.
+With an empty queue, a sweep would find every object without a pointer, and an owner would begin the log again.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from memq.storage_handlers import ObjectEntry, StorageHandler
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, read_partitions
 
 LOOKS_AT_ONCE_MAX = 16
-SPAN_S_MAX = 5.0  # for the answer of one log; one that takes longer has none
+SPAN_S_MAX = 5.0  # time-out for the span of one log
 Unanswered = Callable[[ReadPartition, MemqError], None]
 
 
@@ -47,12 +46,12 @@ class LostLogs:
     async def check(self, unanswered: Unanswered | None = None) -> list[LogLostError]:
         """Prove that the queue knows each topic that has objects.
 
-        Return what logs it has lost of those that it knows. A log that does not answer is given to `unanswered`, as
-        long as half of all logs answer: its opening checks it again. So is a damaged one. Without `unanswered` it ends
-        the check.
-        A topic that is not in the queue and has no objects is one whose making was interrupted. The objects that topics
-        share may be anybody's, so they tell something only when no topic with such objects is known; those that writers
-        staged, only when no topic is known at all. Raises: InvalidRequestError, MemqError of the parts.
+        Returns the logs that the queue has lost of the topics that it knows. While at least half of the logs answer,
+        the check gives a log without an answer, or a damaged one, to `unanswered`: its opening checks it again. Without
+        `unanswered`, such a log ends the check.
+        A topic without objects that is not in the queue was not fully created. Shared objects may belong to any topic,
+        so they prove a loss only if the queue knows no topic that shares objects. Staged objects prove a loss only if
+        the queue knows no topic at all. Raises: InvalidRequestError, MemqError of the parts.
         """
         known, sharing, held, lost = False, "", False, ""
         empty: list[tuple[Topic, ReadPartition]] = []
@@ -92,9 +91,9 @@ class LostLogs:
                 yield topic, spans
 
     async def _spans(self, partitions: Sequence[ReadPartition]) -> list[Span | MemqError]:
-        """Return the spans of the partitions of a topic, or why they have none now.
+        """Return the span of each partition of a topic, or the error of a partition that has none now.
 
-        Raises: NotFoundError when one is not there, MemqError that does not pass by itself.
+        Raises: NotFoundError when the queue lacks a partition; other MemqErrors that a retry does not solve.
         """
         found: list[Span | MemqError] = []
         for first in range(0, len(partitions), PARTITIONS_AT_ONCE_MAX):
@@ -123,7 +122,7 @@ class LostLogs:
             )
 
     async def _lost_logs(self, empty: Sequence[tuple[Topic, ReadPartition]]) -> list[LogLostError]:
-        """Return which of the logs that show nothing once had an owner, and have batches in the store."""
+        """Return the errors of empty logs that once had an owner and have batches in the store."""
         if not empty:
             return []
         claimed = {(each.topic_id, each.partition) for each in await self.coordinator.assignments() if each.epoch}
@@ -134,18 +133,18 @@ class LostLogs:
         ]
         turn = asyncio.Semaphore(LOOKS_AT_ONCE_MAX)
 
-        async def look(topic: Topic, partition: ReadPartition) -> LogLostError | None:
+        async def check(topic: Topic, partition: ReadPartition) -> LogLostError | None:
             async with turn:
                 return await self._lost_log(topic, partition)
 
-        found = await asyncio.gather(*(look(*each) for each in had))
+        found = await asyncio.gather(*(check(*each) for each in had))
         return [error for error in found if error is not None]
 
     async def check_opening(self, topic: Topic, partition: int, *, claimed: bool) -> None:
-        """Prove that a write partition may be opened of which its log shows nothing.
+        """Prove that a write partition without pointers in its log may be opened.
 
-        `claimed`: it had an owner before.
-        One that had none may share its log with others. Raises: LogLostError, MemqError of the parts.
+        `claimed`: the partition had an owner before. If not, the other write partitions of its log are checked.
+        Raises: LogLostError, MemqError of the parts.
         """
         read = topic.read_partition_of(partition)
         for writer in topic.writers_of(read):
@@ -155,7 +154,7 @@ class LostLogs:
             return
         span = await self.queue.span(read)
         if span.begin < span.end:
-            return  # of others, whose opening was checked; or a restore has made it
+            return  # entries of other write partitions, whose openings were checked, or of a restore
         error = await self._lost_log(topic, read)
         if error is not None:
             raise error
@@ -165,7 +164,7 @@ class LostLogs:
         try:
             key = await self._stored(topic, partition)
         except DeniedError:
-            return None  # who may not list, does not sweep either
+            return None  # a broker that may not list does not sweep either
         if not key or await self._shows(partition) or await self.coordinator.deleted(topic.id):
             return None
         return LogLostError(
@@ -174,7 +173,7 @@ class LostLogs:
         )
 
     async def _shows(self, partition: ReadPartition) -> bool:
-        """Whether a log shows anything now: it may have been opened since it was read."""
+        """Whether a log has entries now: it may have been opened since the first read."""
         try:
             span = await self.queue.span(partition)
         except NotFoundError:
@@ -182,10 +181,10 @@ class LostLogs:
         return span.begin != span.end
 
     async def _stored(self, topic: Topic, partition: ReadPartition) -> str:
-        """Return the key of an object that a pointer of this log named, "" when there is none.
+        """Return the key of an object that a pointer of this log named, "" without one.
 
-        A listing up to the first one. Where the topic shares objects, or did so before it was altered, the indexes of
-        shared objects are read, too, but for those that are older than it.
+        The listing ends at the first such object. If the topic shares objects, or may have done so before a change of
+        its settings, the indexes of shared objects are read, too, except of those older than the topic.
         """
         writers = topic.writers_of(partition)
         try:
@@ -204,7 +203,7 @@ class LostLogs:
 
     async def _holds(self, entry: ObjectEntry, topic: Topic, writers: Sequence[int]) -> bool:
         if is_large_object(entry.key):
-            return False  # the manifest names those, and there may be thousands, each with an index to read
+            return False  # the manifest was checked; thousands of indexes would be read here
         try:
             async for named, partition, _, _ in batches_of(self.store, entry, [topic]):
                 if named.id == topic.id and partition in writers:

@@ -18,12 +18,12 @@ Place = tuple[str, int]  # topic id, write partition
 
 
 class OrphanTopics:
-    """Finds them out by the queue, once each. A topic whose deletion has come to its end is in neither."""
+    """Asks the queue once for each topic that the coordinator lacks. A deleted topic is in neither."""
 
     def __init__(self, store: ObjectReader, queue: PointerReader) -> None:
         self._store = store
         self._queue = queue
-        self.held: dict[str, ObjectTopic] = {}  # those that were found, by id
+        self.held: dict[str, ObjectTopic] = {}  # topics in the queue, by id
         self._found: dict[str, bool] = {}
 
     async def holds(self, topic: ObjectTopic) -> bool:
@@ -41,8 +41,8 @@ class OrphanTopics:
     async def owner_of(self, entries: Iterable[ObjectEntry]) -> ObjectTopic | None:
         """Return the topic whose objects these are, all of one prefix, when the queue has it.
 
-        A key has a part of its id only: the index of the first object that has one tells it. Raises: as the store;
-        UnsupportedFormatError for an object of a newer version.
+        A key has only a part of the topic's id, so the whole id comes from the first object with an index. Raises: as
+        the store; UnsupportedFormatError for an object of a newer version.
         """
         for entry in entries:
             try:
@@ -50,7 +50,7 @@ class OrphanTopics:
                     continue
                 index, _ = await read_index(self._store, entry)
             except (CorruptDataError, InvalidRequestError, NotFoundError):
-                continue  # no object of ours, or gone meanwhile
+                continue  # a foreign object, or one that was deleted meanwhile
             for topic in index.meta.topics:
                 return topic if await self.holds(topic) else None
         return None
@@ -64,7 +64,7 @@ class Claim(NamedTuple):
 
 
 def lost_log(topic: str, partition: int) -> Claim:
-    """Return the claim of a log that lost what it held."""
+    """Return the claim of a log that has lost pointers."""
     text = f"topic '{topic}' partition {partition}: the queue has lost what may have named"
     return Claim(text, "memq restore makes their pointers anew")
 
@@ -78,9 +78,9 @@ def forgotten_topic(topic: ObjectTopic) -> Claim:
 
 
 class OrphanObjects:
-    """Finds orphans by key; by the index for an object of many batches, with one GET for each.
+    """Finds orphans by key, or by the index of an object of many batches, with one GET for each.
 
-    `logs` are of all write partitions of `topics` that show anything; `claimed` are those that ever had an owner.
+    `logs` contains all write partitions of `topics` with pointers; `claimed` those that ever had an owner.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class OrphanObjects:
         self._forgotten = forgotten
 
     async def claim_on(self, entry: ObjectEntry) -> Claim | None:
-        """Return whose log does not account for an object, or may name it unseen; None: it may go.
+        """Return the claim of a log that may have named an object; None if the object may be deleted.
 
         Raises: as the store and the queue; UnsupportedFormatError for an object of a newer version.
         """
@@ -110,14 +110,14 @@ class OrphanObjects:
                 elif not self._accounts((topic.id, partition), epoch, batch_sequence):
                     return lost_log(topic.name, partition)
         except (CorruptDataError, NotFoundError):
-            pass  # what has no index no restore can name either; what is gone is gone
+            pass  # without an index, no restore can make a pointer to the object either
         return None
 
     def _accounts(self, place: Place, epoch: int, batch_sequence: int) -> bool:
         """Whether the log of a place accounts for a batch.
 
-        One of epoch 0 was staged, and any owner may have named it.
-        An owner opens before it stores; but what writers stage may wait for a partition that never had one.
+        A batch of epoch 0 was staged, and any owner may have named it. An owner stores only after its opening, so its
+        log has entries. A staged batch may also wait for a partition that never had an owner.
         """
         log = self._logs.get(place)
         if epoch:
@@ -130,8 +130,8 @@ async def batches_of(
 ) -> AsyncIterator[tuple[ObjectTopic, int, int, int]]:
     """Yield topic, write partition, epoch and number of the batches of an object; none of other files.
 
-    By the key, for one of `topics`; by the index for an object of many, and with epoch 0 what a writer staged.
-    Raises: as `read_index`.
+    The key names the batch of an owner's object, whose topic must be one of `topics`. The index names the batches of
+    shared and staged objects; the epoch of staged ones is 0. Raises: as `read_index`.
     """
     staged = is_staged_object(entry.key)
     if staged or is_of_many(entry.key):

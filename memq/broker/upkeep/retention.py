@@ -1,7 +1,7 @@
 """Retention deletes pointers that are too old or too many, then the objects that only they named.
 
-Of compacted pointers it takes whole parts, the oldest of a manifest first. Their objects go with the sweep, when
-readers have had its safety age to learn of the new manifest.
+Retention removes compacted pointers in whole parts, the oldest of a manifest first. The sweep deletes their objects
+after its safety age, so that readers have time to read the new manifest.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from memq.topic import ReadPartition, Topic, TopicSettings, read_partitions
 
 NEVER_MS = TIME_MS_END
 NAMED_MAX = 20  # objects that one line of the log names
-COMPACTION_LOOK_S = 600.0  # how often retention looks for a manifest: each time is a listing
+COMPACTION_LOOK_S = 600.0  # interval between searches for a manifest; each is a listing
 
 
 @dataclass(frozen=True, slots=True)
 class Expired:
     """The part of a read partition that retention removes: entries below `before`, and their objects.
 
-    `holding` are write partitions whose last pointers keep more from it than is wanted.
+    `holding` are write partitions whose last pointers keep entries that retention would remove.
     """
 
     before: int
@@ -43,12 +43,12 @@ class Expired:
 
 
 def expired(entries: Iterable[tuple[Entry, Pointer | None]], settings: TopicSettings, now_ms: int) -> Expired:
-    """Decide what of a partition's entries (all of them, in order) is too old or too much. Pure.
+    """Decide which of a partition's entries (all of them, in order) are too old or too much. Pure.
 
-    The last pointer of each write partition stays, with what settles its totals (`memq.format.totals`), and so does its
-    last `opened` that names producers: these and the epoch are what the next opening needs. So does what is younger
-    than the dedup window, however much it is: an opening rebuilds the window from it. Damaged entries (None) go with
-    what is around them.
+    The next opening needs the last pointer of each write partition, the pointers that settle its totals
+    (`memq.format.totals`), and the last `opened` that names producers: they stay. Entries younger than the dedup window
+    stay, too, however many they are: an opening rebuilds the window from them. Damaged entries (None) are removed
+    together with their neighbours.
     """
     window_ms = window_since_ms(settings, now_ms)
     known = list(entries)
@@ -65,7 +65,7 @@ def expired(entries: Iterable[tuple[Entry, Pointer | None]], settings: TopicSett
     taken = min(wanted, min(bounds.values(), default=0))
     kept = {key for _, pointer in known[taken:] for key in keys_of(pointer)}
     gone = (key for _, pointer in known[:taken] for key in keys_of(pointer) if key not in kept)
-    keys = dict.fromkeys(key for key in gone if not is_large_object(key))  # a manifest may name it: the sweep's
+    keys = dict.fromkeys(key for key in gone if not is_large_object(key))  # a manifest may name those
     holding = tuple(partition for partition, bound in bounds.items() if bound < wanted)
     return Expired(known[taken][0].offset if known else 0, tuple(keys), holding)
 
@@ -83,16 +83,15 @@ def _bounds(known: list[tuple[Entry, Pointer | None]], settings: TopicSettings) 
 
 
 async def retire(services: Services, partitions: Partitions) -> None:
-    """Apply retention to what this broker owns of every topic.
+    """Apply retention to the read partitions of every topic whose first writer this broker owns.
 
-    What fails of one is logged, and done the next time.
-    A partition is left alone until its first pointer can be too old: with thousands of them, to ask for each in every
-    round took a fifth of a core.
+    A failure of one is logged, and repeated in the next round. A partition is checked only when its first pointer can
+    be too old: with thousands of partitions, a check of each in every round took a fifth of a core.
     """
     due, now_ms = partitions.retention_due, services.runtime.clock.wall_ms()
     partitions.retention_due = {}
     for topic in partitions.topics():
-        first: dict[int, int] = {}  # of each read partition the first writer, whose owner does it
+        first: dict[int, int] = {}  # read partition -> its first write partition, whose owner applies retention
         for part in topic.partitions:
             first.setdefault(part.read_partition, part.partition)
         for partition in read_partitions(topic):
@@ -129,7 +128,7 @@ async def _retire_partition(services: Services, partitions: Partitions, topic: T
         known = [item for item in known if item[0].offset >= compacted.next]
         compacted = await retire_compacted(services, partition, compacted, settings, known)
         if compacted.parts:
-            return now_ms  # what is in the queue is younger
+            return now_ms  # the entries in the queue are younger
         span = await services.queue.span(partition)
     found = expired(known, settings, now_ms)
     await _restate(partitions, topic, found.holding)
@@ -146,10 +145,10 @@ async def _retire_partition(services: Services, partitions: Partitions, topic: T
 async def _delete_unnamed(
     services: Services, partition: ReadPartition, found: Expired, damaged: Callable[[str], None]
 ) -> int:
-    """Delete the objects that the trimmed pointers named and no other does, and return how many.
+    """Delete the objects that only the trimmed pointers named, and return how many.
 
-    What is left of the log is read again, after the trim: a copy of a pointer that the first reading missed still
-    names its object. What can't be proved now is left to the sweep.
+    The rest of the log is read again after the trim: a copy of a pointer that the first reading missed still names its
+    object. Objects without this proof are left to the sweep. Raises: QueueError when the trim had no effect.
     """
     left, known = await whole_log(services.queue, partition, damaged)
     if left.begin < found.before:
@@ -161,7 +160,7 @@ async def _delete_unnamed(
     deleted = 0
     for key in found.keys:
         if key in named or key.startswith(others):
-            continue  # other topics may name what they share: the sweep takes it when none does
+            continue  # other topics may name shared objects: the sweep deletes them when none does
         await services.store.delete(key)
         services.counters.retired_objects += 1
         deleted += 1
@@ -169,7 +168,7 @@ async def _delete_unnamed(
 
 
 async def _restate(partitions: Partitions, topic: Topic, holding: Iterable[int]) -> None:
-    """Publish `opened` again behind last pointers that are too old, so that the next round removes them."""
+    """Publish `opened` again in partitions whose last pointers are too old: the next round removes those."""
     for partition in holding:
         processor = partitions.processors.get((topic.id, partition))
         if processor is not None:
@@ -218,7 +217,7 @@ async def sweep(services: Services, age_ms: int) -> Swept:
 async def _end_deletions(services: Services, forgotten: Mapping[str, ObjectTopic]) -> None:
     """Drop the logs of deleted topics that the coordinator has reported in two passes, far enough apart.
 
-    The broker that deleted such a topic came to its end before its queue took the logs. The objects go in later passes.
+    The broker that deleted such a topic ended before it dropped the logs. Later passes delete the objects.
     """
     now_ms, since = services.runtime.clock.wall_ms(), services.deleted_since
     proven = {id_: topic for id_, topic in forgotten.items() if await services.coordinator.deleted(id_)}
@@ -245,7 +244,7 @@ async def _logs_of(services: Services, topic: ObjectTopic) -> list[ReadPartition
 
 
 def pending_text(new: Sequence[Unnamed], done: Swept, confirm_ms: int) -> str:
-    """Return the log line of the objects that a pass was the first to find; it names NAMED_MAX of them."""
+    """Return the log line of the objects that a pass has found first; it names NAMED_MAX of them."""
     named = ", ".join(f"'{each.key}' ({each.why})" for each in new)
     return (
         f"{done.pending} objects of {done.pending_bytes} bytes wait, no pointer names them; a pass {confirm_ms} ms from"
@@ -254,9 +253,9 @@ def pending_text(new: Sequence[Unnamed], done: Swept, confirm_ms: int) -> str:
 
 
 async def look_after(services: Services, partitions: Partitions, *, sweeps: bool = True) -> None:
-    """One round of retention, and of the sweep when it is due.
+    """Run one round of retention, and of the sweep if `sweeps`.
 
-    Errors are logged, the next round tries again.
+    Errors are logged; the next round retries.
     """
     try:
         await retire(services, partitions)
@@ -267,7 +266,7 @@ async def look_after(services: Services, partitions: Partitions, *, sweeps: bool
 
 
 async def trim_compacted(services: Services, topic: Topic) -> None:
-    """Have the pointers of a topic leave the queue that manifests have. Raises: as store and queue."""
+    """Remove a topic's pointers from the queue if manifests have them. Raises: as store and queue."""
     for partition in read_partitions(topic):
         manifest = await services.manifests.highest(partition)
         if manifest is not None:
@@ -287,10 +286,10 @@ async def retire_compacted(
     settings: TopicSettings,
     younger: Sequence[tuple[Entry, Pointer | None]],
 ) -> CompactionManifest:
-    """Take the parts that are too old or too much, and return the manifest then.
+    """Remove the parts that are too old or too much, and return the resulting manifest.
 
-    `younger` are the queue's entries.
-    What the manifest has leaves the queue, if its compaction was killed before. Raises: as store and queue.
+    `younger` are the queue's entries. Pointers that the manifest has are first removed from the queue, in case their
+    compaction was killed before. Raises: as store and queue.
     """
     await leave_queue(services.queue, partition, manifest)
     now_ms = services.runtime.clock.wall_ms()
@@ -301,7 +300,7 @@ async def retire_compacted(
     successor = without(manifest, count, now_ms, services.settings.sweep_age_ms)
     services.pointers.forget(partition)
     if not await services.manifests.publish(successor):
-        return manifest  # a compaction was faster: the next round reads what it has made
+        return manifest  # a compaction was faster: the next round reads its manifest
     gone = sum(part.entries for part in manifest.parts[:count])
     services.counters.retired_pointers += gone
     services.events.info(

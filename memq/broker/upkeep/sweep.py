@@ -1,23 +1,23 @@
 """The sweep: finds the objects that no pointer names, and deletes them when a later pass confirms it.
 
-Theory. A key is used for half the safety age, counted from the first request that puts it: a batch whose pointer is
-not out by then is stored under a new key (`memq.broker.partition.storing`). So a pointer to what is older than the
-whole age lies in the queue already, or never will: a pass that lists first and reads the pointers last finds what
-they do not name, in any process, without knowing what brokers hold. What writers stage lies there without a pointer
-until its batch is committed, so it has an age of its own, of which a commit may take half; the manifests of commits
-go at that age, too.
+Theory. A key is used for half the safety age, counted from the first request that puts it. A batch that is not
+published by then is stored under a new key (`memq.broker.partition.storing`). So a pointer to an object older than the
+whole age is in the queue already, or never will be. A pass lists the objects first and reads the pointers last. Thus it
+finds the objects without a pointer, in any process, without knowing what brokers hold. Staged objects have no pointer
+until their batch is committed. So they have an age of their own, of which a commit may take half; the manifests of
+commits are deleted at that age, too.
 
-A pass is one witness, and a witness can be wrong. It deletes only what an earlier pass, `confirm_ms` ago, found too
-and wrote down (`memq.broker.upkeep.sweep_lists`); what it finds first it writes down itself. Nothing that a pass has
-read is used by another: each is one `Sweep`, which asks store, queue and coordinator again.
+One pass can be wrong. It deletes only objects that an earlier pass, `confirm_ms` ago, also found and listed
+(`memq.broker.upkeep.sweep_lists`); it lists the objects that it finds first. No pass uses what another pass has read:
+each is one `Sweep`, which asks store, queue and coordinator again.
 
-Compaction moves pointers from the queue to a manifest, and stores the manifest first: so manifests are read after the
-queue. What such a pointer named in the queue, and what retention takes of a manifest, stays for the safety age from
-then on.
+Compaction moves pointers from the queue to a manifest, and stores the manifest first. So the sweep reads manifests
+after the queue. The original objects of moved pointers stay for the safety age after the move; the objects of a part
+that retention removes from a manifest stay for that age, too.
 
-A queue may lose what it held: then what is unnamed may be data. What a log does not account for
-(`memq.broker.upkeep.log_coverage`) stays, and is named in a note. So does what belongs to a topic that the queue has
-and the coordinator does not know: that one may be an old backup, or another's.
+If a queue has lost pointers, objects without a pointer may be data. The sweep keeps and reports objects that a log does
+not account for (`memq.broker.upkeep.log_coverage`). It also keeps objects of a topic that the queue has and the
+coordinator does not know: the coordinator may be an old backup, or one of another cluster.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class TopicDirectory(Protocol):
     """Lists all topics; a coordinator does."""
 
     async def topics(self) -> Sequence[Topic]:
-        """Return all topics as they are now."""
+        """Return the current topics."""
         ...
 
     async def assignments(self) -> Sequence[Assignment]:
@@ -61,9 +61,10 @@ class TopicDirectory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Unnamed:
-    """One object that no pointer names: key, bytes, time of writing (Unix ms), and why it may go.
+    """One object that no pointer names: key, bytes, time of writing (Unix ms), and why it may be deleted.
 
-    `since_ms` is when a pass found it first, this one when it is `new`; of one that `goes`, that was long enough ago.
+    `since_ms` is when a pass found it first (Unix ms); `new`: this pass was the first. `goes`: the first one is at
+    least `confirm_ms` ago, so that this pass deletes the object.
     """
 
     key: str
@@ -78,8 +79,8 @@ class Unnamed:
 class Sweep:
     """One pass over the objects of one cluster.
 
-    `note` is called with what is left alone though it may be garbage.
-    `kept` counts the objects that a lost log may have named, or that of a topic which the coordinator does not know.
+    `note` gets a text for objects that stay although they may be garbage. `kept` counts objects that a lost log may
+    have named, and objects of a topic that the coordinator does not know.
     """
 
     def __init__(
@@ -110,18 +111,17 @@ class Sweep:
         self._left_bound_ms = 0
 
     async def find(self, age_ms: int, staged_age_ms: int) -> AsyncIterator[Unnamed]:
-        """Yield the objects that are older than `age_ms` and that no pointer names.
+        """Yield the objects that are older than `age_ms` and that no pointer names; changes nothing.
 
-        Staged ones by their own age.
-        The ages must be those of the brokers; `age_ms` is 0 where none is at work. Changes nothing.
-        Raises: MemqError of store, queue and coordinator.
+        For staged objects, `staged_age_ms` applies. Both ages must be the brokers' settings; `age_ms` may be 0 if no
+        broker runs. Raises: MemqError of store, queue and coordinator.
         """
         async for _, found in self._found(age_ms, staged_age_ms):
             for each in found:
                 yield each
 
     async def run(self, age_ms: int, staged_age_ms: int) -> AsyncIterator[Unnamed]:
-        """Delete what `find` finds and an earlier pass confirms, write down the rest, and yield all of it."""
+        """Delete the objects of `find` that an earlier pass confirms, list the others, and yield all."""
         async for prefix, found in self._found(age_ms, staged_age_ms):
             for each in found:
                 if each.goes:
@@ -133,7 +133,7 @@ class Sweep:
         await self.lists.drop(self._pending, self._now_ms - self._confirm_ms)
 
     async def _found(self, age_ms: int, staged_age_ms: int) -> AsyncIterator[tuple[str, list[Unnamed]]]:
-        """Yield what no pointer names of one prefix after the other, once."""
+        """Yield the objects without a pointer, prefix by prefix; call this once."""
         assert self._now_ms < 0, "a sweep is one pass"
         self._now_ms = now_ms = self._clock.wall_ms()
         bound_ms = now_ms - age_ms
@@ -189,20 +189,20 @@ class Sweep:
         return staged_prefix(self._cluster)
 
     def _prefix_of(self, key: str) -> str:
-        """Return the prefix with which a key is swept: a topic's or a shared one; "" for foreign keys."""
+        """Return the prefix with which a key is swept: a topic's or a shared prefix; "" for foreign keys."""
         for prefix in (shared_prefix(self._cluster), self._staged, CHECK_PREFIX):
             if key.startswith(prefix):
                 return prefix
         return "/".join(key.split("/")[:4]) + "/" if key.startswith(f"{self._cluster}/topics/") else ""
 
     async def _why(self, prefix: str, keys: dict[str, ObjectEntry]) -> dict[str, str]:
-        """Return why those of `keys`, all of one prefix, may go that no pointer names.
+        """Return the objects of `keys`, all of one prefix, that no pointer names, each with the reason.
 
-        None of them when a pointer is damaged or a partition of the queue is gone: nobody knows what was named, so
-        nothing of the topic is swept, and nothing that topics share.
+        If a pointer is damaged, or a partition of the queue is gone, the names in it are unknown. Then nothing of the
+        topic is swept, and no shared objects.
         """
         shared = prefix in (shared_prefix(self._cluster), self._staged)
-        topics = await self.topics()  # as they are now: a broker may have made one meanwhile
+        topics = await self.topics()  # current ones: a broker may have created a topic meanwhile
         mine = [each for each in topics if shared or topic_prefix(self._cluster, each.name, each.id) == prefix]
         logs: dict[Place, LogCoverage] = {}
         for topic in mine:
@@ -218,9 +218,9 @@ class Sweep:
         return dict.fromkeys(keys, NO_TOPIC)
 
     async def _strike_named(self, topic: Topic, keys: dict[str, ObjectEntry], logs: dict[Place, LogCoverage]) -> bool:
-        """Take what the pointers of a topic name out of `keys`; False when they can't all be read.
+        """Remove the objects that a topic's pointers name from `keys`; False if a pointer can't be read.
 
-        `logs` gets what they show of each write partition.
+        `logs` gets the coverage of each write partition.
         """
         for partition in read_partitions(topic):
             try:
@@ -235,7 +235,7 @@ class Sweep:
     async def _strike_log(
         self, topic: Topic, partition: ReadPartition, keys: dict[str, ObjectEntry], logs: dict[Place, LogCoverage]
     ) -> str:
-        """Do that for one read partition; return why its pointers can't all be read, "" when they were."""
+        """Do the same for one read partition; return why a pointer can't be read, "" if all were read."""
         tries = 0
         while True:
             reading, shown = LogReading(self._queue, partition, self._note), dict[Place, LogCoverage]()
@@ -262,7 +262,7 @@ class Sweep:
     async def _strike_unaccounted(
         self, topics: Sequence[Topic], keys: dict[str, ObjectEntry], logs: dict[Place, LogCoverage]
     ) -> None:
-        """Remove from `keys`, and report, objects that a log may have lost or that no log accounts for."""
+        """Remove from `keys`, and report, the objects for which no log accounts."""
         if not keys:
             return
         claimed = {(each.topic_id, each.partition) for each in await self._assignments() if each.epoch}
@@ -285,7 +285,7 @@ class Sweep:
         )
 
     async def _strike_compacted(self, topic: Topic, keys: dict[str, ObjectEntry]) -> bool:
-        """Take what the manifests of a topic name out of `keys`; False when they can't all be read."""
+        """Remove the objects that a topic's manifests name from `keys`; False if one can't be read."""
         numbers = await self._manifests.partitions(topic.name, topic.id)
         try:
             for number in numbers:

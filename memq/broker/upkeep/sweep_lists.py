@@ -1,10 +1,10 @@
 """The lists of a cluster's sweeps in its store: waiting objects, and objects that are kept.
 
-Theory. One pass can be wrong: a queue that lost rows, an old topic list, a listing of yesterday. So a pass deletes
-nothing that it has found itself. It writes a list, put if absent, and a pass `confirm_ms` later deletes what it finds
-again: two readings of everything, with that time between them, in which a loss shows and an operator can act. A list
-counts from the later of its own time and the store's. One that can't be read confirms nothing; one of kept objects that
-can't be read keeps everything below its prefix.
+Theory. One pass can be wrong: the queue has lost rows, the topic list or the listing is old. So a pass deletes no
+object that it finds first. It writes a list, put if absent, and a pass `confirm_ms` later deletes the objects that it
+finds again. In the time between these two readings, a loss shows and an operator can act. A list counts from the later
+of its own time and the store's. An unreadable list of waiting objects confirms nothing; an unreadable list of kept
+objects keeps everything below its prefix.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PendingObject:
 
 
 class SweepLists:
-    """Reads and writes lists. `note` is called with the fault of a list. Raises: as the store."""
+    """Reads and writes lists. `note` gets the fault of a list. Raises: as the store."""
 
     def __init__(self, cluster: str, store: StorageHandler, note: Callable[[str], None]) -> None:
         self._cluster = cluster
@@ -60,10 +60,10 @@ class SweepLists:
     async def waiting(
         self, prefix: str, lists: Sequence[ObjectEntry], entries: dict[str, ObjectEntry], now_ms: int
     ) -> dict[str, int]:
-        """Return since when (Unix ms) those of `entries` wait that are in `lists`.
+        """Return since when (Unix ms) the objects of `entries` wait that are in `lists`.
 
-        One that was written since it was listed, or has another size, is another object. A list from the future tells
-        of a clock that was wrong: it does not count.
+        An object that was written after its list, or has another size, is another object. A list from the future does
+        not count, because a clock was wrong.
         """
         since: dict[str, int] = {}
         for each in lists:
@@ -88,7 +88,7 @@ class SweepLists:
         return keys
 
     async def add(self, prefix: str, objects: Sequence[ListedObject], since_ms: int, *, kept: bool = False) -> None:
-        """Write down objects below `prefix`, in lists of LISTED_MAX."""
+        """Store lists of objects below `prefix`, with LISTED_MAX objects each."""
         for first in range(0, len(objects), LISTED_MAX):
             found = SweepList(
                 cluster=self._cluster,
@@ -103,7 +103,7 @@ class SweepLists:
             )
 
     async def drop(self, lists: dict[str, list[ObjectEntry]], before_ms: int) -> None:
-        """Delete the lists that were due: what they had is deleted now, or named again."""
+        """Delete the lists that are due: their objects are deleted by now, or have a pointer again."""
         for each in lists.values():
             for entry in each:
                 if _since_ms(entry) <= before_ms:
@@ -114,8 +114,8 @@ class SweepLists:
         named = parse_sweep_list_key(key)
         try:
             found = decode_sweep_list(await self._store.get(key))
-            said = (found.cluster, found.kept, sweep_digest(found.prefix), found.since_ms)
-            if named is None or said != (self._cluster, named.kept, named.digest, named.since_ms):
+            content = (found.cluster, found.kept, sweep_digest(found.prefix), found.since_ms)
+            if named is None or content != (self._cluster, named.kept, named.digest, named.since_ms):
                 raise CorruptDataError(f"list of a sweep says cluster '{found.cluster}' and prefix '{found.prefix}'")
             if prefix not in ("", found.prefix):
                 raise CorruptDataError(f"list of a sweep is of '{found.prefix}', not of '{prefix}'")
@@ -129,7 +129,7 @@ class SweepLists:
     # ---- for an operator -----------------------------------------------------------------------
 
     async def all(self) -> AsyncIterator[PendingObject]:
-        """Yield all objects that wait or are kept, by list; one that was found twice may come twice."""
+        """Yield all objects that wait or are kept, by list; an object in two lists comes twice."""
         async for entry in self._store.list(sweep_prefix(self._cluster)):
             found = await self._read(entry.key, "") if parse_sweep_list_key(entry.key) else None
             for listed in found.objects if found is not None else ():
@@ -138,7 +138,7 @@ class SweepLists:
     async def keep(self, key: str, now_ms: int) -> list[ListedObject]:
         """Keep one waiting object, or ALL of them; return the kept ones.
 
-        Raises: InvalidRequestError when none of this key waits.
+        Raises: InvalidRequestError when no object with this key waits.
         """
         taken: list[ListedObject] = []
         for lists in (await self.pending()).values():
@@ -156,9 +156,9 @@ class SweepLists:
         return taken
 
     async def release(self, key: str, now_ms: int) -> list[ListedObject]:
-        """Let sweeps find one object again that is kept, or ALL of them; return which.
+        """Let sweeps find one kept object again, or ALL of them; return the released ones.
 
-        Raises: InvalidRequestError when none of this key is kept.
+        Raises: InvalidRequestError when no object with this key is kept.
         """
         released: list[ListedObject] = []
         async for entry in self._store.list(f"{sweep_prefix(self._cluster)}kept/"):
@@ -175,7 +175,7 @@ class SweepLists:
 
 
 def _since_ms(entry: ObjectEntry) -> int:
-    """Return from when on a list counts: a clock that was wrong makes it later, never sooner."""
+    """Return the time from which a list counts (Unix ms): a wrong clock makes it later, never earlier."""
     named = parse_sweep_list_key(entry.key)
     assert named is not None, f"'{entry.key}' is no list"
     return max(named.since_ms, entry.modified_ms)
