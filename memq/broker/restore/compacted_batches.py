@@ -1,6 +1,7 @@
 """Objects of many batches for a restore, shared and large, and facts that only pointers had.
 
-The new queue numbers again, so manifests of the old one hold no more: once it is whole, each gets an empty successor.
+The new queue has new offsets, so the manifests of the old one are invalid. Once the new queue is complete, each
+manifest gets an empty successor.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ class CompactedBatches:
     findings: list[tuple[str, str]] = field(default_factory=list)
 
     def has_piece(self, place: BatchPlace) -> bool:
-        """Whether a piece that a writer staged is among them."""
+        """Whether these batches contain a piece that a writer staged."""
         return place.writer is not None and _piece_of(place.writer) in self.pieces
 
     def found(self, found: FoundBatch) -> FoundBatch:
-        """Return a batch with the names that its pointer had."""
+        """Return a batch with the named producers of its old pointer."""
         entry = found.entry
         named = self.named.get((entry.partition, entry.epoch, entry.batch_sequence))
         return replace(found, named=named) if named and is_large_object(found.key) else found
@@ -47,7 +48,8 @@ async def places_below(
 ) -> dict[str, list[BatchPlace]]:
     """Read the indexes of all objects below a prefix; return their batches by topic id.
 
-    An index that can't be read is one of `findings`; `moved` is notified of each object. Raises: as `ObjectReader`.
+    An index that can't be read is added to `findings`. `moved` is called with 1 after each object. Raises: as
+    `ObjectReader`.
     """
     found: dict[str, list[BatchPlace]] = {}
     async for entry in store.list(prefix):
@@ -85,7 +87,7 @@ async def _read_manifests(files: ManifestFiles, topic: Topic, batches: Compacted
 
 
 def _note(body: bytes, batches: CompactedBatches) -> None:
-    pointer = read_pointer(body, newer="return")  # the batch of one that can't be read is in the listing
+    pointer = read_pointer(body, newer="return")  # an unreadable pointer's batch is in the listing
     if isinstance(pointer, Pointer) and pointer.kind == "data" and pointer.named:
         batches.named[pointer.partition, pointer.epoch, pointer.batch_sequence] = pointer.named
         batches.pieces.update(dict.fromkeys(_piece_of(each) for each in pointer.named if each.batch_id))
@@ -98,7 +100,7 @@ def _piece_of(named: NamedProducer) -> tuple[int, str, int]:
 async def retire_manifests(
     cluster: str, store: StorageHandler, topic: Topic, partitions: Iterable[ReadPartition]
 ) -> None:
-    """Put an empty manifest above each of these read partitions that names something.
+    """Put an empty manifest above each manifest of these read partitions that is not empty.
 
     Raises: as the store.
     """

@@ -1,14 +1,13 @@
 """Rebuilds the pointer of each batch from the index of its object. Pure.
 
-`PresentLog` says from the pointers that a log still has whether the log is lost, in use, or restored in part.
+`PresentLog` decides from the remaining pointers of a log whether the log is lost, in use, or partly restored.
 
-Theory. A pointer holds nothing that its object does not say, but for its place in the queue and what `skip` and the
-totals owe to it. Within a write partition batches were published by epoch and batch sequence, so taken in that order
-they have their places again. What lay there without a pointer (an upload of an owner that was fenced) can't be
-distinguished from what had one; its producers sent the same sequences again, so each block is named where it first
-appears, and a batch of nothing new is left out. A block that nobody acked may so appear, once, as guarantee 3 allows.
-Sequences alone do not make a copy: a later instance of a named producer gives the sequences of what was never acked to
-other records.
+Theory. The object of a batch has all facts of its pointer, except its place in the queue, and `skip` and the totals,
+which follow from that place. The batches of a write partition were published in the order of epoch and batch sequence;
+this order restores their places. An object without a pointer (an upload of a fenced owner) can't be distinguished from
+others. Its producers sent the same sequences again, so each block is published where it first appears, and a batch
+without new blocks is left out. Thus a block that was never acked may appear, once, as guarantee 3 allows. Equal
+sequences alone do not make a copy: a later instance of a named producer uses the sequences of unacked records again.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Identity = tuple[int, int, int]  # write partition, epoch, batch sequence
 class FoundBatch:
     """One batch as index and headers describe it; `damaged` counts its blocks that are not sound.
 
-    `named` is how far named producers come with it, or the writer that staged it.
+    `named` has the progress of its named producers, or of the writer that staged it.
     """
 
     key: str
@@ -51,9 +50,9 @@ class FoundBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlace:
-    """Where a batch lies: in an object of its own, or, with `entry`, in one of many that `broker` wrote.
+    """Where a batch lies: in an object of its own, or, with `entry`, in one of many batches by `broker`.
 
-    A piece that `writer` has staged has an entry without a number of blocks: its manifest does not tell it.
+    The entry of a piece that `writer` has staged has no number of blocks, because the manifest does not have it.
     """
 
     key: str
@@ -66,7 +65,7 @@ class BatchPlace:
     writer: NamedProducer | None = None
 
     def is_at(self, entry: BatchEntry) -> bool:
-        """Whether an entry of the object's index is that of the batch."""
+        """Whether an entry of the object's index describes this batch."""
         if self.entry is None:
             return (self.partition, self.epoch, self.batch_sequence) == (
                 entry.partition,
@@ -77,10 +76,7 @@ class BatchPlace:
 
 
 def staged_places(manifest: Manifest, checksum: int) -> dict[str, list[BatchPlace]]:
-    """Return the pieces of a batch by topic id, in their order.
-
-    Epoch and batch sequence are still to be given.
-    """
+    """Return the pieces of a batch by topic id, in order; `follow_on` sets epoch and batch sequence."""
     places: dict[str, list[BatchPlace]] = {}
     for (_, topic_id, partition), pieces in manifest.places().items():
         for number, (staged, piece) in enumerate(pieces, 1):
@@ -128,7 +124,7 @@ def places_in(key: str, index: ObjectIndex, index_offset: int) -> dict[str, list
 def find_batch(place: BatchPlace, data: Buffer, topic: Topic) -> FoundBatch:
     """Read the batch at `place` from its whole object, and check its blocks.
 
-    Raises: CorruptDataError, UnsupportedFormatError when trailer or index do not hold, or name no such batch.
+    Raises: CorruptDataError when trailer or index are damaged or have no such batch; UnsupportedFormatError.
     """
     index = open_object(data)
     index_offset = parse_trailer(memoryview(data)[-TRAILER_BYTES:], len(data)).index_offset
@@ -143,7 +139,7 @@ def find_batch(place: BatchPlace, data: Buffer, topic: Topic) -> FoundBatch:
 def find_shared_batch(place: BatchPlace, data: Buffer, topic: Topic) -> FoundBatch:
     """Read the batch at `place` of a shared object from its own bytes alone.
 
-    Raises: CorruptDataError when a block is damaged: then only the index knows the sequences of the blocks.
+    Raises: CorruptDataError when a block is damaged: then only the index has the sequences of the blocks.
     """
     assert place.entry is not None, f"'{place.key}' is no shared object"
     pieces = list(cut_blocks(data, scope_of(topic.id_bytes, place.partition), place.entry.records))
@@ -179,19 +175,19 @@ def _found(
 
 
 class Rebuilder:
-    """The pointers of one topic, in order: what lies before each, and which blocks were named already."""
+    """Makes the pointers of one topic, in order; remembers the totals, and the blocks that were published."""
 
     def __init__(self, topic: Topic, cluster: str, store: str) -> None:
         self._topic = topic
         self._cluster = cluster
         self._store = store
-        self._blocks: dict[tuple[int, ...], None] = {}  # those of the last dedup window, in which copies lie
+        self._blocks: dict[tuple[int, ...], None] = {}  # of the last dedup window, which has all copies
         self._ages: deque[tuple[int, tuple[int, ...]]] = deque()
         self._totals: dict[int, Totals] = {}
-        self._names_ms: dict[int, int] = {}  # by write partition: since when there are named producers
+        self._names_ms: dict[int, int] = {}  # by write partition: time of the first named producer (Unix ms)
 
     def pointer(self, found: FoundBatch) -> Pointer | None:
-        """Return the pointer of the next batch of its partition; None when all its blocks were named already."""
+        """Return the pointer of the next batch of its partition; None when it has no new blocks."""
         entry, blocks = found.entry, found.blocks
         skip = tuple(number for number, block in enumerate(blocks) if _identity(entry, block) in self._blocks)
         if len(skip) == len(blocks):
@@ -259,10 +255,10 @@ def _identity(entry: BatchEntry, block: BlockEntry) -> tuple[int, ...]:
 class PresentLog:
     """The present beginning of a log that may be lost: empty, part of a restore, or complete.
 
-    Owners begin with `opened`, above all epochs before. So a log that begins with it, and has no object of a lower
-    epoch, was never lost; one that was restored has all objects of lower epochs before it; and one that retention has
-    cut (`trimmed`) was in use for long. A log that only has data is what a restore has made so far.
-    `opened`: the first epoch of each write partition.
+    An owner begins with `opened`, and its epoch is above all earlier ones. So a log that begins with `opened`, and has
+    no object of a lower epoch, was never lost. A restored log has all objects of lower epochs before `opened`. A log
+    that retention has cut (`trimmed`) was in use for a long time. A log of data only was made by a restore so far.
+    `opened` has the first epoch of each write partition.
     """
 
     trimmed: bool = False
@@ -271,13 +267,13 @@ class PresentLog:
 
     @property
     def in_use(self) -> bool:
-        """Whether owners have opened it: then nothing can be put before that any more."""
+        """Whether an owner has opened the log: then no pointer can be put before its `opened`."""
         return self.trimmed or bool(self.opened)
 
     def should_have(self, places: Iterable[BatchPlace]) -> list[BatchPlace]:
         """Return the batches that belong before the first opening.
 
-        A staged one has no epoch that would say it.
+        Staged batches are left out, because they have no epoch.
         """
         return [
             place
@@ -286,17 +282,17 @@ class PresentLog:
         ]
 
     def has(self, place: BatchPlace) -> bool:
-        """Whether a batch has its pointer."""
+        """Whether the log has the pointer of a batch."""
         return (place.partition, place.epoch, place.batch_sequence) in self.batches
 
     def has_pointer(self, pointer: Pointer) -> bool:
-        """Whether a batch's pointer is there."""
+        """Whether the log has a pointer of the same batch."""
         return (pointer.partition, pointer.epoch, pointer.batch_sequence) in self.batches
 
     def note(self, entry: Entry) -> None:
-        """Take the next entry of the log; a damaged one counts for nothing.
+        """Take the next entry of the log; a damaged one is ignored.
 
-        Raises: UnsupportedFormatError for one of a newer version: it may be of a batch, which would get another.
+        Raises: UnsupportedFormatError for a newer version: its batch would otherwise get a second pointer.
         """
         pointer = read_pointer(entry.body, newer="raise")
         if not isinstance(pointer, Pointer):

@@ -1,6 +1,6 @@
 """Fills a lost queue, of a cluster or a data folder, from the objects: one pointer for each batch.
 
-Each read partition is restored on its own: what owners use is left as it is, and only checked.
+Each read partition is restored separately. A partition that owners use is only checked, never changed.
 """
 
 from __future__ import annotations
@@ -68,15 +68,15 @@ OPENED_TEXT = (
 class Restored:
     """The results of a topic.
 
-    `copies` are batches without new records; `findings` name objects and faults.
-    Of the `intact` read partitions, which the queue has and owners use, nothing was restored, nor counted.
+    `copies` are batches without new records; `findings` are pairs of an object and its fault. `intact` read partitions
+    exist in the queue, and owners use them: their batches were neither restored nor counted.
     """
 
     topic: str
-    objects: int = 0  # parts of shared ones count as one each
-    pointers: int = 0  # made, also in a dry run
+    objects: int = 0  # each batch of a shared object counts as one
+    pointers: int = 0  # published, or to be published in a dry run
     intact: int = 0
-    held: int = 0  # in the queue already, by an earlier run
+    held: int = 0  # in the queue already, from an earlier run
     records: int = 0
     bytes: int = 0
     copies: int = 0
@@ -117,27 +117,27 @@ class Restorer:
     async def restore(self, topic: Topic) -> Restored:
         """Publish the lost pointers of a topic's objects, and return the result.
 
-        Called again after it was interrupted, it continues where it was. A dry run publishes nothing and makes nothing.
-        A read partition that brokers opened in the new queue is a finding: nothing can be put before that any more.
+        A call after an interrupted one continues where that one ended. A dry run publishes and creates nothing. A read
+        partition that brokers opened in the new queue too early is a finding: no pointer can be put before the opening.
         Raises: MemqError of store and queue.
         """
-        told = Restored(topic.name)
-        places = await self._places(topic, told)
-        lost = await self._lost(topic, places, told)
+        result = Restored(topic.name)
+        places = await self._places(topic, result)
+        lost = await self._lost(topic, places, result)
         if not lost or self._dry_run:
-            await self._restore(topic, places, lost, told)
-            return told
+            await self._restore(topic, places, lost, result)
+            return result
         partitions = read_partitions(topic)
         await self._queue.create(partitions, ANY_AGE_MS)  # pointers keep their times, however old they are
         try:
-            await self._restore(topic, places, await self._lost_still(topic, lost), told)
+            await self._restore(topic, places, await self._lost_still(topic, lost), result)
         finally:
             await self._queue.create(partitions, topic.settings.stale_publish_ms)  # as every broker's start does
         await retire_manifests(self._cluster, self._store, topic, lost)
-        return told
+        return result
 
-    async def _lost(self, topic: Topic, places: Places, told: Restored) -> dict[ReadPartition, PresentLog]:
-        """Return the read partitions to restore, with what there is of each."""
+    async def _lost(self, topic: Topic, places: Places, result: Restored) -> dict[ReadPartition, PresentLog]:
+        """Return the read partitions to restore, with the present log of each."""
         lost: dict[ReadPartition, PresentLog] = {}
         for partition in read_partitions(topic):
             try:
@@ -145,21 +145,21 @@ class Restorer:
             except NotFoundError:
                 held = PresentLog()
             except UnsupportedFormatError as error:
-                told.findings.append((f"topic '{topic.name}' partition {partition.partition}", str(error)))
+                result.findings.append((f"topic '{topic.name}' partition {partition.partition}", str(error)))
                 continue
             if not held.in_use:
                 lost[partition] = held
             elif await self._is_whole(topic, partition, held, places):
-                told.intact += 1
+                result.intact += 1
             else:
-                told.findings.append((f"topic '{topic.name}' partition {partition.partition}", OPENED_TEXT))
+                result.findings.append((f"topic '{topic.name}' partition {partition.partition}", OPENED_TEXT))
         return lost
 
     async def _lost_still(self, topic: Topic, lost: dict[ReadPartition, PresentLog]) -> dict[ReadPartition, PresentLog]:
-        """Read the logs once more now that all are there, and return what they hold.
+        """Read the logs again after their creation, and return them.
 
-        One "not found" is one witness: pointers that are published into a log in use would double its batches.
-        Raises: QueueError when a log is in use that was not there before.
+        A single "not found" is no proof, and pointers that are published into a log in use would double its batches.
+        Raises: QueueError when a log that was not found before is in use.
         """
         found = {partition: await held_in(self._queue, partition, topic.writers_of(partition)) for partition in lost}
         for partition, held in found.items():
@@ -172,9 +172,9 @@ class Restorer:
         return found
 
     async def _is_whole(self, topic: Topic, partition: ReadPartition, held: PresentLog, places: Places) -> bool:
-        """Whether a log in use has all that belongs before its first opening.
+        """Whether a log in use has all batches that belong before its first opening.
 
-        Reads objects when keys leave doubt.
+        Reads objects only if a batch has no pointer: it may be a copy.
         """
         earlier = [held.should_have(places.get(writer, ())) for writer in topic.writers_of(partition)]
         if all(held.has(place) for each in earlier for place in each):
@@ -187,25 +187,25 @@ class Restorer:
         return True
 
     async def _restore(
-        self, topic: Topic, places: Places, lost: dict[ReadPartition, PresentLog], told: Restored
+        self, topic: Topic, places: Places, lost: dict[ReadPartition, PresentLog], result: Restored
     ) -> None:
         rebuilder = Rebuilder(topic, self._cluster, self._store_name)
         for partition in read_partitions(topic):
             writers = [places.pop(writer, []) for writer in topic.writers_of(partition)]
             if partition not in lost:
                 continue
-            async for found in self._in_order(topic, writers, told):
-                await self._take(partition, rebuilder.pointer(found), lost[partition], told)
+            async for found in self._in_order(topic, writers, result):
+                await self._take(partition, rebuilder.pointer(found), lost[partition], result)
         for stray in places.values():
-            told.findings += [(place.key, "the topic has no such partition") for place in stray]
+            result.findings += [(place.key, "the topic has no such partition") for place in stray]
 
-    async def _places(self, topic: Topic, told: Restored) -> Places:
+    async def _places(self, topic: Topic, result: Restored) -> Places:
         """List the topic's batches: by write partition, in the order of epoch and batch sequence."""
         if self._shared is None:
-            self._shared = await places_below(self._store, shared_prefix(self._cluster), told.findings, self._moved)
+            self._shared = await places_below(self._store, shared_prefix(self._cluster), result.findings, self._moved)
         places: Places = {}
         self._compacted = await compacted_batches(self._cluster, self._store, topic)
-        told.findings += self._compacted.findings
+        result.findings += self._compacted.findings
         for place in (*self._compacted.places, *self._shared.get(topic.id, ())):
             places.setdefault(place.partition, []).append(place)
         compacted = compaction_prefix(self._cluster, topic.name, topic.id)
@@ -215,7 +215,7 @@ class Restorer:
             try:
                 named = parse_object_key(entry.key)
             except InvalidRequestError as error:
-                told.findings.append((entry.key, str(error)))
+                result.findings.append((entry.key, str(error)))
                 continue
             if isinstance(named, ObjectKey):
                 place = BatchPlace(entry.key, named.partition, named.epoch, named.batch_sequence)
@@ -223,7 +223,7 @@ class Restorer:
         for found in places.values():
             found.sort(key=lambda place: (place.epoch, place.batch_sequence))
         if self._staged is None:
-            self._staged = await self._staged_places(told)
+            self._staged = await self._staged_places(result)
         staged: Places = {}
         for place in self._staged.get(topic.id, ()):
             if self._compacted.has_piece(place):
@@ -234,8 +234,8 @@ class Restorer:
             own += follow_on(own, pieces)
         return places
 
-    async def _staged_places(self, told: Restored) -> dict[str, list[BatchPlace]]:
-        """Read all manifests of staged batches: what one names was committed, or was about to be."""
+    async def _staged_places(self, result: Restored) -> dict[str, list[BatchPlace]]:
+        """Read all manifests of staged batches: their pieces were committed, or were about to be."""
         manifests: list[tuple[Manifest, int]] = []
         async for entry in self._store.list(staged_prefix(self._cluster)):
             if "/commits/" in entry.key:
@@ -243,7 +243,7 @@ class Restorer:
                     manifest, body = await read_sealed(self._store, entry.key, manifest_under, self._reads)
                     manifests.append((manifest, crc32c(body)))
                 except (CorruptDataError, UnsupportedFormatError) as error:
-                    told.findings.append((entry.key, str(error)))
+                    result.findings.append((entry.key, str(error)))
         manifests.sort(key=lambda each: (each[0].created_ms, each[0].writer, each[0].batch_id))
         found: dict[str, list[BatchPlace]] = {}
         for manifest, checksum in manifests:
@@ -252,10 +252,10 @@ class Restorer:
         return found
 
     async def _in_order(
-        self, topic: Topic, writers: list[list[BatchPlace]], told: Restored
+        self, topic: Topic, writers: list[list[BatchPlace]], result: Restored
     ) -> AsyncIterator[FoundBatch]:
         """Yield the batches of one read partition: each writer's in its order, the writers merged by time."""
-        streams = [self._batches(topic, places, told) for places in writers]
+        streams = [self._batches(topic, places, result) for places in writers]
         heads: list[tuple[int, int, FoundBatch]] = []
         for number, stream in enumerate(streams):
             async for found in stream:
@@ -268,25 +268,25 @@ class Restorer:
                 heapq.heappush(heads, (found.entry.appended_ms, number, found))
                 break
 
-    async def _batches(self, topic: Topic, places: list[BatchPlace], told: Restored) -> AsyncIterator[FoundBatch]:
+    async def _batches(self, topic: Topic, places: list[BatchPlace], result: Restored) -> AsyncIterator[FoundBatch]:
         last_ms = 0
         for place in places:
-            told.objects += 1
+            result.objects += 1
             try:
                 found = await self._find(topic, place)
             except (CorruptDataError, UnsupportedFormatError) as error:
-                told.findings.append((place.key, str(error)))
+                result.findings.append((place.key, str(error)))
             except NotFoundError as error:
                 if place.writer is None:
                     raise
-                told.findings.append((place.key, f"retention took what was staged: {error}"))
+                result.findings.append((place.key, f"retention took what was staged: {error}"))
             else:
-                if place.writer is not None:  # they come last, and queue times continue
+                if place.writer is not None:  # staged pieces come last, and queue times must not decrease
                     found = at_least(found, last_ms)
                 last_ms = max(last_ms, found.entry.appended_ms)
                 if found.damaged:
-                    told.damaged_blocks += found.damaged
-                    told.findings.append((place.key, f"{found.damaged} of {len(found.blocks)} blocks are damaged"))
+                    result.damaged_blocks += found.damaged
+                    result.findings.append((place.key, f"{found.damaged} of {len(found.blocks)} blocks are damaged"))
                 yield found
             if place.entry is None:
                 self._moved(1)
@@ -300,32 +300,34 @@ class Restorer:
                 data = await self._store.get_range(place.key, place.entry.offset, place.entry.length)
                 return self._compacted.found(find_shared_batch(place, data, topic))
             except (CorruptDataError, UnsupportedFormatError):
-                pass  # the index still knows where its blocks begin, and their sequences
+                pass  # the index still has the offsets and sequences of the blocks
         return self._compacted.found(find_batch(place, await self._store.get(place.key, checked=False), topic))
 
     async def _surely(
         self, key: str, read: Callable[[], Awaitable[T]], is_whole: Callable[[T], bool] = lambda found: True
     ) -> T:
-        """Read apparently damaged batches again: a damaged batch gets no pointer."""
+        """Read an apparently damaged batch again: a read error must not count as damage."""
         return await self._reads.read([Way(f"object '{key}'", read)], is_whole)
 
-    async def _take(self, partition: ReadPartition, pointer: Pointer | None, held: PresentLog, told: Restored) -> None:
+    async def _take(
+        self, partition: ReadPartition, pointer: Pointer | None, held: PresentLog, result: Restored
+    ) -> None:
         if pointer is None:
-            told.copies += 1
+            result.copies += 1
             return
         if held.has_pointer(pointer):
-            told.held += 1
+            result.held += 1
             return
         if not self._dry_run:
             await self._publish(partition, pointer)
-        told.pointers += 1
-        told.records += pointer.records
-        told.bytes += pointer.stored_bytes
+        result.pointers += 1
+        result.records += pointer.records
+        result.bytes += pointer.stored_bytes
 
     async def _publish(self, partition: ReadPartition, pointer: Pointer) -> None:
         """Publish with the batch's own time, so that a seek by time finds it.
 
-        With now where the queue wants that.
+        If the queue refuses that time, publish with the present time. Raises: QueueRefusedError.
         """
         for time_ms in (pointer.sealed_ms, self._clock.wall_ms()):
             publication = Publication(partition, pointer.partition, pointer.epoch, time_ms, encode_pointer(pointer))
@@ -373,8 +375,8 @@ async def restore_cluster(
 ) -> list[Restored]:
     """Restore the queue for all topics that the coordinator knows; return the results of each.
 
-    What the queue holds already stays, and what is intact is left alone; called again after it was interrupted, it
-    continues where it was. `moved` gets the number of objects that are done.
+    Existing pointers stay, and intact partitions are not changed. A call after an interrupted one continues where that
+    one ended. `moved` gets the number of finished objects.
     Raises: InvalidRequestError while brokers run; MemqError of the parts.
     """
     runtime = runtime or Runtime()
@@ -398,9 +400,9 @@ async def restore_folder(
 ) -> list[Restored]:
     """Restore the queue of the data folder at `path` for all topics; return the results of each.
 
-    The new queue appears whole or not at all: with half of it a start would sweep the objects that it does not name.
-    `moved` gets the number of objects that are done.
-    A queue that is there keeps what it has, and gets the partitions whose log it lost.
+    The new queue appears complete or not at all: with a partial one, a start would sweep the objects that it does not
+    name. An existing queue keeps its pointers, and gets the partitions whose log it lost. `moved` gets the number of
+    finished objects.
     Raises: InvalidRequestError when the folder is in use; CorruptDataError of a damaged queue; MemqError of its parts.
     """
     runtime = runtime or Runtime()
@@ -409,13 +411,13 @@ async def restore_folder(
         made = folder.tmp / folder.queue.name
         _remove(made)
         if folder.queue.exists() and folder.queue.stat().st_size:
-            copy_database(folder.queue, made, "queue")  # partitions that it has, and positions of groups, stay
-        told = await _restore(folder, made, runtime, dry_run, moved)
+            copy_database(folder.queue, made, "queue")  # existing partitions and positions of groups stay
+        result = await _restore(folder, made, runtime, dry_run, moved)
         if not dry_run:
-            _remove(folder.queue)  # an empty file, or the log of the one that is gone
+            _remove(folder.queue)  # also an empty file, or SQLite's log of a lost one
             made.replace(folder.queue)
             sync_folder(path)
-        return told
+        return result
     finally:
         folder.close()
 
