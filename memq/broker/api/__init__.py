@@ -16,7 +16,7 @@ Answer = msgspec.Struct | bytes
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Ask]):
-    """A request that was read, and the principal that makes it."""
+    """A decoded request, and the principal that makes it."""
 
     connection: Connection
     principal: Principal

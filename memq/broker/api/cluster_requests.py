@@ -29,7 +29,7 @@ from memq.storage_handlers import CountingStore
 
 
 class ClusterRequests:
-    """`hand_over` gives everything that this broker owns to others."""
+    """Answers about this broker and its cluster. `hand_over` moves all its partitions to other brokers."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class ClusterRequests:
         self._held = held
 
     async def describe_clients(self, call: Call[DescribeClients]) -> Answer:
-        """Return what clients may have at this broker."""
+        """Return the limits of clients at this broker."""
         await self._check_here(call.ask.broker)
         return AdminAnswer(clients=[_wire_client(*row) for row in self._services.limits.clients()])
 
@@ -54,7 +54,7 @@ class ClusterRequests:
         return AdminAnswer(load=self._load())
 
     async def describe_held(self, call: Call[DescribeHeld]) -> Answer:
-        """Return which of some records this broker holds, and why it may hold more of them."""
+        """Return which of the sought records this broker holds, and why it may hold more of them."""
         ask = call.ask
         await self._check_here(ask.broker)
         topic, sought = await self._partitions.current_topic(ask.topic, ask.topic_id), _sought(ask.sought)
@@ -104,7 +104,7 @@ class ClusterRequests:
         )
 
     async def _check_here(self, broker: str) -> None:
-        """Refuse a question to another broker. Raises: MovedError with its address, NotFoundError."""
+        """Refuse a request for another broker. Raises: MovedError with its address; NotFoundError."""
         if broker == self._services.settings.broker_id:
             return
         for entry in await self._services.coordinator.brokers():
@@ -139,7 +139,7 @@ def _brokers(view: ClusterView, governor: str) -> list[WireBroker]:
 
 
 def _sought(records: Sequence[WireRecords]) -> dict[Source, RangeSet]:
-    """Return the records that are asked for, by write partition and producer. Raises: InvalidRequestError."""
+    """Return the sought records by write partition and producer. Raises: InvalidRequestError."""
     count = sum(len(each.ranges) for each in records)
     if count > SOUGHT_RANGES_MAX:
         raise InvalidRequestError(f"{count} ranges are sought, {SOUGHT_RANGES_MAX} are allowed")

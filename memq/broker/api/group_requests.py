@@ -42,15 +42,15 @@ from memq.topic import ReadPartition, Topic, check_group
 
 WAIT_MS_MAX = 30_000
 POLL_PARTITIONS_MAX = 10_000
-LOG_S_MAX = 5.0  # for the log of one partition of a POLL; a log that takes longer fails alone
-LOGS_S_MAX = 10.0  # for all logs of a POLL; the next POLL reads those that are left
-CONFIRM_S = 2.0  # the time that the coordinator has to say that a partition is new; without its answer it is opened
+LOG_S_MAX = 5.0  # time-out for one log of a POLL; a log that takes longer fails alone
+LOGS_S_MAX = 10.0  # time-out for all logs of a POLL; the next POLL reads the others
+CONFIRM_S = 2.0  # time-out for the coordinator to confirm that a partition is new; after it, the partition is opened
 Found = TypeVar("Found")
 _JSON = msgspec.json.Decoder(msgspec.Raw)
 
 
 class GroupRequests:
-    """Answers what consumers ask of the queue."""
+    """Answers the requests of consumers to the queue."""
 
     def __init__(self, services: Services, partitions: Partitions) -> None:
         self._services = services
@@ -62,11 +62,11 @@ class GroupRequests:
         """Wait until a POLL has an answer or its time is over. Return the spans of its logs."""
         if len(ask.partitions) > POLL_PARTITIONS_MAX:
             return ()
-        with suppress(MemqError):  # of one partition: the request for its span fails, too
+        with suppress(MemqError):  # the request for the span of that partition fails, too
             await self._wait(ask)
         logs = dict.fromkeys(partition_of(part.partition) for part in ask.partitions)
         ask_spans = (self._in_time(log, partial(self._span, log)) for log in logs)
-        return await asyncio.gather(*ask_spans)  # at once: they may share a request of the queue
+        return await asyncio.gather(*ask_spans)  # at the same time: the queue may ask for all in one request
 
     async def _wait(self, ask: PollEntries) -> None:
         if ask.wait_ms > 0:
@@ -74,7 +74,7 @@ class GroupRequests:
             await self._pointers.wait(wanted, min(ask.wait_ms, WAIT_MS_MAX) / 1000)
 
     async def poll_time(self, call: Call[PollTime]) -> Answer:
-        """Return the first offset of a time."""
+        """Return the first offset of a log that is not older than a time."""
         log = partition_of(call.ask.partition)
         offset = await self._in_time(log, partial(self._pointers.seek_time, log, call.ask.time_ms))
         if isinstance(offset, MemqError):
@@ -84,11 +84,11 @@ class GroupRequests:
     async def poll_spans(self, call: Call[PollSpans]) -> Answer:
         """Return the span of each log, or its error.
 
-        An owner that is asked as such opens the partition, and proves its end (`TopicProcessor.proven_end`). One that
-        no broker has ever opened stays closed.
+        If the request names a write partition, its owner opens it, and proves the end (`TopicProcessor.proven_end`). A
+        partition that no broker has ever opened stays closed.
 
-        Raises: as `poll_entries`; MovedError, NotReadyError when another broker is the owner that has to answer, or no
-        end could be proved.
+        Raises: as `poll_entries`; MovedError when another broker is the owner; NotReadyError when the end could not be
+        proved.
         """
         _check_count(call.ask.partitions)
         proven: dict[ReadPartition, int] = {}
@@ -98,7 +98,7 @@ class GroupRequests:
                 end = await self._proven_end(topic, call.ask.writer)
                 proven[topic.read_partition_of(call.ask.writer)] = end
         logs = [partition_of(ref) for ref in call.ask.partitions]
-        # At once: they may share a request of the queue.
+        # At the same time: the queue may ask for all of them in one request.
         spans = await asyncio.gather(*(self._in_time(log, partial(self._pointers.span, log)) for log in logs))
         errors = [span for span in spans if isinstance(span, MemqError)]
         if errors and len(errors) == len(spans):
@@ -113,7 +113,7 @@ class GroupRequests:
         )
 
     async def _proven_end(self, topic: Topic, writer: int) -> int:
-        at_work = (topic.id, writer) in self._partitions.processors  # then also while the broker drains
+        at_work = (topic.id, writer) in self._partitions.processors  # then it answers also while the broker drains
         if not at_work and await self._is_new(topic, writer):
             return 0
         processor = self._partitions.processor(topic, writer, to_end=at_work)
@@ -124,9 +124,10 @@ class GroupRequests:
             raise NotReadyError(f"{processor.name}: its owner proved no end within {LOG_S_MAX:g} s") from error
 
     async def _is_new(self, topic: Topic, writer: int) -> bool:
-        """Whether no broker has ever opened a partition of this one, so that nothing was acked there.
+        """Whether no broker has ever opened a partition that this one owns, so that nothing was acked there.
 
-        The coordinator says so by a fresh read, and the log is empty: a coordinator that was set back proves nothing.
+        A fresh read of the coordinator must confirm it, and the log must be empty: a coordinator that was set back
+        proves nothing.
         """
         if not self._partitions.owns(topic, writer):
             return False
@@ -139,7 +140,7 @@ class GroupRequests:
             return False
 
     async def poll_entries(self, call: Call[PollEntries]) -> Answer:
-        """Return what each log has; one that fails has its error in the answer, and the others are read.
+        """Return the entries of each log; for a log that fails, the answer has its error instead.
 
         Raises: the error of the first log when all fail; TooLargeError.
         """
@@ -172,8 +173,8 @@ class GroupRequests:
     async def _in_time(self, partition: ReadPartition, ask: Callable[[], Awaitable[Found]]) -> Found | MemqError:
         """Return the answer of a log, or its error, within `LOG_S_MAX`.
 
-        Only the coordinator knows that a topic is gone. A queue that says so, or loads its metadata, is asked again:
-        "not found" ends a consumer.
+        Only the coordinator decides that a topic is deleted. If the queue answers "not found", perhaps while it loads
+        its metadata, the error is retryable, because "not found" ends a consumer.
         """
         name = f"partition {partition.partition} of topic '{partition.topic}'"
         try:
@@ -194,7 +195,7 @@ class GroupRequests:
     async def _entries(
         self, partition: ReadPartition, offset: int, bytes_max: int | None, span: Span
     ) -> PartitionEntries:
-        """Return the entries from `offset` on, none of them without room; `span` is what the queue itself has."""
+        """Return the entries from `offset` on; none if `bytes_max` is None. `span` is the span in the queue."""
         if bytes_max is None:
             entries = Entries((), -1)
         elif offset >= span.end:
@@ -202,7 +203,7 @@ class GroupRequests:
         else:
             entries = await self._pointers.read(partition, offset, bytes_max)
         if (entries[0].offset if entries else span.begin) > offset:
-            span = await self._pointers.span(partition)  # else the beginning of the compacted part does not matter
+            span = await self._pointers.span(partition)  # with the compacted part
         return PartitionEntries(
             partition=ref_of(partition),
             begin=span.begin,
@@ -232,7 +233,7 @@ class GroupRequests:
         return _answer(await self._queue.join(ask.group, ask.member, partitions, ask.session_timeout_ms))
 
     async def heartbeat(self, call: Call[HeartbeatRequest]) -> Answer:
-        """Note that a member lives."""
+        """Note that a member is alive."""
         ask = call.ask
         released = [partition_of(ref) for ref in ask.released]
         return _answer(await self._queue.heartbeat(ask.group, ask.member, ask.generation, released))
@@ -250,7 +251,7 @@ class GroupRequests:
         return CommitAnswer(positions=[wire_of(partition, committed) for partition, committed in found.items()])
 
     async def list_groups(self, call: Call[ListGroups]) -> Answer:
-        """Name all groups."""
+        """Return the names of all groups."""
         return AdminAnswer(groups=list(await self._queue.groups()))
 
     async def delete(self, call: Call[DeleteGroup]) -> Answer:
@@ -277,7 +278,7 @@ def _check_count(partitions: Sequence[object]) -> None:
 
 
 def _wire_entry(entry: Entry) -> WireEntry:
-    """Return an entry for an answer, which one pointer that is no JSON would make unreadable as a whole."""
+    """Return an entry for an answer; a pointer that is no JSON would make the whole answer unreadable."""
     try:
         _JSON.decode(entry.body)
     except msgspec.DecodeError:

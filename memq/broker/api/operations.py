@@ -60,7 +60,7 @@ class ResourceKind(Enum):
 
 
 class Resource(NamedTuple):
-    """A thing that a request touches: `clicks`, `clicks/3`, `main/<object key>`; the cluster: ""."""
+    """The object of a permission: `clicks`, `clicks/3`, `main/<object key>`; "" for the cluster."""
 
     kind: ResourceKind
     name: str = ""
@@ -75,12 +75,12 @@ class Operation(Generic[Ask]):
     message: type[Ask]
     resources: Callable[[Call[Ask]], list[Resource]]
     handler: Callable[[Call[Ask]], Awaitable[Answer]]
-    prepare: Callable[[Ask], Awaitable[Any]] | None = None  # what holds no bytes of the answer: long waits
-    answer_bytes: Callable[[Ask], int] = lambda ask: 0  # what an answer of READ or POLL may have; 0 for a refusal
+    prepare: Callable[[Ask], Awaitable[Any]] | None = None  # for long waits, before an answer needs memory
+    answer_bytes: Callable[[Ask], int] = lambda ask: 0  # at most, of READ or POLL; 0 for a refusal
 
 
 class Operations:
-    """Finds the row of a request. There is one for each type of message."""
+    """Finds the row of a request. Each type of message has one row."""
 
     def __init__(self, rows: Iterable[Operation[Any]]) -> None:
         self.rows = list(rows)
@@ -88,7 +88,7 @@ class Operations:
         self._messages: dict[int, type[Any]] = {row.api: row.message for row in self.rows} | _ENVELOPES
 
     def find(self, frame: Frame, *, checksum_wanted: bool = False) -> tuple[Operation[Any], Any]:
-        """Return the operation that a frame asks for, and its message. Raises: as `decode_message`."""
+        """Return the operation of a frame, and its message. Raises: ProtocolError; as `decode_message`."""
         kind = self._messages.get(frame.api)
         if kind is None:
             raise ProtocolError(f"api {frame.api} is no operation")
@@ -171,7 +171,7 @@ def _trimmed_topic(call: Call[TrimCompacted]) -> list[Resource]:
 
 
 def _asked_topics(call: Call[MetadataRequest]) -> list[Resource]:
-    """Without names it asks for all topics, which is a question to the cluster."""
+    """Return the named topics; a request for all topics is about the cluster."""
     names = call.ask.topics
     return _cluster(call) if names is None else [Resource(ResourceKind.TOPIC, name) for name in names]
 

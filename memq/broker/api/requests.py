@@ -30,9 +30,10 @@ REQUESTS_PER_CONNECTION_MAX = 64
 REQUEST_BYTES_MAX = 1 << 20
 PENDING_BYTES_MAX = 32 << 20  # bodies of requests that wait for their answers, of all connections
 ANSWERS_SHARE = 8  # an eighth of the memory budget, on top of it, is lent to answers: half to READ, half to POLL
-# What a client's limit holds back or refuses next to blocks; not what keeps its streams and groups alive.
+# Requests that a client's limit delays or refuses, in addition to blocks. Requests that keep streams and groups alive
+# are exempt.
 LIMITED = frozenset({Api.METADATA, Api.READ, Api.POLL, Api.ADMIN})
-HELD_MS_MAX = 3_000  # within what clients wait for an answer; what is still owed then, the next request waits for
+HELD_MS_MAX = 3_000  # longest delay by a limit, below the clients' time-out; the next request waits for the rest
 
 
 class Requests:
@@ -54,7 +55,7 @@ class Requests:
         )
         self._tasks = TaskOwner(self._failed, services.events)
         half = services.settings.memory_bytes_max // ANSWERS_SHARE // 2
-        self._lent = {Api.READ: ByteBudget(half), Api.POLL: ByteBudget(half)}  # a store that hangs delays no POLL
+        self._lent = {Api.READ: ByteBudget(half), Api.POLL: ByteBudget(half)}  # a hanging store delays no POLL
         keep_freed_blocks(services.settings.memory_bytes_max // ANSWERS_SHARE)
         self._pending_bytes = 0
         self._working: dict[Connection, dict[asyncio.Task[None], None]] = {}
@@ -67,7 +68,7 @@ class Requests:
         Raises: ProtocolError, UnsupportedVersionError.
         """
         if self._tasks.stopped:
-            connection.abort()  # the broker closes: this connection was accepted, but not made, when it closed all
+            connection.abort()  # the broker closes, and accepted this connection just before
             return
         if frame.api == Api.HELLO:
             connection.send(self._hello(connection, frame))
@@ -138,7 +139,7 @@ class Requests:
     async def _answer(self, connection: Connection, frame: Frame) -> None:
         """Answer a request.
 
-        Answers that may be large are made one budget at a time, and only for who reads them.
+        Large answers borrow their bytes from a budget, and are made only for clients that read their answers.
         """
         if connection.limiters and frame.api in LIMITED and not await self._let_in(connection, frame):
             return
@@ -175,7 +176,7 @@ class Requests:
         await self._reply(frame, self._operations.of(type(ask)), call)
 
     async def _let_in(self, connection: Connection, frame: Frame) -> bool:
-        """Hold a request back as long as its client is over a soft limit; over a hard one, refuse it."""
+        """Delay a request whose client is over a soft limit; refuse it over a hard limit: then return False."""
         refusal = refusal_of(connection.limiters, self._services.runtime.clock.monotonic())
         if refusal is not None:
             mode, error = refusal
@@ -190,8 +191,8 @@ class Requests:
     async def _reply(self, frame: Frame, operation: Operation[Any], call: Call[Any]) -> None:
         """Call the handler, and send its answer or its error.
 
-        Every call of a handler is made here: a permission of the principal for `operation.resources(call)`, or a
-        quota, can be checked before it.
+        All handlers are called here. So this is the place for a check of the principal's permissions on
+        `operation.resources(call)`, or of a quota.
         """
         try:
             answer = await operation.handler(call)

@@ -1,10 +1,10 @@
 """Publishes pieces of a writer's batch for one partition, each once, in any order of requests.
 
-Theory. The manifest, which the first commit of a batch has put, never changes, so the number of a piece in it says
-which it is. The pointer of piece 3 says that the writer's batch is at 4: who asks again, after hours, a crash or a
-change of owner, is notified, and the rest follows. Within the dedup window a piece whose pointer lands late is known by
-its blocks, as any other. Batches of a writer are committed one after another, by growing ids; a batch below the last
-one is there.
+Theory. The first commit of a batch puts its manifest, which never changes. So the number of a piece in the manifest
+identifies the piece. The pointer of piece 3 has the writer's progress, 4. A writer that repeats its request, after
+hours, a crash or a change of owner, gets the progress, and continues from there. Within the dedup window, a piece whose
+pointer lands late is known by its blocks, like any other batch. A writer commits its batches one after another, with
+growing ids, so every batch below the last one is complete.
 """
 
 from __future__ import annotations
@@ -34,22 +34,19 @@ class _Published:
     """Waits until all batches that were added are settled; the first error counts."""
 
     def __init__(self) -> None:
-        self.waiting = 0  # how many were added
+        self.waiting = 0  # number of added batches
         self._settled = 0
         self._error: MemqError | None = None
         self._changed = asyncio.Event()
 
     def settle(self, error: MemqError | None) -> None:
-        """One batch is in the queue, or was given up."""
+        """Note that a batch is in the queue, or the error with which it was given up."""
         self._settled += 1
         self._error = self._error or error
         self._changed.set()
 
     async def wait(self) -> None:
-        """Return when all are in the queue.
-
-        Raises: the error that prevented it.
-        """
+        """Return when all batches are in the queue. Raises: the first error of a batch that is not."""
         while self._settled < self.waiting:
             self._changed.clear()
             await self._changed.wait()
@@ -58,13 +55,11 @@ class _Published:
 
 
 async def publish_staged(processor: TopicProcessor, ask: PublishStaged) -> int:
-    """Publish the pieces that are asked for and not there yet.
+    """Publish the requested pieces that are not published yet; return how many the queue then holds.
 
-    Return how many of the batch are there then.
-
-    Raises: InvalidRequestError, TooLargeError; TooOldError for a manifest whose objects the sweep may take;
-    CorruptDataError when an object is not what the manifest says; NotFoundError when it is gone; MovedError,
-    RetryableError: ask again.
+    Raises: InvalidRequestError, TooLargeError; TooOldError for a manifest whose objects the sweep may delete;
+    CorruptDataError when an object does not match the manifest; NotFoundError when it is gone; MovedError,
+    RetryableError: repeat the request.
     """
     _check(processor, ask)
     async with processor.staging:
@@ -109,7 +104,7 @@ def _check(processor: TopicProcessor, ask: PublishStaged) -> None:
 def _held(own: Ownership, ask: PublishStaged) -> int:
     """Return how many pieces of the batch the queue holds.
 
-    A batch before the last one is there as a whole.
+    A batch before the writer's last one is complete.
     """
     known = own.named.get(writer_id(ask.writer))
     if not ask.remember:
@@ -148,9 +143,9 @@ def _held(own: Ownership, ask: PublishStaged) -> int:
 
 
 def _until_s(processor: TopicProcessor, piece: WirePiece, created_ms: int) -> float:
-    """Return until when (monotonic) a pointer may name a piece; refuse one whose time is over.
+    """Return until when (monotonic s) a pointer to a piece may be handed over: half the age of the sweep.
 
-    The sweep deletes nothing below the whole age. Raises: TooOldError.
+    The sweep deletes no object below the whole age. Raises: TooOldError when the time is over.
     """
     clock = processor.services.runtime.clock
     age_ms = clock.wall_ms() - created_ms
@@ -166,7 +161,7 @@ def _until_s(processor: TopicProcessor, piece: WirePiece, created_ms: int) -> fl
 async def _read(
     processor: TopicProcessor, ask: PublishStaged, held: int, settle: Callable[[MemqError | None], None]
 ) -> list[StagedBatch]:
-    """Return the batches from piece `held` on, by the indexes of their objects."""
+    """Read the indexes of the pieces from number `held` on; return their batches."""
     turn = asyncio.Semaphore(READS_AT_ONCE_MAX)
     store = processor.services.stores[ask.store]
     place = (processor.services.settings.cluster, processor.topic.id, processor.partition)

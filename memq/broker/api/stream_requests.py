@@ -110,7 +110,7 @@ class StreamRequests:
         return AdminAnswer(instance=WireInstance(epoch=begun.epoch, next_sequence=begun.last_sequence))
 
     async def _open_processor(self, topic: str, topic_id: str, partition: int) -> TopicProcessor:
-        """Return the processor of a partition of ours, ready to take blocks."""
+        """Return the processor of a partition of this broker, ready to take blocks."""
         processor = await self._processor(topic, topic_id, partition)
         lost = self._services.lost_logs.get((processor.topic.id, partition))
         if lost is not None:
@@ -123,9 +123,9 @@ class StreamRequests:
         return processor
 
     async def _processor(self, name: str, topic_id: str, partition: int) -> TopicProcessor:
-        """Return the processor of a partition of ours.
+        """Return the processor of a partition of this broker.
 
-        It may have come here just now, and who sent the client knew.
+        If the partition is not known here, refresh: another broker may have sent the client after a recent move.
         """
         topic = await self._partitions.current_topic(name, topic_id)
         try:
@@ -154,9 +154,9 @@ def checked_sequence(number: int) -> int:
 
 
 def _burned(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Return the sequences that a producer gave up, merged.
+    """Return the sequences that a producer gave up, merged; only the newest BURNED_RANGES_MAX ranges.
 
-    The newest when there are too many for a pointer.
+    Raises: InvalidRequestError.
     """
     merged = RangeSet()
     for first, next_ in ranges:

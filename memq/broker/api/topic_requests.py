@@ -76,8 +76,8 @@ class TopicRequests:
     async def read(self, call: Call[ReadRequest]) -> Answer:
         """Return a range of an object.
 
-        Raises: StoreError when the store takes longer than READ_S_MAX. Without that limit the client would give up
-        first, not know why, and drop the connection with all that waits there.
+        Raises: StoreError when the store takes longer than READ_S_MAX. Otherwise the client would time out first,
+        without the reason, and close the connection with all its other requests.
         """
         ask = call.ask
         if not 0 < ask.length <= READ_BYTES_MAX or ask.offset < 0:
@@ -95,7 +95,7 @@ class TopicRequests:
         return data
 
     async def create(self, call: Call[CreateTopic]) -> Answer:
-        """Make a topic."""
+        """Create a topic."""
         ask, settings = call.ask, parse_settings(call.ask.settings, TopicSettings())
         count = ask.partitions or self._services.settings.partitions
         return AdminAnswer(topic=await self._partitions.create(ask.name, count, settings, exist_ok=ask.exist_ok))
@@ -112,7 +112,7 @@ class TopicRequests:
         return AdminAnswer()
 
     async def trim_compacted(self, call: Call[TrimCompacted]) -> Answer:
-        """Remove the pointers from the queue that the topic's manifests have."""
+        """Remove those pointers of a topic from the queue that its manifests have."""
         await trim_compacted(self._services, await self._partitions.current_topic(call.ask.topic, call.ask.topic_id))
         return AdminAnswer(sweep_age_ms=self._services.settings.sweep_age_ms)
 
