@@ -35,7 +35,7 @@ from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.filesystem import FilesystemHandler
 
 EVERY_INTERFACE = ("0.0.0.0", "::")  # noqa: S104 - nothing is bound to them here
-_NO_KAFKA = "kafka://none"  # a section is checked without the URL of its queue
+_NO_KAFKA = "kafka://none"  # for the check of a section without the URL of its queue
 NAMESAKE_TIMEOUT_S = 3.0  # how long a start waits for an answer of the broker with the same id
 
 Part = TypeVar("Part")
@@ -61,7 +61,7 @@ def open_coordinator(settings: PartSettings, runtime: Runtime, cluster: str) -> 
 def check_sections(settings: PartSettings) -> None:
     """Refuse a misspelt key of a section, also of a section that these settings do not use.
 
-    Without the extra `[s3]` its settings are not known here. Raises: UnknownSettingError, InvalidSettingError.
+    Without the extra `[s3]`, the section `s3` is not checked. Raises: UnknownSettingError, InvalidSettingError.
     """
     client_limits(settings.section("clients"))
     for name in ("kafka", "source"):
@@ -95,9 +95,9 @@ async def opened_parts(
 async def check_part(
     name: str, parts: PartSettings, settings: BrokerSettings, *, runtime: Runtime | None = None
 ) -> str:
-    """Open the `store`, `queue` or `coordinator` alone, check it as a start does, and return where it is.
+    """Open only the `store`, `queue` or `coordinator`, check it as a start does, and describe the result.
 
-    Raises: MemqError for what is in the way of a start.
+    Raises: the MemqError with which a start would fail.
     """
     runtime = runtime or Runtime()
     if name == "coordinator":
@@ -117,7 +117,7 @@ async def check_part(
 async def opened_mark(
     parts: PartSettings, settings: BrokerSettings, *, runtime: Runtime | None = None
 ) -> AsyncIterator[StoreMark]:
-    """Open the store and the coordinator, and yield the marks that say whether they belong together."""
+    """Open the store and the coordinator, and yield the `StoreMark` that compares their marks."""
     runtime = runtime or Runtime()
     coordinator = open_coordinator(parts, runtime, settings.cluster)
     try:
@@ -141,7 +141,7 @@ async def check_mark(parts: PartSettings, settings: BrokerSettings) -> str:
 async def check_pointers(
     parts: PartSettings, settings: BrokerSettings, *, runtime: Runtime | None = None
 ) -> list[LogLostError]:
-    """Compare queue and store as a start does; return what logs the queue has lost.
+    """Compare queue and store as a start does; return an error for each log that the queue has lost.
 
     Raises: as `LostLogs.check`.
     """
@@ -161,7 +161,7 @@ async def serve_cluster(
 ) -> int:
     """Run a broker of a cluster until SIGTERM or SIGINT, drain it, return the exit code.
 
-    Store and queue are checked before clients can come. Raises: MemqError for what is in the way of the start.
+    Store and queue are checked before clients can connect. Raises: MemqError when the start fails.
     """
     runtime = runtime or Runtime()
     opened: list[Callable[[], Awaitable[None]]] = []
@@ -172,9 +172,9 @@ async def serve_cluster(
         opened.append(store.close)
         queue = open_queue(parts, runtime, settings.cluster)
         opened.append(queue.close)
-        await coordinator.governor()  # one that never answered is not waited for
+        await coordinator.governor()  # fails at once if it is unreachable; later steps retry
         await _check_id(settings, coordinator, runtime)
-        if settings.host in EVERY_INTERFACE and not settings.advertise:  # to clients it would be their own machine
+        if settings.host in EVERY_INTERFACE and not settings.advertise:  # clients would connect to their own machine
             settings = dataclasses.replace(settings, advertise=format_address((runtime.host, 0)))
         limits = client_limits(parts.section("clients"))
         spool = SpoolFiles(Path(settings.spool)) if settings.spool else None
@@ -203,7 +203,7 @@ async def serve_cluster(
 async def _check_id(settings: BrokerSettings, coordinator: Coordinator, runtime: Runtime) -> None:
     """Refuse to replace a running broker with this id: it would end without a drain.
 
-    One that does not answer is dead, and its session will end, or hangs: its place is taken.
+    A broker that does not answer is dead or hangs: this one replaces it.
     Raises: InvalidSettingError; as `Coordinator.brokers`.
     """
     for entry in await start_step(runtime, EventLog(runtime.clock), "read brokers", coordinator.brokers):
@@ -272,7 +272,7 @@ def _kafka_queue(settings: PartSettings, runtime: Runtime, cluster: str) -> Noti
 
 
 def _standalone(settings: PartSettings, runtime: Runtime, cluster: str) -> MarkedCoordinator:
-    """One broker alone: the folder of its file is locked until the process ends, as that of `memq dev` is."""
+    """Open the coordinator of a single broker; its folder is locked until the process ends."""
     file = _path("coordinator", settings.coordinator)
     make_folder(file.parent)
     lock_folder(file.parent)

@@ -50,23 +50,27 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 HOUSEKEEPING_S = 1.0
-KEPT_PARTITIONS_MAX = 200  # checked each time: to check thousands of idle ones took a tenth of a core
+KEPT_PARTITIONS_MAX = 200  # partitions checked in one round: a check of thousands of idle ones took a tenth of a core
 HOT_SHARE = 4  # a quarter of the memory budget keeps published batches for READ
-UNSENT_SHARE = 8  # an eighth of it, next to it, may wait in sockets for clients that read slowly
+UNSENT_SHARE = 8  # an eighth of the memory budget, in addition to it, may wait in sockets of slow clients
 DRAIN_RETRY_MS = 500
-HAND_OVER_S = 30.0  # how long a broker that leaves waits for others to take its partitions, or the next ones of many
+HAND_OVER_S = (
+    30.0  # time-out for other brokers to take partitions; for a broker that leaves, each taken one restarts it
+)
 LOADS_INTERVAL_S = 10.0
-AUDIT_TOPIC_S = 10.0  # how long a start waits for the topic of reports, which nothing but the audit needs
-FOLLOW_REST = 4  # a round of the governor and of all partitions rests for so many times as long as it took,
-FOLLOW_REST_S_MAX = 1.0  # and no longer: each opening tells of a change, and 10,000 rounds would take 8 minutes
+AUDIT_TOPIC_S = 10.0  # how long a start waits for the audit topic, which only the audit needs
+# Each opening notifies of a change, and 10,000 rounds of governor and partitions would take 8 minutes. So a pause
+# follows each round: FOLLOW_REST times as long as the round, at most FOLLOW_REST_S_MAX.
+FOLLOW_REST = 4
+FOLLOW_REST_S_MAX = 1.0
 
 
 class Broker:
     """A broker on the parts that it is given; `start` makes it reachable, `drain` and `close` end it.
 
-    `stores` are the cluster's stores by name, new objects go to the first. `governs`: it may become the governor.
-    `client_limits`: what clients may have here. `spool_disk`: for topics with `ack1 = "disk"`, closed with the broker.
-    `traces` are notified of uploads and publishes.
+    `stores` are the cluster's stores by name; new objects go to the first one. `governs`: it may become the governor.
+    `client_limits` apply at this broker. `spool_disk` is for topics with `ack1 = "disk"`; the broker closes it.
+    `traces` gets uploads and publishes.
     """
 
     def __init__(
@@ -136,7 +140,7 @@ class Broker:
             await self.replay.find(services.spool.disk)
             services.spool.start()
         self._listener = await services.runtime.network.listen(settings.host, settings.port, self._accept)
-        self.address = _told_address(settings.advertise, self._listener.address)
+        self.address = _public_address(settings.advertise, self._listener.address)
         self._entry = BrokerEntry(
             id=settings.broker_id,
             session=services.session,
@@ -146,7 +150,7 @@ class Broker:
             capacity_bytes_s=settings.capacity_bytes_s,
         )
         await self._step("register", lambda: services.coordinator.register(self._entry))
-        # Watched before it is read: a change in between would be noticed late, when loads are published.
+        # The watch begins before the first read: else a change in between is noticed only at the next report of loads.
         self._unwatch = services.coordinator.watch(self._coordinator_changed)
         await self.govern()
         await self._step("read assignments", self.partitions.refresh)
@@ -172,24 +176,24 @@ class Broker:
         return await start_step(self.services.runtime, self.services.events, name, step)
 
     async def _make_places(self) -> None:
-        """Create missing parts of topics in the queue, or log the fault.
+        """Create the missing logs of topics in the queue; skip damaged logs.
 
-        Raises: MemqError of the first such topic.
-        Those of many topics at once, for a queue asks for them together: one by one 10,000 topics took minutes.
+        Many topics at the same time, because the queue can then ask for them together: one by one, 10,000 topics took
+        minutes. Raises: MemqError of the first topic that fails.
         """
         queue = self.services.queue
         for bunch in bunches(self.partitions.topics()):
             works = (queue.create(read_partitions(topic), topic.settings.stale_publish_ms) for topic in bunch)
             for topic, end in zip(bunch, await asyncio.gather(*works, return_exceptions=True), strict=True):
                 if isinstance(end, NotFoundError) and await self.services.coordinator.deleted(topic.id):
-                    continue  # it was deleted meanwhile
+                    continue  # the topic was deleted meanwhile
                 if isinstance(end, CorruptDataError):
-                    continue  # the comparison with the store has named it, and no other topic is harmed
+                    continue  # `_unanswered` has logged it; other topics are not affected
                 if end is not None:
                     raise end
 
     async def govern(self) -> bool:
-        """Let the governor act, when this broker is it; return False when it could not."""
+        """Let the governor act, if this broker is the governor; return False when that failed."""
         if self.governor is None:
             return True
         try:
@@ -203,15 +207,16 @@ class Broker:
 
     @property
     def governs(self) -> bool:
-        """Whether this broker was the governor when it last looked."""
+        """Whether this broker was the governor at its last check."""
         return self.governor is not None and self.governor.term > 0
 
     async def hand_over(self, *, leaves: bool = False) -> None:
-        """Own nothing from now on: drain each partition; its next broker opens it.
+        """Give up all partitions: drain each one, so that its next owner opens it.
 
-        Raises: InvalidRequestError when no other broker takes any, and it takes partitions again, unless it `leaves`:
-        then others that leave, too, would hand theirs to it. UnreachableError; TimeoutError after HAND_OVER_S, for one
-        that leaves only when no partition went within that time.
+        Raises: InvalidRequestError when no other broker takes partitions; UnreachableError; TimeoutError after
+        HAND_OVER_S, with `leaves` only when no partition was taken within that time.
+        After an InvalidRequestError this broker takes partitions again. With `leaves` it does not: other leaving
+        brokers would hand theirs to it.
         """
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(HAND_OVER_S) as limit:
@@ -242,14 +247,14 @@ class Broker:
                 await self.partitions.changed.wait()
 
     async def _enter(self, *, draining: bool) -> None:
-        """Say in the membership whether this broker takes partitions."""
+        """Register again: a broker that is `draining` gets no partitions."""
         self._entry = msgspec.structs.replace(self._entry, draining=draining)
         await self.services.coordinator.register(self._entry)
 
     async def drain(self) -> None:
-        """Hand the partitions over, take nothing new, finish and ack the rest; connections stay until `close`.
+        """Hand over partitions, refuse new blocks, finish and ack the rest; connections stay until `close`.
 
-        Where there is nobody to take them, or it takes too long, they are drained and released here.
+        If no other broker takes the partitions, or that takes too long, this broker drains and releases them.
         """
         if self.partitions.heirs:
             try:
@@ -263,13 +268,13 @@ class Broker:
             if isinstance(reader, Connection) and reader.ready:
                 reader.send(frame)
         await self.partitions.drain()
-        if self.replay.at_work:  # it opens partitions again, as those do that still hold blocks of lost epochs
+        if self.replay.at_work:  # the replay opens partitions again, for blocks that it forwards to this broker
             await self.replay.wait()
             await self.partitions.drain()
         await self.services.spool.settle()
 
     async def close(self) -> None:
-        """End at once: close connections; pending blocks stay unacked."""
+        """Stop at once: close connections; pending blocks stay unacked."""
         self._unwatch()
         if self._listener is not None:
             self._listener.close()
@@ -277,7 +282,7 @@ class Broker:
             if isinstance(reader, Connection):
                 reader.close()
         await self.requests.stop()
-        await self._tasks.stop()  # before what they would still refresh
+        await self._tasks.stop()  # first, because these tasks refresh the partitions
         await self.partitions.stop()
         await self._sharing.stop()
         await self.services.planner.close()
@@ -296,7 +301,8 @@ class Broker:
     async def check(self) -> None:
         """Prove that store and queue answer, both at once, and that uploads and publishes do not fail.
 
-        A probe is small: a full disk may have room for it, and for nothing else. Raises: the first error.
+        The check of uploads and publishes is needed because a probe is small: a full disk may have room for it, but for
+        no batch. Raises: the first error.
         """
         store = self.services.store.check(deletes=self.services.settings.delete_objects)
         for found in await asyncio.gather(store, self.services.queue.check(), return_exceptions=True):
@@ -346,7 +352,7 @@ class Broker:
                 governed = False
             else:
                 self._unrefreshed.passed()
-                self._check_id()  # what is old may show this broker's own life before
+                self._check_id()  # only after a fresh read: an old one may show this broker's previous run
             took_s = self.services.runtime.clock.monotonic() - started_s
             await asyncio.sleep(min(FOLLOW_REST * took_s, FOLLOW_REST_S_MAX))
             if not governed:
@@ -363,7 +369,7 @@ class Broker:
             )
 
     async def _tell_loads(self) -> None:
-        """Report the load of the partitions and refresh: the balance needs it, and a call may be lost."""
+        """Report the partitions' loads for the balance, and refresh, because a call of the watch may be lost."""
         clock, coordinator, traffic = self.services.runtime.clock, self.services.coordinator, Traffic()
         published = None
         while True:
@@ -378,7 +384,7 @@ class Broker:
             self._refresh.set()
 
     async def _keep_house(self) -> None:
-        """Every second: close connections that are overdue, forget silent producers, return spare memory."""
+        """Every second: close overdue connections, forget silent producers, return spare memory."""
         services, first = self.services, 0
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
@@ -395,7 +401,7 @@ class Broker:
             services.pool.trim(4 * services.pool.slab_bytes)
 
 
-def _told_address(advertise: str, bound: Address) -> str:
+def _public_address(advertise: str, bound: Address) -> str:
     """Return the advertised address: `advertise` (with the real port for 0), or the listening one."""
     host, port = parse_address(advertise) if advertise else bound
     return format_address((host, port or bound[1]))
@@ -410,9 +416,9 @@ def _close_overdue(connection: Connection, now_s: float, settings: BrokerSetting
         connection.refuse(ProtocolError(f"a frame was not complete within {settings.frame_timeout_ms} ms"))
     connection.outbox.look(now_s)
     if connection.outbox.is_stuck(now_s, settings.frame_timeout_ms):
-        connection.abort()  # it does not read: there is no use in telling it
+        connection.abort()  # the client does not read, so it would not read an error either
     if connection.leaving_since_s is not None and now_s - connection.leaving_since_s > settings.frame_timeout_ms / 1000:
-        connection.abort()  # it was notified why, and does not even read that
+        connection.abort()  # the client does not read the error
 
 
 def _shed(connections: list[Connection], bytes_max: int) -> None:

@@ -17,14 +17,14 @@ class BrokerTraces:
         self._broker = broker
 
     def uploaded(self, sealed: SealedBatch, began_ms: int) -> None:
-        """A batch is stored, alone or in a shared object; all tries since it was sealed are in the span."""
-        self._tell("upload", sealed, began_ms)
+        """Write the span of a stored batch, from `began_ms` (Unix ms) on, with all tries."""
+        self._record("upload", sealed, began_ms)
 
     def published(self, sealed: SealedBatch, began_ms: int) -> None:
-        """A batch's pointer is in the queue."""
-        self._tell("publish", sealed, began_ms)
+        """Write the span of a published pointer, from `began_ms` (Unix ms) on."""
+        self._record("publish", sealed, began_ms)
 
-    def _tell(self, name: str, sealed: SealedBatch, began_ms: int) -> None:
+    def _record(self, name: str, sealed: SealedBatch, began_ms: int) -> None:
         origin = sealed.origin
         blocks: list[Block] = [
             (origin.topic.name, origin.partition, producer, first) for producer, first, _ in sealed.headers.sequences()

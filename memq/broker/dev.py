@@ -32,9 +32,9 @@ async def serve(
 ) -> int:
     """Run a broker on the folder `settings.data` until SIGTERM or SIGINT, drain it, return the exit code.
 
-    `ready` is called with the address of the memq port once clients can come; `companion` runs from then on, given the
-    address, until the drain. A second signal gives up the drain: what was held is logged and the code is 1.
-    Raises: MemqError for what is in the way of the start.
+    `ready` is called with the address of the memq port when clients can connect. `companion` gets that address, and
+    runs from then on until the drain. A second signal gives up the drain: the held blocks are logged, and the exit code
+    is 1. Raises: MemqError when the start fails.
     """
     runtime = runtime or Runtime()
     folder = DataFolder.open(Path(settings.data), runtime.random, settings.cluster)
@@ -69,7 +69,7 @@ async def _serve(
     )
 
     async def clean() -> None:
-        """Under the lock of the folder nothing is under way: what no pointer names is of an earlier run."""
+        """Sweep with age 0: under the folder's lock, an object without a pointer is from an earlier run."""
         done = await sweep(broker.services, 0)
         if temporary.files or done.objects:
             files = f"{temporary.files} temporary files ({temporary.bytes} bytes)"
@@ -99,7 +99,7 @@ async def check_objects(folder: DataFolder, store: FilesystemHandler, queue: Sql
         try:
             _, known = await whole_log(queue, partition, lambda text: None)
         except CorruptDataError:
-            continue  # the broker names it, and does not open it
+            continue  # the broker logs the damage, and does not open the log
         named = next((pointer for _, pointer in known if pointer is not None and pointer.locations), None)
         if named is not None:
             raise CorruptDataError(

@@ -23,14 +23,14 @@ REQUEST_TIMEOUT_S = 10.0
 CONNECTIONS_MAX = 100
 TEXT = "text/plain; charset=utf-8"
 Page = tuple[int, str, bytes]  # status, content type, body
-READY_S = 1.5  # a broker that loses store or queue says so within 2 s, the way there and back included
+READY_S = 1.5  # a broker reports the loss of store or queue within 2 s, including the network
 
 
 class Readiness:
-    """Runs `check` for those who ask, one at a time for all of them.
+    """Runs `check`, one at a time for all requests.
 
-    A part that is away may hang as well as refuse. So a check has `READY_S`; after that the verdict is known, and the
-    check continues alone: what it hangs on has its own time, and a new one would hang behind it.
+    A lost part may hang instead of failing. So a request waits for `READY_S` at most, and then fails. The check
+    continues in the background: it ends by its own time-outs, and a new check would hang behind it.
     """
 
     def __init__(self, check: Callable[[], Awaitable[None]], tasks: TaskOwner, events: EventLog) -> None:
@@ -40,9 +40,9 @@ class Readiness:
         self._checking: asyncio.Task[MemqError | None] | None = None
 
     async def prove(self) -> None:
-        """Return when store and queue answer. Raises: the MemqError of the one that does not.
+        """Return when store and queue answer. Raises: the MemqError of the part that does not.
 
-        In `READY_S` at most.
+        Takes `READY_S` at most.
         """
         if self._checking is None or self._checking.done():
             self._checking = self._tasks.start(self._found(), "readiness")
@@ -135,7 +135,7 @@ class _HttpConnection(asyncio.BufferedProtocol):
         self._asked = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Give the client its time."""
+        """Start the time-out of the connection."""
         self._transport = cast(asyncio.Transport, transport)
         self._deadline = asyncio.get_running_loop().call_later(2 * REQUEST_TIMEOUT_S, self._transport.abort)
         if not self._port.joined(self):
@@ -146,7 +146,7 @@ class _HttpConnection(asyncio.BufferedProtocol):
         return memoryview(self._buffer)
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take bytes; the first whole request is answered."""
+        """Take bytes; answer the first complete request."""
         if self._asked:
             return
         try:
@@ -161,11 +161,11 @@ class _HttpConnection(asyncio.BufferedProtocol):
             self._port.answer(self, event.method, event.target)
 
     def eof_received(self) -> bool:
-        """Keep the connection open for the answer; who leaves without a request is not waited for."""
+        """Keep the connection open for the answer to a request; close it without one."""
         return self._asked
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Leave."""
+        """Forget the connection."""
         if self._deadline is not None:
             self._deadline.cancel()
         self._port.left(self)

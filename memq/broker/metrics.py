@@ -36,7 +36,7 @@ class Histogram:
         self.counts[-1] += 1
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Return cumulative counts by upper bound, as Prometheus wants them."""
+        """Return cumulative counts by upper bound, in the format of Prometheus."""
         total, found = 0, []
         for bound, count in zip((*map(str, LATENCY_BOUNDS_S), "+Inf"), self.counts, strict=True):
             total += count
@@ -101,7 +101,7 @@ class Counters:
 
 
 class CounterCollector:
-    """Reads the counters when Prometheus asks; nothing on the data path knows of Prometheus."""
+    """Reads the counters at a scrape of Prometheus; the data path does not use Prometheus."""
 
     def __init__(self, counters: Counters, gauges: Mapping[str, Callable[[], float]]) -> None:
         self._counters = counters
@@ -121,7 +121,7 @@ class CounterCollector:
 
 
 class StoreCollector:
-    """Yields the counts of those stores that count, each metric once, with the store as its label."""
+    """Yields the counts of stores that have some, each metric once, with the store as its label."""
 
     def __init__(self, stores: Mapping[str, StorageHandler]) -> None:
         self._stores = stores
@@ -164,10 +164,9 @@ class Traffic:
     _last_s: float = 0.0
 
     def look(self, stored_bytes: Mapping[Place, int], now_s: float) -> list[Load]:
-        """Return the rates since the last look, rounded so that a steady rate is reported once.
+        """Return the rates since the last call, rounded so that a steady rate is reported once.
 
-        Idle ones are left out.
-        `stored_bytes`: what each partition committed since its creation.
+        Idle partitions are left out. `stored_bytes` are the bytes that each partition committed since its creation.
         """
         last, span_s = self._last, now_s - self._last_s
         self._last, self._last_s = dict(stored_bytes), now_s
@@ -183,5 +182,5 @@ def _place(entry: tuple[int, Place]) -> Place:
 
 
 def _rounded(rate: float) -> int:
-    """Return a rate with two digits that count: 123456 is 120000."""
+    """Return a rate with two significant digits: 123456 is 120000."""
     return int(float(f"{rate:.{_LOAD_DIGITS}g}"))

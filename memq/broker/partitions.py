@@ -29,12 +29,12 @@ from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
 from memq.topic import ReadPartition, Topic, TopicSettings, check_name, equal_slots, read_partitions
 
-STARTING_MS = 200  # when to come back to a broker that is just starting
-NO_OWNER_MS = 200  # when to ask again who owns a partition
-DROP_WAIT_S = 10.0  # how long the answer to a deletion waits for the end of the logs; clients wait 30 s for it
+STARTING_MS = 200  # retry interval for clients of a broker that is starting
+NO_OWNER_MS = 200  # retry interval for clients of a partition without an owner
+DROP_WAIT_S = 10.0  # how long the answer to a deletion waits for the drop of the logs; clients wait 30 s for it
 DROP_RETRY_S = 0.1
 DROP_RETRY_S_MAX = 10.0
-CONFIRM_S = 2.0  # the time that the coordinator has to confirm a topic; clients wait 5 s for METADATA
+CONFIRM_S = 2.0  # time-out for the coordinator to confirm a topic; clients wait 5 s for METADATA
 CONFIRM_PAUSE_S = 5.0
 CONFIRMED_AT_ONCE = 64
 PROGRESS_S = 5.0  # between two lines about a long drain
@@ -44,47 +44,47 @@ class DrainProgress:
     """Number of drained partitions out of `total`. A drain of a few seconds logs nothing."""
 
     def __init__(self, clock: Clock, events: EventLog, total: int, done_text: str) -> None:
-        """`done_text`: what is said behind "3000 of 10000 "."""
+        """`done_text` follows "3000 of 10000 " in the log."""
         self.done = 0
         self.total = total
         self._clock = clock
         self._events = events
         self._done_text = done_text
-        self._told_s = clock.monotonic()
+        self._logged_s = clock.monotonic()
 
     def reached(self, done: int) -> None:
         """Note how many are done by now."""
         self.done = done
         now_s = self._clock.monotonic()
-        if now_s - self._told_s >= PROGRESS_S:
-            self._told_s = now_s
+        if now_s - self._logged_s >= PROGRESS_S:
+            self._logged_s = now_s
             self._events.info("draining-progress", f"{done} of {self.total} {self._done_text}")
 
 
 class Partitions:
     """Follows the coordinator. A processor is opened when a producer first asks for its partition.
 
-    `govern` lets the governor act, when this broker is it: a topic that was just made shall have owners.
+    `govern` lets the governor act, if this broker is the governor, so that a new topic gets owners at once.
     """
 
     def __init__(self, services: Services, sharing: SharedObjects, govern: Callable[[], Awaitable[object]]) -> None:
         self.processors: dict[tuple[str, int], TopicProcessor] = {}
-        self.serving = False  # once its broker has started: until then it may still give up, and what it took with it
+        self.serving = False  # once the broker has started: a start that fails must not have accepted blocks
         self.draining = False
-        self.retention_due: dict[ReadPartition, tuple[TopicSettings, int]] = {}  # when retention looks again, Unix ms
-        self.changed = asyncio.Event()  # something was learnt, or let go of
+        self.retention_due: dict[ReadPartition, tuple[TopicSettings, int]] = {}  # next check, Unix ms
+        self.changed = asyncio.Event()  # after a refresh, or the end of a released partition
         self._services = services
         self._govern = govern
         self._confirming = asyncio.Semaphore(CONFIRMED_AT_ONCE)
-        self._silent_until_s = 0.0  # by the clock: the coordinator has not confirmed a topic
+        self._silent_until_s = 0.0  # monotonic; until then the coordinator is not asked to confirm topics
         self._sharing = sharing
         self.forwarder = Forwarder(services, self.place)
         self._topics: dict[str, Topic] = {}
         self._assignments: dict[tuple[str, int], Assignment] = {}
         self._read: Sequence[Assignment] = ()
         self._owned: dict[tuple[str, int], None] = {}
-        self._held: dict[tuple[str, int], None] = {}  # owned, or not given back yet
-        self._look: asyncio.Task[None] | None = None  # not begun yet: callers that ask for an owner share it
+        self._held: dict[tuple[str, int], None] = {}  # owned, or not released yet
+        self._look: asyncio.Task[None] | None = None  # a refresh that has not begun yet: callers of `place` share it
         self._looking = asyncio.Lock()
         self._addresses: dict[str, str] = {}
         self._brokers: dict[str, str] = {}
@@ -92,14 +92,14 @@ class Partitions:
         self.namesake: BrokerEntry | None = None  # the live broker that took this one's id
         self._looks = self._looks_taken = 0
         self._leaving = TaskOwner(self._leave_failed, services.events)
-        self._left: dict[TopicProcessor, asyncio.Task[None]] = {}  # let go of, but still at work
+        self._left: dict[TopicProcessor, asyncio.Task[None]] = {}  # released, but still at work
 
-    # ---- what the coordinator says --------------------------------------------------------------
+    # ---- state of the coordinator ---------------------------------------------------------------
 
     async def refresh(self) -> None:
         """Read topics, brokers and assignments; release partitions of other owners.
 
-        Of two that are under way, the answer to the one that began first never replaces the answer to the other.
+        If two calls run at the same time, the answers to the earlier one never replace the answers to the later one.
         """
         coordinator = self._services.coordinator
         self._looks += 1
@@ -116,7 +116,7 @@ class Partitions:
         others = [each for each in brokers if each.id == self._id and each.session != self._services.session]
         self.namesake = others[0] if others else None
         self.heirs = [each.id for each in brokers if not each.draining and each.id != self._id]
-        if assignments is not self._read:  # a coordinator may return what it read before, when nothing has changed
+        if assignments is not self._read:  # without a change, a coordinator may return the same list
             self._read = assignments
             self._take(assignments)
         self._services.limits.follow(topics, self._owned)
@@ -161,9 +161,9 @@ class Partitions:
         }
 
     async def _let_go_of_strays(self) -> None:
-        """Give the session back in assignments that went elsewhere, when nothing is at work there any more.
+        """Clear this session in assignments of other brokers whose partitions are no longer at work here.
 
-        A drain does that itself; but a partition that failed, or whose release did, would keep its next owner waiting.
+        A drain does this itself. But after a failure of the partition or its release, the next owner would wait.
         """
         strays = [self._assignments[key] for key in self._held if key not in self._owned]
         if not strays:
@@ -183,7 +183,7 @@ class Partitions:
         entry = self._assignments.get(key)
         if entry is None:
             del self.processors[key]
-            self._let_go(processor, processor.stop())  # `refresh` says to it that it was deleted
+            self._let_go(processor, processor.stop())  # `refresh` lets it fail as deleted
         elif entry.broker != self._id or _came_back(entry, processor):
             del self.processors[key]
             processor.moved_to = self._addresses.get(entry.broker, "")
@@ -211,7 +211,7 @@ class Partitions:
         """Return the processors of all owned partitions, and of released ones that are not finished."""
         return [*self.processors.values(), *self._left]
 
-    # ---- what connections ask -------------------------------------------------------------------
+    # ---- requests of connections ----------------------------------------------------------------
 
     def topics(self) -> list[Topic]:
         """Return all topics, by name."""
@@ -230,7 +230,7 @@ class Partitions:
         return found
 
     async def current_topic(self, name: str, topic_id: str = "") -> Topic:
-        """Return a topic; one that is not known here may have been created through another broker.
+        """Return a topic; an unknown topic may have been created through another broker.
 
         Raises: NotFoundError when a fresh read of the coordinator agrees; NotReadyError when it contradicts what this
         broker has read; as the coordinator.
@@ -249,8 +249,8 @@ class Partitions:
     async def confirm(self, names: Sequence[str], known: Mapping[str, str]) -> list[str]:
         """Compare topics with a fresh read of the coordinator, except those whose id is `known`.
 
-        Return the names for which the coordinator did not answer in time: what it said last must do.
-        Raises: NotReadyError when it contradicts what this broker has read.
+        Returns the names for which the coordinator did not answer in time: its last answer is used for them.
+        Raises: NotReadyError when the fresh read contradicts what this broker has read.
         """
         doubtful = [name for name in names if name in self._topics and self._topics[name].id != known.get(name)]
         ids = dict(zip(doubtful, await asyncio.gather(*map(self._current_id, doubtful)), strict=True))
@@ -264,7 +264,7 @@ class Partitions:
     async def _current_id(self, name: str) -> str | None:
         """Return the coordinator's current id of a name: "" for no topic, None without an answer.
 
-        One that is silent is not asked again at once: clients shall not wait for it with each question.
+        After a time-out the coordinator is not asked for CONFIRM_PAUSE_S, so that not every request waits for it.
         """
         clock = self._services.runtime.clock
         if clock.monotonic() < self._silent_until_s:
@@ -288,7 +288,7 @@ class Partitions:
         )
 
     def owners(self, topic: Topic) -> list[Owner]:
-        """Return who owns the write partitions of a topic."""
+        """Return the owners of a topic's write partitions."""
         owners = []
         for part in topic.partitions:
             entry = self._assignments.get((topic.id, part.partition), Assignment(topic_id=topic.id, partition=0))
@@ -297,13 +297,13 @@ class Partitions:
         return owners
 
     def brokers(self) -> dict[str, str]:
-        """Return where the live brokers are reached, each with its zone."""
+        """Return the addresses of the live brokers, each with its zone."""
         return self._brokers
 
     def processor(self, topic: Topic, partition: int, *, to_end: bool = False) -> TopicProcessor:
         """Return the processor of an own partition; the first call opens it.
 
-        `to_end`: also while the broker drains, for what must be brought to its end.
+        `to_end`: also while the broker drains, for work that the drain must finish.
         Raises: NotFoundError (no such partition), MovedError with the owner's address, DrainingError, NotReadyError.
         """
         if not self.serving:
@@ -328,10 +328,11 @@ class Partitions:
         return processor
 
     async def place(self, topic: Topic, partition: int) -> TopicProcessor | str:
-        """Return the processor of a partition that is ours, else its owner's address.
+        """Return the processor of a partition of this broker, else its owner's address.
 
-        Who leaves as the last one takes what nobody has: there is no governor any more who would say so. While the
-        coordinator is away, what it said last must do. Raises: MovedError while nobody has it, NotFoundError.
+        The last broker that drains takes a partition without an owner, because no governor is left to assign it. While
+        the coordinator is unreachable, its last answer is used. Raises: MovedError while the partition has no live
+        owner; NotFoundError.
         """
         if self._look is None:
             self._look = self._leaving.start(self._look_once(), "look for owners")
@@ -360,7 +361,7 @@ class Partitions:
     async def create(
         self, name: str, partitions: int, settings: TopicSettings, *, exist_ok: bool, internal: bool = False
     ) -> Topic:
-        """Make a topic and assign its partitions.
+        """Create a topic, and assign its partitions.
 
         Raises: InvalidNameError, InvalidSettingError, AlreadyExistsError.
         """
@@ -386,7 +387,7 @@ class Partitions:
         return found
 
     async def alter(self, current: Topic, settings: TopicSettings) -> Topic:
-        """Change a topic's settings; `memq.topic.HOLDS` says when each of them holds."""
+        """Change a topic's settings; `memq.topic.HOLDS` says when each of them takes effect."""
         self._services.spool.check(settings)
         changed = Topic(
             **{part: getattr(current, part) for part in current.__struct_fields__ if part != "settings"},
@@ -398,13 +399,13 @@ class Partitions:
         return altered
 
     async def delete(self, topic: Topic) -> None:
-        """Delete a topic and its pointers. The delete is final once the coordinator has made it."""
+        """Delete a topic and its pointers. The deletion is final once the coordinator has confirmed it."""
         await self._services.coordinator.delete_topic(topic)
         drop = self._leaving.start(self._drop_logs(topic), f"drop the logs of {topic.name}")
         await asyncio.wait([drop], timeout=DROP_WAIT_S)
 
     async def _drop_logs(self, topic: Topic) -> None:
-        """Drop them, as often as the queue fails; the sweep does it for a broker that ends before."""
+        """Drop a topic's logs, and retry without limit; the sweep does it if this broker ends before."""
         with suppress(MemqError):
             await self.refresh()
         tries = 0
@@ -422,9 +423,9 @@ class Partitions:
     # ---- the end --------------------------------------------------------------------------------
 
     async def drain(self) -> None:
-        """Take nothing new and return when everything that was taken is acked.
+        """Refuse new blocks, and return when all accepted ones are acked.
 
-        Raises: the error that kept a partition from it; the others are drained all the same.
+        Raises: the first error of a partition that was not drained, after all others were drained.
         """
         self.start_draining()
         ends: list[BaseException | None] = []
@@ -440,7 +441,7 @@ class Partitions:
                 if self.processors.get(key) is processor:
                     del self.processors[key]
             if left:
-                await asyncio.wait(left)  # what goes wrong there is logged
+                await asyncio.wait(left)  # their errors are logged
             await self.forwarder.drain()
         for end in ends:
             if end is not None:
@@ -457,7 +458,7 @@ class Partitions:
             processor.start_draining()
 
     async def stop(self) -> None:
-        """End at once."""
+        """Stop at once."""
         await self.forwarder.stop()
         at_work = self.at_work()
         await self._leaving.stop()
@@ -478,7 +479,7 @@ def not_owner(topic: Topic, partition: int, address: str) -> MovedError | NotRea
 def _came_back(entry: Assignment, processor: TopicProcessor) -> bool:
     """Whether a partition went to another broker and back since its epoch was opened.
 
-    The next stream opens it again. Until then the coordinator confirms no end of it.
+    The next stream opens it again. Until then the coordinator does not confirm this epoch.
     """
     own, ended = processor.own, processor.draining or processor.failure is not None
     return own is not None and not ended and (entry.session, entry.epoch) == ("", own.epoch)

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 STORE_NAME = "main"
 SWEEPS_PER_AGE = 4
-Companion = Callable[[str], Coroutine[Any, Any, None]]  # what runs next to a broker, given its address
+Companion = Callable[[str], Coroutine[Any, Any, None]]  # runs next to a broker; gets its address
 
 
 def calm_collector() -> None:
-    """Let Python look for reference cycles less often; for a process that is a broker and nothing else.
+    """Collect reference cycles less often; for a process that runs only a broker.
 
-    Theory: views and extents of blocks come and go by thousands, and no cycle is among them. With Python's defaults
-    the collector walks through them again and again: 11 % of all CPU at 4 KiB blocks. What exists after the imports
-    is never checked again.
+    Theory: views and extents of blocks are created and freed by thousands, without cycles. With Python's defaults, the
+    collector scans them again and again: 11 % of all CPU at 4 KiB blocks. Objects that exist after the imports are
+    never scanned again.
     """
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
@@ -49,10 +49,9 @@ async def run_broker(
 ) -> int:
     """Start a broker, serve until SIGTERM or SIGINT, drain it, close it, and return the exit code.
 
-    `prepare` runs between the start and `ready`, which is called with the address of the memq port once clients can
-    come. `companion` runs from then on, given the address, until the drain. A second signal gives up the drain: what
-    was held is logged and the code is 1.
-    Raises: MemqError for what is in the way of the start.
+    `prepare` runs between the start and `ready`. `ready` is called with the address of the memq port when clients can
+    connect. `companion` gets that address, and runs from then on until the drain. A second signal gives up the drain:
+    the held blocks are logged, and the exit code is 1. Raises: MemqError when the start fails.
     """
     registry = metrics_of(broker)
     events = broker.services.events
@@ -74,7 +73,7 @@ async def run_broker(
 
 
 async def _start_http(http: HttpPort, settings: BrokerSettings) -> str:
-    """Start the HTTP port, and return its address; "" when there is to be none. Raises: UnreachableError."""
+    """Start the HTTP port, and return its address; "" if it is switched off. Raises: UnreachableError."""
     if settings.http_port < 0:
         return ""
     try:
@@ -87,14 +86,14 @@ async def _run(broker: Broker, settings: BrokerSettings, signals: Signals, compa
     """Serve until a signal or a failure, then drain."""
     events = broker.services.events
     house = asyncio.create_task(_keep_house(broker, settings), name="housekeeping")
-    beside = [] if companion is None else [asyncio.create_task(companion(broker.address), name="companion")]
+    companions = [] if companion is None else [asyncio.create_task(companion(broker.address), name="companion")]
     try:
         await _first(signals.first.wait(), broker.failed.wait())
         if broker.failure is not None:
             _name_held(broker)
             return 1
         events.info("draining", "refusing new blocks, storing and acking the others; a second signal ends the drain")
-        await _cancel(beside)
+        await _cancel(companions)
         drain = asyncio.create_task(broker.drain(), name="drain")
         await _first(asyncio.shield(drain), signals.second.wait())
         if drain.done():
@@ -107,7 +106,7 @@ async def _run(broker: Broker, settings: BrokerSettings, signals: Signals, compa
         events.error("drain-failed", str(error))
         return 1
     finally:
-        await _cancel([house, *beside])
+        await _cancel([house, *companions])
 
 
 def _name_held(broker: Broker) -> None:
@@ -120,7 +119,7 @@ def _name_held(broker: Broker) -> None:
 async def _keep_house(broker: Broker, settings: BrokerSettings) -> None:
     """Run retention at its interval and the sweep several times per safety age.
 
-    One broker of a cluster sweeps, the governor: any could (`memq.broker.upkeep.sweep`), but a listing costs requests.
+    Only the governor sweeps. Any broker could (`memq.broker.upkeep.sweep`), but each listing costs requests.
     """
     clock = broker.services.runtime.clock
     swept_s = clock.monotonic()
@@ -164,7 +163,7 @@ def traces_of(settings: BrokerSettings, runtime: Runtime) -> BrokerTraces | None
 
 
 def metrics_of(broker: Broker) -> CollectorRegistry:
-    """Return what a broker exports: all that `memq.observe.metrics` says of brokers and stores."""
+    """Return the registry of a broker: the metrics of brokers and stores in `memq.observe.metrics`."""
     registry = CollectorRegistry()
     registry.register(CounterCollector(broker.services.counters, _gauges(broker)))
     registry.register(StoreCollector(broker.services.stores))

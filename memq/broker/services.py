@@ -27,9 +27,9 @@ from memq.storage_handlers import StorageHandler
 if TYPE_CHECKING:
     from memq.broker.broker_traces import BrokerTraces
 
-OPENINGS_AT_ONCE_MAX = 64  # of thousands of partitions the first shall be open before the last has begun
-CLOSINGS_AT_ONCE_MAX = 64  # of thousands that publish at once the last are not in the queue before they are too old
-CLOSING_TURN_S = 5.0  # those whose part of the queue is away do not hold up the others for longer
+OPENINGS_AT_ONCE_MAX = 64  # so that the first of thousands of partitions are open before the last ones begin
+CLOSINGS_AT_ONCE_MAX = 64  # if thousands published `closed` at once, the last pointers would be too old for the queue
+CLOSING_TURN_S = 5.0  # a partition whose part of the queue is unreachable delays the others no longer than this
 
 
 @dataclass(slots=True)
@@ -42,9 +42,9 @@ class SweptNow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """The parts that a broker is made of. `session` names one life of the broker `settings.broker_id`.
+    """The parts of a broker. `session` identifies one run of the broker `settings.broker_id`.
 
-    Owners and retention read the queue itself. Readers read `pointers`, which has the compacted pointers, too.
+    Owners and retention read `queue`. Readers read `pointers`, which includes the compacted pointers.
     """
 
     settings: BrokerSettings
@@ -64,9 +64,11 @@ class Services:
     closings: TimedSemaphore = field(default_factory=lambda: TimedSemaphore(CLOSINGS_AT_ONCE_MAX, CLOSING_TURN_S))
     lost_logs: dict[tuple[str, int], str] = field(default_factory=dict)  # write partitions not opened, and why
     swept: SweptNow = field(default_factory=SweptNow)
-    deleted_since: dict[str, int] = field(default_factory=dict)  # topics whose logs are left, by id; Unix ms
-    waits: Waits = field(init=False)  # what it waits for itself; producers that wait for acks learn it
-    events: EventLog = field(init=False)  # one for all parts: the rate of an event is that of the broker
+    deleted_since: dict[str, int] = field(
+        default_factory=dict
+    )  # deleted topics with logs, by id: first report, Unix ms
+    waits: Waits = field(init=False)  # the broker's own waits, which METADATA reports to clients
+    events: EventLog = field(init=False)  # one for all parts: the rate limit of an event is per broker
     manifests: ManifestFiles = field(init=False)
     pointers: CompactedLogReader = field(init=False)
     planner: Planner = field(init=False)
@@ -85,10 +87,10 @@ class Services:
 
     @property
     def store_place(self) -> str:
-        """The store that new objects go to, for messages."""
+        """Name and URL of the store for new objects, for messages."""
         return f"store '{self.store_name}' at {self.store.url}"
 
     @property
     def store(self) -> StorageHandler:
-        """The store that new objects go to."""
+        """The store for new objects."""
         return self.stores[self.store_name]

@@ -23,9 +23,9 @@ RETRY_S = 1.0
 
 
 async def start_step(runtime: Runtime, events: EventLog, name: str, step: Callable[[], Awaitable[T]]) -> T:
-    """Do a step that may be done twice, again and again while the coordinator is away, for `START_STEP_S`.
+    """Repeat an idempotent step while the coordinator is unreachable, for at most `START_STEP_S`.
 
-    Raises: UnreachableError after that; whatever else the step raises.
+    Raises: UnreachableError after that; any other error of the step at once.
     """
     until_s, tries = runtime.clock.monotonic() + START_STEP_S, 0
     while True:
@@ -40,10 +40,10 @@ async def start_step(runtime: Runtime, events: EventLog, name: str, step: Callab
 
 
 async def make_audit_topic(services: Services, partitions: Partitions) -> None:
-    """Make `_memq_audit`, however often it takes; where it is there already, it stays as it is.
+    """Create `_memq_audit`, and retry without limit; an existing topic is not changed.
 
-    No broker serves later for this: until the topic is there, clients keep what they have to report. It is tried until
-    an answer says that all of it is done: a topic that is known may lack its place in the queue.
+    The broker serves clients meanwhile, and clients keep their reports until the topic exists. A retry repeats all
+    steps, because a topic that the coordinator knows may lack its logs in the queue.
     """
     settings, failing = services.settings, services.events.outage("audit-topic-failed", "audit-topic-made")
     topic = audit_topic_settings(settings.audit_retention_ms)
@@ -61,6 +61,6 @@ async def make_audit_topic(services: Services, partitions: Partitions) -> None:
 def audit_topic_settings(retention_ms: int) -> TopicSettings:
     """Return the settings of `_memq_audit`: reports are many and small, and no client waits for acks.
 
-    So their batches wait for each other, and share objects: a few PUTs a second for any number of clients.
+    So their batches are sealed by age, and share objects: a few PUTs a second for any number of clients.
     """
     return TopicSettings(retention_ms=retention_ms, shared_objects=True, seal_when_idle=False)

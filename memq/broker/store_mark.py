@@ -19,12 +19,12 @@ from memq.governor import MarkedCoordinator
 from memq.storage_handlers import StorageHandler
 
 _MARK = re.compile(r"[0-9a-f]{32}\Z")
-MISSING_READS = 3  # of a mark that the coordinator has: one answer that it is missing proves little
+MISSING_READS = 3  # reads before a mark that the coordinator has counts as missing: one answer proves little
 
 
 @dataclass(frozen=True, slots=True)
 class StoreMarks:
-    """Both marks, "" where there is none."""
+    """Both marks; "" for a missing one."""
 
     known: str  # to the coordinator
     found: str  # in the store
@@ -85,7 +85,7 @@ class StoreMark:
         return marks
 
     async def _make(self, random: Random) -> str:
-        """Write a mark into the store, unless another broker was faster; return the one that is there."""
+        """Write a mark into the store, unless another broker was faster; return the mark in the store."""
         data = f"{random.getrandbits(128):032x}".encode()
         try:
             await self._store.put(self._key, [data], crc32c(data))
