@@ -57,9 +57,9 @@ class _Published:
 async def publish_staged(processor: TopicProcessor, ask: PublishStaged) -> int:
     """Publish the requested pieces that are not published yet; return how many the queue then holds.
 
-    Raises: InvalidRequestError, TooLargeError; TooOldError for a manifest whose objects the sweep may delete;
-    CorruptDataError when an object does not match the manifest; NotFoundError when it is gone; MovedError,
-    RetryableError: repeat the request.
+    Raises: InvalidRequestError, TooLargeError; TooOldError for a manifest whose objects the sweep may delete.
+    CorruptDataError when an object does not match the manifest; NotFoundError when it was deleted.
+    MovedError, RetryableError: the writer repeats the request.
     """
     _check(processor, ask)
     async with processor.staging:

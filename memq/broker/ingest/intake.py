@@ -1,13 +1,13 @@
 """Receives bytes into slabs and finds runs of sound blocks, checked in place.
 
 Reads are synchronous, so one current slab serves all connections. Each read starts at the cursor. An incomplete frame
-keeps its place (a region) until the rest arrives. If the region is the last one in the current slab, its connection may
-read beyond the frame; otherwise it reads up to the end of the frame.
+keeps its place (a region) until the rest arrives. A connection whose region is the last one in the current slab may
+read beyond its frame. Other connections read up to the end of their frame.
 
-`sound_run` accepts only blocks without any doubt. Another block (damaged, too old, out of sequence, repeated, of
-another stream, incomplete) ends the run, and the connection checks that block alone and in full. A block of 4 KiB costs
-half a microsecond here, so each operation of the loop counts. One `unpack` reads frame prefix and header. Values that
-are the same for all blocks of a stream are read once for the run. The ring gets the run, not each block.
+`sound_run` accepts only blocks without any doubt. Any other block (damaged, too old, out of sequence, repeated, of
+another stream, incomplete) ends the run. The connection then checks that block alone and in full. A block of 4 KiB
+costs half a microsecond here, so each operation of the loop counts. One `unpack` reads frame prefix and header. Values
+that are the same for all blocks of a stream are read once for the run. The ring gets the run, not each block.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 The queue is the log of all committed batches. An owner publishes a control pointer, `opened`, and reads the tail up to
 it. From then on the owner knows all entries of the queue, as long as it reads the entries between its own pointers.
-The time of a proof is when its request was handed over, never when its answer was read: an owner that was paused in
-between would date its pointers too late. `next_instance` and `check_instance` decide which instance of a named
-producer may write.
+The time of a proof is when its request was handed over, never when its answer was read. Otherwise an owner that was
+paused in between would date its pointers too late. `next_instance` and `check_instance` decide which instance of a
+named producer may write.
 """
 
 from __future__ import annotations

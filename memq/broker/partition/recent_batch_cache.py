@@ -27,9 +27,9 @@ class RecentBatch:
 class RecentBatchCache:
     """The youngest published batches, by key, within a byte bound; released first when memory is short.
 
-    Without READ requests, the cache uses only a sixteenth of the bound: to receive into memory that has left the CPU
-    caches costs up to a fifth of the broker's CPU. Consumers that open the store themselves send no READ. The cache
-    shrinks after batches of four times the bound were published without a READ. The next READ ends this.
+    Without READ requests, the cache uses only a sixteenth of the bound. The reason: receiving into memory that has left
+    the CPU caches costs up to a fifth of the broker's CPU. Consumers that open the store themselves send no READ. The
+    cache shrinks after batches of four times the bound were published without a READ. The next READ ends this.
     """
 
     def __init__(self, bytes_max: int, release: Callable[[Slab], None]) -> None:

@@ -2,11 +2,11 @@
 
 A failed put is retried without limit, while its result is wanted.
 
-Shared objects. A PUT costs the same for 100 bytes as for 8 MiB, and a topic with one record a second needs one PUT for
-each record. So the batches of all topics that opted in share an object, if they are sealed within `shared_age_ms_max`
-of each other. Each batch has its own pointer to its own bytes, so a reader fetches no other batch. A batch whose owner
-was fenced stays in the object without a pointer, as a whole object would have stayed. Each put draws a new key.
-Therefore a batch that was not published in the time of its own key is stored in a shared object, too.
+Shared objects. A PUT costs the same for 100 bytes as for 8 MiB. A topic with one record a second needs a PUT for each
+record. So the batches of all topics that opted in share an object, if they are sealed within `shared_age_ms_max` of
+each other. Each batch has its own pointer to its own bytes, so a reader fetches no other batch. A batch whose owner was
+fenced stays in the object without a pointer, as a whole object would have stayed. Each put draws a new key. Therefore a
+batch that was not published in the time of its own key is stored in a shared object, too.
 """
 
 from __future__ import annotations

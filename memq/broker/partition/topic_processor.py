@@ -214,8 +214,8 @@ class TopicProcessor:
     def follow(self, topic: Topic) -> None:
         """Apply changed settings, each as soon as it is safe: see `memq.topic.HOLDS`.
 
-        The greater of old and new values of dedup window and S applies until the next epoch, because a queue may still
-        accept pointers of the old age. The owner knows only the dedup window that it read at the opening, so the
+        Until the next epoch, the greater of the old and new values applies for the dedup window and S. The queue may
+        still accept pointers of the old age. The owner knows only the dedup window that it read at the opening. So the
         delivery time-out grows no further than that window allows.
         """
         self.topic = topic
@@ -273,8 +273,8 @@ class TopicProcessor:
 
         A Kafka node that lags shows an earlier end and no higher epoch. So the result is the end of what this owner has
         read or published. An own pointer that is handed over after the call proves this end: the `opened` of the
-        opening, or a repeated one. If no pointer of an earlier owner can lie behind the own ones, a fresh read of the
-        assignment is enough; then the call does not make the log grow. Raises: MovedError, DrainingError.
+        opening, or a repeated one. A fresh read of the assignment is enough if no pointer of an earlier owner can lie
+        behind the own ones. Then the call does not make the log grow. Raises: MovedError, DrainingError.
         """
         asked_s = self._now()
         if self.own is None or self.failure is not None:  # an owner that drains still has an end

@@ -2,12 +2,12 @@
 
 `PresentLog` decides from the remaining pointers of a log whether the log is lost, in use, or partly restored.
 
-Theory. The object of a batch has all facts of its pointer, except its place in the queue, and `skip` and the totals,
-which follow from that place. The batches of a write partition were published in the order of epoch and batch sequence;
-this order restores their places. An object without a pointer (an upload of a fenced owner) can't be distinguished from
-others. Its producers sent the same sequences again, so each block is published where it first appears, and a batch
-without new blocks is left out. Thus a block that was never acked may appear, once, as guarantee 3 allows. Equal
-sequences alone do not make a copy: a later instance of a named producer uses the sequences of unacked records again.
+Theory. The object of a batch has all facts of its pointer, except its place in the queue. `skip` and the totals follow
+from that place. The batches of a write partition were published in the order of epoch and batch sequence; this order
+restores their places. An object without a pointer (an upload of a fenced owner) can't be distinguished from others. Its
+producers sent the same sequences again, so each block is published where it first appears, and a batch without new
+blocks is left out. Thus a block that was never acked may appear, once, as guarantee 3 allows. Equal sequences alone do
+not make a copy: a later instance of a named producer uses the sequences of unacked records again.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Hands ack=1 blocks of lost epochs to the new owners, and takes those of other brokers.
 
-Theory: no producer sends a block again after its ack=1, so this broker must. The queue may still hold the block: its
-producer repeats it if the ack was lost, and a publish of the lost epoch may land late. So the forwarder reads the queue
-first, when the last such publish is too old to be accepted. It sends the blocks that are absent to the new owner, with
-the time of that read. The new owner knows all later entries of the queue, for as long as the delivery time-out; after
-that it refuses, and the forwarder reads the queue again. The owner answers when the pointer of the block is in the
-queue. The answer alone is no proof: the forwarder holds a block until the queue shows it. It retries every error until
-no block was taken for `FORWARD_S_MAX`; then it gives the blocks up, and logs each. Only two fresh reads of the
-coordinator prove that a topic was deleted.
+Theory: no producer sends a block again after its ack=1, so this broker must. The queue may hold the block anyway: its
+producer repeats it after a lost ack, or a publish of the lost epoch lands late. So the forwarder reads the queue first,
+when the last such publish is too old to be accepted. It sends the blocks that are absent to the new owner, with the
+time of that read. The new owner knows all later entries of the queue, for as long as the delivery time-out. After that,
+it refuses, and the forwarder reads the queue again. The owner answers when the pointer of the block is in the queue.
+The answer alone is no proof: the forwarder holds a block until the queue shows it. It retries every error until no
+block was taken for `FORWARD_S_MAX`; then it gives the blocks up, and logs each. Only two fresh reads of the coordinator
+prove that a topic was deleted.
 """
 
 from __future__ import annotations

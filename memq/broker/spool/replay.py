@@ -1,9 +1,9 @@
 """Replays the spool of an earlier run: each block once, to the owner of its partition.
 
 Theory: those blocks are like the ack=1 blocks of a lost epoch, and are handled alike (`memq.broker.spool.forwarding`).
-When no publish of that run can land any more, the forwarder reads the queue from the offset that its owner had read,
-and hands over the blocks that the queue does not hold. If the queue has lost that offset, usually by retention, a block
-can't be distinguished from a copy: its segment is set aside for the operator.
+When no publish of that run can land any more, the forwarder reads the queue from the offset that its owner had read. It
+hands over the blocks that the queue does not hold. If retention has removed that offset, a block can't be distinguished
+from a copy. Its segment is then set aside for the operator.
 """
 
 from __future__ import annotations

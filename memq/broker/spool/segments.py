@@ -2,10 +2,10 @@
 
 Pure.
 A segment is removed when none of its blocks is needed. One partition that can't publish, among thousands that can,
-would thus keep nearly all segments. So when the spool is a quarter full, it copies the needed blocks of a segment that
-is needed by half or less to the end, and removes the segment. A copy frees at least as many bytes as it writes, so in
-total no more is copied than was written. The spool stays below that quarter plus a segment, or below twice the needed
-bytes plus a segment.
+would thus keep nearly all segments. So when the spool is a quarter full, it searches for a segment that is needed by
+half or less. It copies the needed blocks to the end, and removes the segment. A copy frees at least as many bytes as it
+writes, so in total no more is copied than was written. The spool stays below that quarter plus a segment, or below
+twice the needed bytes plus a segment.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Theory. An owner publishes `opened` before it puts any object of its epoch. It publishes the batches of an epoch in the
 order of their numbers, from 0 and without a hole. Retention removes pointers from the front and leaves the last ones.
-So an object of epoch e without a pointer may be deleted if the log shows e, or began before e and was cut behind it.
-Its number must not be missing between the numbers that the log shows. Otherwise the log itself has lost the pointer:
+So an object of epoch e without a pointer may be deleted if the log shows e, or was cut in a later epoch. Its number
+must not be missing between the numbers that the log shows. Otherwise the log itself has lost the pointer:
 
 - A log that shows nothing, or no epoch as high as e, has lost its end, or all of it.
 - A log that was never cut begins with `opened` of the first epoch; pointers of older epochs were lost before.

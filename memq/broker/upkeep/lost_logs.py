@@ -46,9 +46,9 @@ class LostLogs:
     async def check(self, unanswered: Unanswered | None = None) -> list[LogLostError]:
         """Prove that the queue knows each topic that has objects.
 
-        Returns the logs that the queue has lost of the topics that it knows. While at least half of the logs answer,
-        the check gives a log without an answer, or a damaged one, to `unanswered`: its opening checks it again. Without
-        `unanswered`, such a log ends the check.
+        Returns the logs that the queue has lost of the topics that it knows. If at least half of the logs answer, the
+        check gives each unanswered or damaged log to `unanswered`: its opening checks it again. Without `unanswered`,
+        such a log ends the check.
         A topic without objects that is not in the queue was not fully created. Shared objects may belong to any topic,
         so they prove a loss only if the queue knows no topic that shares objects. Staged objects prove a loss only if
         the queue knows no topic at all. Raises: InvalidRequestError, MemqError of the parts.
@@ -183,8 +183,8 @@ class LostLogs:
     async def _stored(self, topic: Topic, partition: ReadPartition) -> str:
         """Return the key of an object that a pointer of this log named, "" without one.
 
-        The listing ends at the first such object. If the topic shares objects, or may have done so before a change of
-        its settings, the indexes of shared objects are read, too, except of those older than the topic.
+        The listing ends at the first such object. For a topic that shares objects, or may have done so earlier, the
+        indexes of shared objects are read, too. Shared objects older than the topic are skipped.
         """
         writers = topic.writers_of(partition)
         try:

@@ -85,8 +85,8 @@ def _bounds(known: list[tuple[Entry, Pointer | None]], settings: TopicSettings) 
 async def retire(services: Services, partitions: Partitions) -> None:
     """Apply retention to the read partitions of every topic whose first writer this broker owns.
 
-    A failure of one is logged, and repeated in the next round. A partition is checked only when its first pointer can
-    be too old: with thousands of partitions, a check of each in every round took a fifth of a core.
+    A failure is logged, and the next round retries. A partition is checked only when its first pointer can be too old.
+    Otherwise, with thousands of partitions, the checks of each round took a fifth of a core.
     """
     due, now_ms = partitions.retention_due, services.runtime.clock.wall_ms()
     partitions.retention_due = {}

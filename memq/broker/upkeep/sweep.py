@@ -12,12 +12,12 @@ One pass can be wrong. It deletes only objects that an earlier pass, `confirm_ms
 each is one `Sweep`, which asks store, queue and coordinator again.
 
 Compaction moves pointers from the queue to a manifest, and stores the manifest first. So the sweep reads manifests
-after the queue. The original objects of moved pointers stay for the safety age after the move; the objects of a part
-that retention removes from a manifest stay for that age, too.
+after the queue. The original objects of moved pointers stay for the safety age after the move. So do the objects of a
+part that retention removes from a manifest.
 
 If a queue has lost pointers, objects without a pointer may be data. The sweep keeps and reports objects that a log does
-not account for (`memq.broker.upkeep.log_coverage`). It also keeps objects of a topic that the queue has and the
-coordinator does not know: the coordinator may be an old backup, or one of another cluster.
+not account for (`memq.broker.upkeep.log_coverage`). It also keeps objects of a topic that only the queue knows: the
+coordinator may be an old backup, or one of another cluster.
 """
 
 from __future__ import annotations
