@@ -84,8 +84,8 @@ class Partitions:
         self._read: Sequence[Assignment] = ()
         self._owned: dict[tuple[str, int], None] = {}
         self._held: dict[tuple[str, int], None] = {}  # owned, or not released yet
-        self._look: asyncio.Task[None] | None = None  # a refresh that has not begun yet: callers of `place` share it
-        self._looking = asyncio.Lock()
+        self._next_refresh: asyncio.Task[None] | None = None  # not begun yet: callers of `place` share it
+        self._refresh_turn = asyncio.Lock()
         self._addresses: dict[str, str] = {}
         self._brokers: dict[str, str] = {}
         self.heirs: list[str] = []  # the other brokers that take partitions
@@ -334,9 +334,9 @@ class Partitions:
         the coordinator is unreachable, its last answer is used. Raises: MovedError while the partition has no live
         owner; NotFoundError.
         """
-        if self._look is None:
-            self._look = self._leaving.start(self._look_once(), "look for owners")
-        await asyncio.shield(self._look)
+        if self._next_refresh is None:
+            self._next_refresh = self._leaving.start(self._refresh_once(), "look for owners")
+        await asyncio.shield(self._next_refresh)
         entry = self._assignments.get((topic.id, partition))
         if entry is None:
             raise _deleted(topic)
@@ -349,10 +349,10 @@ class Partitions:
             raise MovedError(f"partition {partition} of topic '{topic.name}' has no live owner")
         return self._addresses[entry.broker]
 
-    async def _look_once(self) -> None:
+    async def _refresh_once(self) -> None:
         """Refresh once for all callers that wait: each would otherwise read everything."""
-        async with self._looking:
-            self._look = None
+        async with self._refresh_turn:
+            self._next_refresh = None
             with suppress(UnreachableError):
                 await self.refresh()
 
