@@ -131,6 +131,10 @@ class LinkPool:
         self.waits = Waits(runtime.clock, events)  # the answers that this client awaits, of brokers and stores
         self._unanswered = events.outage("client.no-broker", "client.broker-back", _UNANSWERED_S)
 
+    def separate(self) -> LinkPool:
+        """Return another pool to the same brokers, with connections of its own."""
+        return LinkPool(self._runtime, tuple(self._known), client_id=self._client_id, zone=self._zone)
+
     def learn(self, addresses: Sequence[Address], zones: Sequence[str]) -> None:
         """Keep the addresses of live brokers, with zones, in addition to start addresses and those in use."""
         kept = {address: self._known.get(address, "") for address in (*self._bootstrap, *self._sessions)}

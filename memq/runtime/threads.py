@@ -37,6 +37,7 @@ class ThreadPool:
         self._executor = ThreadPoolExecutor(threads_max, f"memq-{name}")
         self._calls: dict[Future[Any], asyncio.Future[Any]] = {}  # with the waiter of each
         self._closed = False
+        self._left_behind = False
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `function` in a thread and return what it returns.
@@ -70,9 +71,12 @@ class ThreadPool:
             call = self._executor.submit(last)
             calls[call] = asyncio.wrap_future(call)
         self._closed = True
+        if self._left_behind:  # its thread may never end
+            return False
         if calls and within_s is not None:
             _, left = await asyncio.wait(calls.values(), timeout=within_s)
             if left:
+                self._left_behind = True
                 for waiting in left:
                     waiting.cancel()
                 self._executor.shutdown(wait=False, cancel_futures=True)

@@ -221,8 +221,20 @@ def test_a_batch_that_has_a_copy_before_it_has_no_position(skip: tuple[int, ...]
             processor.owned().join([ProducerRanges(producer=PRODUCER, ranges=((0, 1),))], 1)
             known = cast(Any, processor.known)
             known.copies_in = lambda own, sealed: skip
+            queue, calls = cast(Any, broker.services.queue), list[int]()
+            publish = queue.publish
+
+            async def publish_late(publication: Publication) -> int:
+                calls.append(1)
+                if len(calls) == 1:
+                    raise QueueError("not now")
+                return cast(int, await publish(publication))
+
+            queue.publish = publish_late
             store.gate.set()
             assert place_of(await acked(client, 1)) == []
+            assert len(calls) == 2
+            assert broker.services.counters.skipped_blocks == len(skip), "once for all tries"
             await client.close()
 
     run(work())

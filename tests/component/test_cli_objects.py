@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,9 @@ from awscrt.checksums import crc32c
 
 import memq
 from memq.cli.run import run
-from memq.errors import CorruptDataError
+from memq.cli.store.object_files import FoundObject
+from memq.cli.store.verify import READS_MAX, verdict_of
+from memq.errors import CorruptDataError, StoreError
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import parse_header
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
@@ -206,3 +210,23 @@ def test_verify_says_that_it_needs_the_store_itself(capsys: pytest.CaptureFixtur
         assert run(["verify", "clicks", "-b", cluster.address]) == 4
     said = capsys.readouterr().err
     assert (said.count("\n"), "memq verify reads the store itself: give it keys" in said) == (1, True), said
+
+
+def test_an_object_that_reads_differently_each_time_is_not_called_damaged(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bits flip on the way: only two equal reads prove damage."""
+    whole, counts = made.path.read_bytes(), itertools.count()
+
+    def read(differing: int) -> memoryview:
+        number = next(counts)
+        data = bytearray(whole)
+        if number < differing:
+            data[len(data) // 2 + number] ^= 1
+        return memoryview(data)
+
+    one = FoundObject("it", partial(read, READS_MAX))
+    with pytest.raises(StoreError, match=f"it was read {READS_MAX} times, and no two reads agree"):
+        verdict_of(one)
+    counts = itertools.count()
+    assert not verdict_of(FoundObject("it", partial(read, READS_MAX - 1))).findings

@@ -103,6 +103,24 @@ def test_closing_waits_for_calls_also_when_it_is_cancelled() -> None:
     asyncio.run(scenario())
 
 
+def test_a_second_close_does_not_wait_for_a_call_that_the_first_one_left_behind() -> None:
+    go = threading.Event()
+
+    async def scenario() -> None:
+        pool = ThreadPool("test", 1)
+        call = asyncio.create_task(pool.run(go.wait))
+        await asyncio.sleep(0)
+        assert not await pool.close(within_s=0.01)
+        async with asyncio.timeout(60):
+            assert not await pool.close()
+            assert not await pool.close(within_s=0.01)
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    asyncio.run(scenario())
+
+
 # A thread that is not threading's is known by its frame alone, as a library's is. Processes of their own: the runner of
 # the tests has such threads too.
 VISIT = """

@@ -11,7 +11,7 @@ import pytest
 from memq.client.observers.audit_recorder import HEARTBEAT_INTERVALS, NOTES_MAX, PartRecorder
 from memq.client.observers.reporter import CLOSE_S_MAX, JobReporter, Reporter
 from memq.errors import BufferFullError, MemqError, UnreachableError
-from memq.format.report import AUDIT_TOPIC, Report, decode_report
+from memq.format.report import AUDIT_TOPIC, Kind, Report, decode_report
 from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
 from tests.golden.make import TOPIC_ID
@@ -34,6 +34,14 @@ class Pool:
     def __init__(self, audit_ms: int) -> None:
         self.audit_ms = audit_ms
         self.open = True
+        self.others: list[Pool] = []
+
+    def separate(self) -> Pool:
+        self.others.append(Pool(self.audit_ms))
+        return self.others[-1]
+
+    async def close(self) -> None:
+        self.open = False
 
     def sessions(self) -> list[object]:
         return [object()] if self.open else []
@@ -48,6 +56,7 @@ class Carrier:
         self.send_errors: list[MemqError] = []
         self.hang = False
         self.made = 0
+        self.pool: object = None
         self.writes: list[float] = []
         self.closes: list[float] = []
 
@@ -72,13 +81,14 @@ class Carrier:
 
     def made_for(self, runtime: object, pool: object) -> Carrier:
         self.made += 1
+        self.pool = pool
         return self
 
 
 class Client:
     """A reporter with its carrier; `job` is one without tasks of its own."""
 
-    def __init__(self, audit_ms: int = int(INTERVAL_S * 1000), *, job: bool = False) -> None:
+    def __init__(self, audit_ms: int = int(INTERVAL_S * 1000), *, job: bool = False, kind: Kind = "producer") -> None:
         self.runtime = skipping_runtime()
         self.carrier = Carrier()
         self.pool = Pool(audit_ms)
@@ -88,7 +98,7 @@ class Client:
         if job:
             self.reporter = JobReporter("spark-writer", "j", self.runtime, pool, self.carrier.made_for)
         else:
-            self.reporter = Reporter("producer", "p", self.runtime, pool, self.tasks, self.carrier.made_for)
+            self.reporter = Reporter(kind, "p", self.runtime, pool, self.tasks, self.carrier.made_for)
         self._next = 0
 
     def part(self) -> PartRecorder:
@@ -263,5 +273,26 @@ def test_a_job_has_its_reports_in_a_task_of_their_own() -> None:
         assert [report.last for report in client.carrier.reports] == [False, True]
         others = asyncio.all_tasks() - {asyncio.current_task()}
         assert not others, "nothing is left behind"
+
+    run_skipping(work())
+
+
+@pytest.mark.parametrize("kind", ["producer", "consumer", "spark-reader"])
+def test_reports_of_a_group_member_do_not_share_a_connection_with_its_heartbeats(kind: Kind) -> None:
+    """A broker without free memory reads nothing from a connection that has sent blocks."""
+
+    async def work() -> None:
+        client = Client(kind=kind)
+        client.note()
+        await client.reporter.tell(1.0)
+        client.note()
+        await client.reporter.tell(1.0)
+        assert len(client.said) == 2
+        own = [] if kind == "producer" else client.pool.others[:1]
+        assert client.pool.others == own
+        assert client.carrier.pool is (own[0] if own else client.pool)
+        await client.reporter.close()
+        assert [each.open for each in own] == [False] * len(own)
+        assert client.pool.open
 
     run_skipping(work())

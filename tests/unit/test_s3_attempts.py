@@ -8,11 +8,12 @@ from itertools import pairwise
 
 import pytest
 
-from memq.errors import StoreError
+from memq.errors import StoreError, TooLargeError
 from memq.limits import MIB
 from memq.runtime.runtime import Runtime
 from memq.storage_handlers.s3.answers import StoreAnswer
 from memq.storage_handlers.s3.attempts import Attempts, S3Counters
+from memq.storage_handlers.s3.request_policy import BreakerState
 from memq.storage_handlers.s3.settings import read_bucket
 from tests.skipping_loop import LoopClock, run_skipping, skip
 
@@ -157,5 +158,23 @@ def test_behind_an_open_breaker_nobody_waits_longer_than_for_the_one_that_tries_
         await attempts.run("get", 0, request, "not read")
         assert 2.5 <= asked[0] <= 2.7
         await trying
+
+    run_skipping(work())
+
+
+@pytest.mark.parametrize("error", [TooLargeError("an answer of 2 GiB"), OSError("a bug"), asyncio.CancelledError()])
+def test_a_request_that_tries_and_ends_without_a_verdict_lets_the_next_one_try(error: BaseException) -> None:
+    async def work() -> None:
+        attempts = attempts_with()
+        for _ in range(5):
+            attempts.breaker.failed(now_s())
+        await skip(2)
+
+        async def request() -> None:
+            raise error
+
+        with pytest.raises(type(error)):
+            await attempts.run("get", 0, request, "not read")
+        assert (attempts.breaker.state, attempts.breaker.ask(now_s(), 1.0)) == (BreakerState.TRYING, 0.0)
 
     run_skipping(work())

@@ -160,9 +160,7 @@ class KnownBlocks:
         """
         if not any_shown(own, sealed):
             return ()
-        skip = tuple(number for number in _shown(own, sealed) if self._is_copy(sealed, number))
-        self._processor.services.counters.skipped_blocks += len(skip)
-        return skip
+        return tuple(number for number in _shown(own, sealed) if self._is_copy(sealed, number))
 
     def _is_copy(self, sealed: SealedBatch, number: int) -> bool:
         header = sealed.headers[number]

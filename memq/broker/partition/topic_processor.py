@@ -429,10 +429,10 @@ class TopicProcessor:
             await self._publish_staged(slot, slot.staged)
             return
         own, origin, sealed = self.owned(), self._origin(), self._sealed[slot.number]
-        clock, shown = self.services.runtime.clock, False
+        clock, shown, skip = self.services.runtime.clock, False, tuple[int, ...]()
 
         def build() -> Pointer:
-            nonlocal shown
+            nonlocal shown, skip
             adopted, shown = own.next_adopted(), any_shown(own, sealed)
             skip = self.known.copies_in(own, sealed)
             totals = own.totals_with(adopted)
@@ -443,6 +443,7 @@ class TopicProcessor:
         if not await publisher.publish(build, slot.number, key_until_s, partial(self.known.compare, own, sealed)):
             self.ring.store_again(slot)
             return
+        self.services.counters.skipped_blocks += len(skip)
         if self.services.traces is not None:
             self.services.traces.published(sealed, began_ms)
         if len(slot.runs) > POINTER_RANGES_MAX:  # the pointer may not name them all
@@ -458,6 +459,8 @@ class TopicProcessor:
     async def _publish_staged(self, slot: BatchSlot, staged: StagedBatch) -> None:
         """Publish the pointer of a batch that a writer put into the store.
 
+        Each staged object has a random producer id of its own. So blocks whose sequences the queue shows are copies of
+        this object, and their contents are not compared.
         The owner can't store the batch again. When the time of its key is over, the owner gives up the epoch, and the
         next opening finds out whether a try has landed. The writer repeats its request, which is refused if none has.
         """

@@ -34,7 +34,7 @@ WAITING_SHARE = 8  # an eighth of the memory budget may wait for the disk
 IDLE_S = 1.0  # a segment without an append for this time is closed, so that it can be removed
 RETRY_S_BASE, RETRY_S_MAX = 0.5, 5.0
 SLICE_ENTRIES = 256  # entries copied at once: a millisecond of the event loop
-NO_FOLDER = "set spool = FOLDER for this broker, or the topic's ack1 to memory; acks=all goes on"
+NO_FOLDER = "set spool = FOLDER for this broker, or the topic's ack1 to memory; acks=all continues"
 
 Moves = list[tuple[Ticket, tuple[Span, ...]]]
 

@@ -66,7 +66,7 @@ class Claim(NamedTuple):
 def lost_log(topic: str, partition: int) -> Claim:
     """Return the claim of a log that has lost pointers."""
     text = f"topic '{topic}' partition {partition}: the queue has lost what may have named"
-    return Claim(text, "memq restore makes their pointers anew")
+    return Claim(text, "memq restore makes their pointers again")
 
 
 def forgotten_topic(topic: ObjectTopic) -> Claim:

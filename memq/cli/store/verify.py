@@ -15,13 +15,13 @@ from memq.audit.checks.object_check import NamedBatch, NamedObjects, ObjectVerdi
 from memq.cli.options import broker_options, brokers_of, json_option, section_values, settings_of
 from memq.cli.output import count_text, print_json, talk
 from memq.cli.store.object_files import FoundObject, find_objects, is_data_folder
-from memq.errors import CorruptDataError, DeniedError, NotFoundError, QueueError, UnreachableError
+from memq.errors import CorruptDataError, DeniedError, NotFoundError, QueueError, StoreError, UnreachableError
 from memq.format.blocks.header import Buffer
 from memq.format.pointer import Location
 from memq.settings import Value
 from memq.topic import ReadPartition, read_partitions
 
-READS_MAX = 4  # more reads of an object that seems to be damaged
+READS_MAX = 5  # of an object that seems to be damaged
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ def _lacks_objects(target: str | Path) -> bool:
 
 def _verify_object(one: FoundObject, tally: VerifiedCount) -> None:
     tally.objects += 1
-    _take_verdict(one.name, _verdict(one), tally)
+    _take_verdict(one.name, verdict_of(one), tally)
 
 
 def _take_verdict(name: str, verdict: ObjectVerdict, tally: VerifiedCount, *, counts: bool = True) -> None:
@@ -114,19 +114,25 @@ def _take_verdict(name: str, verdict: ObjectVerdict, tally: VerifiedCount, *, co
         tally.find(name, {"offset": finding.offset}, finding.code, finding.text)
 
 
-def _verdict(one: FoundObject) -> ObjectVerdict:
+def verdict_of(one: FoundObject) -> ObjectVerdict:
     """Check an object.
 
     An object that seems to be damaged is read again until two reads agree, because bits may flip on the way.
+    Raises: StoreError when no two of them agree, which proves no damage.
     """
     verdict = check_file(one.name, one.read())
-    for _ in range(READS_MAX):
+    for _ in range(READS_MAX - 1):
         if not verdict.findings:
-            break
+            return verdict
         last, verdict = verdict, check_file(one.name, one.read())
         if verdict.findings == last.findings:
-            break
-    return verdict
+            return verdict
+    if not verdict.findings:
+        return verdict
+    raise StoreError(
+        f"{one.name} was read {READS_MAX} times, and no two reads agree: {verdict.findings[0].text}",
+        hint="bytes change on the way from the store: check the disk, the network and proxies between",
+    )
 
 
 async def _verify_folder(folder: Path, tally: VerifiedCount) -> None:

@@ -29,6 +29,9 @@ from memq.runtime.tasks import TaskOwner
 CLOSE_S_MAX = 1.0  # what the last reports may add to a close of a client
 # Time that reports may add to a step of a batch job; only if brokers do not answer.
 STEP_S_MAX = 5.0
+# A broker without free memory pauses connections that send blocks, and answers no heartbeat on them. So members of
+# groups send their reports on connections of their own.
+_READERS: tuple[Kind, ...] = ("consumer", "spark-reader")
 _SETTINGS = ProducerSettings(
     acks=AckLevel.ALL, block_bytes=128 * KIB, pending_bytes_max=2 * MIB, full_wait_s=0.0, on_ack=lambda outcome: None
 )
@@ -138,6 +141,7 @@ class Reporter:
         self._events = EventLog(runtime.clock)
         self._tally: AuditRecorder | None = None
         self._carrier: Carrier | None = None
+        self._carrier_pool: LinkPool | None = None
         self._early = asyncio.Event()
         self._closed = False
 
@@ -197,6 +201,8 @@ class Reporter:
                 self._drop(f"{error!r}")
         if self._carrier is not None:
             await self._carrier.close(max(0.0, until_s - loop.time()))
+        if self._carrier_pool is not None:
+            await self._carrier_pool.close()
 
     # ---- inside ----------------------------------------------------------------------------------
 
@@ -214,7 +220,9 @@ class Reporter:
 
     async def _report(self, tally: AuditRecorder, *, last: bool = False) -> None:
         if self._carrier is None:
-            self._carrier = self._make_carrier(self._runtime, self._pool)
+            if self._kind in _READERS:
+                self._carrier_pool = self._pool.separate()
+            self._carrier = self._make_carrier(self._runtime, self._carrier_pool or self._pool)
         homes = await self._carrier.homes()
         for home, report in tally.take(self.now_ms(), homes, last=last):
             self._send(self._carrier, home, report)

@@ -171,11 +171,11 @@ class Attempts:
             answer = StoreAnswer(0, "", f"nothing in {self._now() - started_s:.1f} s")
             self._failed(answer)
             raise answer from error
-        except asyncio.CancelledError:
-            self.breaker.left(self._now())
-            raise
         except StoreAnswer as answer:
             self._judge(answer)
+            raise
+        except BaseException:  # also an error that says nothing about the store, such as TooLargeError
+            self.breaker.left(self._now())
             raise
         self.breaker.succeeded()
         self._hedger.took(kind, size, self._now() - started_s)

@@ -81,9 +81,10 @@ class HostedGroups:
         check_member(name, partitions, session_timeout_ms)
         topics = sorted({self._parts.names.kafka_topic(partition) for partition in partitions})
         member = self._members.get((group, name))
-        if member is None or member.failure is not None:
-            if member is not None:
-                await self._end(group, name)
+        while member is not None and member.failure is not None:
+            await self._end(group, name, member)
+            member = self._members.get((group, name))  # another join may have hosted it meanwhile
+        if member is None:
             member = self._host(group, name, session_timeout_ms)
         else:
             member.holdings.rejoin()
@@ -106,8 +107,9 @@ class HostedGroups:
 
     async def leave(self, group: str, name: str) -> None:
         """See `Groups.leave`. A static member keeps its partitions in Kafka until its session times out."""
-        if (group, name) in self._members:
-            await self._end(group, name)
+        member = self._members.get((group, name))
+        if member is not None:
+            await self._end(group, name, member)
 
     def _host(self, group: str, name: str, session_timeout_ms: int) -> HostedMember:
         parts = self._parts
@@ -139,22 +141,26 @@ class HostedGroups:
             raise member.failure
         return member.holdings.membership()
 
-    async def _end(self, group: str, name: str) -> None:
-        member = self._members.pop((group, name), None)
-        if member is not None:
+    async def _end(self, group: str, name: str, member: HostedMember) -> None:
+        """Close a member, unless another call does; never one that was hosted in its place meanwhile."""
+        if self._members.get((group, name)) is member:
+            del self._members[group, name]
             await member.close()
 
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(EXPIRY_S)
             now_s = self._parts.clock.monotonic()
-            for (group, name), member in list(self._members.items()):
-                if member.failure is not None or (now_s - member.heard_s) * 1000 >= member.session_timeout_ms:
-                    await self._end(group, name)
+            silent = [
+                self._end(group, name, member)
+                for (group, name), member in self._members.items()
+                if member.failure is not None or (now_s - member.heard_s) * 1000 >= member.session_timeout_ms
+            ]
+            await asyncio.gather(*silent)  # at once: one that hangs delays no other
 
     async def close(self) -> None:
         """Leave all groups."""
-        await asyncio.gather(*(self._end(group, name) for group, name in list(self._members)))
+        await asyncio.gather(*(self._end(*key, member) for key, member in self._members.items()))
         await self._stored.close()
 
     # ---- positions ---------------------------------------------------------------------------

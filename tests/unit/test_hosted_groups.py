@@ -1,0 +1,118 @@
+"""Members of Kafka groups that one broker hosts: joins and expiries that overlap, with members that close late."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from memq.errors import QueueError
+from memq.notification.kafka.groups import hosted_groups
+from memq.notification.kafka.groups.holdings import Holdings
+from memq.notification.kafka.groups.hosted_groups import EXPIRY_S, HostedGroups, Parts
+from memq.notification.kafka.settings import Names, kafka_settings
+from memq.runtime.logs import EventLog
+from memq.runtime.tasks import TaskOwner
+from memq.topic import ReadPartition
+from tests.skipping_loop import LoopClock, run_skipping, skip
+
+PARTITION = ReadPartition("clicks", "0a" * 16, 0)
+CLOSE_S = 10.0
+
+
+class Member:
+    """A hosted member without Kafka, whose close takes as long as it may."""
+
+    def __init__(self, name: str, *_: object) -> None:
+        self.holdings = Holdings(name, 1)
+        self.changed = asyncio.Event()
+        self.failure: Exception | None = None
+        self.topics: list[str] = []
+        self.closes: list[float] = []
+
+    async def serve(self) -> None:
+        """Do nothing."""
+
+    def subscribe(self, topics: list[str]) -> None:
+        self.topics = topics
+        self.changed.set()
+
+    async def close(self) -> None:
+        self.closes.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(CLOSE_S)
+
+
+class Nothing:
+    """Stands for what these tests do not reach."""
+
+    def __init__(self, *_: object) -> None:
+        self.errors = None
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+class House:
+    """Hosted groups, and all members that they ever hosted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.members: list[Member] = []
+
+        def hosted(*arguments: Any) -> Member:
+            self.members.append(Member(*arguments))
+            return self.members[-1]
+
+        monkeypatch.setattr(hosted_groups, "HostedMember", hosted)
+        monkeypatch.setattr(hosted_groups, "Positions", Nothing)
+        nothing: Any = Nothing()
+        clock, settings = LoopClock(), kafka_settings("kafka://localhost", {})
+        self.tasks = TaskOwner(lambda error: pytest.fail(repr(error)), EventLog(clock))
+        parts = Parts(nothing, settings, Names("t."), nothing, self.tasks, clock, random.Random(1))
+        self.groups = HostedGroups(parts)
+
+    async def join(self, name: str = "a") -> None:
+        await self.groups.join("g", name, [PARTITION], 10_000)
+
+    async def close(self) -> None:
+        await self.groups.close()
+        await self.tasks.stop()
+
+
+def test_two_joins_in_place_of_a_failed_member_host_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one hosted a member that was never closed: it kept its partitions until the broker ended."""
+
+    async def work() -> None:
+        house = House(monkeypatch)
+        await house.join()
+        house.members[0].failure = QueueError("fenced")
+        first = asyncio.create_task(house.join())
+        await skip(0)
+        await house.join()
+        await first
+        assert [len(member.closes) for member in house.members] == [1, 0]
+        await house.close()
+        assert [len(member.closes) for member in house.members] == [1, 1]
+
+    run_skipping(work())
+
+
+def test_silent_members_end_at_once_and_never_those_in_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        house = House(monkeypatch)
+        for name in ("a", "b", "c"):
+            await house.join(name)
+        for member in house.members[:2]:
+            member.failure = QueueError("fenced")
+        await skip(EXPIRY_S + 0.1)
+        assert [len(member.closes) for member in house.members] == [1, 1, 0]
+        assert house.members[0].closes == house.members[1].closes, "the second one does not wait for the first"
+        await house.join("b")
+        await skip(CLOSE_S)
+        assert [len(member.closes) for member in house.members] == [1, 1, 0, 0]
+        await skip(11.0)
+        assert [len(member.closes) for member in house.members] == [1, 1, 1, 1], "they were silent for 10 s"
+        await house.close()
+
+    run_skipping(work())
