@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
@@ -14,12 +13,10 @@ import pytest
 
 import memq
 from memq.audit.finding import Finding, Kind
-from memq.audit.live import service
-from memq.audit.live.group_reports import GroupReports, Page
+from memq.audit.live.group_reports import GroupReports
 from memq.audit.live.questions.damage_names import NAME_TRIES, DamageNames
 from memq.audit.live.service import LiveAudit, live_audit
 from memq.audit.live.storage.database import Database, SqliteDatabase
-from memq.audit.live.storage.store import AuditStore
 from memq.audit.live.view import AuditView, TopicSummary
 from memq.audit.minutes import MinuteRow
 from memq.broker.api.group_requests import GroupRequests
@@ -46,7 +43,7 @@ from memq.notification.remote import RemoteQueue
 from memq.protocol.messages import PollEntries
 from memq.runtime.runtime import Runtime
 from memq.testing import Cluster
-from memq.topic import AUDIT_GROUP, Position, ReadPartition, Topic, is_internal
+from memq.topic import AUDIT_GROUP, Position, ReadPartition
 from tests.postgres import postgres_url
 from tests.skipping_loop import run_skipping
 from tests.unit.audited import TOPIC, data_pointer
@@ -212,89 +209,6 @@ def test_an_auditor_that_comes_later_says_the_same(cluster: Cluster, tmp_path: P
             assert await findings(one) == []
 
         with_database(first, compare)
-
-
-def halting(ask: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """Return a method that is asked again and again, and fails every second time."""
-    asked = itertools.count()
-
-    async def call(*arguments: Any, **options: Any) -> Any:
-        if next(asked) % 2:
-            raise UnreachableError("not this time")
-        return await ask(*arguments, **options)
-
-    return call
-
-
-class OneByOne(GroupReports):
-    """Reports whose homes are assigned one by one: that of the first page, and with its next page the others."""
-
-    _first = -1
-    _pages = 0
-
-    async def poll(self, timeout_s: float) -> Page | None:
-        page = await super().poll(timeout_s)
-        if page is not None:
-            self._first, self._pages = page.home if self._first < 0 else self._first, self._pages + 1
-        return page
-
-    def assigned(self) -> list[int]:
-        return [home for home in super().assigned() if home == self._first or self._pages > 1]
-
-
-class Again(GroupReports):
-    """Reports that come again, page by page: as of a home that was lost for a moment and begins where it committed."""
-
-    _pages: list[Page]
-    _left = 0
-
-    async def poll(self, timeout_s: float) -> Page | None:
-        self._pages = getattr(self, "_pages", [])
-        if self._left:
-            self._left -= 1
-            return self._pages[-self._left - 1]
-        page = await super().poll(timeout_s)
-        if page is not None:
-            self._pages.append(page)
-            self._left = len(self._pages)
-        return page
-
-
-async def internal_topics(admin: AsyncAdmin, *, internal: bool = False) -> list[Topic]:
-    """Return topics as a broker that has heard of none but memq's own."""
-    return [each for each in await TOPICS(admin, internal=True) if internal and is_internal(each.name)]
-
-
-@pytest.mark.parametrize(
-    "trouble",
-    ["pages come again", "one home after the other", "topics are not named", "no topic is listed", "homes are not had"],
-)
-def test_no_report_is_passed_over_or_counted_twice_in_trouble(
-    trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A report that was read and not taken would be missing for ever: its minutes would be unknown."""
-    if trouble == "pages come again":
-        monkeypatch.setattr(service, "GroupReports", Again)
-    elif trouble == "one home after the other":
-        monkeypatch.setattr(service, "GroupReports", OneByOne)
-    elif trouble == "topics are not named":
-        monkeypatch.setattr(AsyncAdmin, "topics", halting(AsyncAdmin.topics))
-    elif trouble == "no topic is listed":
-        monkeypatch.setattr(AsyncAdmin, "topics", internal_topics)
-    else:
-        monkeypatch.setattr(AuditStore, "take_home", halting(AuditStore.take_home))
-    cluster = Cluster(audit=True, audit_interval_ms=100, audit_partitions=2)
-
-    async def work(database: Database) -> None:
-        async with live_audit(cluster.address, database, KEEP_MS, Runtime()) as audit:
-            summary = await until([audit], database, all_of(RECORDS))
-        assert (summary.row.word(), summary.row.word("g")) == ("ok", "ok")
-        assert summary.row.side("g")["fetched"] == RECORDS
-
-    with cluster:
-        produce(cluster)
-        assert consume(cluster) == RECORDS
-        with_database(f"sqlite:{tmp_path / 'audit.sqlite'}", work)
 
 
 def test_a_home_that_goes_to_another_auditor_while_its_state_is_read_is_let_go() -> None:

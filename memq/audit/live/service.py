@@ -54,6 +54,7 @@ class _Home:
     audit: ReportPartitionAudit
     position: str
     partitions: dict[Key, PartitionAudit] = field(default_factory=dict)
+    taken: Position | None = None  # of the last report that was taken, perhaps in the middle of a page
     saved: str = ""
     unsaved: Step | None = None
     asked_from_round: int = 0  # whether all of its reports were heard
@@ -203,8 +204,11 @@ class LiveAudit:
         now_ms = self._clock.wall_ms()
         reached = home.position and Position.parse(home.position)
         for position, body in page.reports:
-            if reached and Position.parse(position) < reached:
+            at = Position.parse(position)
+            if reached and at < reached:
                 continue  # the home was lost for a moment: the group began again where it had committed
+            if home.taken is not None and at <= home.taken:
+                continue  # a report behind it in the page failed: this page comes again
             try:
                 report = decode_report(body)
             except MemqError as error:  # its number is missing then, and what it said is unknown
@@ -213,6 +217,7 @@ class LiveAudit:
             if any((part.topic_id, part.partition) not in home.partitions for part in report.parts):
                 await self._learn_topics(report)
             home.audit.take(await self._named(report), now_ms)
+            home.taken = at
             for part in report.parts:
                 if (part.topic_id, part.partition) in home.partitions:
                     self._touched[part.topic_id, part.partition] = None
