@@ -41,7 +41,7 @@ class Member:
 
     async def close(self) -> None:
         self.closes.append(asyncio.get_running_loop().time())
-        await asyncio.sleep(CLOSE_S)
+        await skip(CLOSE_S)
 
 
 class Nothing:
