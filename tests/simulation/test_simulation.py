@@ -101,7 +101,7 @@ def test_lag_is_exact_where_a_repetition_adopts_what_its_first_try_had_not_met(s
     run_plan(draw_plan(seed, "sleepy", aspects=()))
 
 
-FRESH = range(fresh_start(), fresh_start() + repetitions(24, 400))
+FRESH = range(fresh_start(), fresh_start() + repetitions(40, 400))
 
 
 @pytest.mark.thorough
