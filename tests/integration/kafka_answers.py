@@ -305,7 +305,7 @@ class Older:
 
 @dataclass(frozen=True)
 class Fenced:
-    """Lie about METADATA: no broker, controller or topic. So answers a Kafka that was paused, for a moment."""
+    """Lie about METADATA: no broker and no controller. So answers a Kafka that was paused, for a moment."""
 
     def __call__(self, _: bytes, answer: bytes) -> bytes:
         """See `Lie`."""
@@ -320,4 +320,4 @@ class Fenced:
             found.cut(begin, brokers_at)
         found.skip(size_bytes=2)
         found.put(found.at, 4, -1)
-        return bytes(found.body[: found.at + 4]) + bytes(4) + bytes(found.body[-4:])  # and which rights one has
+        return bytes(found.body)
