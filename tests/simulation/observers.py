@@ -47,7 +47,8 @@ class Observers(Observer):
 
     def stored(self, key: str) -> None:
         """See `cloud.Observer`."""
-        self._lasting.stored(key)
+        if not self._left:
+            self._lasting.stored(key)
 
     def deleted(self, key: str) -> None:
         """See `cloud.Observer`."""
