@@ -138,9 +138,7 @@ class BatchCopier:
         return Copied(await self._put_part(part_key, entries, bodies, created_ms), tuple(findings))
 
     async def _entries(self, partition: ReadPartition, span: Span) -> AsyncIterator[tuple[Entry, Pointer | None]]:
-        async for entry, pointer in entries_of(self._queue, partition, span.begin):
-            if entry.offset >= span.end:
-                return
+        async for entry, pointer in entries_of(self._queue, partition, span):
             if pointer is not None and pointer.cluster != self._cluster:
                 raise InvalidRequestError(
                     f"topic '{partition.topic}' is of cluster '{pointer.cluster}', not of '{self._cluster}'",

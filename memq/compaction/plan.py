@@ -86,10 +86,11 @@ async def spans_to_compact(
     The pointers are read twice: the first time for the tail that an opening needs. Raises: as `PointerReader.read`;
     UnsupportedFormatError for a pointer of a newer version.
     """
-    before_ms = await _compact_before_ms(queue, partition, start, settings, rule, now_ms)
+    all_ = Span(start, (await valid_span(queue, partition)).end)
+    before_ms = await _compact_before_ms(queue, partition, all_, settings, rule, now_ms)
     first, size, pointer_bytes, count = -1, 0, 0, 0
     next_ = start
-    async for entry, pointer in entries_of(queue, partition, start):
+    async for entry, pointer in entries_of(queue, partition, all_):
         if entry.time_ms >= before_ms:
             break
         place = copied_place(pointer)
@@ -109,14 +110,14 @@ async def spans_to_compact(
 
 
 async def entries_of(
-    queue: PointerReader, partition: ReadPartition, start: int
+    queue: PointerReader, partition: ReadPartition, span: Span
 ) -> AsyncIterator[tuple[Entry, Pointer | None]]:
-    """Yield each entry from an offset on with its pointer, None for a damaged one.
+    """Yield each entry of a span with its pointer, None for a damaged one.
 
+    The queue has shown all of `span` before. A later answer may show an earlier end, where it would stop too soon.
     Raises: as `entries_between`; UnsupportedFormatError for a pointer of a newer version.
     """
-    end = (await valid_span(queue, partition)).end
-    async for entries in entries_between(queue, partition, start, end):
+    async for entries in entries_between(queue, partition, span.begin, span.end):
         for entry in entries:
             pointer = read_pointer(entry.body, newer="raise")
             yield entry, pointer if isinstance(pointer, Pointer) else None
@@ -154,14 +155,14 @@ def without(manifest: CompactionManifest, count: int, now_ms: int, kept_ms: int)
 async def _compact_before_ms(
     queue: PointerReader,
     partition: ReadPartition,
-    start: int,
+    span: Span,
     settings: TopicSettings,
     rule: CompactionRule,
     now_ms: int,
 ) -> int:
     """Return the queue time below which entries are copied; the first later entry ends the compacted part."""
     needs = TailNeeds()
-    async for entry, pointer in entries_of(queue, partition, start):
+    async for entry, pointer in entries_of(queue, partition, span):
         if pointer is not None:
             needs.take(entry, pointer)
     age_ms = min(now_ms - rule.age_ms, window_since_ms(settings, now_ms))

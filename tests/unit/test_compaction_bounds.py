@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import suppress
 
 import pytest
 from msgspec.structs import replace
@@ -12,7 +13,7 @@ from memq.compaction import compaction, reader
 from memq.compaction.compaction import Copied, checked_blocks, leave_queue, manifest_of, publish_parts
 from memq.compaction.plan import CompactionRule, TailNeeds
 from memq.compaction.reader import REFRESH_S, CompactedLogReader, ManifestFiles
-from memq.errors import CorruptDataError, NotReadyError, StoreError
+from memq.errors import CorruptDataError, NotReadyError, RetryableError, StoreError
 from memq.format.compaction_manifest import (
     LeftPart,
     ManifestEntry,
@@ -451,6 +452,43 @@ def test_what_one_answer_of_the_queue_leaves_out_is_not_lost_by_compaction(omits
             world = await World.made()
             queue = OmittingQueue(world.queue, world.clock, omits, false_at)
             await parts_on(queue, world.store, world.runtime, CLUSTER).compact(PARTITION, SETTINGS, RULE)
+            await world.check()
+            if queue.asked < false_at:
+                break
+        assert false_at > 3
+
+    asyncio.run(work())
+
+
+class LaggingQueue(MemoryQueue):
+    """Shows one end too low: its `false_at`th answer is that of a replica that has the first `has` entries alone."""
+
+    def __init__(self, queue: MemoryQueue, clock: ManualClock, has: int, false_at: int) -> None:
+        super().__init__(clock)
+        self.logs = queue.logs
+        self.asked = 0
+        self._has = has
+        self._false_at = false_at
+
+    async def span(self, partition: ReadPartition) -> Span:
+        """See `PointerReader.span`."""
+        self.asked += 1
+        found = await super().span(partition)
+        return Span(found.begin, max(found.begin, self._has)) if self.asked == self._false_at else found
+
+
+@pytest.mark.parametrize("has", [0, 2, 5, OLD])
+def test_an_end_that_is_shown_too_low_once_loses_nothing_by_compaction(has: int) -> None:
+    """A part would end there, and the pointers up to the next part would leave the queue with those around them."""
+
+    async def work() -> None:
+        false_at = 0
+        while True:
+            false_at += 1
+            world = await World.made()
+            queue = LaggingQueue(world.queue, world.clock, has, false_at)
+            with suppress(RetryableError):
+                await parts_on(queue, world.store, world.runtime, CLUSTER).compact(PARTITION, SETTINGS, RULE)
             await world.check()
             if queue.asked < false_at:
                 break
