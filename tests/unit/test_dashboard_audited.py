@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from memq.audit.dashboard import audited
 from memq.audit.dashboard.audited import LiveSource
+from memq.audit.dashboard.poller import Poller
+from memq.audit.dashboard.stream import Feed
+from memq.audit.dashboard.view import About
 from memq.audit.finding import Finding, Kind
 from memq.audit.live.partition_state import PartitionState
 from memq.audit.live.report_partition import Client
-from memq.audit.live.storage.database import SqliteDatabase
+from memq.audit.live.storage.database import Answer, Execute, SqliteDatabase
 from memq.audit.live.storage.store import AuditStore, PartitionChanges, Step
 from memq.audit.minutes import MINUTE_MS, QUEUE, MinuteRow
-from memq.errors import NotFoundError
+from memq.client.admin import AsyncAdmin
+from memq.errors import AuditStateError, NotFoundError
 from memq.runtime.clock import SystemClock
+from memq.runtime.runtime import Runtime
 
 NOW = SystemClock().wall_ms() // MINUTE_MS
 
@@ -81,6 +88,70 @@ def test_topics_come_in_portions_and_findings_hold_until_they_are_over(
         third = await source.news(first.version)
         assert third.topics["a"].lost == 0
         assert third.topics["a"].word == "ok"
+        await database.close()
+
+    asyncio.run(run())
+
+
+class FailingDatabase(SqliteDatabase):
+    """Fails in the work whose number is in `fails`."""
+
+    fails = -1
+    runs = 0
+
+    async def run(self, work: Callable[[Execute], Answer]) -> Answer:
+        self.runs += 1
+        if self.runs == self.fails:
+            raise AuditStateError("locked")
+        return await super().run(work)
+
+
+async def state_of_topics(path: Path, *topics: str) -> FailingDatabase:
+    """Return a state in which auditors have stored a verdict on each topic, and a finding on the first one."""
+    database = FailingDatabase(path / "audit.sqlite")
+    store = AuditStore(database)
+    await store.take_home(0, "me")
+    step = Step(0, "me", 1, "", {})
+    for topic in topics:
+        step.changes[f"id-{topic}", 0] = changes(topic, {NOW: row(5)})
+    step.changes[f"id-{topics[0]}", 0].findings.append(lost(topics[0], 3))
+    await store.save(step)
+    return database
+
+
+@pytest.mark.parametrize("fails", range(1, 6))
+def test_a_state_that_fails_for_a_moment_costs_no_topic_its_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int
+) -> None:
+    """No change of an idle topic would bring it back."""
+    monkeypatch.setattr(audited, "TOPICS_MAX", 2)
+
+    async def run() -> None:
+        database = await state_of_topics(tmp_path, "a", "b", "c", "d")
+        source, version = LiveSource(database, SystemClock()), 0
+        seen: set[str] = set()
+        database.fails = database.runs + fails
+        for _ in range(4):
+            with suppress(AuditStateError):
+                news = await source.news(version)
+                version = news.version
+                seen |= news.topics.keys()
+        assert seen == {"a", "b", "c", "d"}
+        await database.close()
+
+    asyncio.run(run())
+
+
+def test_an_acknowledgement_in_the_middle_of_a_round_disturbs_nothing(tmp_path: Path) -> None:
+    async def run() -> None:
+        database = await state_of_topics(tmp_path, "a", "b", "c")
+        feed, source = Feed("run"), LiveSource(database, SystemClock())
+        about = About(cluster="", audited=True, acknowledge=True, contents=False)
+        desk = Poller(AsyncAdmin("127.0.0.1:1"), source, feed, Runtime(), about)
+        await asyncio.gather(desk.poll_audit(), desk.acknowledge("aa", "mia"), desk.poll_audit())
+        shown = feed.board.get("finding", "aa")
+        assert isinstance(shown, dict)
+        assert shown["acknowledged_by"] == "mia"
         await database.close()
 
     asyncio.run(run())

@@ -57,16 +57,18 @@ class LiveSource(AuditView):
         self._holding: dict[str, dict[str, _Held]] = {}  # by topic and id, as many as the state keeps
 
     async def news(self, since: int) -> AuditNews:
-        """Return what changed since a version."""
+        """Return what changed since a version; after an error, the next call has all of it.
+
+        One call at a time.
+        """
         changed = await self.changes(since)
         for finding in changed.findings:
             self._hold(finding)
             self._stale[finding.topic] = None
         self._stale.update(dict.fromkeys(name for name, _ in changed.topics))
-        verdicts = {}
-        for topic in list(self._stale)[:TOPICS_MAX]:
+        verdicts = {topic: await self._verdict(topic) for topic in list(self._stale)[:TOPICS_MAX]}
+        for topic in verdicts:
             del self._stale[topic]
-            verdicts[topic] = await self._verdict(topic)
         return AuditNews(changed.version, verdicts, changed.findings)
 
     async def acknowledge(self, finding: str, who: str) -> None:

@@ -75,6 +75,7 @@ class Poller:
         self._ends: dict[str, tuple[str, dict[int, int]]] = {}  # id and ends of a topic when it was asked for totals
         self._failed: dict[str, dict[int, str]] = {}  # why logs of a topic did not answer the last time, by number
         self._audit_version = 0
+        self._one_audit_round = asyncio.Lock()  # an acknowledgement asks for news, too
         self._findings: dict[str, None] = {}
         self._troubles: dict[str, str] = {}
 
@@ -370,6 +371,10 @@ class Poller:
 
     async def poll_audit(self) -> None:
         """Ask the audit for changes since the last round, and show them."""
+        async with self._one_audit_round:
+            await self._take_news()
+
+    async def _take_news(self) -> None:
         assert self._audit is not None, "rounds of the audit are started only where there is one"
         news = await self._audit.news(self._audit_version)
         self._audit_version = news.version
