@@ -110,6 +110,7 @@ def test_a_topic_has_owners_settings_and_columns_of_time(pages: Served) -> None:
         ("/api/topics/clicks?span=7", 400, "span = 7 is none of 60, 360, 1440 minutes"),
         ("/api/search?topic=missing", 404, "does not exist"),
         ("/api/search?topic=clicks&first_ms=-1", 400, "first_ms = '-1' is no number"),
+        ("/api/search?topic=clicks&first_ms=9999999999999999", 400, "first_ms = 9999999999999999 is no time"),
         ("/api/search", 400, "name"),
         ("/api/tail?topic=missing", 404, "does not exist"),
         ("/api/object?key=memq/none", 404, "no store of the cluster holds the object"),

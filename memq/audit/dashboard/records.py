@@ -37,6 +37,7 @@ from memq.topic import Position
 RESULTS_MAX = 200
 LOOKED_AT_MAX = 500_000
 SEARCH_S_MAX = 15.0
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SKEW = timedelta(minutes=10)  # by which a producer's clock may be ahead
 PREVIEW_CHARS_MAX = 400
 HEADERS_MAX = 20
@@ -187,10 +188,14 @@ def _start(query: Query) -> str | datetime:
 
     Earlier records have other times, unless clocks differ by more than SKEW.
     Nothing says where to end: history that is stored today has times of long ago.
+    Raises: InvalidRequestError for a time outside of the calendar.
     """
     if query.first_ms is None:
         return "beginning"
-    return datetime.fromtimestamp(query.first_ms / 1000, UTC) - SKEW
+    try:
+        return _EPOCH + timedelta(milliseconds=query.first_ms) - SKEW
+    except OverflowError as error:
+        raise InvalidRequestError(f"first_ms = {query.first_ms} is no time", hint="give Unix milliseconds") from error
 
 
 def _preview(data: bytes | None) -> str | None:
