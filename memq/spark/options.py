@@ -38,6 +38,7 @@ COLUMNS = {
 DEFAULT_COLUMNS = tuple(name for name in COLUMNS if name not in ("damage", "orphan"))
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MISSING_S = 30  # as long as a consumer that passes over damage asks
+_NUMBER = re.compile(r"[0-9]{1,16}\Z")  # `isdigit` takes "²", and `int` no text of over 4,300 digits
 _PLACED = re.compile(r"(?:(?P<topic>[^=,]+)=)?(?P<position>\d+:\d+:\d+)\Z")
 
 DESCRIPTIONS = {
@@ -253,7 +254,7 @@ def _point(name: str, text: str, topics: tuple[str, ...]) -> Point:
     parts = [_PLACED.match(part.strip()) for part in text.split(",")]
     if all(parts):
         return dict(_placed(name, part, topics) for part in parts if part is not None)
-    if text.isdigit():
+    if _NUMBER.match(text):
         return parse_unix_ms(text)
     try:
         time = datetime.fromisoformat(text)
@@ -290,7 +291,7 @@ def _number(normalized: Mapping[str, str], name: str) -> int:
 
 
 def _whole(text: str) -> int | None:
-    return int(text) if text.isdigit() else None
+    return int(text) if _NUMBER.match(text) else None
 
 
 def _bounded(

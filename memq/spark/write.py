@@ -6,6 +6,7 @@ before their commit. Records that are sent directly use the id of the micro-batc
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -90,7 +91,7 @@ def write_options(given: Mapping[str, str], *, streams: bool) -> WriteOptions:
         )
     if not streams and bool(writer) != bool(batch):
         raise InvalidSettingError("options 'writer' and 'batchId' require each other", hint="give both, or none")
-    if batch and not (batch.isdecimal() and int(batch) < BATCH_ID_END):
+    if batch and not (re.fullmatch("[0-9]{1,16}", batch) and int(batch) < BATCH_ID_END):
         raise InvalidSettingError(f"option 'batchId' = '{batch[:60]}' is no number below {BATCH_ID_END}")
     return WriteOptions(
         brokers=normalized.get("brokers") or None,

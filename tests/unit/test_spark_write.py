@@ -75,7 +75,7 @@ def test_numbers_of_batches_are_below_their_end(batch: str) -> None:
     assert write_options({"writer": "nightly", "batchId": batch}, streams=False).batch_id == int(batch)
 
 
-@pytest.mark.parametrize("batch", [str(BATCH_ID_END), "-1", "1.5", "seven", "²"])
+@pytest.mark.parametrize("batch", [str(BATCH_ID_END), "-1", "1.5", "seven", "²", "9" * 5_000])
 def test_other_numbers_of_batches_are_refused(batch: str) -> None:
     with pytest.raises(InvalidSettingError, match="is no number below"):
         write_options({"writer": "nightly", "batchId": batch}, streams=False)
