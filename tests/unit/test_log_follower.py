@@ -330,3 +330,50 @@ def test_objects_that_hang_delay_one_round_and_no_other() -> None:
         await world.follower.close()
 
     run_skipping(work())
+
+
+class HeldReads(Followed):
+    """Holds reads of objects until `opens` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opens = asyncio.Event()
+        self.begun = 0
+
+    async def read(self, store: str, key: str, offset: int, length: int) -> Buffer:
+        self.begun += 1
+        await self.opens.wait()
+        return await super().read(store, key, offset, length)
+
+
+def test_a_log_that_comes_back_while_its_old_index_is_asked_for_ends_no_audit() -> None:
+    """Its home goes to another auditor for a moment, and its log fails when it is back."""
+
+    async def work() -> None:
+        world = HeldReads()
+        await world.start()
+        await world.follow()
+        world.published = 0
+        await world.publish(lambda number: 103)
+        world.store = NotFoundError("no such object")
+        await world.follow()
+        assert (world.lacking(), world.begun) == ([3], 1)
+        await skip(1)
+        assert world.begun == 2, "the index is asked for apart"
+        log = world.logs[3]
+        gone = world.audits.pop(log)
+        await world.follow([])
+        world.audits[log] = gone
+        world.sick.failing = {3: QueueError("no leader")}
+        await world.follow()
+        assert world.lacking() == [3]
+        world.opens.set()
+        await skip(1)
+        world.sick.failing.clear()
+        for _ in range(3):
+            await world.follow()
+            await skip(1)
+        assert (world.nexts(), world.lacking()) == ([2] * LOGS, [])
+        await world.follower.close()
+
+    run_skipping(work())

@@ -204,11 +204,13 @@ class LogFollower:
     async def _ask_stuck(self) -> None:
         """Ask some of the indexes that did not answer. Those that fail again come last next time."""
         asked = [(log, self._stuck[log]) for log in self._sick if log in self._stuck][:STUCK_AT_ONCE_MAX]
-        for (log, _), answers in zip(asked, await asyncio.gather(*map(self._answers, asked)), strict=True):
-            if log in self._sick and answers:
+        for (log, location), answers in zip(asked, await asyncio.gather(*map(self._answers, asked)), strict=True):
+            if log not in self._sick or self._stuck.get(log) != location:
+                continue  # it was left meanwhile, and may have come back
+            if answers:
                 del self._stuck[log]
                 self._heal(log)
-            elif log in self._sick:
+            else:
                 self._sick[log] = self._sick.pop(log)
 
     async def _answers(self, stuck: tuple[ReadPartition, Location]) -> bool:
