@@ -123,7 +123,7 @@ class TopicStream:
     async def latest(self, start: Offsets, limit: MicroBatchLimit) -> dict[str, Any]:
         """Return the end of a micro-batch from `start`; `start` itself without new records.
 
-        Raises: PositionExpiredError if retention removed the next records, unless the options skip them;
+        Raises: PositionExpiredError if retention removed a next record, unless the options skip it;
         InvalidRequestError for the offsets of other topics.
         """
 
@@ -257,8 +257,13 @@ class TopicStream:
 
     async def _check_expired(self, access: Access, partition: ReadPartition, place: StreamPlace) -> None:
         begin = (await access.places.span(partition)).begin
-        if begin > place.offset and not self._options.skip_expired:
-            raise expired_error(partition, place.position(partition), begin)
+        if begin <= place.offset or self._options.skip_expired:
+            return
+        topic = access.topics[partition.topic]
+        before = await access.places.totals_before(partition, begin, topic.settings, topic.partitions[partition])
+        if before.records != place.records:  # else retention took pointers without records
+            lost = max(0, before.records - place.records)
+            raise expired_error(partition, place.position(partition), begin, lost)
 
     async def _admit(self, access: Access, places: Places, ends: Places, limit: MicroBatchLimit) -> Places:
         """Take pointers of all partitions, the oldest first, until the limit is reached."""

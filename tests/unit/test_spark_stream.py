@@ -14,6 +14,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from memq.client.consumer.offset_resolver import OffsetResolver
 from memq.errors import InvalidRequestError, NotFoundError, PositionExpiredError, UnreachableError
+from memq.format.pointer import encode_pointer
 from memq.notification import Entry, Span
 from memq.runtime.network import ProtocolFactory
 from memq.runtime.runtime import Runtime
@@ -22,8 +23,9 @@ from memq.spark.pipelines.rounds import plan_round
 from memq.spark.source import MemqSource
 from memq.spark.stream_offsets import StreamLag, lag
 from memq.spark.stream_reader import RETRY_S_MAX, MemqStreamReader, MicroBatchLimit, TopicStream
-from memq.topic import Position, ReadPartition, Topic, equal_slots
+from memq.topic import Position, ReadPartition, Topic, Totals, equal_slots
 from tests.skipping_loop import run_skipping, skipping_runtime
+from tests.unit.audited import pointer
 from tests.unit.blocks import NOW_MS
 from tests.unit.stored_topic import StoredTopic, block
 from tests.unit.test_spark_source import schema_of, three_batches, values_of
@@ -87,7 +89,8 @@ def topic_of(folder: Path, *counts: int, partitions: int = 1) -> StoredTopic:
     """Store batches with so many records each."""
     topic, first = StoredTopic(folder, partitions=partitions), 0
     for number, count in enumerate(counts):
-        topic.write(block([b"%d" % each for each in range(first, first + count)], first=first), time_ms=NOW_MS + number)
+        rows = [b"%d" % each for each in range(first, first + count)]
+        topic.write(block(rows, first=first), time_ms=NOW_MS + number, totals=Totals(first, number))
         first += count
     return topic
 
@@ -230,6 +233,25 @@ def test_what_retention_took_ends_the_stream_or_is_passed_over(
     assert query.rows(end, end) == []
     here = follow(topic, start="0:1:0")
     assert here.step() == numbers(2, 3, 4), "nothing of it is expired"
+
+
+def test_a_stream_continues_where_retention_took_no_record(follow: Follow, tmp_path: Path) -> None:
+    """Owners that open an idle topic leave pointers without records, which go as all others."""
+    topic = topic_of(tmp_path, 2, 3)
+    query = follow(topic)
+    assert query.step() == numbers(0, 1, 2, 3, 4)
+    for _ in range(3):
+        topic.publish(encode_pointer(pointer(kind="opened", totals=Totals(5, 5))))
+    topic.trim(4)
+    query.restart()
+    assert query.step() == []
+    topic.write(block(numbers(5), first=5), totals=Totals(5, 5))
+    assert query.step() == numbers(5)
+    topic.write(block(numbers(6), first=6), totals=Totals(6, 6))
+    topic.write(block(numbers(7), first=7), totals=Totals(7, 7))
+    topic.trim(7)
+    with pytest.raises(PositionExpiredError, match=r"0:6:0 .* is before 0:7:0, the first remaining one: 1 records"):
+        query.step()
 
 
 def test_retention_that_is_at_work_while_a_micro_batch_is_planned_ends_the_stream(
