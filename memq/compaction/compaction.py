@@ -37,6 +37,7 @@ from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, 
 from memq.format.pointer import Location, Pointer, encode_pointer
 from memq.limits import COMPACTION_BLOCKS_MAX
 from memq.notification import Entry, PointerReader, Span
+from memq.notification.log_reader import valid_span
 from memq.runtime.clock import Clock
 from memq.runtime.runtime import Runtime
 from memq.storage_handlers import ObjectReader, StorageHandler
@@ -260,14 +261,19 @@ async def leave_queue(queue: TrimmedQueue, partition: ReadPartition, manifest: C
 
 
 async def publish_parts(
-    files: ManifestFiles, manifest: CompactionManifest, copied: Sequence[Copied], clock: Clock, named_within_ms: int
+    queue: PointerReader,
+    files: ManifestFiles,
+    manifest: CompactionManifest,
+    copied: Sequence[Copied],
+    clock: Clock,
+    named_within_ms: int,
 ) -> CompactionManifest | None:
     """Publish the successor of `manifest`, which has the copied parts at its end, and return it.
 
     The result is None when another compaction or retention was faster.
-    If the parts do not follow directly on `manifest`, retention has removed the entries between, and so all older ones.
-    Then the successor leaves out the parts of `manifest`.
-    Raises: NotReadyError when the oldest copy was made `named_within_ms` ago or earlier.
+    If the parts do not follow directly on `manifest`, and the queue begins behind it, retention has removed the entries
+    between, and so all older ones. Then the successor leaves out the parts of `manifest`.
+    Raises: NotReadyError when the oldest copy was made `named_within_ms` ago or earlier; as the queue.
     """
     parts = tuple(sorted((each.part for each in copied), key=lambda part: part.first))
     now_ms = clock.wall_ms()
@@ -276,11 +282,20 @@ async def publish_parts(
             f"copying took over {named_within_ms} ms, and a sweep may delete objects that no manifest names",
             hint="run it again, with fewer objects at once",
         )
-    if parts[0].first > manifest.next:
+    if parts[0].first > manifest.next and await _begin_of(queue, manifest) > manifest.next:
         taken = without(manifest, len(manifest.parts), now_ms, 2 * named_within_ms)
         manifest = replace(taken, number=manifest.number)
     successor = following(manifest, parts)
     return successor if await files.publish(successor) else None
+
+
+async def _begin_of(queue: PointerReader, manifest: CompactionManifest) -> int:
+    """Return where the queue begins, the lower one of two answers.
+
+    It moves by retention and trims only, so an entry that the queue has lost gives up nothing before it.
+    """
+    partition = ReadPartition(manifest.topic, manifest.topic_id, manifest.partition)
+    return min([(await valid_span(queue, partition)).begin for _ in range(2)])
 
 
 async def compact(
@@ -312,5 +327,5 @@ async def compact(
                 break
         if not copied:
             return done
-        if await publish_parts(files, manifest, copied, clock, named_within_ms):
+        if await publish_parts(queue, files, manifest, copied, clock, named_within_ms):
             done += copied

@@ -69,8 +69,14 @@ LOG_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         COMPACTION,
         "a manifest goes on from parts that do not follow on it",
-        "    if parts[0].first > manifest.next:\n",
+        "    if parts[0].first > manifest.next and await _begin_of(queue, manifest) > manifest.next:\n",
         "    if not parts:\n",
+    ),
+    (
+        COMPACTION,
+        "a lost entry gives up all compacted ones",
+        " and await _begin_of(queue, manifest) > manifest.next:",
+        ":",
     ),
     (
         COMPACTION_PLAN,

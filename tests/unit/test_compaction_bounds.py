@@ -102,7 +102,7 @@ def test_what_is_copied_is_named_within_the_time_that_a_sweep_leaves_or_not_at_a
         first, second = (replace(part_of(n), created_ms=now_ms + 500 * n) for n in range(2))
         before = await manifest_of(files, LOG)
         cluster.clock.advance(1_000 + late)
-        publishing = publish_parts(files, before, copied(second, first), cluster.clock, 1_000)
+        publishing = publish_parts(cluster.queue, files, before, copied(second, first), cluster.clock, 1_000)
         if named:
             found = await publishing
             assert found is not None
@@ -123,7 +123,9 @@ def test_parts_behind_a_gap_replace_what_retention_has_taken_which_stays_named_f
         old, young = (LeftPart(part=part_of(n), since_ms=now_ms - 4_000 - 1 + n) for n in range(2))
         before = replace(compaction_manifest(CLICKS, part_of(5)), left=(old, young))
         later = replace(part_of(9), created_ms=now_ms)
-        found = await publish_parts(files, before, copied(later), cluster.clock, 1_000)
+        await cluster.topic(CLICKS, entries=10)
+        await cluster.queue.trim(LOG, 9)
+        found = await publish_parts(cluster.queue, files, before, copied(later), cluster.clock, 1_000)
         assert found is not None
         assert found.parts == (later,)
         assert found.left == (young, LeftPart(part=part_of(5), since_ms=now_ms))
@@ -503,6 +505,23 @@ def test_an_entry_that_the_queue_has_lost_is_passed_over() -> None:
         lying = LyingQueue(world.queue)
         lying.omits = frozenset({3})
         assert await parts_on(lying, world.store, world.runtime, CLUSTER).compact(PARTITION, SETTINGS, RULE)
+
+    asyncio.run(work())
+
+
+def test_an_entry_that_the_queue_has_lost_behind_a_manifest_takes_nothing_before_it_along() -> None:
+    """Retention alone takes from the front; a loss looks the same to who reads there."""
+
+    async def work() -> None:
+        world = await World.made()
+        await world.compact(CompactionRule(RULE.age_ms, 5_000))
+        before = await manifest_of(world.parts().files, PARTITION)
+        lying = LyingQueue(world.queue)
+        lying.omits = frozenset({before.next})
+        assert await parts_on(lying, world.store, world.runtime, CLUSTER).compact(PARTITION, SETTINGS, RULE)
+        after = await manifest_of(world.parts().files, PARTITION)
+        assert after.parts[: len(before.parts)] == before.parts
+        assert (await world.reader().span(PARTITION)).begin == 0
 
     asyncio.run(work())
 

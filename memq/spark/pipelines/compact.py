@@ -209,6 +209,6 @@ async def _publish(options: ReadOptions, found: CopyRound, number: int, parts: S
         async with TaskStores(access.urls, runtime) as stores:
             files = ManifestFiles(place.cluster, stores.open(place.store))
             manifest = found.manifests[number]
-            made = await publish_parts(files, manifest, parts, runtime.clock, found.named_within_ms)
+            made = await publish_parts(access.queue, files, manifest, parts, runtime.clock, found.named_within_ms)
         await place.queue.trim_compacted(topic.name, topic.id)
         return made is not None
