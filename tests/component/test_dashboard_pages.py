@@ -161,6 +161,9 @@ def test_a_damaged_block_is_named(cluster: Cluster) -> None:
         (block,) = pages.json(f"/api/object?key={key}")["blocks"]
         assert block["error"]
         assert pages.json(f"/api/block?key={key}&block=0")["error"]
+        found = pages.json("/api/search?topic=broken")
+        assert (found["records"], found["complete"]) == ([], False)
+        assert found["why"] == "records in damaged blocks: 1"
 
 
 def named(topic_id: str, **of_it: Any) -> Finding:

@@ -100,7 +100,7 @@ class RecordReader:
         found: list[RecordRow] = []
         clock = self._runtime.clock
         deadline_s = clock.monotonic() + SEARCH_S_MAX
-        looked_at, why = 0, ""
+        looked_at, damaged, why = 0, 0, ""
         async with self._consumer(query.topic, _start(query), "end") as consumer:
             while not why:
                 batch = await consumer.poll(max(deadline_s - clock.monotonic(), 0.001))
@@ -110,11 +110,14 @@ class RecordReader:
                 fitting = (record for record in batch if query.fits(record))
                 found += [self.row(query.topic, record) for record in islice(fitting, RESULTS_MAX + 1 - len(found))]
                 looked_at += len(batch)
+                damaged += sum(damage.records for damage in batch.damaged)
                 if len(found) > RESULTS_MAX:
                     why = f"there are more than {RESULTS_MAX} of them"
                 elif looked_at >= LOOKED_AT_MAX:
                     why = f"{LOOKED_AT_MAX:,} records were looked at"
                 await asyncio.sleep(0)  # batches at hand come without a wait, and others share the loop
+        if damaged and not why:
+            why = f"records in damaged blocks: {damaged:,}"
         return SearchResult(records=tuple(found[:RESULTS_MAX]), looked_at=looked_at, complete=not why, why=why)
 
     async def tail(self, topic: str, records_s: int) -> AsyncGenerator[TailPart, None]:

@@ -148,7 +148,7 @@ class RecordRow(msgspec.Struct, frozen=True, kw_only=True):
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """Results of a search.
 
-    `complete` is False when it ended early, for the reason `why`.
+    `complete` is False when there may be more, for the reason `why`.
     """
 
     records: tuple[RecordRow, ...]
