@@ -262,6 +262,25 @@ def test_a_line_that_is_too_large_is_named_by_its_number(capsys: pytest.CaptureF
     assert "memq topic alter clicks --set record_bytes_max=SIZE" in err
 
 
+@pytest.mark.parametrize(
+    ("record", "fault"),
+    [
+        ('{"value":"' + "x" * 1_100_000 + '"}', "record of 1100000 bytes is over record_bytes_max = 1048576"),
+        ('{"value":"x","timestamp_ms":1e3}', "field 'timestamp_ms' is 1000.0, not whole milliseconds"),
+        ('{"value":"x","timestamp_ms":9007199254740993}', "timestamp 9007199254740993 ms is outside -2^53 to 2^53"),
+        ('{"value":"x","headers":[["' + "n" * 65_536 + '","x"]]}', "name has 65536 bytes, 65535 are allowed"),
+    ],
+    ids=["size", "field", "time", "header"],
+)
+def test_a_line_of_json_that_is_no_record_is_named_by_its_number(
+    record: str, fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("lines").write_text(f'{{"value":"a"}}\n\n{record}\n{{"value":"c"}}\n')
+    with Cluster() as cluster:
+        assert run(["produce", "clicks", "lines", "--input", "json", "-b", cluster.address]) == 1
+    assert f"memq: error: record 2 of the input: {fault}" in said(capsys)[1]
+
+
 def test_a_closed_pipe_ends_quietly() -> None:
     script = "import sys; from memq.cli import main; sys.exit(main(['config', '--show-origin']))"
     with subprocess.Popen(

@@ -16,7 +16,7 @@ from memq.cli.output import ProgressBar, count_text, print_json, size_text, talk
 from memq.cli.records.record_text import decode_record, parse_delimiter
 from memq.client.producer.delivery import Ack
 from memq.client.producer.producer import Producer
-from memq.errors import InvalidRequestError, MemqError, TooLargeError
+from memq.errors import InvalidRequestError, MemqError, NotFoundError, TooLargeError
 from memq.limits import BLOCK_RAW_BYTES_MAX
 from memq.protocol.frames import AckLevel
 from memq.runtime.clock import SystemClock
@@ -252,19 +252,20 @@ def json_sender(producer: Producer, shape: Shape, tally: SentCount) -> Callable[
                 continue
             try:
                 record = decode_record(line)
+                producer.send(
+                    shape.topic,
+                    record.value,
+                    key=shape.key if record.key is None else record.key,
+                    headers=record.headers + shape.headers,
+                    timestamp_ms=record.timestamp_ms,
+                    tag=record.tag,
+                    partition=shape.partition,
+                )
+            except NotFoundError:  # of the topic or the partition
+                raise
             except InvalidRequestError as error:
-                raise InvalidRequestError(
-                    f"record {tally.records + 1} of the input: {error}", hint=error.hint
-                ) from error
-            producer.send(
-                shape.topic,
-                record.value,
-                key=shape.key if record.key is None else record.key,
-                headers=record.headers + shape.headers,
-                timestamp_ms=record.timestamp_ms,
-                tag=record.tag,
-                partition=shape.partition,
-            )
+                number = tally.records + 1
+                raise type(error)(f"record {number} of the input: {error}", hint=error.hint) from error
             tally.records += 1
             tally.bytes += len(record.value or b"")
 
