@@ -8,13 +8,15 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from memq.audit.dashboard import audited
+from memq.audit.dashboard import audited, poller
 from memq.audit.dashboard.audited import LiveSource
 from memq.audit.dashboard.poller import Poller
 from memq.audit.dashboard.stream import Feed
 from memq.audit.dashboard.view import About
 from memq.audit.finding import Finding, Kind
+from memq.audit.live import view
 from memq.audit.live.partition_state import PartitionState
 from memq.audit.live.report_partition import Client
 from memq.audit.live.storage.database import Answer, Execute, SqliteDatabase
@@ -157,6 +159,28 @@ def test_an_acknowledgement_in_the_middle_of_a_round_disturbs_nothing(tmp_path: 
     asyncio.run(run())
 
 
+def test_a_finding_that_holds_stays_on_the_board_before_those_that_are_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(poller, "FINDINGS_MAX", 2)
+
+    async def run() -> None:
+        database = await state_of_topics(tmp_path, "a")
+        step = Step(0, "me", 2, "", {})
+        step.changes["id-a", 0] = changes("a", {})
+        for id_ in ("bb", "cc"):
+            step.changes["id-a", 0].findings.append(replace(lost("a", 0), id=id_, resolved_ms=1))
+        await AuditStore(database).save(step)
+        feed, about = Feed("run"), About(cluster="", audited=True, acknowledge=True, contents=False)
+        desk = Poller(AsyncAdmin("127.0.0.1:1"), LiveSource(database, SystemClock()), feed, Runtime(), about)
+        await desk.poll_audit()
+        shown = [id_ for id_ in ("aa", "bb", "cc") if feed.board.get("finding", id_) is not None]
+        assert shown == ["aa", "cc"]
+        await database.close()
+
+    asyncio.run(run())
+
+
 def test_minutes_of_a_topic_are_read_by_their_key(tmp_path: Path) -> None:
     """By time it would be rows of all topics: at 1,000 topics, a thousand times as many."""
 
@@ -166,8 +190,6 @@ def test_minutes_of_a_topic_are_read_by_their_key(tmp_path: Path) -> None:
         plan = await database.run(lambda execute: execute(f"EXPLAIN QUERY PLAN {view._MINUTES}", values))
         await database.close()
         return [str(each[3]) for each in plan]
-
-    from memq.audit.live import view
 
     plan = asyncio.run(run())
     assert any("SEARCH a USING" in each and "topic=?" in each for each in plan), plan

@@ -76,7 +76,8 @@ class Poller:
         self._failed: dict[str, dict[int, str]] = {}  # why logs of a topic did not answer the last time, by number
         self._audit_version = 0
         self._one_audit_round = asyncio.Lock()  # an acknowledgement asks for news, too
-        self._findings: dict[str, None] = {}
+        self._findings: dict[str, None] = {}  # on the board, that hold; the longest unchanged first
+        self._over: dict[str, None] = {}  # and those that are over
         self._troubles: dict[str, str] = {}
 
     def start(self) -> None:
@@ -381,11 +382,13 @@ class Poller:
         self._known.verdicts.update(news.topics)
         for finding in news.findings:
             self._findings.pop(finding.id, None)
-            self._findings[finding.id] = None
+            self._over.pop(finding.id, None)
+            (self._over if finding.resolved_ms else self._findings)[finding.id] = None
             self._feed.board.put("finding", finding.id, shown(finding))
-        while len(self._findings) > FINDINGS_MAX:
-            gone = next(iter(self._findings))
-            del self._findings[gone]
+        while len(self._findings) + len(self._over) > FINDINGS_MAX:
+            kept = self._over or self._findings
+            gone = next(iter(kept))
+            del kept[gone]
             self._feed.board.put("finding", gone, None)
         minute = self._clock.wall_ms() // MINUTE_MS
         for gone in [name for name in self._known.verdicts if self._known.topics and name not in self._known.topics]:
