@@ -21,6 +21,7 @@ from memq.audit.live.partition_state import PartitionState
 from memq.audit.live.report_partition import Client
 from memq.audit.live.storage.database import Answer, Execute, SqliteDatabase
 from memq.audit.live.storage.store import AuditStore, PartitionChanges, Step
+from memq.audit.live.view import AuditView
 from memq.audit.minutes import MINUTE_MS, QUEUE, MinuteRow
 from memq.client.admin import AsyncAdmin
 from memq.errors import AuditStateError, NotFoundError
@@ -176,6 +177,23 @@ def test_a_finding_that_holds_stays_on_the_board_before_those_that_are_over(
         await desk.poll_audit()
         shown = [id_ for id_ in ("aa", "bb", "cc") if feed.board.get("finding", id_) is not None]
         assert shown == ["aa", "cc"]
+        await database.close()
+
+    asyncio.run(run())
+
+
+def test_sums_of_topics_have_all_minutes_however_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view, "ROWS_MAX", 2)
+
+    async def run() -> None:
+        database = await state_of_topics(tmp_path, "a", "b", "c")
+        step = Step(0, "me", 2, "", {})
+        for topic in ("a", "b"):
+            step.changes[f"id-{topic}", 0] = changes(topic, {NOW - 1: row(7), NOW - 60: row(1), NOW - 61: row(100)})
+        await AuditStore(database).save(step)
+        found = await AuditView(database).topics(NOW - 60, NOW + 1)
+        assert {each.topic: each.row.side(QUEUE)["committed"] for each in found} == {"a": 13, "b": 13, "c": 5}
+        assert [each.row.side(QUEUE)["committed"] for each in await AuditView(database).topics(NOW, NOW)] == [0] * 3
         await database.close()
 
     asyncio.run(run())

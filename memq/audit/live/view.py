@@ -6,7 +6,7 @@ has a version: a page stores the last version that it has read, and asks for the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from memq.audit.live.storage.store import PartitionFacts
 from memq.audit.minutes import QUANTILES, MinuteRow, quantile_ms
 from memq.errors import NotFoundError
 
-ROWS_MAX = 200_000  # that one question may read
+ROWS_MAX = 200_000  # that one statement may read
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +103,7 @@ class AuditView:
                 fresh = TopicSummary(topic, topic_id, {}, MinuteRow(), holding.get(topic_id, 0))
                 summary = found.setdefault((topic, topic_id), fresh)
                 summary.partitions[part] = _facts(facts)
-            rows = execute(
-                "SELECT topic, topic_id, counts FROM minutes WHERE minute >= ? AND minute < ? LIMIT ?",
-                (first_minute, next_minute, ROWS_MAX),
-            )
-            for topic, topic_id, counts in rows:
+            for topic, topic_id, counts in _rows_between(execute, first_minute, next_minute):
                 if (topic, topic_id) in found:
                     found[topic, topic_id].row.add(decode_state(MinuteRow, bytes(counts)))
             return [found[key] for key in sorted(found)]
@@ -168,7 +164,20 @@ _MINUTES = (
     " WHERE a.topic = ? AND m.topic_id = a.topic_id AND m.part = a.part AND m.minute >= ? AND m.minute < ?"
     " AND m.version > ? ORDER BY m.minute, m.part LIMIT ?"
 )
+_ROWS = (
+    "SELECT topic, topic_id, counts, minute, part FROM minutes WHERE minute < ?"
+    " AND (minute, topic_id, part) > (?, ?, ?) ORDER BY minute, topic_id, part LIMIT ?"
+)
 _FINDINGS = "SELECT body, acknowledged_by, acknowledged_ms FROM findings"
+
+
+def _rows_between(execute: Execute, first_minute: int, next_minute: int) -> Iterator[tuple[str, str, bytes]]:
+    """Yield topic, id and counts of all rows of some minutes, read in pages."""
+    behind = (first_minute, "", -1)
+    while page := execute(_ROWS, (next_minute, *behind, ROWS_MAX)):
+        for topic, topic_id, counts, minute, part in page:
+            yield topic, topic_id, counts
+            behind = (minute, topic_id, part)
 
 
 def _finding(found: tuple[Any, ...]) -> Finding:
