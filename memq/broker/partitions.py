@@ -479,10 +479,11 @@ def not_owner(topic: Topic, partition: int, address: str) -> MovedError | NotRea
 def _came_back(entry: Assignment, processor: TopicProcessor) -> bool:
     """Whether a partition went to another broker and back since its epoch was opened.
 
-    The next stream opens it again. Until then the coordinator does not confirm this epoch.
+    Perhaps a later epoch was opened there, and released. The next stream opens it again. Until then the coordinator
+    does not confirm this epoch.
     """
     own, ended = processor.own, processor.draining or processor.failure is not None
-    return own is not None and not ended and (entry.session, entry.epoch) == ("", own.epoch)
+    return own is not None and not ended and entry.session == "" and entry.epoch >= own.epoch
 
 
 def _deleted(topic: Topic) -> NotFoundError:

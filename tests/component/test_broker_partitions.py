@@ -265,7 +265,8 @@ def test_a_partition_follows_what_is_said_of_it() -> None:
     run(work())
 
 
-def test_a_partition_that_went_to_another_broker_and_back_is_opened_again() -> None:
+@pytest.mark.parametrize("opened_there", [0, 2])
+def test_a_partition_that_went_to_another_broker_and_back_is_opened_again(opened_there: int) -> None:
     """The owner saw only its own name, and no end was ever proved again: the assignment had no session."""
 
     async def work() -> None:
@@ -277,13 +278,14 @@ def test_a_partition_that_went_to_another_broker_and_back_is_opened_again() -> N
             await said.partitions.refresh()
             assert said.partitions.processor(said.topic, 0) is before
             owned_by(said, 0, said.id)
+            said.epoch += opened_there
             with pytest.raises(MovedError):
                 await before.proven_end()
             await said.partitions.refresh()
             after = await said.opened()
             assert after is not before
             assert await after.proven_end() >= 2
-            assert after.own.epoch == epoch + 1
+            assert after.own.epoch == epoch + opened_there + 1
             assert said.owners[0] == (said.id, said.session)
             await until(lambda: not said.leaving())
             assert before.own is None
