@@ -86,6 +86,11 @@ class Cutter:
         self._chosen = False
 
     @property
+    def count(self) -> int:
+        """The number of records that wait for the end of their block."""
+        return self._builder.count
+
+    @property
     def next(self) -> int:
         """The sequence behind the last record."""
         return self._first + self._builder.count
@@ -182,6 +187,11 @@ class RecordCutter:
             for place, chosen in rows.items():
                 ends = list(accumulate(map(sizes.__getitem__, chosen)))
                 yield from _extended(self._cutter(topic, places, place), many.pick(chosen), ends)
+
+    @property
+    def empty(self) -> bool:
+        """Whether no record waits for the end of its block."""
+        return not any(cutter.count for cutter in self._cutters.values())
 
     def end(self) -> Iterator[Cut]:
         """Yield the remaining records as blocks."""

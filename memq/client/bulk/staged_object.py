@@ -53,6 +53,11 @@ class StagedObjectBuilder:
         self._producer_id = producer_id
         self._codec = codec
 
+    @property
+    def empty(self) -> bool:
+        """Whether it has no record. `bytes` does not show that: records may have no byte."""
+        return not self._parts and self._cutter.empty
+
     def add(self, topic: str, fields: RecordFields, partition: int | None, now_ms: int) -> None:
         """Add a record. `now_ms` is the time of those without one, Unix ms.
 
@@ -69,10 +74,10 @@ class StagedObjectBuilder:
         """Add records by key, or without. Raises: as `add`."""
         sizes = many.sizes(0, len(many.values))
         places = self._places(topic, max(sizes))
-        self.bytes += sum(sizes)
-        self._digest += digest_of(many.values, many.keys or ())
         for cut in self._cutter.add_many(topic, places, many, sizes):
             self._seal(cut, now_ms)
+        self.bytes += sum(sizes)
+        self._digest += digest_of(many.values, many.keys or ())
 
     def build(self, cluster: str, writer: str, key: str, now_ms: int) -> tuple[list[Buffer], int, StagedObject]:
         """Return the object's bytes in pieces, their crc32c, and what the manifest says of it.

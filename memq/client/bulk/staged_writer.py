@@ -118,7 +118,7 @@ class StagedWriter:
 
     async def finish(self) -> list[StagedObject]:
         """Store the remaining records and return all objects, in the order of their records."""
-        if self._open.bytes:
+        if not self._open.empty:
             await self._put()
         return self._staged
 

@@ -1,0 +1,62 @@
+"""Records that a staged writer takes: each is in its objects, whatever its size and whatever call fails next to it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from memq.client.bulk.staged_writer import StagedWriter
+from memq.errors import MemqError, TooLargeError
+from memq.format.manifest import StagedObject
+from memq.limits import NAME_BYTES_MAX
+from memq.runtime.clock import SystemClock
+from memq.storage_handlers.memory import MemoryHandler
+from tests.unit.toy_broker import toy_topic
+
+TOPIC = toy_topic("clicks")
+NO_UNICODE = "\ud800"
+
+
+def writer() -> StagedWriter:
+    return StagedWriter("test", {"clicks": TOPIC}, MemoryHandler(SystemClock()), "nightly")
+
+
+def records_in(objects: list[StagedObject]) -> int:
+    return sum(piece.records for staged in objects for piece in staged.pieces)
+
+
+@pytest.mark.parametrize("value", [b"", None])
+def test_records_without_a_byte_are_staged(value: bytes | None) -> None:
+    async def test() -> None:
+        single, many = writer(), writer()
+        for _ in range(3):
+            await single.add("clicks", value)
+        await many.add_many("clicks", [value] * 3)
+        assert [records_in(await each.finish()) for each in (single, many)] == [3, 3]
+
+    asyncio.run(test())
+
+
+def test_a_writer_without_records_stages_no_object() -> None:
+    async def test() -> None:
+        assert await writer().finish() == []
+        refused = writer()
+        with pytest.raises(TooLargeError):
+            await refused.add_many("clicks", [b"0"], tag="t" * (NAME_BYTES_MAX + 1))
+        assert await refused.finish() == []
+
+    asyncio.run(test())
+
+
+def test_a_refused_record_changes_neither_size_nor_digest() -> None:
+    async def test() -> None:
+        sound, tried = writer(), writer()
+        for each in (sound, tried):
+            await each.add("clicks", b"0")
+        with pytest.raises(MemqError):
+            await tried.add_many("clicks", [b"1"], tag=NO_UNICODE)
+        (one,), (other,) = [await each.finish() for each in (sound, tried)]
+        assert (records_in([other]), other.digest) == (1, one.digest)
+
+    asyncio.run(test())
