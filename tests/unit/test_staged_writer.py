@@ -6,8 +6,11 @@ import asyncio
 
 import pytest
 
+from memq.client.bulk.block_cutter import BLOCK_RECORDS_MAX, RecordCutter
 from memq.client.bulk.staged_writer import StagedWriter
-from memq.errors import MemqError, TooLargeError
+from memq.client.producer.fields import RecordFields
+from memq.client.producer.partitioner import PartitionMap
+from memq.errors import InvalidRequestError, MemqError, TooLargeError
 from memq.format.manifest import StagedObject
 from memq.limits import NAME_BYTES_MAX
 from memq.runtime.clock import SystemClock
@@ -47,6 +50,22 @@ def test_a_writer_without_records_stages_no_object() -> None:
         assert await refused.finish() == []
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize("tag", [NO_UNICODE, "t" * (NAME_BYTES_MAX + 1)])
+def test_a_refused_record_takes_no_full_block_with_it(tag: str) -> None:
+    cutter, places = RecordCutter(), PartitionMap(TOPIC)
+
+    def add(tag: str | None = None) -> int:
+        cut = cutter.add("clicks", places, RecordFields(b"0", b"k", None, None, tag), 2, None)
+        return cut.builder.count if cut is not None else 0
+
+    for _ in range(BLOCK_RECORDS_MAX):
+        assert add() == 0
+    with pytest.raises((InvalidRequestError, TooLargeError)):
+        add(tag)
+    assert add() == BLOCK_RECORDS_MAX
+    assert [cut.builder.count for cut in cutter.end()] == [1]
 
 
 def test_a_refused_record_changes_neither_size_nor_digest() -> None:

@@ -100,12 +100,15 @@ class Cutter:
 
         Raises: as `BlockBuilder.append`.
         """
-        count, done = self._builder.count, None
-        if count and (sequence != self.next or self._size + size > self._bytes_max or count == BLOCK_RECORDS_MAX):
-            count, done = 0, self.end()
-        if not count:
+        count = self._builder.count
+        fits = self._size + size <= self._bytes_max and count < BLOCK_RECORDS_MAX
+        ends = count > 0 and not (fits and sequence == self.next)
+        builder = BlockBuilder() if ends else self._builder
+        builder.append(*fields)  # before the block ends: a refused record must not take it along
+        done = self.end() if ends else None
+        self._builder = builder
+        if ends or not count:
             self._first = sequence
-        self._builder.append(*fields)
         self._size += size
         self._chosen = self._chosen or chosen
         return done
