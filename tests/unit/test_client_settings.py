@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 
 import memq
 from memq.client.consumer.batch import TopicPartition
-from memq.client.consumer.settings import check_point, point_of
+from memq.client.consumer.settings import Point, check_point, point_of
 from memq.client.producer.fields import RecordColumns, RecordFields, check_fields, check_many, header_pairs
 from memq.client.producer.settings import ProducerSettings
 from memq.errors import InvalidNameError, InvalidRequestError, InvalidSettingError
@@ -131,6 +131,8 @@ def test_times_within_a_delivery_are_a_share_of_its_timeout_up_to_a_bound() -> N
         ({"start": {(0, "clicks"): Position(0, 1)}}, TypeError, "by .topic, partition."),
         ({"start": {("clicks", "0"): Position(0, 1)}}, TypeError, "by .topic, partition."),
         ({"start": {("clicks", 0): "middle"}}, InvalidRequestError, "is not a position"),
+        ({"start": {("clicks", 0): [Position(0, 1)]}}, TypeError, "must be a memq.Position, not list"),
+        ({"start": {("clicks", 0): {("clicks", 0): "end"}}}, TypeError, "must be a memq.Position, not dict"),
         ({"start": [Position(0, 1), "end"]}, TypeError, "start must be 'beginning'"),
         ({"start": b"end"}, TypeError, "start must be 'beginning'"),
         ({"topics": ["a", "b"], "start": Position(0, 1)}, InvalidRequestError, "there are 2 topics"),
@@ -168,11 +170,13 @@ def test_places_that_a_consumer_takes(settings: dict[str, Any]) -> None:
         ([], "beginning"),
         ({("clicks", 3): Position(3, 5)}, Position(3, 5)),
         ({("other", 3): Position(3, 5), ("clicks", 2): Position(2, 1)}, "beginning"),
+        ({("clicks", 3): Position(2, 5)}, Position(2, 5)),
+        ({("clicks", 3): "end"}, "end"),
+        ({("clicks", 3): datetime(1970, 1, 1, 0, 0, 5, 678_999, tzinfo=UTC)}, 5_678),
+        (datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=1))), -62_135_600_400_000),
     ],
 )
-def test_a_place_means_something_for_each_partition(
-    point: str | datetime | Position | Sequence[Position] | Mapping[tuple[str, int], Position], expected: object
-) -> None:
+def test_a_place_means_something_for_each_partition(point: Point, expected: object) -> None:
     check_point(point, "start", ("clicks",))
     assert point_of(point, TopicPartition("clicks", 3)) == expected
 

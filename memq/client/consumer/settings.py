@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from memq.client.arguments import check_client_id, check_connect_timeout, check_number, check_zone
@@ -17,10 +17,11 @@ from memq.errors import InvalidRequestError, InvalidSettingError, NotFoundError
 from memq.limits import KIB, MIB
 from memq.topic import Position, ReadPartition, Topic, check_group, check_name, read_partitions
 
-Point = str | datetime | Position | Sequence[Position] | Mapping[tuple[str, int], Position]
+Point = str | datetime | Position | Sequence[Position] | Mapping[tuple[str, int], str | datetime | Position]
 OnDamaged = Literal["fail", "skip", "dead-letter"]
 OnExpired = Literal["fail", "skip"]
 BEGINNING, END = "beginning", "end"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +103,10 @@ def check_point(point: Point, name: str, topics: Sequence[str]) -> None:
             f"{name} = {point} has no time zone", hint="use datetime.now(datetime.UTC), or astimezone()"
         )
     if isinstance(point, Mapping):
-        for key in point:
+        for key, place in point.items():
             _check_place(key, name)
+            if not isinstance(place, str | datetime | Position):
+                raise TypeError(f"{name} of {key} must be a memq.Position, not {type(place).__name__}")
         if point and not any(topic in topics for topic, _ in point):  # a misspelt name; those of others may be there
             raise InvalidRequestError(
                 f"{name} has no position of {', '.join(topics)[:200]}, only of {min(point)[0]}",
@@ -128,11 +131,12 @@ def point_of(point: Point, place: TopicPartition) -> str | int | Position:
     if isinstance(point, str):
         return point
     if isinstance(point, datetime):
-        return int(point.astimezone(UTC).timestamp() * 1000)
+        return (point - _EPOCH) // timedelta(milliseconds=1)
+    if isinstance(point, Mapping):
+        found = point.get(place, BEGINNING)
+        return found if isinstance(found, Position) else point_of(found, place)
     if isinstance(point, Position):
         point = [point]
-    if isinstance(point, Mapping):
-        return point.get(place, BEGINNING)
     return next((position for position in point if position.read_partition == place.partition), BEGINNING)
 
 
