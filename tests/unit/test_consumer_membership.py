@@ -23,6 +23,7 @@ class MemberBesideGroup(RuleBasedStateMachine):
         self.assigned: set[ReadPartition] = set()
         self.revoking: set[ReadPartition] = set()
         self.users: set[ReadPartition] = set()  # what the user believes it has
+        self.told: AssignmentEvents | None = None  # changes that the user is just taking
 
     @rule(part=st.sampled_from(PARTS))
     def assign(self, part: ReadPartition) -> None:
@@ -50,21 +51,37 @@ class MemberBesideGroup(RuleBasedStateMachine):
         self.revoking.clear()
         self.member.fenced()
 
+    @precondition(lambda self: self.told is None)
     @rule()
-    def user_takes_all(self) -> None:
-        changes = self.member.changes()
-        for part in changes.lost:
+    def user_hears(self) -> None:
+        """The callbacks run; heartbeats are answered meanwhile, until the user has finished."""
+        self.told = changes = self.member.changes()
+        for part in (*changes.lost, *changes.revoked):
             assert part in self.users
             self.users.remove(part)
-            self.member.confirm_lost(part)
-        for part in changes.revoked:
-            assert part in self.users
-            self.users.remove(part)
-            self.member.confirm_revoked(part)
         for part in changes.assigned:
             assert part not in self.users
             self.users.add(part)
+
+    @precondition(lambda self: self.told is not None)
+    @rule()
+    def user_finishes(self) -> None:
+        assert self.told is not None
+        for part in self.told.lost:
+            self.member.confirm_lost(part)
+        for part in self.told.revoked:
+            self.member.confirm_revoked(part)
+        for part in self.told.assigned:
             self.member.confirm_assigned(part)
+        self.told = None
+        assert self.users == {*self.member.held, *self.member.changes().lost}
+
+    @rule()
+    def user_takes_all(self) -> None:
+        if self.told is not None:
+            self.user_finishes()
+        self.user_hears()
+        self.user_finishes()
         assert not self.member.changes()
         assert self.users == set(self.member.held)
 
@@ -77,6 +94,7 @@ class MemberBesideGroup(RuleBasedStateMachine):
     def nothing_is_released_while_the_user_has_it(self) -> None:
         assert not set(self.member.released) & set(self.member.held)
 
+    @precondition(lambda self: self.told is None)
     @invariant()
     def a_partition_is_told_once_in_one_direction(self) -> None:
         changes = self.member.changes()
@@ -154,3 +172,45 @@ def test_a_fenced_member_has_nothing_to_read_to_take_or_to_give_back() -> None:
     assert (member.released, dict(member.granted), member.changes()) == ((), {}, AssignmentEvents((), (), ()))
     member.answered(Membership(3, PARTS[:1], ()))
     assert member.changes().assigned == PARTS[:1], "it is a grant like any other"
+
+
+def test_a_partition_that_goes_while_its_user_learns_of_it_is_lost() -> None:
+    """The callback runs while heartbeats are answered: it named the partition, and no other call took that back."""
+    for goes in (Membership(2, (), PARTS[:1]), Membership(2, ())):
+        member = MemberState()
+        member.answered(Membership(1, PARTS[:1]))
+        told = member.changes()
+        member.answered(goes)
+        for part in told.assigned:
+            member.confirm_assigned(part)
+        assert (member.held, member.changes()) == ((), AssignmentEvents(lost=PARTS[:1]))
+        member.confirm_lost(PARTS[0])
+        assert member.changes() == AssignmentEvents()
+
+
+def test_a_partition_that_stays_while_its_user_finishes_is_assigned_again() -> None:
+    """Its user had heard that it is revoked, and got its records all the same."""
+    member = MemberState()
+    member.answered(Membership(1, PARTS[:1]))
+    member.confirm_assigned(PARTS[0])
+    before = member.granted[PARTS[0]]
+    member.answered(Membership(2, (), PARTS[:1]))
+    told = member.changes()
+    member.answered(Membership(3, PARTS[:1]))
+    for part in told.revoked:
+        member.confirm_revoked(part)
+    assert (member.held, member.released) == ((), ())
+    assert member.changes() == AssignmentEvents(assigned=PARTS[:1])
+    assert member.granted[PARTS[0]] > before
+
+
+def test_a_partition_that_is_lost_while_its_user_finishes_is_named_once() -> None:
+    member = MemberState()
+    member.answered(Membership(1, PARTS[:1]))
+    member.confirm_assigned(PARTS[0])
+    member.answered(Membership(2, (), PARTS[:1]))
+    told = member.changes()
+    member.fenced()
+    for part in told.revoked:
+        member.confirm_revoked(part)
+    assert member.changes() == AssignmentEvents()

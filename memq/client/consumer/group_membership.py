@@ -106,16 +106,26 @@ class MemberState:
         self._to_lose.pop(partition, None)
 
     def confirm_revoked(self, partition: ReadPartition) -> None:
-        """The user has finished with the partition: the next heartbeat releases it."""
-        if self._to_revoke.pop(partition, 0) is None and partition in self._held:
-            del self._held[partition]
+        """The user has finished with the partition: the next heartbeat releases it.
+
+        While the user finished, the group may have left it to this member: then it is assigned again, as a new grant.
+        """
+        self._to_lose.pop(partition, None)  # it was lost meanwhile: the user has heard that it goes
+        if partition not in self._held:
+            return
+        del self._held[partition], self._granted[partition]
+        if self._to_revoke.pop(partition, 0) is None:
             self._released[partition] = None
-            self._grant()
+        else:
+            self._to_assign[partition] = None
+        self._grant()
 
     def confirm_assigned(self, partition: ReadPartition) -> None:
-        """The user knows that it has the partition."""
+        """The user knows that it has the partition, or had it: when it went meanwhile, the user loses it next."""
         if self._to_assign.pop(partition, 0) is None:
             self._held[partition] = None
+        else:
+            self._to_lose[partition] = None
 
     def _lose(self, partition: ReadPartition) -> None:
         del self._held[partition]
