@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
@@ -368,8 +368,8 @@ def test_a_seek_lets_go_of_a_batch_that_waits_for_its_dead_letters(
     cluster.damage(damaged)
     tried: list[Position] = []
 
-    async def stuck(self: DeadLetters, place: TopicPartition, damage: Damage) -> None:
-        tried.append(damage.position)
+    async def stuck(self: DeadLetters, place: TopicPartition, damages: Sequence[Damage]) -> None:
+        tried.extend(damage.position for damage in damages)
         await asyncio.Event().wait()
 
     monkeypatch.setattr(DeadLetters, "send", stuck)

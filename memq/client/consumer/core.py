@@ -416,8 +416,7 @@ class ConsumerCore:
             self._tell_damage(damage)
         if batch.damaged and self.settings.on_damaged == "dead-letter":
             self._delivery = found  # it comes again when this is cut short
-            for damage in batch.damaged:
-                await self._dead_letters.send(assigned.place, damage)
+            await self._dead_letters.send(assigned.place, batch.damaged)
             self._delivery = None
         self._hand(assigned, delivery, batch)
         return self._handouts.take()
@@ -466,7 +465,7 @@ class ConsumerCore:
         while self._late_damage:
             batch, damage = self._late_damage[0]
             if self.settings.on_damaged == "dead-letter":
-                await self._dead_letters.send(TopicPartition(batch.topic, batch.partition), damage)
+                await self._dead_letters.send(TopicPartition(batch.topic, batch.partition), [damage])
             self._late_damage.popleft()
             self._tell_damage(damage)
             for assigned in self._reading.assigned.values():

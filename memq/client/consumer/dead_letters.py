@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memq.client.consumer.batch import Damage, TopicPartition
+from memq.client.producer.delivery import AsyncDelivery
 from memq.client.producer.producer import AsyncProducer
-from memq.errors import TooLargeError
+from memq.errors import MemqError, TooLargeError
 from memq.runtime.network import Address, format_address
 from memq.runtime.runtime import Runtime
+from memq.topic import Position
 
 SUFFIX = ".dlq"
-_CLOSE_S = 5.0
+CLOSE_S = 5.0
 
 
 class DeadLetters:
@@ -22,14 +24,31 @@ class DeadLetters:
         self._runtime = runtime
         self._brokers = [format_address(address) for address in addresses]
         self._producer: AsyncProducer | None = None
+        self._waiting: dict[tuple[TopicPartition, str, Position], AsyncDelivery] = {}  # until its call has them all
 
-    async def send(self, place: TopicPartition, damage: Damage) -> None:
-        """Send one block and wait until it is stored.
+    async def send(self, place: TopicPartition, damages: Sequence[Damage]) -> None:
+        """Send blocks of one batch and wait until all are stored.
 
-        Its value is empty when it is over the topic's record bound.
+        A call that is cut short is continued by the next call for the same blocks: none is sent twice.
 
-        Raises: as AsyncProducer.send and its delivery.
+        Raises: as AsyncProducer.send and its delivery. Then the next call sends the failed block again.
         """
+        keys = [(place, damage.object_key, damage.position) for damage in damages]
+        for key, damage in zip(keys, damages, strict=True):
+            if key not in self._waiting:
+                self._waiting[key] = await self._put(place, damage)
+        for key in keys:
+            try:
+                await self._waiting[key]
+            except MemqError:
+                del self._waiting[key]
+                raise
+        for key in keys:
+            del self._waiting[key]
+        self.sent += len(keys)
+
+    async def _put(self, place: TopicPartition, damage: Damage) -> AsyncDelivery:
+        """Send one block. Its value is empty when it is over the topic's record bound."""
         if self._producer is None:
             self._producer = AsyncProducer(self._brokers, acks="all", runtime=self._runtime)
         origin = {
@@ -44,13 +63,11 @@ class DeadLetters:
         topic = place.topic + SUFFIX
         headers = [(name, text.encode()) for name, text in origin.items()]
         try:
-            delivery = await self._producer.send(topic, damage.data, headers=headers)
+            return await self._producer.send(topic, damage.data, headers=headers)
         except TooLargeError:
-            delivery = await self._producer.send(topic, None, headers=headers)
-        await delivery
-        self.sent += 1
+            return await self._producer.send(topic, None, headers=headers)
 
     async def close(self) -> None:
         """Disconnect."""
         if self._producer is not None:
-            await self._producer.close(_CLOSE_S)
+            await self._producer.close(CLOSE_S)
