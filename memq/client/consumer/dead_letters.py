@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from memq.client.consumer.batch import Damage, TopicPartition
 from memq.client.producer.delivery import AsyncDelivery
@@ -68,6 +69,7 @@ class DeadLetters:
             return await self._producer.send(topic, None, headers=headers)
 
     async def close(self) -> None:
-        """Disconnect."""
+        """Disconnect; a block that is not stored is no error: its batch is not committed, and comes again."""
         if self._producer is not None:
-            await self._producer.close(CLOSE_S)
+            with suppress(MemqError):
+                await self._producer.close(CLOSE_S)
