@@ -107,6 +107,21 @@ def test_a_wakeup_ends_one_poll_the_one_under_way_or_the_next() -> None:
     with_broker(test)
 
 
+def test_a_wakeup_comes_before_the_batches_that_are_at_hand() -> None:
+    """A busy consumer never noticed it: its iteration went on as long as there was a batch."""
+
+    async def test(broker: Broker) -> None:
+        await fill(broker, 5)
+        async with reader(broker, end="end") as consumer:
+            assert await values_of(consumer, 1) == [b"0"]
+            consumer.wakeup()
+            await turns()
+            assert await consumer.poll(WAIT_S) is None
+            assert await values_of(consumer, 4) == [b"1", b"2", b"3", b"4"]
+
+    with_broker(test)
+
+
 def test_a_closed_consumer_says_so_and_closes_again() -> None:
     async def test(broker: Broker) -> None:
         await fill(broker, 2)

@@ -235,7 +235,7 @@ class ConsumerCore:
             self._handouts.urgent = stale = self._stale.is_set()
             self._check()
             found: Batch | AssignmentEvents | None = self._new_changes()
-            if found is None and not stale:
+            if found is None and not stale and not self._woken:
                 found = self._handouts.take() or await self._next_batch()
             if found:
                 if isinstance(found, Batch):
@@ -254,9 +254,9 @@ class ConsumerCore:
         return self._started and nothing_left and everything_open and self._reading.ended
 
     def wakeup(self) -> None:
-        """Let `next` return None: the one under way, else the one that comes."""
+        """Let `next` return None, also before prepared batches: the one under way, else the one that comes."""
         self._woken = True
-        self._changed.set()
+        self._tell()
 
     async def take(self, changes: AssignmentEvents) -> None:
         """Note that the user got `changes`: revoked partitions are committed (auto-commit) and returned."""
