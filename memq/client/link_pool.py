@@ -220,7 +220,11 @@ class LinkPool:
             return session
         if self._closed:
             raise ClosedError(f"connection to {format_address(address)} was asked of a closed client")
-        result = await asyncio.shield(self._connection(address))
+        attempt = self._connection(address)
+        await asyncio.wait((attempt,))  # it continues if this caller is cancelled
+        if attempt.cancelled():
+            raise ClosedError(f"the client was closed while it connected to {format_address(address)}")
+        result = attempt.result()
         if isinstance(result, MemqError):
             raise result
         return result

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from memq.client.link_pool import LinkPool
-from memq.errors import MemqError, NotFoundError, RetryableError, TimedOutError, UnreachableError
+from memq.errors import ClosedError, MemqError, NotFoundError, RetryableError, TimedOutError, UnreachableError
 from memq.format.pointer import Pointer
 from memq.protocol.frames import Api
 from memq.protocol.messages import Metadata, MetadataRequest, Owner, StoreMetadata, TopicMetadata
@@ -116,7 +116,7 @@ class ClusterMetadata:
     async def refresh(self, name: str, *, create: bool = False) -> TopicMetadata | None:
         """Ask again for a topic; None when it does not exist. Concurrent callers share a request.
 
-        Raises: UnreachableError when no broker answers; what a broker says against the question.
+        Raises: UnreachableError when no broker answers; what a broker says against the question; ClosedError.
         """
         refresh = self._next.get(create)
         if refresh is None:
@@ -125,7 +125,10 @@ class ClusterMetadata:
             self._under_way.append(refresh)
         refresh.names[name] = None
         assert refresh.task is not None
-        error = await asyncio.shield(refresh.task)
+        await asyncio.wait((refresh.task,))  # it continues if this caller is cancelled
+        if refresh.task.cancelled():
+            raise ClosedError(f"the client was closed while it asked for topic '{name}'")
+        error = refresh.task.result()
         if error is not None:
             raise error
         return self._topics.get(name)

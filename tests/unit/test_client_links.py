@@ -269,7 +269,7 @@ def test_a_client_that_closes_ends_the_connections_that_are_being_made() -> None
         waiting = asyncio.create_task(pool.session(address_of(broker)))
         await broker.until(lambda: len(broker.connections) == 1)
         await pool.close()
-        with pytest.raises(asyncio.CancelledError):
+        with pytest.raises(ClosedError, match="was closed while it connected"):
             await waiting
         await until(lambda: not broker.connections)
 
