@@ -37,6 +37,7 @@ _ALIGNMENT = 4 * KIB  # of memory, offset and length; no disk has larger sectors
 _CHUNK_BYTES = MIB  # stays in a core's cache until its checksum is computed
 _FLAG: int = getattr(os, "O_DIRECT", 0)  # Linux
 _DOUBT = "a sync of this folder's name failed before: it may be gone after a loss of power"
+NAMING_TRIES_MAX = 10  # of one file; each further one needs another removal of its folder, or a missing root
 KNOWN_FOLDERS_MAX = 65_536  # about 10 MB; at the bound all are forgotten, which costs one fsync per level and folder
 
 
@@ -191,6 +192,20 @@ class ObjectFiles:
                 continue
 
     def _name(self, temporary: str, key: str, size: int, checksum: int) -> None:
+        """Give a file its name; make the folders again if another process has removed them meanwhile."""
+        tries = 0
+        while True:
+            try:
+                self._link(temporary, key, size, checksum)
+            except FileNotFoundError:
+                tries += 1
+                if tries == NAMING_TRIES_MAX:
+                    raise
+                self._folders.forget(key.rpartition("/")[0])
+            else:
+                return
+
+    def _link(self, temporary: str, key: str, size: int, checksum: int) -> None:
         path, folder, mark = f"{self.root}/{key}", key.rpartition("/")[0], self._folders.mark()
         with self._folders.pinned(folder):
             try:
@@ -346,7 +361,7 @@ def sync_file(handle: int) -> None:
 
 
 class Folders:
-    """The folders below `root`, for threads of one process. Only one process may remove folders.
+    """The folders below `root`, for threads of one process. Another process may remove empty ones.
 
     Folders are strings as in keys, relative to the root: a put takes 135 µs of Python; with `Path` objects it took 200.
     """
@@ -439,6 +454,12 @@ class Folders:
             with self._lock:
                 if each in self._pinned or not self._remove(each):
                     return
+
+    def forget(self, folder: str) -> None:
+        """Make `folder` and those above it again at the next use: another process has removed some of them."""
+        with self._lock:
+            for each in _chain(folder):
+                self._durable.pop(each, None)
 
     def _remember(self, folders: Sequence[str]) -> None:
         with self._lock:

@@ -380,6 +380,18 @@ def test_puts_and_deletes_in_the_same_folders_never_lose_an_object(store: Filesy
     assert os.listdir(tmp_path / "objects") == [], "empty folders go"
 
 
+def test_folders_that_another_process_removes_are_made_again(store: FilesystemHandler, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        other = open_filesystem(tmp_path)
+        for key in ("a/b/1", "a/b/2", "a/b/3"):
+            await put(store, key, b"x")
+            await other.delete(key)
+            assert os.listdir(tmp_path / "objects") == []
+        await other.close()
+
+    asyncio.run(scenario())
+
+
 # ---- what the operating system refuses -------------------------------------------------------
 
 
