@@ -250,7 +250,7 @@ def _file_store(settings: PartSettings, runtime: Runtime, cluster: str) -> Stora
     tmp = root.parent / f"{root.name}.tmp"  # next to it: on the same file system, and in no listing
     make_folder(root)
     make_folder(tmp)
-    return FilesystemHandler(root, tmp)
+    return FilesystemHandler(root, tmp, chance=runtime.random)
 
 
 def _s3_store(settings: PartSettings, runtime: Runtime, cluster: str) -> StorageHandler:

@@ -53,7 +53,7 @@ async def _serve(
     companion: Companion | None,
     limits: ClientLimits,
 ) -> int:
-    store = FilesystemHandler(folder.objects, folder.tmp)
+    store = FilesystemHandler(folder.objects, folder.tmp, chance=runtime.random)
     queue = SqliteQueue(folder.queue, runtime.clock)
     coordinator = StandaloneCoordinator(folder.topics, settings.cluster, runtime.clock)
     spool = SpoolFiles(Path(settings.spool) if settings.spool else folder.spool)

@@ -13,6 +13,7 @@ from memq.limits import OBJECT_BYTES_MAX
 
 Buffer = bytes | bytearray | memoryview
 CHECK_PREFIX = "memq-check/"  # keys that `StorageHandler.check` writes and deletes
+KEPT_CHECK = f"{CHECK_PREFIX}kept"  # a process without the right to delete leaves this one object, and uses it again
 KEY_CHARS_MAX = 1_024  # the limit of S3
 
 # One grammar for names, keys, znodes, metrics and logs. It excludes characters with a special meaning in some file

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import errno
-import os
+import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from awscrt.checksums import crc32c
 
 from memq.errors import DeniedError, InvalidRequestError, MemqError, StoreError
+from memq.runtime.runtime import Runtime
 from memq.runtime.threads import ThreadPool
-from memq.storage_handlers import CHECK_PREFIX, Buffer, ObjectEntry, check_key, check_prefix
+from memq.storage_handlers import CHECK_PREFIX, KEPT_CHECK, Buffer, ObjectEntry, check_key, check_prefix
 from memq.storage_handlers.files import ObjectFiles
 
 P = ParamSpec("P")
@@ -50,15 +51,15 @@ class TempSweep:
 class FilesystemHandler:
     """Stores each object as the file `root/key`, through a temporary file in `tmp`.
 
-    Blocking calls run in at most `threads_max` threads. Any number of processes may read and put; only one
-    may delete.
+    Blocking calls run in at most `threads_max` threads. Any number of processes may read, put and check; only
+    one may delete. `chance` draws the keys of checks.
     """
 
-    def __init__(self, root: Path, tmp: Path, threads_max: int = 4) -> None:
+    def __init__(self, root: Path, tmp: Path, threads_max: int = 4, chance: random.Random | None = None) -> None:
         self._root = root
         self._files = ObjectFiles(root, tmp)
         self._pool = ThreadPool("filesystem store", threads_max)
-        self._probes = count()
+        self._chance = chance or Runtime().random
 
     @property
     def url(self) -> str:
@@ -101,16 +102,20 @@ class FilesystemHandler:
                 yield entry
 
     async def check(self, *, deletes: bool = True) -> None:
-        """See `StorageHandler.check`."""
-        key = f"{CHECK_PREFIX}{os.getpid()}-{next(self._probes)}"
+        """See `StorageHandler.check`. Each check has a key of its own: several processes may check at once."""
+        key = f"{CHECK_PREFIX}{self._chance.getrandbits(64):016x}" if deletes else KEPT_CHECK
         try:
             await self.put(key, [_PROBE], crc32c(_PROBE))
             if await self.get(key) != _PROBE:
                 raise StoreError(
                     f"object '{key}' was read back with other bytes", hint="the disk fails: check the system's log"
                 )
+            if deletes:
+                async for _ in self.list(key):
+                    pass
         finally:
-            await self.delete(key)
+            if deletes:
+                await self.delete(key)
 
     async def sweep_temp(self) -> TempSweep:
         """Remove the temporary files of interrupted puts.

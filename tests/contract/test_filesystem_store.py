@@ -33,7 +33,7 @@ from memq.errors import (
     ObjectExistsError,
     StoreError,
 )
-from memq.storage_handlers import files
+from memq.storage_handlers import KEPT_CHECK, files
 from memq.storage_handlers.files import DIRECT_BYTES_MIN
 from memq.storage_handlers.filesystem import FilesystemHandler, TempSweep
 from tests.contract.stores import open_filesystem
@@ -390,6 +390,37 @@ def test_folders_that_another_process_removes_are_made_again(store: FilesystemHa
         await other.close()
 
     asyncio.run(scenario())
+
+
+def test_checks_of_several_processes_do_not_disturb_each_other(store: FilesystemHandler, tmp_path: Path) -> None:
+    async def check(handler: FilesystemHandler) -> None:
+        for _ in range(50):
+            await handler.check()
+
+    async def scenario() -> None:
+        other = open_filesystem(tmp_path)
+        await asyncio.gather(check(store), check(other))
+        await other.close()
+
+    asyncio.run(scenario())
+    assert os.listdir(tmp_path / "objects") == []
+
+
+def test_a_check_deletes_nothing_if_its_process_may_not(
+    store: FilesystemHandler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: object, key: str) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    async def scenario() -> list[str]:
+        await store.check(deletes=False)
+        await store.check(deletes=False)
+        with pytest.raises(DeniedError):
+            await store.check()
+        return [entry.key async for entry in store.list(KEPT_CHECK)]
+
+    monkeypatch.setattr(files.ObjectFiles, "delete", refuse)
+    assert asyncio.run(scenario()) == [KEPT_CHECK]
 
 
 # ---- what the operating system refuses -------------------------------------------------------

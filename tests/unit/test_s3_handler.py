@@ -15,10 +15,10 @@ from awscrt.checksums import crc32c
 from memq.errors import CorruptDataError, DeniedError, InvalidRequestError, ObjectExistsError, StoreError
 from memq.limits import MIB
 from memq.runtime.runtime import Runtime
-from memq.storage_handlers import ObjectEntry
+from memq.storage_handlers import KEPT_CHECK, ObjectEntry
 from memq.storage_handlers.s3.answers import StoreAnswer
 from memq.storage_handlers.s3.data_path import ObjectHead, PutOrder, let_go
-from memq.storage_handlers.s3.handler import CHECK_S, KEPT_CHECK, S3Handler
+from memq.storage_handlers.s3.handler import CHECK_S, S3Handler
 from memq.storage_handlers.s3.settings import read_bucket
 from tests.skipping_loop import LoopClock, run_skipping, skip
 from tests.unit.test_s3_attempts import Longest, now_s

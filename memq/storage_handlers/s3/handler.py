@@ -17,7 +17,16 @@ from awscrt.checksums import crc32c
 
 from memq.errors import CorruptDataError, DeniedError, InvalidRequestError, NotFoundError, ObjectExistsError, StoreError
 from memq.runtime.runtime import Runtime
-from memq.storage_handlers import CHECK_PREFIX, Buffer, Count, ListedKeys, ObjectEntry, check_key, check_prefix
+from memq.storage_handlers import (
+    CHECK_PREFIX,
+    KEPT_CHECK,
+    Buffer,
+    Count,
+    ListedKeys,
+    ObjectEntry,
+    check_key,
+    check_prefix,
+)
 from memq.storage_handlers.files import joined_crc
 from memq.storage_handlers.s3.answers import OF_THE_KEYS, Meaning, StoreAnswer, error_for
 from memq.storage_handlers.s3.attempts import Attempts, Request, S3Counters
@@ -26,7 +35,6 @@ from memq.storage_handlers.s3.settings import Bucket
 
 T = TypeVar("T")
 
-KEPT_CHECK = f"{CHECK_PREFIX}kept"  # a process without the right to delete leaves this one object, and uses it again
 CHECK_S = 60.0  # proven rights are not proven again for this time; a probe then costs one GET
 _PROBE = b"memq was here"
 _TIMES = 2  # the second put must find the first
