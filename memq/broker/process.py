@@ -119,16 +119,17 @@ def _name_held(broker: Broker) -> None:
 async def _keep_house(broker: Broker, settings: BrokerSettings) -> None:
     """Run retention at its interval and the sweep several times per safety age.
 
-    Only the governor sweeps. Any broker could (`memq.broker.upkeep.sweep`), but each listing costs requests.
+    Only the governor sweeps. Any broker could (`memq.broker.upkeep.sweep`), but each listing costs requests. A new
+    governor sweeps at once if it has not swept for that time: the former one may have ended just before its pass.
     """
     clock = broker.services.runtime.clock
     swept_s = clock.monotonic()
     while True:
         await asyncio.sleep(settings.retention_interval_ms / 1000)
-        sweeps = clock.monotonic() - swept_s >= settings.sweep_age_ms / 1000 / SWEEPS_PER_AGE
+        due = clock.monotonic() - swept_s >= settings.sweep_age_ms / 1000 / SWEEPS_PER_AGE
+        sweeps = due and broker.governs and settings.delete_objects
         if sweeps:
             swept_s = clock.monotonic()
-        sweeps = sweeps and broker.governs and settings.delete_objects
         if not broker.governs:
             broker.services.swept.pending_objects = broker.services.swept.pending_bytes = 0
         await look_after(broker.services, broker.partitions, sweeps=sweeps)

@@ -254,3 +254,27 @@ def test_retention_runs_at_its_interval_and_the_sweep_where_the_broker_governs_a
     run_skipping(work())
     assert [at_s for at_s, _ in looks] == [30, 60, 90, 120, 150, 180, 210]
     assert [at_s for at_s, sweeps in looks if sweeps] == [120] * (governs and deletes)
+
+
+def test_a_new_governor_sweeps_at_once_if_a_pass_is_due(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[int] = []
+
+    async def noted(services: Services, partitions: Partitions, *, sweeps: bool) -> None:
+        passes.extend([round(asyncio.get_running_loop().time())] * sweeps)
+
+    monkeypatch.setattr(process, "look_after", noted)
+
+    async def work() -> None:
+        ends = life.begin(line_runtime()[0], retention_interval_ms=30_000, sweep_age_ms=400_000)
+        governor, life.broker.governor = life.broker.governor, None
+        await life.ready.wait()
+        await skip(135)  # a pass was due at 120 s
+        life.broker.governor = governor
+        assert await life.broker.govern()
+        await skip(120)
+        assert life.signals is not None
+        life.signals.first.set()
+        assert await ends == 0
+
+    run_skipping(work())
+    assert passes == [150], "the next one is due at 250 s"
