@@ -498,13 +498,16 @@ def test_a_topic_whose_queue_is_gone_is_an_error_that_stops_nothing(caplog: pyte
     assert "retention-failed" in events_of(caplog)
 
 
-def test_a_round_that_fails_is_named_and_the_next_one_tries_again(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [StoreError("not now"), KeyError("NextContinuationToken")])
+def test_a_round_that_fails_is_named_and_the_next_one_tries_again(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     async def work() -> None:
         async with running_broker() as broker:
             rig = await Rig.make(broker)
 
             async def failing() -> None:
-                raise StoreError("not now")
+                raise error
 
             await rig.batch()
             rig.store.listed = failing

@@ -261,8 +261,9 @@ async def look_after(services: Services, partitions: Partitions, *, sweeps: bool
         await retire(services, partitions)
         if sweeps:
             await sweep(services, services.settings.sweep_age_ms)
-    except MemqError as error:
-        services.events.warning("housekeeping-failed", str(error))
+    except Exception as error:  # noqa: BLE001 - a fault in one round must not end retention until the next start
+        trace = None if isinstance(error, MemqError) else error
+        services.events.warning("housekeeping-failed", str(error) or repr(error), trace)
 
 
 async def trim_compacted(services: Services, topic: Topic) -> None:
