@@ -21,7 +21,7 @@ from awscrt.checksums import crc32c, crc64nvme
 
 from tests.s3_servers import BUCKET, S3Place
 
-_Done = Literal["answer", "close", "lost", "stall", "stall-done", "late"]
+_Done = Literal["answer", "page", "close", "lost", "stall", "stall-done", "late"]
 _Body = Literal["short", "cut", "changed", "other", "omit", "repeat", "slow"]
 Kind = _Done | _Body
 _HEAD_BYTES_MAX = 64 * 1024
@@ -33,12 +33,13 @@ _START = datetime(2026, 1, 1, tzinfo=UTC)
 class Fault:
     """What happens to one request.
 
-    `answer`: refused with status and code, nothing done. `close`: the connection ends, nothing done. `lost`: done, and
-    the connection ends without an answer. `stall`: nothing done, no answer while the client waits. `stall-done`: done,
-    no answer. `cut`: the body ends early, with the connection. `short`: fewer bytes, as if they were all.
-    `changed`: a byte is wrong. `other`: the bytes and marks of another object, where there is one. `omit`, `repeat`: a
-    listing without its first entry, or with it twice. `late`: refused, and yet done with the next request that comes.
-    `slow`: the body comes in pieces, with pauses between.
+    `answer`: refused with status and code, nothing done. `page`: a proxy's page with status 200, nothing done.
+    `close`: the connection ends, nothing done. `lost`: done, and the connection ends without an answer. `stall`:
+    nothing done, no answer while the client waits. `stall-done`: done, no answer. `cut`: the body ends early, with
+    the connection. `short`: fewer bytes, as if they were all. `changed`: a byte is wrong. `other`: the bytes and
+    marks of another object, where there is one. `omit`, `repeat`: a listing without its first entry, or with it
+    twice. `late`: refused, and yet done with the next request that comes. `slow`: the body comes in pieces, with
+    pauses between.
     """
 
     kind: Kind
@@ -120,7 +121,9 @@ class FaultyS3:
             return False
         if fault.kind == "late":
             self.late.append(asked)
-        if fault.status:
+        if fault.kind == "page":
+            status, headers, body = 200, {"Content-Type": "text/html"}, b"<html><p>Welcome</p></html>"
+        elif fault.status:
             status, headers, body = refusal(fault.status, fault.code)
         else:
             status, headers, body = self.act(self._instead(asked) if fault.kind == "other" else asked)

@@ -149,6 +149,7 @@ def test_keys_that_can_not_be_had_are_no_server_that_is_away() -> None:
         (EndpointConnectionError(endpoint_url="http://h"), 0, "", "http://h"),
         (aiohttp.ClientPayloadError("cut"), 0, "", "cut"),
         (OSError(), 0, "", "OSError"),
+        (KeyError("ContentLength"), 0, "", "an answer without 'ContentLength'"),
         (ClientError({"Error": {"Code": "SlowDown", "Message": "x" * 400}}, "Put"), 0, "SlowDown", "x" * 300),
         (ClientError({"Error": {"Code": "404"}, "ResponseMetadata": {"HTTPStatusCode": 404}}, "Head"), 404, "", ""),
         (ClientError({}, "Put"), 0, "", ""),

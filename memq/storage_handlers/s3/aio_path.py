@@ -94,7 +94,7 @@ class AioPath:
             if order.size >= self._bucket.settings.multipart_bytes_min:
                 await self._put_in_parts(order)
                 return
-            await self._client.put_object(
+            answer = await self._client.put_object(
                 **self._name(order.key),
                 **self._options,
                 IfNoneMatch="*",
@@ -102,6 +102,7 @@ class AioPath:
                 Body=b"".join(order.views),
                 ChecksumCRC32C=_base64(order.checksum),
             )
+            _check_made(answer)
 
     async def _put_in_parts(self, order: PutOrder) -> None:
         """Send parts, then complete the upload if the key is free.
@@ -132,13 +133,14 @@ class AioPath:
                 for task in tasks:
                     task.cancel()
                 await asyncio.wait(tasks)
-            await client.complete_multipart_upload(
+            answer = await client.complete_multipart_upload(
                 **upload,
                 IfNoneMatch="*",
                 MultipartUpload={"Parts": parts},
                 ChecksumCRC32C=_base64(order.checksum),
                 ChecksumType="FULL_OBJECT",
             )
+            _check_made(answer)
         except BaseException:
             await self._abort(upload)
             raise
@@ -182,13 +184,14 @@ class AioPath:
         while True:
             with _answers():
                 answer = await self._client.list_objects_v2(**query)
-            yield [
-                ObjectEntry(found["Key"], found["Size"], int(found["LastModified"].timestamp() * 1000))
-                for found in answer.get("Contents", ())
-            ]
-            if not answer.get("IsTruncated"):
+                page = [
+                    ObjectEntry(found["Key"], found["Size"], int(found["LastModified"].timestamp() * 1000))
+                    for found in answer.get("Contents", ())
+                ]
+                query["ContinuationToken"] = answer["NextContinuationToken"] if answer["IsTruncated"] else ""
+            yield page
+            if not query["ContinuationToken"]:
                 return
-            query["ContinuationToken"] = answer["NextContinuationToken"]
 
     async def delete(self, key: str) -> None:
         """See `DataPath.delete`."""
@@ -204,6 +207,11 @@ class AioPath:
         return {"Bucket": self._bucket.name, "Key": key}
 
 
+def _check_made(answer: dict[str, Any]) -> None:
+    """Raise KeyError for an answer that names no object: a proxy's page also has the status 200."""
+    answer["ETag"]
+
+
 async def _body_of(answer: dict[str, Any]) -> bytes:
     async with answer["Body"] as body:
         return b"".join([chunk async for chunk in body.iter_chunks(_CHUNK_BYTES)])
@@ -216,7 +224,7 @@ def _base64(checksum: int) -> str:
 
 @contextmanager
 def _answers(*, has_body: bool = True) -> Iterator[None]:
-    """Convert the exceptions of botocore and aiohttp to StoreAnswer."""
+    """Convert the exceptions of botocore and aiohttp, and a KeyError, to StoreAnswer."""
     import aiohttp
     from botocore.exceptions import (
         BotoCoreError,
@@ -241,5 +249,7 @@ def _answers(*, has_body: bool = True) -> Iterator[None]:
     except (CredentialRetrievalError, NoRegionError, SSOError, RuntimeError, ValueError) as error:
         # The request that needs keys fetches them. The last two errors: the fetched keys have expired, or are no JSON.
         raise StoreAnswer(0, "NoCredentials", (str(error).strip() or type(error).__name__)[:300]) from error
+    except KeyError as error:  # of an answer without a part that S3 always sends
+        raise StoreAnswer(0, "", f"an answer without {str(error)[:200]}, which is not S3's") from error
     except (BotoCoreError, aiohttp.ClientError, OSError) as error:
         raise StoreAnswer(0, "", (str(error) or type(error).__name__)[:300]) from error
