@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from memq.broker.broker_traces import BrokerTraces
 
 OPENINGS_AT_ONCE_MAX = 64  # so that the first of thousands of partitions are open before the last ones begin
+OPENING_TURN_S = 5.0  # a partition whose log or coordinator hangs delays the openings of others no longer than this
 CLOSINGS_AT_ONCE_MAX = 64  # if thousands published `closed` at once, the last pointers would be too old for the queue
 CLOSING_TURN_S = 5.0  # a partition whose part of the queue is unreachable delays the others no longer than this
 
@@ -60,7 +60,7 @@ class Services:
     spool: Spool
     counters: Counters
     traces: BrokerTraces | None = None
-    openings: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(OPENINGS_AT_ONCE_MAX))
+    openings: TimedSemaphore = field(default_factory=lambda: TimedSemaphore(OPENINGS_AT_ONCE_MAX, OPENING_TURN_S))
     closings: TimedSemaphore = field(default_factory=lambda: TimedSemaphore(CLOSINGS_AT_ONCE_MAX, CLOSING_TURN_S))
     lost_logs: dict[tuple[str, int], str] = field(default_factory=dict)  # write partitions not opened, and why
     swept: SweptNow = field(default_factory=SweptNow)

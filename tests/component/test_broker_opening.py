@@ -19,7 +19,7 @@ from memq.broker.metrics import Counters
 from memq.broker.partition.opening import BACKOFF_S_MAX, HELD_RETRY_S, open_partition, release_partition
 from memq.broker.partition.ownership import Ownership, Phase
 from memq.broker.partition.recent_batch_cache import RecentBatchCache
-from memq.broker.services import Services
+from memq.broker.services import OPENING_TURN_S, OPENINGS_AT_ONCE_MAX, Services
 from memq.errors import (
     CorruptDataError,
     DeniedError,
@@ -36,6 +36,7 @@ from memq.format.pointer import NamedProducer, Pointer, ProducerEnd, encode_poin
 from memq.governor import Assignment, BrokerEntry
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.limits import MIB
+from memq.notification import Span
 from memq.notification.memory import MemoryQueue
 from memq.settings import BrokerSettings
 from memq.storage_handlers import ObjectEntry
@@ -214,6 +215,34 @@ def test_a_partition_that_its_last_owner_drains_is_asked_for_ten_times_a_second(
         await opening.coordinator.set_assignment(msgspec.structs.replace(current, session=""))
         assert (await task).epoch == 5
         assert opening.services.counters.opening_retries == 0, "it is no failure"
+
+    run_skipping(work())
+
+
+def test_openings_of_partitions_whose_logs_hang_do_not_prevent_others() -> None:
+    async def work() -> None:
+        opening = Opening()
+        opening.topic = msgspec.structs.replace(opening.topic, partitions=equal_slots(OPENINGS_AT_ONCE_MAX + 1))
+        reads, span = read_partitions(opening.topic), opening.queue.span
+        await opening.queue.create(reads, 30_000)
+        await opening.coordinator.create_topic(opening.topic)
+        for entry in await opening.coordinator.assignments():
+            await opening.coordinator.set_assignment(msgspec.structs.replace(entry, broker="one"))
+
+        async def hanging(partition: ReadPartition) -> Span:
+            if partition != reads[-1]:
+                await asyncio.get_running_loop().create_future()
+            return await span(partition)
+
+        opening.queue.span = hanging  # type: ignore[method-assign]  # of all partitions but the last
+        works = [open_partition(opening.services, opening.topic, each.partition, each) for each in reads]
+        *hung, last = (asyncio.create_task(work) for work in works)
+        await skip(OPENING_TURN_S + 0.1)
+        assert last.done()
+        assert not any(task.done() for task in hung)
+        for task in hung:
+            task.cancel()
+        await asyncio.wait(hung)
 
     run_skipping(work())
 

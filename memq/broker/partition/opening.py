@@ -46,7 +46,7 @@ async def open_partition(services: Services, topic: Topic, partition: int, read:
     tries, seen, epoch, claimed = 0, 0, 0, False
     while True:
         try:
-            async with services.openings:
+            async with services.openings.turn():
                 last, epoch = epoch, await _claim(services, topic, partition, seen)
                 claimed = claimed or epoch != last + 1  # by others; epochs that only failed here stored nothing
                 own = await _open_epoch(services, topic, partition, read, epoch, claimed=claimed)
