@@ -438,6 +438,25 @@ def test_a_list_that_another_sweep_took_is_no_news_and_one_of_kept_objects_is() 
     in_yard(work)
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_one_listing_that_lacks_a_list_of_kept_objects_releases_none(number: int) -> None:
+    async def work(yard: Yard) -> None:
+        (each,) = listed("a")
+        await yard.lists.add(PREFIX, [each], yard.clock.wall_ms(), kept=True)
+        listing, calls = yard.store.list, list[str]()
+
+        async def lacking(prefix: str = "") -> AsyncIterator[ObjectEntry]:
+            calls.append(prefix)
+            if len(calls) != number + 1:
+                async for entry in listing(prefix):
+                    yield entry
+
+        yard.store.list = lacking  # type: ignore[method-assign]  # one answer has no entries
+        assert await yard.lists.kept(PREFIX) == {each.key: None}
+
+    in_yard(work)
+
+
 def test_an_operator_sees_what_waits_and_what_is_kept_and_takes_one_of_several() -> None:
     async def work(yard: Yard) -> None:
         one, two = listed("a", "b")

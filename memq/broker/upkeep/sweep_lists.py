@@ -78,10 +78,17 @@ class SweepLists:
         return since
 
     async def kept(self, prefix: str) -> Container[str] | None:
-        """Return the keys below `prefix` that an operator keeps; None when a list of them can't be read."""
+        """Return the keys below `prefix` that an operator keeps; None when a list of them can't be read.
+
+        The store lists them twice: a pass deletes a kept object if its list is missing from the only listing.
+        """
         keys: dict[str, None] = {}
-        async for entry in self._store.list(sweep_lists_prefix(self._cluster, prefix, kept=True)):
-            found = await self._read(entry.key, prefix)
+        lists: dict[str, None] = {}
+        for _ in range(2):
+            async for entry in self._store.list(sweep_lists_prefix(self._cluster, prefix, kept=True)):
+                lists[entry.key] = None
+        for key in lists:
+            found = await self._read(key, prefix)
             if found is None:
                 return None
             keys |= dict.fromkeys(listed.key for listed in found.objects)
