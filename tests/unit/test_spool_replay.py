@@ -19,6 +19,7 @@ from memq.broker.spool.unpublished_blocks import UnpublishedBlocks
 from memq.errors import NotFoundError, QueueError, SpoolError
 from memq.format.blocks.header import parse_header
 from memq.format.spool import encode_entry, encode_head
+from memq.limits import FORWARD_S_MAX
 from memq.notification import Publication, Span
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, read_partitions
 from tests.brokers import events_of
@@ -332,6 +333,42 @@ def test_a_log_that_is_not_found_is_asked_again_until_the_topic_is_deleted(
         assert set(events_of(caplog)) == {"spool-retry", "forward-gone"}
 
     run_skipping(work())
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_log_that_fails_or_hangs_delays_its_own_blocks_alone_and_they_stay_on_disk(
+    hangs: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        bench = Bench()
+        await bench.logs()
+        sick, sound = blocks_of(1), blocks_of(1, partition=1)
+        bench.write("a", (0, 4, sick[0]), (1, 2, sound[0]))
+        span = bench.queue.span
+
+        async def first_fails(partition: ReadPartition) -> Span:
+            if partition.partition == 0 and hangs:
+                await asyncio.get_running_loop().create_future()
+            if partition.partition == 0:
+                raise QueueError("this log fails")
+            return await span(partition)
+
+        bench.queue.span = first_fails  # type: ignore[method-assign]  # of one partition
+        replay = asyncio.create_task(bench.run())
+        await skip(STALE_S + 1)
+        assert bench.forwarder.views() == [(1, sound)]
+        bench.forwarder.settle()
+        await skip(FORWARD_S_MAX - 10)
+        assert bench.at_work()
+        assert not bench.forwarder.kept
+        await skip(50)
+        await replay
+        assert [each[:2] for each in bench.forwarder.kept] == [(TOPIC.id, 0)]
+        assert bench.unwanted() == []
+        assert bench.pool.leased_bytes == 0
+
+    run_skipping(work())
+    assert "spool-undecided" in events_of(caplog)
 
 
 @pytest.mark.parametrize("failures", [READ_TRIES - 1, READ_TRIES])

@@ -4,6 +4,9 @@ Theory: those blocks are like the ack=1 blocks of a lost epoch, and are handled 
 When no publish of that run can land any more, the forwarder reads the queue from the offset that its owner had read. It
 hands over the blocks that the queue does not hold. If retention has removed that offset, a block can't be distinguished
 from a copy. Its segment is then set aside for the operator.
+
+The log of a partition may fail or hang. So each partition of a chunk is searched in a task of its own. If its log fails
+for `FORWARD_S_MAX`, its blocks stay on disk for the next start, as blocks stay that no owner takes.
 """
 
 from __future__ import annotations
@@ -18,15 +21,17 @@ from awscrt.checksums import crc32c
 from memq.broker.ingest.slabs import Slab
 from memq.broker.services import Services
 from memq.broker.spool import SpoolDisk
-from memq.broker.spool.forwarding import Forwarder
+from memq.broker.spool.forwarding import READ_TIMEOUT_S, Forwarder
 from memq.broker.spool.segments import Segment, Span, Ticket
 from memq.broker.spool.unpublished_blocks import UnpublishedBlock, UnpublishedBlocks
-from memq.errors import CorruptDataError, MemqError, NotFoundError, SpoolError, UnsupportedFormatError
+from memq.errors import CorruptDataError, MemqError, NotFoundError, QueueError, SpoolError, UnsupportedFormatError
 from memq.format.ranges import Range, RangeSet
 from memq.format.spool import SpoolContent, SpoolEntry, decode_segment
+from memq.limits import FORWARD_S_MAX
 from memq.topic import CLOCK_ERROR_MS, Topic
 
 T = TypeVar("T")
+Search = asyncio.Task[None]
 SegmentIndex = dict[tuple[str, int, int], RangeSet]  # sequences by topic id, partition and producer
 
 WORKS_MAX = 64  # partitions whose blocks are forwarded at once
@@ -49,6 +54,7 @@ class Replay:
         self._indexes: dict[Segment, SegmentIndex] = {}  # of waiting segments; read on demand
         self._indexing = asyncio.Lock()
         self._started_s = services.runtime.clock.monotonic()
+        self._searches: dict[Search, None] = {}  # tasks that search the log of a partition, in order of their start
 
     async def find(self, disk: SpoolDisk) -> None:
         """Note the existing segments, before new ones are created; keep each until it is replayed.
@@ -61,9 +67,20 @@ class Replay:
 
     async def run(self, disk: SpoolDisk) -> None:
         """Bring the blocks of all segments to the queue; return when the forwarder has ended its work."""
-        for segment, ticket in self._segments.items():
-            if await self._replay(disk, segment):
-                ticket.release()
+        ends: list[Search] = []
+        try:
+            for segment, ticket in self._segments.items():
+                searches = await self._replay(disk, segment)
+                if searches is not None:
+                    end = _release_after(ticket, searches)
+                    ends.append(asyncio.create_task(end, name=f"replay {segment.name}"))
+            await asyncio.gather(*ends)
+        finally:
+            left = [*self._searches, *ends]
+            for task in left:
+                task.cancel()
+            if left:
+                await asyncio.wait(left)
         while any(segment.tickets for segment in self._segments) and self._forwarder.works:
             self._forwarder.changed.clear()
             await self._forwarder.changed.wait()
@@ -113,21 +130,22 @@ class Replay:
         """Whether segments of an earlier run exist and their replay has not ended."""
         return bool(self._segments) and not self._done.is_set()
 
-    async def _replay(self, disk: SpoolDisk, segment: Segment) -> bool:
-        """Replay one segment; False when it can't be read: then it stays."""
+    async def _replay(self, disk: SpoolDisk, segment: Segment) -> list[Search] | None:
+        """Replay one segment, and return the searches that need it; None when it can't be read: then it stays."""
         try:
             data, content = await self._read_content(disk, segment)
         except SpoolError as error:
             self._services.counters.spool_damages += 1
             self._services.events.error("spool-damaged", f"segment {segment.name}, which the next start reads: {error}")
-            return False
+            return None
+        searches: list[Search] = []
         if isinstance(content, MemqError):
             self._damaged(segment, str(content))
         else:
             self._log_content(segment, content)
             for entries in self._chunks(content.entries):
-                await self._take(segment, data, entries)
-        return True
+                searches += await self._take(segment, data, entries)
+        return searches
 
     async def _read_content(self, disk: SpoolDisk, segment: Segment) -> tuple[bytes, SpoolContent | MemqError]:
         """Return a segment's bytes and their content, or the error of a segment without content.
@@ -182,8 +200,8 @@ class Replay:
         if chunk:
             yield chunk
 
-    async def _take(self, segment: Segment, data: bytes, entries: list[SpoolEntry]) -> None:
-        """Hand some blocks to the forwarder, partition by partition, as soon as memory is free."""
+    async def _take(self, segment: Segment, data: bytes, entries: list[SpoolEntry]) -> list[Search]:
+        """Begin a search for some blocks, for each partition, as soon as memory is free; return the searches."""
         topics = {topic.id: topic for topic in self._topics()}
         parts: dict[tuple[str, int], list[SpoolEntry]] = {}
         for entry in entries:
@@ -193,15 +211,31 @@ class Replay:
         start = entries[0].start
         slab = await self._room(entries[-1].end - start)
         slab.view[: entries[-1].end - start] = data[start : entries[-1].end]
+        searches: list[Search] = []
         try:
             for (topic_id, partition), blocks in parts.items():
                 topic = topics.get(topic_id)
                 if topic is None or partition >= len(topic.partitions):
                     await self._take_topicless(segment, topic_id, blocks)
                 else:
-                    await self._hold(segment, topic, blocks, slab, start)
+                    searches.append(self._search(segment, topic, blocks, slab, start))
         finally:
             self._services.pool.release(slab)
+        return searches
+
+    def _search(self, segment: Segment, topic: Topic, blocks: list[SpoolEntry], slab: Slab, start: int) -> Search:
+        """Begin a search for blocks of one partition; it has a reference on the slab."""
+        slab.references += 1
+        work = self._hold(segment, topic, blocks, slab, start)
+        search = asyncio.create_task(work, name=f"replay {topic.name}/{blocks[0].partition}")
+        self._searches[search] = None
+
+        def ended(search: Search) -> None:
+            del self._searches[search]
+            self._services.pool.release(slab)
+
+        search.add_done_callback(ended)
+        return search
 
     async def _take_topicless(self, segment: Segment, topic_id: str, blocks: list[SpoolEntry]) -> None:
         """Drop the blocks of a deleted topic.
@@ -211,6 +245,10 @@ class Replay:
         if await self._forwarder.deleted(topic_id):
             self._gone(segment, topic_id, blocks, None)
             return
+        self._leave(segment, topic_id, blocks, "which the coordinator does not know")
+
+    def _leave(self, segment: Segment, topic_id: str, blocks: list[SpoolEntry], why: str) -> None:
+        """Keep blocks on disk for the next start."""
         self._ticket(segment, tuple(entry.span for entry in blocks))
         for entry in blocks:
             header = entry.header
@@ -219,7 +257,7 @@ class Replay:
         counters = self._services.counters
         counters.spool_undecided_blocks += len(blocks)
         counters.spool_kept_blocks += len(blocks)
-        text = f"{len(blocks)} blocks of topic id {topic_id}, which the coordinator does not know: {_names(blocks)}"
+        text = f"{len(blocks)} blocks of topic id {topic_id}, {why}: {_names(blocks)}"
         self._services.events.error("spool-undecided", f"segment {segment.name}, which the next start reads: {text}")
 
     def _gone(self, segment: Segment, topic_id: str, blocks: list[SpoolEntry], error: NotFoundError | None) -> None:
@@ -230,8 +268,9 @@ class Replay:
     async def _room(self, size: int) -> Slab:
         pool = self._services.pool
         while True:
-            leave_bytes = pool.budget_bytes // MEMORY_SHARE if self._forwarder.works else 0
-            slab = pool.lease(size, leave_bytes=leave_bytes) if self._forwarder.works < WORKS_MAX else None
+            works = self._forwarder.works + len(self._searches)
+            leave_bytes = pool.budget_bytes // MEMORY_SHARE if works else 0
+            slab = pool.lease(size, leave_bytes=leave_bytes) if works < WORKS_MAX else None
             if slab is not None:
                 return slab
             await asyncio.sleep(ROOM_S)
@@ -244,10 +283,13 @@ class Replay:
         since_ms = min(entry.appended_ms for entry in blocks) - topic.settings.stale_publish_ms - CLOCK_ERROR_MS
         queue = self._services.queue
         try:
-            span = await self._retry(segment.name, lambda: queue.span(read), topic_id=topic.id)
-            from_time = await self._retry(segment.name, lambda: queue.seek_time(read, since_ms), topic_id=topic.id)
+            span = await self._ask(segment, topic, lambda: queue.span(read))
+            from_time = await self._ask(segment, topic, lambda: queue.seek_time(read, since_ms))
         except NotFoundError as error:
             self._gone(segment, topic.id, blocks, error)
+            return
+        except QueueError as error:
+            self._leave(segment, topic.id, blocks, str(error))
             return
         known = [entry for entry in blocks if entry.queue_offset >= span.begin]
         if len(known) < len(blocks):
@@ -272,12 +314,31 @@ class Replay:
         text = f"it is unknown whether the queue held {len(blocks)} blocks: {why}: {_names(blocks)}"
         self._services.events.error("spool-undecided", f"segment {segment.name}, which will be set aside: {text}")
 
+    async def _ask(self, segment: Segment, topic: Topic, ask: Callable[[], Awaitable[T]]) -> T:
+        """Return the answer of a log; retry for `FORWARD_S_MAX`.
+
+        Raises: NotFoundError when the topic was deleted; QueueError after that time.
+        """
+
+        async def call() -> T:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                return await ask()
+
+        until_s = self._services.runtime.clock.monotonic() + FORWARD_S_MAX
+        return await self._retry(segment.name, call, topic_id=topic.id, until_s=until_s)
+
     async def _retry(
-        self, name: str, call: Callable[[], Awaitable[T]], tries_max: float = math.inf, topic_id: str = ""
+        self,
+        name: str,
+        call: Callable[[], Awaitable[T]],
+        tries_max: float = math.inf,
+        topic_id: str = "",
+        until_s: float = math.inf,
     ) -> T:
         """Repeat `call` until it succeeds: any error of the disk or the queue may pass.
 
-        Raises: the last error after `tries_max` tries; with a `topic_id`, NotFoundError when that topic was deleted.
+        Raises: the last error after `tries_max` tries, or after `until_s` (monotonic s); with a `topic_id`,
+        NotFoundError when that topic was deleted.
         """
         tries = 0
         while True:
@@ -289,8 +350,17 @@ class Replay:
                     raise
                 if topic_id and isinstance(error, NotFoundError) and await self._forwarder.deleted(topic_id):
                     raise
+                if self._services.runtime.clock.monotonic() > until_s:
+                    raise QueueError(f"the log gave no answer in time: {error!r}") from error
                 self._services.events.warning("spool-retry", f"segment {name}: {error}")
                 await asyncio.sleep(RETRY_S)
+
+
+async def _release_after(ticket: Ticket, searches: list[Search]) -> None:
+    """Release a segment after the searches of its blocks; a search that failed or was cancelled keeps it."""
+    for search in searches:
+        await search
+    ticket.release()
 
 
 def _content_of(data: bytes) -> SpoolContent | MemqError:
