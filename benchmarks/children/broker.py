@@ -64,7 +64,7 @@ class CubicNetwork(SocketNetwork):
         self, host: str, port: int, factory: ProtocolFactory, tls: ssl.SSLContext | None = None
     ) -> SocketListener:
         listener = await super().listen(host, port, factory, tls)
-        for listening in listener.server.sockets:
+        for listening in listener.sockets:
             use_cubic(listening)
         return listener
 

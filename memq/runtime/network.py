@@ -10,7 +10,8 @@ import errno
 import os
 import re
 import ssl
-from collections.abc import Callable
+from asyncio.trsock import TransportSocket
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -73,6 +74,11 @@ class SocketListener:
     def address(self) -> Address:
         """See `Listener.address`."""
         return self._address
+
+    @property
+    def sockets(self) -> Sequence[TransportSocket]:
+        """The listening sockets, for their options; none before `bind`."""
+        return self._server.sockets if self._server is not None else ()
 
     def close(self) -> None:
         """See `Listener.close`.

@@ -76,11 +76,11 @@ class Replay:
                     ends.append(asyncio.create_task(end, name=f"replay {segment.name}"))
             await asyncio.gather(*ends)
         finally:
-            left = [*self._searches, *ends]
-            for task in left:
+            tasks = [*self._searches, *ends]
+            for task in tasks:
                 task.cancel()
-            if left:
-                await asyncio.wait(left)
+            if tasks:
+                await asyncio.wait(tasks)
         while any(segment.tickets for segment in self._segments) and self._forwarder.works:
             self._forwarder.changed.clear()
             await self._forwarder.changed.wait()
