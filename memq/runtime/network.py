@@ -9,8 +9,8 @@ import asyncio
 import errno
 import os
 import re
+import socket
 import ssl
-from asyncio.trsock import TransportSocket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -76,7 +76,7 @@ class SocketListener:
         return self._address
 
     @property
-    def sockets(self) -> Sequence[TransportSocket]:
+    def sockets(self) -> Sequence[socket.socket]:
         """The listening sockets, for their options; none before `bind`."""
         return self._server.sockets if self._server is not None else ()
 
