@@ -159,22 +159,22 @@ class _Board:
         Return whether any move remains.
         """
         before = {name: seat.weight for name, seat in self.seats.items()}
-        moved: dict[str, list[_Piece]] = {}
+        moved: dict[str, list[tuple[_Piece, str]]] = {}  # with the reason for its place before
         for _ in range(len(self.pieces)):
             step = self._next_step()
             if step is None:
                 break
             busy, idle, piece = step
-            moved.setdefault(busy.entry.id, []).append(piece)
+            moved.setdefault(busy.entry.id, []).append((piece, piece.reason))
             text = f"'{busy.entry.id}' is at {busy.used:.2%}, '{idle.entry.id}' at {idle.used:.2%}"
             self._move(piece, idle.entry.id, text)
         kept = False
         for source, pieces in moved.items():
-            if sum(piece.weight for piece in pieces) >= GAIN_MIN * before[source]:
+            if sum(piece.weight for piece, _ in pieces) >= GAIN_MIN * before[source]:
                 kept = True
                 continue
-            for piece in pieces:
-                self._move(piece, source, "")
+            for piece, reason in pieces:
+                self._move(piece, source, reason)
         return kept
 
     def _next_step(self) -> tuple[_Seat, _Seat, _Piece] | None:

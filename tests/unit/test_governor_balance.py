@@ -118,8 +118,16 @@ def test_every_partition_gets_a_live_owner_and_a_carried_out_plan_leaves_nothing
             assert new.session == old.session, "an open partition is drained by its owner first"
         elif new != old:
             assert new.session == ""
+    assert all(change.reason for change in plan.changes)
     assert strategy(after).changes == ()
     assert strategy(settled(after)).changes == ()
+
+
+def test_a_partition_that_goes_back_to_its_new_owner_keeps_the_reason_for_that() -> None:
+    brokers = [broker("a", capacity=1_000_000), broker("b", capacity=100_000_000)]
+    plan = balanced(view(["a", "dead", *"aaaa", "", "a"], brokers, [0, 8_400_000, 7_100_000]))
+    reasons = {change.before: change.reason for change in plan.changes}
+    assert (reasons["dead"], reasons[""]) == ("'dead' is gone", "it has no owner")
 
 
 @given(owner_lists, broker_lists, traffic_lists)
