@@ -324,8 +324,8 @@ BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         REPLAY,
         "a segment that could not be read is removed",
-        'which the next start reads: {error}")\n            return False',
-        'which the next start reads: {error}")\n            return True',
+        'which the next start reads: {error}")\n            return None',
+        'which the next start reads: {error}")\n            return []',
     ),
     (
         STORING,
