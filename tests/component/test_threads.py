@@ -119,6 +119,9 @@ def test_a_second_close_does_not_wait_for_a_call_that_the_first_one_left_behind(
             await call
 
     asyncio.run(scenario())
+    for thread in threading.enumerate():
+        if thread.name.startswith("memq-test"):
+            thread.join(60)
 
 
 # A thread that is not threading's is known by its frame alone, as a library's is. Processes of their own: the runner of

@@ -58,6 +58,7 @@ class FramedProxy:
         self._ready = threading.Event()
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._let_in: list[asyncio.StreamWriter] = []
+        self._accepted: list[socket.socket] = []
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=[self._serve()], name="framed-proxy")
         self._thread.start()
         assert self._ready.wait(HANG_S)
@@ -91,30 +92,35 @@ class FramedProxy:
         with socket.create_server((HOST, 0), backlog=BACKLOG) as listener:
             listener.setblocking(False)
             self.port = listener.getsockname()[1]
+            self._loop.add_reader(listener, self._accept, listener)
             self._ready.set()
-            accepting = self._loop.create_task(self._accept(listener))
             await self._ended.wait()
+            self._loop.remove_reader(listener)
             while others := [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]:
                 for task in others:
                     task.cancel()
                 await asyncio.gather(*others, return_exceptions=True)
-            assert accepting.done()
         for writer in self._let_in:  # a task that is cancelled before its first step ends nothing
             with suppress(asyncio.CancelledError):  # of a task that waited for the same end, and was cancelled
                 await _end(writer)
         for _ in range(TURNS_TO_CLOSE):
             await asyncio.sleep(0)
+        for accepted in self._accepted:
+            accepted.close()  # of a task that was cancelled before its first step
 
-    async def _accept(self, listener: socket.socket) -> None:
-        while True:
-            accepted, _ = await self._loop.sock_accept(listener)
-            reader, writer = await asyncio.open_connection(sock=accepted)  # noqa: TID251 - not memq's own traffic
-            self._let_in.append(writer)
-            task = self._loop.create_task(self._connected(reader, writer))
+    def _accept(self, listener: socket.socket) -> None:
+        """Let one connection in. `sock_accept` loses a socket if its task is cancelled in the same turn."""
+        with suppress(BlockingIOError):
+            accepted, _ = listener.accept()
+            accepted.setblocking(False)
+            self._accepted.append(accepted)
+            task = self._loop.create_task(self._connected(accepted))
             self._tasks[task] = None
             task.add_done_callback(self._tasks.pop)
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _connected(self, accepted: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=accepted)  # noqa: TID251 - not memq's own traffic
+        self._let_in.append(writer)
         try:
             answers, requests = await asyncio.open_connection(HOST, self._target)  # noqa: TID251 - as above
         except OSError:
