@@ -1,4 +1,4 @@
-"""What compacted parts are promised, checked as each manifest lands: behind it is what was in the queue. Pure.
+"""Checks each manifest of compaction as it lands: it names the entries that the queue had. Pure.
 
 The highest manifest of a read partition holds. It may name more than the one before it, behind its end, entry by entry
 what the queue had there, with the same bytes; or less at its beginning, which is retention's. What it names stays.

@@ -102,7 +102,7 @@ class Queue:
 
 
 class Pointers:
-    """What brokers read pointers by: the queue's logs with their compacted parts."""
+    """The reader of a broker's pointers: the logs of the queue with their compacted parts."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
