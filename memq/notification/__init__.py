@@ -250,13 +250,20 @@ class Groups(Protocol):
         """Release all partitions at once; leaving twice is fine."""
         ...
 
-    async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
+    async def commit(
+        self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed], number: int = 0
+    ) -> None:
         """Store positions, all or none; after QueueError some may be stored: then store all again.
 
         A position may be lower than the stored one, after a seek of its consumer.
 
+        `number` counts the commits of a member, from 1. A commit with a smaller number than the member's newest
+        one is refused: it comes late, from a connection that the member gave up. 0: the caller does not count.
+
         The member "" with generation -1 commits from outside the membership. That is allowed only while the group has
         no members.
+
+        Raises: GenerationFencedError, also for a late commit; InvalidRequestError; QueueError.
         """
         ...
 

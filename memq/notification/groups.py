@@ -117,6 +117,7 @@ class Member(msgspec.Struct):
     joined: int  # the generation in which it joined last
     wanted: tuple[ReadPartition, ...]
     holds: list[Hold]
+    commits: int = 0  # the number of its newest commit
 
 
 class Group(msgspec.Struct):
@@ -148,7 +149,8 @@ class Group(msgspec.Struct):
         joined = self.generation + 1
         holds = [Hold(hold.partition, joined, hold.revoking) for hold in before.holds] if before else []
         wanted_once = tuple(dict.fromkeys(wanted))
-        self.members[name] = Member(session_timeout_ms, now_ms, joined, wanted_once, holds)
+        commits = before.commits if before else 0
+        self.members[name] = Member(session_timeout_ms, now_ms, joined, wanted_once, holds, commits)
         self._change()
         return self.membership(name)
 
@@ -185,11 +187,17 @@ class Group(msgspec.Struct):
         self._change()
 
     def check_commit(
-        self, name: str, generation: int, positions: Mapping[ReadPartition, Committed], now_ms: int
+        self,
+        name: str,
+        generation: int,
+        positions: Mapping[ReadPartition, Committed],
+        now_ms: int,
+        number: int = 0,
     ) -> None:
-        """Refuse a commit that the member may not make.
+        """Refuse a commit that the member may not make; note its `number`, as in `Groups.commit`.
 
-        Raises: GenerationFencedError, for all positions, when one partition is not held. InvalidRequestError for a
+        Raises: GenerationFencedError, for all positions, when one partition is not held, or after a later commit of
+        the member. InvalidRequestError for a
         commit from outside (member "", generation -1) while the group has members, or a position of another partition.
         """
         self.expire(now_ms)
@@ -197,13 +205,15 @@ class Group(msgspec.Struct):
             check_position(partition, committed)
         if name == "" and generation == OUTSIDE_GENERATION:
             return self.check_no_members("positions can't be set")
-        since = {hold.partition: hold.since for hold in self._current(name, generation).holds}
+        current = self._current(name, generation)
+        since = {hold.partition: hold.since for hold in current.holds}
         for partition in positions:
             if since.get(partition, generation + 1) > generation:
                 raise GenerationFencedError(
                     f"member '{name}' of generation {generation} does not hold partition {partition.partition} "
                     f"of topic '{partition.topic}'"
                 )
+        current.commits = newest_commit(name, current.commits, number)
         return None
 
     def check_no_members(self, refusal: str) -> None:
@@ -254,6 +264,17 @@ class Group(msgspec.Struct):
         for partition, name in owners.items():
             if partition not in holders:
                 self.members[name].holds.append(Hold(partition, self.generation))
+
+
+def newest_commit(member: str, newest: int, number: int) -> int:
+    """Return the number of a member's newest commit after the one with `number` (0: not counted).
+
+    A late commit would set the stored positions back, and the next holder would read their records again.
+    Raises: GenerationFencedError for a commit that comes after a later one.
+    """
+    if number and number < newest:
+        raise GenerationFencedError(f"commit {number} of member '{member}' comes late, after its commit {newest}")
+    return max(number, newest)
 
 
 def _holds_any(member: Member, partitions: frozenset[ReadPartition]) -> bool:

@@ -150,11 +150,13 @@ class MemoryQueue:
         if group in self._groups:
             self._groups[group].leave(member, self._now_ms())
 
-    async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
+    async def commit(
+        self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed], number: int = 0
+    ) -> None:
         """See `Groups.commit`."""
         check_group(group)
         target = self._groups.get(group) or Group()
-        target.check_commit(member, generation, positions, self._now_ms())
+        target.check_commit(member, generation, positions, self._now_ms(), number)
         for partition in positions:
             self.log(partition)
         self._groups[group] = target

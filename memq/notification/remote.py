@@ -169,12 +169,14 @@ class RemoteQueue:
         request = JoinRequest(group=group, member=member, leave=True)
         await self._ask(Api.JOIN, request, MembershipAnswer, timeout_s=ANSWER_S)
 
-    async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
+    async def commit(
+        self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed], number: int = 0
+    ) -> None:
         """See `Groups.commit`."""
         for partition, committed in positions.items():
             check_position(partition, committed)  # a message can't express a position of another partition
         wire = [wire_of(partition, committed) for partition, committed in positions.items()]
-        request = CommitRequest(group=group, member=member, generation=generation, positions=wire)
+        request = CommitRequest(group=group, member=member, generation=generation, number=number, positions=wire)
         await self._ask(Api.COMMIT, request, CommitAnswer, timeout_s=ANSWER_S)
 
     async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:

@@ -319,11 +319,15 @@ class WireCommitted(msgspec.Struct, kw_only=True):
 
 
 class CommitRequest(msgspec.Struct, kw_only=True):
-    """Store positions (all or none); with `fetch` read those of the partitions instead."""
+    """Store positions (all or none); with `fetch` read those of the partitions instead.
+
+    `number` counts the commits of the member from 1; 0: it does not count.
+    """
 
     group: str
     member: str = ""
     generation: Int64 = -1
+    number: Int64 = 0
     positions: list[WireCommitted] = []
     fetch: list[PartitionRef] = []
 

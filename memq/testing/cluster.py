@@ -308,7 +308,9 @@ class FaultyQueue(MemoryQueue):
         self._faults.meet("queue.heartbeat")
         return await super().heartbeat(group, member, generation, released)
 
-    async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
+    async def commit(
+        self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed], number: int = 0
+    ) -> None:
         """See `Groups.commit`."""
         self._faults.meet("queue.commit")
-        await super().commit(group, member, generation, positions)
+        await super().commit(group, member, generation, positions, number)

@@ -30,7 +30,9 @@ class DenyingQueue(MemoryQueue):
     denies = False
     failing: Callable[[], Awaitable[None]] | None = None  # called by the next commit, which fails
 
-    async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
+    async def commit(
+        self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed], number: int = 0
+    ) -> None:
         """See `Groups.commit`."""
         if self.denies:
             raise DeniedError("no right to commit")
@@ -38,7 +40,7 @@ class DenyingQueue(MemoryQueue):
         if failing is not None:
             await failing()
             raise QueueError("the answer is lost")
-        await super().commit(group, member, generation, positions)
+        await super().commit(group, member, generation, positions, number)
 
     async def leave(self, group: str, member: str) -> None:
         """See `Groups.leave`."""

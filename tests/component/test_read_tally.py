@@ -59,11 +59,13 @@ class HeldQueue(MemoryQueue):
         super().__init__(clock)
         self.asked, self.free = asyncio.Event(), asyncio.Event()
 
-    async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
+    async def commit(
+        self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed], number: int = 0
+    ) -> None:
         """See `Groups.commit`."""
         self.asked.set()
         await self.free.wait()
-        await super().commit(group, member, generation, positions)
+        await super().commit(group, member, generation, positions, number)
 
 
 def test_a_partition_that_is_read_anew_while_its_commit_is_under_way_begins_behind_that() -> None:

@@ -247,6 +247,37 @@ async def test_a_holder_may_store_a_lower_position(queue: NotificationQueue, clo
 
 
 @over_queues
+async def test_a_commit_that_comes_after_a_later_one_of_its_member_is_refused(
+    queue: NotificationQueue, clock: ManualClock
+) -> None:
+    """A broker that was paused may serve a request whose connection its member has given up."""
+    await prepare(queue)
+    a = await join(queue, "a")
+    for number, offset in ((1, 3), (3, 9), (3, 9)):
+        await queue.commit("report", "a", a.generation, {part(0): committed(offset)}, number)
+    with pytest.raises(GenerationFencedError, match=r"commit 2 of member 'a' comes late, after its commit 3"):
+        await queue.commit("report", "a", a.generation, {part(0): committed(5)}, 2)
+    assert await queue.committed("report", [part(0)]) == {part(0): committed(9)}
+    await queue.commit("report", "a", a.generation, {part(0): committed(2)}, 4)  # after a seek
+    assert await queue.committed("report", [part(0)]) == {part(0): committed(2)}
+    a = await join(queue, "a")
+    with pytest.raises(GenerationFencedError, match="comes late"):
+        await queue.commit("report", "a", a.generation, {part(0): committed(9)}, 3)
+    await queue.commit("report", "a", a.generation, {part(0): committed(9)}, 5)
+    assert await queue.committed("report", [part(0)]) == {part(0): committed(9)}
+
+
+@over_queues
+async def test_a_refused_commit_leaves_its_number_free(queue: NotificationQueue, clock: ManualClock) -> None:
+    a, b = await two_members(queue)
+    mine, theirs = a.assigned[0], b.assigned[0]
+    with pytest.raises(GenerationFencedError, match="does not hold"):
+        await queue.commit("report", "a", a.generation, {theirs: committed(5, partition=theirs.partition)}, 2)
+    await queue.commit("report", "a", a.generation, {mine: committed(5, partition=mine.partition)}, 1)
+    assert mine in await queue.committed("report", FOUR)
+
+
+@over_queues
 async def test_a_commit_of_what_is_not_held_is_refused_whole(queue: NotificationQueue, clock: ManualClock) -> None:
     a, b = await two_members(queue)
     mine, theirs = a.assigned[0], b.assigned[0]

@@ -77,8 +77,10 @@ class PatientQueue:
     async def leave(self, group: str, member: str) -> None:
         await self._again(self._queue.leave, group, member)
 
-    async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
-        await self._again(self._queue.commit, group, member, generation, positions)
+    async def commit(
+        self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed], number: int = 0
+    ) -> None:
+        await self._again(self._queue.commit, group, member, generation, positions, number)
 
     async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
         return await self._again(self._queue.committed, group, partitions)

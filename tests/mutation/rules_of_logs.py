@@ -243,14 +243,14 @@ LOG_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         SQLITE_GROUPS,
         "positions are stored without the check of the generation",
-        "    stored.group.check_commit(member, generation, positions, now_ms)\n",
+        "    stored.group.check_commit(member, generation, positions, now_ms, number)\n",
         "    stored.group.expire(now_ms)\n",
     ),
     (
         MEMORY_QUEUE,
         "a position is stored before the commit is checked",
-        "        target.check_commit(member, generation, positions, self._now_ms())\n",
-        STORE + "        target.check_commit(member, generation, positions, self._now_ms())\n",
+        "        target.check_commit(member, generation, positions, self._now_ms(), number)\n",
+        STORE + "        target.check_commit(member, generation, positions, self._now_ms(), number)\n",
     ),
     (
         FILES,

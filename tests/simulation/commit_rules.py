@@ -24,6 +24,8 @@ class CommitRules:
         ] = {}  # who was notified last that it holds it, and since which generation
         self._stored: dict[Key, list[Position]] = {}
         self._asked: dict[tuple[str, ReadPartition, str], Position] = {}  # what a member asked for last
+        self._numbers: dict[tuple[str, str], int] = {}  # of a member's newest stored commit
+        self._latest: dict[tuple[str, str], int] = {}  # of the newest commit that a member asked for
         self._joined: dict[tuple[str, str], int] = {}  # the generation in which a member of a group joined last
 
     def granted(self, group: str, member: str, membership: Membership, *, joined: bool) -> None:
@@ -39,9 +41,13 @@ class CommitRules:
                 self._asked.pop((group, partition, member), None)
 
     def stored(
-        self, group: str, member: str, generation: int, positions: Iterable[tuple[ReadPartition, Position]]
+        self, group: str, member: str, generation: int, number: int, positions: Iterable[tuple[ReadPartition, Position]]
     ) -> None:
-        """The queue has stored what a member asked for in a generation."""
+        """The queue has stored what a member asked for in a generation, by its commit with this number."""
+        newest = self._numbers.get((group, member), 0)
+        if number < newest:
+            self._fail(f"commit {number} of member '{member}' of group {group} is stored after its commit {newest}")
+        self._numbers[group, member] = max(number, newest)
         for partition, position in positions:
             holder, since = self._grants.get((group, partition), ("", 0))
             who = f"member '{member}' of generation {generation} stores {position} of group {group}"
@@ -50,15 +56,16 @@ class CommitRules:
             self._stored.setdefault((group, partition), []).append(position)
 
     def asked(
-        self, group: str, member: str, generation: int, positions: Iterable[tuple[ReadPartition, Position]]
+        self, group: str, member: str, generation: int, number: int, positions: Iterable[tuple[ReadPartition, Position]]
     ) -> None:
         """A broker asks for a member's positions to be stored: none is asked for behind another.
 
-        A broker that was paused may ask for what the member sent before it joined again. Such a call is no step back of
-        the member. It must be refused, which `stored` checks.
+        A broker that was paused may ask for what the member sent before a later commit, or before it joined again. Such
+        a call is no step back of the member. It must be refused, which `stored` checks.
         """
-        if generation < self._joined.get((group, member), 0):
+        if generation < self._joined.get((group, member), 0) or number < self._latest.get((group, member), 0):
             return
+        self._latest[group, member] = number
         for partition, position in positions:
             before = self._asked.get((group, partition, member), position)
             if position < before and not self.goes_back:

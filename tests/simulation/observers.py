@@ -86,15 +86,15 @@ class Observers(Observer):
         self._lasting.commits.granted(group, member, membership, joined=joined)
         self._transient.commits.granted(group, member, membership, joined=joined)
 
-    def asked(self, group: str, member: str, generation: int, positions: Places) -> None:
+    def asked(self, group: str, member: str, generation: int, number: int, positions: Places) -> None:
         """See `cloud.Observer`."""
         for checker, places in self._split(positions):
-            checker.commits.asked(group, member, generation, places)
+            checker.commits.asked(group, member, generation, number, places)
 
-    def stored_by(self, group: str, member: str, generation: int, positions: Places) -> None:
+    def stored_by(self, group: str, member: str, generation: int, number: int, positions: Places) -> None:
         """See `cloud.Observer`."""
         for checker, places in self._split(positions):
-            checker.commits.stored(group, member, generation, places)
+            checker.commits.stored(group, member, generation, number, places)
 
     def fetched(self, group: str, partition: ReadPartition, position: Position | None) -> None:
         """See `cloud.Observer`."""

@@ -409,9 +409,9 @@ def test_positions_are_stored_and_read() -> None:
     async def work() -> None:
         handlers = Handlers()
         wire = wire_of(PARTS[1], STORED)
-        store = CommitRequest(group="g", member="m", generation=5, positions=[wire])
+        store = CommitRequest(group="g", member="m", generation=5, number=3, positions=[wire])
         assert await handlers.requests.commit(call(store)) == CommitAnswer()
-        assert handlers.queue.calls == [("commit", "g", "m", 5, {PARTS[1]: STORED})]
+        assert handlers.queue.calls == [("commit", "g", "m", 5, {PARTS[1]: STORED}, 3)]
         handlers.queue.calls.clear()
         read = CommitRequest(group="g", fetch=[ref(1), ref(2)])
         answer = await handlers.requests.commit(call(read))

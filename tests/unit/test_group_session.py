@@ -56,8 +56,10 @@ class Group:
     async def leave(self, group: str, member: str) -> None:
         self._answer("leave")
 
-    async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
-        self._answer("commit")
+    async def commit(
+        self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed], number: int = 0
+    ) -> None:
+        self._answer(f"commit {number}")
 
     async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
         raise AssertionError("a session reads no positions")
@@ -137,8 +139,9 @@ def test_a_member_joins_once_and_then_says_that_it_lives() -> None:
         for _ in range(3):
             await member.exchange()
         assert member.group.asked == ["join", "heartbeat", "heartbeat"]
-        await member.session.commit(HERE)
-        assert member.group.asked[3:] == ["commit"]
+        for _ in range(2):
+            await member.session.commit(HERE)
+        assert member.group.asked[3:] == ["commit 1", "commit 2"]
 
     run(work)
 

@@ -218,6 +218,19 @@ def test_a_hold_is_committed_until_it_is_released() -> None:
         holdings.check_commit(holdings.generation, at(B))
 
 
+def test_a_commit_after_a_later_one_is_refused() -> None:
+    holdings = Holdings("a", 100)
+    holdings.assign([A])
+    for number in (2, 4, 4):
+        holdings.check_commit(holdings.generation, at(A), number)
+    holdings.rejoin()
+    with pytest.raises(GenerationFencedError, match="commit 3 of member 'a' comes late, after its commit 4"):
+        holdings.check_commit(holdings.generation, at(A), 3)
+    with pytest.raises(GenerationFencedError, match="does not hold"):
+        holdings.check_commit(holdings.generation, at(B), 9)
+    holdings.check_commit(holdings.generation, at(A), 5)
+
+
 def test_what_came_back_needs_the_new_generation() -> None:
     holdings = Holdings("a", 100)
     holdings.assign([A])

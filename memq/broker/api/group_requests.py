@@ -244,7 +244,7 @@ class GroupRequests:
         check_group(ask.group)
         if ask.positions:
             positions = committed_of(ask.positions)
-            await self._queue.commit(ask.group, ask.member, ask.generation, positions)
+            await self._queue.commit(ask.group, ask.member, ask.generation, positions, ask.number)
         if not ask.fetch:
             return CommitAnswer()
         found = await self._queue.committed(ask.group, [partition_of(ref) for ref in ask.fetch])

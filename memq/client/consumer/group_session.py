@@ -131,6 +131,7 @@ class GroupSession:
         self._rejoin = True
         self._kicked = asyncio.Event()
         self._heard_s = 0.0
+        self._commits = 0
 
     def share(self, partitions: Sequence[ReadPartition]) -> None:
         """Share in these partitions with the other members from now on."""
@@ -170,7 +171,8 @@ class GroupSession:
         """
         if not self.state.inside:
             raise GenerationFencedError(f"member '{self.member}' is not in group '{self.group}' any more")
-        await self._groups.commit(self.group, self.member, self.state.generation, positions)
+        self._commits += 1
+        await self._groups.commit(self.group, self.member, self.state.generation, positions, self._commits)
 
     async def leave(self, timeout_s: float) -> None:
         """Give everything back: others need not wait for the session to time out. A failure is left to that."""

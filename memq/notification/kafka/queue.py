@@ -247,9 +247,11 @@ class KafkaQueue:
         """See `Groups.leave`."""
         await self._groups.leave(check_group(group), member)
 
-    async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
+    async def commit(
+        self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed], number: int = 0
+    ) -> None:
         """See `Groups.commit`."""
-        await self._groups.commit(check_group(group), member, generation, dict(positions))
+        await self._groups.commit(check_group(group), member, generation, dict(positions), number)
 
     async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
         """See `Groups.committed`."""

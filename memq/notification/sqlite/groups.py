@@ -1,7 +1,8 @@
 """Groups in SQLite: each function is one request on a connection, in the caller's transaction.
 
-A group's membership is one row of JSON, written only after a change of its generation or of its number of positions.
-The time of a member's last heartbeat is a row of its own, since it changes often. A refused request changes nothing.
+A group's membership is one row of JSON, written only after a commit that has a number, or a change of its generation
+or of its number of positions. The time of a member's last heartbeat is a row of its own, since it changes often. A
+refused request changes nothing.
 
 **Damage.** Each row has a checksum (`memq.notification.sqlite.file`). The checksum of a position continues the one of
 its partition's name and id. A group counts its positions: otherwise a missing one would mean "nothing committed", and
@@ -81,14 +82,15 @@ def commit(
     generation: int,
     positions: Mapping[ReadPartition, Committed],
     now_ms: int,
+    number: int = 0,
 ) -> None:
     """Store positions, all or none. A commit from outside creates a missing group."""
     stored = _load(connection, name) or _new()
-    stored.group.check_commit(member, generation, positions, now_ms)
+    stored.group.check_commit(member, generation, positions, now_ms, number)
     rows = [_position_row(name, partition_row(connection, each), committed) for each, committed in positions.items()]
     has = "SELECT 1 FROM positions WHERE group_name = ? AND partition_id = ?"
     stored.positions += sum(connection.execute(has, row[:2]).fetchone() is None for row in rows)
-    _save(connection, name, stored)
+    _save(connection, name, stored, numbered=number > 0)
     connection.executemany(
         """INSERT OR REPLACE INTO positions
         (group_name, partition_id, pointer_offset, record_index, records, bytes, checksum)
@@ -214,9 +216,9 @@ def _load(connection: sqlite3.Connection, name: str) -> _Stored | None:
     return _Stored(group, row[2], (group.generation, row[2]))
 
 
-def _save(connection: sqlite3.Connection, name: str, stored: _Stored) -> bool:
-    """Write the group if it has changed; return whether it has."""
-    if (stored.group.generation, stored.positions) == stored.was:
+def _save(connection: sqlite3.Connection, name: str, stored: _Stored, *, numbered: bool = False) -> bool:
+    """Write the group if it has changed, or a commit has a number; return whether it was written."""
+    if (stored.group.generation, stored.positions) == stored.was and not numbered:
         return False
     row = (name, msgspec.json.encode(stored.group), stored.positions)
     connection.execute(

@@ -205,11 +205,13 @@ class SqliteQueue:
         check_group(group)
         await self._write(lambda file: groups.leave(file, group, member, self._now_ms()))
 
-    async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
+    async def commit(
+        self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed], number: int = 0
+    ) -> None:
         """See `Groups.commit`."""
         check_group(group)
         kept = dict(positions)
-        await self._write(lambda file: groups.commit(file, group, member, generation, kept, self._now_ms()))
+        await self._write(lambda file: groups.commit(file, group, member, generation, kept, self._now_ms(), number))
 
     async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
         """See `Groups.committed`."""

@@ -47,13 +47,15 @@ class QueueObserver:
     def granted(self, group: str, member: str, membership: Membership, *, joined: bool) -> None:
         """A member was notified of its partitions."""
 
-    def asked(self, group: str, member: str, generation: int, positions: list[tuple[ReadPartition, Position]]) -> None:
-        """A member requests that positions are stored."""
+    def asked(
+        self, group: str, member: str, generation: int, number: int, positions: list[tuple[ReadPartition, Position]]
+    ) -> None:
+        """A member requests that positions are stored, by its commit with this number."""
 
     def stored_by(
-        self, group: str, member: str, generation: int, positions: list[tuple[ReadPartition, Position]]
+        self, group: str, member: str, generation: int, number: int, positions: list[tuple[ReadPartition, Position]]
     ) -> None:
-        """The positions that a member sent in a generation are stored."""
+        """The positions are stored that a member sent in a generation, by its commit with this number."""
 
     def fetched(self, group: str, partition: ReadPartition, position: Position | None) -> None:
         """A client fetched the position of a group; None when the group has stored nothing."""
@@ -226,16 +228,18 @@ class SimQueue:
         """See `Groups.leave`."""
         await self._caller.call(f"leave {group} {member}", lambda: self._queue.leave(group, member))
 
-    async def commit(self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
+    async def commit(
+        self, group: str, member: str, generation: int, positions: dict[ReadPartition, Committed], number: int = 0
+    ) -> None:
         """See `Groups.commit`."""
         copied = dict(positions)
         places = [(partition, committed.position) for partition, committed in copied.items()]
         if await self._has(group, member):
-            self._observer.asked(group, member, generation, places)
+            self._observer.asked(group, member, generation, number, places)
 
         async def land() -> None:
-            await self._queue.commit(group, member, generation, copied)
-            self._observer.stored_by(group, member, generation, places)
+            await self._queue.commit(group, member, generation, copied, number)
+            self._observer.stored_by(group, member, generation, number, places)
             for partition, committed in copied.items():
                 self._observer.committed(group, partition, committed.position)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from memq.errors import GenerationFencedError
 from memq.notification import Membership, check_position
-from memq.notification.groups import Hold
+from memq.notification.groups import Hold, newest_commit
 from memq.topic import Committed, ReadPartition
 
 
@@ -24,6 +24,7 @@ class Holdings:
         self._member = member
         self._joined = first_generation
         self._holds: dict[ReadPartition, Hold] = {}
+        self._commits = 0  # the number of its newest commit
 
     def rejoin(self) -> None:
         """Begin all holds again, so that generations which the member knew are refused."""
@@ -76,8 +77,11 @@ class Holdings:
                 f"member '{self._member}' names generation {generation}, it has {self._joined} to {self.generation}"
             )
 
-    def check_commit(self, generation: int, positions: Mapping[ReadPartition, Committed]) -> None:
-        """Refuse a commit for partitions not held. Raises: GenerationFencedError, InvalidRequestError."""
+    def check_commit(self, generation: int, positions: Mapping[ReadPartition, Committed], number: int = 0) -> None:
+        """Refuse a commit for partitions not held, or one that comes late. `number`: as `Groups.commit`.
+
+        Raises: GenerationFencedError, InvalidRequestError.
+        """
         for partition, committed in positions.items():
             check_position(partition, committed)
         self.check(generation)
@@ -88,6 +92,7 @@ class Holdings:
                     f"member '{self._member}' of generation {generation} does not hold partition "
                     f"{partition.partition} of topic '{partition.topic}'"
                 )
+        self._commits = newest_commit(self._member, self._commits, number)
 
     def membership(self) -> Membership:
         """Return the current partitions of the member."""

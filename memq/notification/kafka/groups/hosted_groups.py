@@ -165,7 +165,9 @@ class HostedGroups:
 
     # ---- positions ---------------------------------------------------------------------------
 
-    async def commit(self, group: str, name: str, generation: int, positions: dict[ReadPartition, Committed]) -> None:
+    async def commit(
+        self, group: str, name: str, generation: int, positions: dict[ReadPartition, Committed], number: int
+    ) -> None:
         """See `Groups.commit`. Kafka may store a part of a failed commit.
 
         A retry of the whole commit is harmless.
@@ -185,7 +187,7 @@ class HostedGroups:
             await self._commit_outside(group, offsets)
             return
         member = self._known(group, name)
-        member.holdings.check_commit(generation, positions)
+        member.holdings.check_commit(generation, positions, number)
         if not offsets:
             return
         stored = await member.commit(offsets)
