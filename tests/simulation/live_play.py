@@ -133,8 +133,10 @@ class LivePlay:
             home.settle(self._now_ms)
         for (_, partition), audit in self._audits.items():
             audit.settle(self._now_ms)
-            audit.ends.confirm(audit.ends.missing())
-            audit.settle(self._now_ms)
+            missing = audit.ends.missing()
+            if missing:
+                audit.ends.confirm(missing)
+                audit.settle(self._now_ms)
             sought = audit.sought(again=True)
             if sought:  # all that brokers held is in the queue by now
                 audit.take_answer(sought, HeldAnswer(answered=frozenset(audit.books.holders())), self._now_ms)

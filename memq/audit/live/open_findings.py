@@ -6,6 +6,7 @@ grow, shrink and end. Each change of a finding is a change of its minute's count
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -34,6 +35,7 @@ class OpenFindings:
         self._findings = findings
         self._rows = rows
         self._by_key: dict[tuple[object, ...], dict[str, None]] = {}
+        self._by_producer: Counter[int] = Counter()
         self._changed: dict[str, Finding] = {}
         for finding in findings.values():
             self._file(finding)
@@ -69,6 +71,10 @@ class OpenFindings:
                     finding_or_none.offset, finding_or_none.object = locate(first)
                 ranges = tuple(RangeSet([*finding_or_none.ranges, (first, next_)]))
                 self._change(finding_or_none, ranges, now_ms)
+
+    def any_of(self, producer: int) -> bool:
+        """Return whether a finding about a producer is open."""
+        return producer in self._by_producer
 
     def ranges(self, wrong: Finding) -> RangeSet:
         """Return the sequences of the findings of `wrong`, which has what they share, that hold."""
@@ -161,9 +167,13 @@ class OpenFindings:
         finding.resolved_ms = now_ms
         del self._findings[finding.id]
         self._by_key[_key_of(finding)].pop(finding.id)
+        self._by_producer[finding.producer] -= 1
+        if not self._by_producer[finding.producer]:
+            del self._by_producer[finding.producer]
 
     def _file(self, finding: Finding) -> None:
         self._by_key.setdefault(_key_of(finding), {})[finding.id] = None
+        self._by_producer[finding.producer] += 1
 
 
 def _key_of(finding: Finding) -> tuple[object, ...]:

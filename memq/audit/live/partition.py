@@ -218,7 +218,8 @@ class PartitionAudit:
         for producer, stream in self.books.streams.items():
             if producer in self._dirty or stream.waiting or stream.unplaced:
                 EventMinutes(stream).place(self._row, now_ms)
-                self._judge(producer, stream, now_ms)
+                if _ripen(stream, now_ms) or producer in self._dirty:
+                    self._judge(producer, stream, now_ms)
         for group, books in self.books.groups.items():
             if books.stream is not None:
                 covered = books.stream.covered
@@ -402,7 +403,6 @@ class PartitionAudit:
 
     def _judge(self, producer: int, stream: AuditedProducer, now_ms: int) -> None:
         """Say which sequences of a producer are lost, doubled or unproven in the queue."""
-        _ripen(stream, now_ms)
         there = [stream.account.delivered, stream.gave_up, stream.account.burned]
         acked, blind = self._seen(stream, apart(stream.acked, stream.account.delivered))
         acked = self.ends.decide(producer, acked, self._lost(producer))
@@ -420,7 +420,8 @@ class PartitionAudit:
             (Kind.HOLE, _UNPROVEN_BLIND, blind + blind_weak),
             (Kind.DOUBLED, "twice in the queue, and no reader drops it", list(stream.account.doubled)),
         ):
-            self._hold(self._wrong(kind, cause, producer), pieces, stream, now_ms)
+            if pieces or self._findings.any_of(producer):
+                self._hold(self._wrong(kind, cause, producer), pieces, stream, now_ms)
 
     def _not_held(
         self, producer: int, weak: list[Range], below: list[Range], *, sure: bool
@@ -430,6 +431,8 @@ class PartitionAudit:
         `sure`: no broker can hold what is below its end.
         """
         self._questions.begin(producer)
+        if not weak and not below:
+            return [], [], []
         doubted = self._findings.ranges(self._wrong(Kind.HOLE, _UNPROVEN_HELD, producer))
         lost = self._lost(producer)
         of_weak = self._questions.decide(producer, weak, lost, doubted)
@@ -440,6 +443,8 @@ class PartitionAudit:
 
     def _lost(self, producer: int) -> RangeSet:
         """Return the findings of records lost in the queue; a late report may change the cause."""
+        if not self._findings.any_of(producer):
+            return RangeSet()
         causes = (_LOST_ACKED, _LOST_WEAK, _LOST_BELOW_END)
         known = (self._findings.ranges(self._wrong(Kind.LOST, cause, producer)) for cause in causes)
         return RangeSet(piece for ranges in known for piece in ranges)
@@ -476,7 +481,8 @@ class PartitionAudit:
                 (Kind.HOLE, _UNPROVEN_MEMBER, apart(progress.unproven, progress.ever, stream.corrupt)),
                 (Kind.DOUBLED, "processed twice", list(progress.doubled)),
             ):
-                self._hold(self._wrong(kind, cause, producer, group), found, stream, now_ms)
+                if found or self._findings.any_of(producer):
+                    self._hold(self._wrong(kind, cause, producer, group), found, stream, now_ms)
 
     def _wrong(self, kind: Kind, cause: str, producer: int = 0, group: str = "") -> Finding:
         stage = IN_GROUP if group else IN_QUEUE
@@ -520,13 +526,15 @@ def _add(ranges: RangeSet, pieces: Iterable[Range]) -> int:
     return sum(ranges.add(*piece) for piece in pieces)
 
 
-def _ripen(stream: AuditedProducer, now_ms: int) -> None:
-    """Mark records that have waited long enough as overdue."""
-    left = []
+def _ripen(stream: AuditedProducer, now_ms: int) -> bool:
+    """Mark records that have waited long enough as overdue; return whether there are any."""
+    left, ripe = [], False
     for due_ms, first, next_ in stream.waiting:
         if due_ms > now_ms:
             left += [(due_ms, *hole) for hole in stream.account.delivered.holes(first, next_)]
         else:
             for hole in stream.account.delivered.holes(first, next_):
+                ripe = True
                 stream.overdue.add(*hole)
     stream.waiting[:] = left
+    return ripe

@@ -24,6 +24,9 @@ class EndQuestions:
     def decide(self, producer: int, missing: Iterable[Range], lost: RangeSet) -> list[Range]:
         """Return the lost part of missing sequences; `lost` is the earlier result."""
         missing = list(missing)
+        if not missing:
+            self._open.pop(producer, None)
+            return []
         sure = common(missing, RangeSet([*lost, *self._proved.get(producer, RangeSet())]))
         self._open[producer] = RangeSet(apart(missing, RangeSet(sure)))
         if not self._open[producer]:
