@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.consumer.core import GONE_TRIES
+from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
 from memq.client.metadata import ClusterMetadata
 from memq.client.producer.producer import AsyncProducer
-from memq.errors import PositionExpiredError, QueueError
+from memq.errors import NotFoundError, PositionExpiredError, QueueError
 from memq.format.pointer import decode_pointer
 from memq.governor.planning import split
+from memq.notification import Span
 from memq.notification.remote import RemoteQueue
 from memq.protocol.messages import TopicMetadata
-from memq.topic import TopicSettings, read_partitions, slot_of_key
+from memq.topic import ReadPartition, TopicSettings, read_partitions, slot_of_key
 from tests.brokers import run, running_broker
 
 LOW, HIGH = (
     next(key for key in map(str.encode, "abcdefgh") if (slot_of_key(key) >= 1 << 15) == high) for high in (0, 1)
 )
+
+END_ANSWERS = 2  # of the queue, before the owners are asked for the end
 
 
 @pytest.mark.parametrize("group", [None, "g"])
@@ -56,6 +61,49 @@ def test_a_broker_that_does_not_know_the_topic_yet_costs_no_place(
                 second = await consumer.poll(20)
                 assert second is not None
                 assert second.values() == [b"after"], "not once more what was read before"
+
+    run(scenario())
+
+
+def test_a_topic_that_is_deleted_while_its_end_is_asked_for_ends_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owners of its end were looked up in a topic that was gone: a KeyError ended the whole consumer."""
+    monkeypatch.setattr("memq.client.consumer.core.REFRESH_S", 0.05)
+    monkeypatch.setattr("memq.client.consumer.core.GONE_RETRY_S", 0.001)
+    asked, gone, answers = asyncio.Event(), asyncio.Event(), list[Span]()
+    span, keep = RemoteQueue.span, FetchScheduler.keep
+
+    async def awaited(self: RemoteQueue, partition: ReadPartition) -> Span:
+        found = await span(self, partition)
+        if partition.topic == "gone":
+            answers.append(found)
+            if len(answers) == END_ANSWERS:
+                asked.set()
+                await gone.wait()
+        return found
+
+    def kept(self: FetchScheduler, wanted: Mapping[ReadPartition, int]) -> None:
+        keep(self, wanted)
+        if "gone" not in [partition.topic for partition in wanted]:
+            gone.set()
+
+    monkeypatch.setattr(RemoteQueue, "span", awaited)
+    monkeypatch.setattr(FetchScheduler, "keep", kept)
+
+    async def scenario() -> None:
+        async with running_broker() as broker, AsyncProducer(broker.address) as producer:
+            topic = await broker.partitions.create("gone", 1, TopicSettings(), exist_ok=False)
+            await (await producer.send("clicks", b"before"))
+            async with AsyncConsumer(broker.address, ["clicks", "gone"], start="end") as consumer:
+                assert await consumer.poll(0.1) is None
+                await asked.wait()
+                await broker.partitions.delete(topic)
+                await gone.wait()
+                with pytest.raises(NotFoundError, match="topic 'gone' does not exist any more"):
+                    await consumer.poll(20)
+                await (await producer.send("clicks", b"after"))
+                batch = await consumer.poll(20)
+                assert batch is not None
+                assert batch.values() == [b"after"]
 
     run(scenario())
 

@@ -298,9 +298,7 @@ class ConsumerCore:
         return LogAnswers({place_of(key): lag for key, lag in found.items()}).one_known()
 
     async def _lag(self, partition: ReadPartition, assigned: Assigned) -> Lag:
-        topic = self._topics.get(partition.topic)
-        if topic is None:
-            raise NotFoundError(f"topic '{partition.topic}' does not exist any more")
+        topic = self._topic_of(partition)
         position, totals = self._here(assigned)
         if totals is None:
             totals = await self._places.totals_of(assigned.flow, topic.settings, topic.writers_of(partition))
@@ -486,12 +484,18 @@ class ConsumerCore:
 
     async def _owner_spans(self, partition: ReadPartition) -> Sequence[Span]:
         """See `OwnerRequests.spans`: of all owners that write to a read partition."""
-        return await self._owners.spans(partition, self._topics[partition.topic].writers_of(partition))
+        return await self._owners.spans(partition, self._topic_of(partition).writers_of(partition))
 
     def _exists(self, partition: ReadPartition) -> bool:
         """Whether its topic is there, as far as is known, and not another one of the same name."""
         topic = self._topics.get(partition.topic)
         return topic is not None and topic.id == partition.topic_id
+
+    def _topic_of(self, partition: ReadPartition) -> Topic:
+        """Return the topic of a partition. Raises: NotFoundError when it was deleted meanwhile."""
+        if not self._exists(partition):
+            raise NotFoundError(f"topic '{partition.topic}' does not exist any more")
+        return self._topics[partition.topic]
 
     def _group_changed(self) -> None:
         """Drop fetched batches of released or lost partitions, and of deleted topics."""
