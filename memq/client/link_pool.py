@@ -192,9 +192,10 @@ class LinkPool:
             failures: list[str] = []
             own_hint = ""  # of a fault on this side
             addresses = self.candidates()
-            for address in addresses:
+            for number, address in enumerate(addresses):
+                share_s = (deadline_s - clock.monotonic()) / (len(addresses) - number)
                 try:
-                    async with asyncio.timeout(timeout_s / len(addresses)):
+                    async with asyncio.timeout(min(share_s, timeout_s / len(addresses))):
                         await self.session(address)  # one that is given up here continues, and is met in the next round
                 except (UnreachableError, TimedOutError) as error:
                     failures.append(str(error))

@@ -33,7 +33,7 @@ from memq.protocol.messages import (
 from memq.runtime.network import Address, ProtocolFactory, SocketNetwork
 from memq.runtime.runtime import Runtime
 from tests.brokers import log_lines
-from tests.skipping_loop import LoopClock, run_skipping
+from tests.skipping_loop import LoopClock, run_skipping, skip
 from tests.stepped_time import step, stepped_runtime
 from tests.unit.toy_broker import ToyBroker, ToyConnection, address_of, pool_of, run, silent_at, turns, until
 
@@ -424,6 +424,32 @@ def test_the_rounds_of_a_first_contact_have_a_pause_between_and_end_before_their
     rounds = [round(at, 3) for at, _ in connects]
     assert rounds == sorted([round(number / 10, 3) for number in range(10)] * 2)
     assert all({connects[at][1], connects[at + 1][1]} == {1, 2} for at in range(0, 20, 2))
+
+
+def test_brokers_that_become_silent_lengthen_no_first_contact() -> None:
+    """The last round had the whole time once more: it took 1.75 s of 0.95 s."""
+    connects: list[float] = []
+
+    class Silent(SocketNetwork):
+        async def connect(
+            self, host: str, port: int, factory: ProtocolFactory, *, timeout_s: float = 10.0
+        ) -> asyncio.BufferedProtocol:
+            connects.append(asyncio.get_running_loop().time())
+            if connects[-1] > 0.75:
+                await skip(timeout_s)
+            raise UnreachableError(f"nobody at {port}")
+
+    async def test() -> float:
+        runtime = Runtime(clock=LoopClock(), random=random.Random(1), network=Silent())
+        pool = LinkPool(runtime, [("h", 1), ("h", 2)])
+        with pytest.raises(UnreachableError, match="does not answer"):
+            await pool.reach(0.95)
+        over_s = asyncio.get_running_loop().time()
+        await pool.close()
+        return over_s
+
+    assert round(run_skipping(test()), 3) == 0.95
+    assert len(connects) == 18, "each of both had a part of the last 0.15 s"
 
 
 def test_a_client_that_waits_for_any_broker_says_so_once_and_says_when_one_is_back(
