@@ -7,7 +7,7 @@ import http.client
 import json
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,8 +42,10 @@ class WrittenAudit(LiveSource):
             return AuditNews(self.number, {}, ())
         return AuditNews(self.number, dict(self.verdicts), list(self.found.values()))
 
-    async def minutes(self, topic: str, first: int, end: int, *, since: int = -1) -> list[Minute]:
-        return [row for row in self.rows.get(topic, []) if first <= row.minute < end]
+    async def minutes(self, topic: str, first: int, end: int, *, since: int = -1) -> AsyncIterator[Minute]:
+        for row in self.rows.get(topic, []):
+            if first <= row.minute < end:
+                yield row
 
     async def finding(self, id_: str) -> Finding:
         if id_ not in self.named:

@@ -202,10 +202,11 @@ def test_an_auditor_that_comes_later_says_the_same(cluster: Cluster, tmp_path: P
         async def compare(one: Database) -> None:
             other = database_at(second)()
             try:
-                here, there = [await AuditView(each).minutes("clicks", 0, 1 << 40) for each in (one, other)]
+                views = [AuditView(each).minutes("clicks", 0, 1 << 40) for each in (one, other)]
+                here, there = [[(each.minute, each.row) async for each in view] for view in views]
             finally:
                 await other.close()
-            assert [(each.minute, each.row) for each in here] == [(each.minute, each.row) for each in there]
+            assert here == there
             assert await findings(one) == []
 
         with_database(first, compare)
@@ -239,7 +240,7 @@ def test_a_log_that_fails_makes_the_minutes_of_its_partition_unknown_and_no_othe
 
     async def known(database: Database) -> dict[int, MinuteRow]:
         found: dict[int, MinuteRow] = {0: MinuteRow(), 1: MinuteRow()}
-        for minute in await AuditView(database).minutes("clicks", 0, 1 << 40):
+        async for minute in AuditView(database).minutes("clicks", 0, 1 << 40):
             found[minute.partition].add(minute.row)
         return found
 
@@ -370,7 +371,7 @@ def test_a_home_whose_log_fails_delays_the_partitions_of_no_other_home(
 
     async def committed(database: Database) -> dict[tuple[str, int], int]:
         found: dict[tuple[str, int], int] = {}
-        for minute in await AuditView(database).minutes("clicks", 0, 1 << 40):
+        async for minute in AuditView(database).minutes("clicks", 0, 1 << 40):
             key = (minute.topic_id, minute.partition)
             found[key] = found.get(key, 0) + minute.row.side("")["committed"]
         return found

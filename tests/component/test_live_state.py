@@ -146,9 +146,34 @@ def test_a_step_that_is_saved_again_is_stored_once(open_database: Callable[[], D
                 desk.sent(span("sent", (first, end)), span("acked", (first, end)))
                 desk.queue((PRODUCER, first, end))
                 await store.save(a_step("one", position, desk))
-            (minute,) = await view.minutes("clicks", MINUTE, MINUTE + 1)
+            (minute,) = [each async for each in view.minutes("clicks", MINUTE, MINUTE + 1)]
             assert minute.row.side(QUEUE)["committed"] == 15
             assert await store.take_home(2, "one") == ("2:7:0", desk.home.clients)
+
+    run(work)
+
+
+def test_all_minutes_of_many_partitions_are_read(
+    open_database: Callable[[], Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One statement read the first rows of all partitions by time: the newest minutes were missing."""
+    monkeypatch.setattr("memq.audit.live.view.ROWS_MAX", 6)
+    desk = Desk()
+    rows = {minute: MinuteRow() for minute in (MINUTE, MINUTE + 2)}
+
+    async def work() -> None:
+        async with opened(open_database) as (store, view):
+            await store.take_home(2, "one")
+            step = a_step("one", "2:7:0", desk)
+            for id_, part in (*(("earlier", part) for part in range(2)), *((TOPIC.id, part) for part in range(5))):
+                step.changes[id_, part] = PartitionChanges(TOPIC.name, desk.audit.books, rows, [])
+            step.changes["other", 0] = PartitionChanges("other", desk.audit.books, rows, [])
+            await store.save(step)
+            for first, minutes in ((MINUTE, [MINUTE, MINUTE + 2]), (MINUTE + 1, [MINUTE + 2])):
+                found = [each async for each in view.minutes("clicks", first, MINUTE + 3)]
+                places = [(TOPIC.id, part) for part in range(5)] + [("earlier", part) for part in range(2)]
+                wanted = [(*place, minute) for place in places for minute in minutes]
+                assert sorted((each.topic_id, each.partition, each.minute) for each in found) == sorted(wanted)
 
     run(work)
 
@@ -170,7 +195,7 @@ def test_rows_are_added_up_and_findings_kept_with_their_acknowledgement(open_dat
 
             desk.queue((PRODUCER, 10, 20))
             await store.save(a_step("one", "2:8:0", desk))
-            (minute,) = await view.minutes("clicks", MINUTE, MINUTE + 1, since=seen)
+            (minute,) = [each async for each in view.minutes("clicks", MINUTE, MINUTE + 1, since=seen)]
             assert minute.row.side("").counts == {"sent": 30, "acked": 30, "committed": 20, "lost": 10}
             assert (minute.row.word(), minute.partition, [*minute.row.sides]) == ("lost", 0, [QUEUE])
             changed = await view.changes(seen)
@@ -186,7 +211,7 @@ def test_rows_are_added_up_and_findings_kept_with_their_acknowledgement(open_dat
             assert [each.resolved_ms for each in await view.findings(all_=True)] == [desk.now_ms]
             await store.prune(desk.now_ms + 3_600_000)
             assert await view.findings(all_=True) == []
-            assert await view.minutes("clicks", 0, MINUTE + 100) == []
+            assert [each async for each in view.minutes("clicks", 0, MINUTE + 100)] == []
 
     run(work)
 

@@ -270,7 +270,7 @@ def words_of(auditor: AuditorProcess) -> dict[tuple[int, int, str], str]:
     async def ask() -> dict[tuple[int, int, str], str]:
         database = database_at(auditor.state)()
         try:
-            minutes = await AuditView(database).minutes(TOPIC, 0, 1 << 40)
+            minutes = [each async for each in AuditView(database).minutes(TOPIC, 0, 1 << 40)]
         finally:
             await database.close()
         return {(each.minute, each.partition, side): each.row.word(side) for each in minutes for side in each.row.sides}

@@ -88,8 +88,12 @@ class StoredAudit:
 
     def rows(self, topic: str) -> dict[tuple[int, int], MinuteRow]:
         """Return the rows of a topic by partition and minute."""
-        found = _ended(self._view.minutes(topic, 0, MINUTES_END))
-        return {(each.partition, each.minute): each.row for each in found}
+
+        async def found() -> dict[tuple[int, int], MinuteRow]:
+            minutes = self._view.minutes(topic, 0, MINUTES_END)
+            return {(each.partition, each.minute): each.row async for each in minutes}
+
+        return _ended(found())
 
 
 class _AtOnce:

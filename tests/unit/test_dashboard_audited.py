@@ -76,7 +76,7 @@ def test_topics_come_in_portions_and_findings_hold_until_they_are_over(
             "b": ("ok", 0, {NOW - 1: 10, NOW: 5}),
             "c": ("ok", 0, {NOW - 1: 10, NOW: 5}),
         }
-        assert [each.minute for each in await source.minutes("b", NOW - 200, NOW)] == [NOW - 100, NOW - 1]
+        assert [each.minute async for each in source.minutes("b", NOW - 200, NOW)] == [NOW - 100, NOW - 1]
         (heard,) = await source.clients()
         assert (heard.number, heard.client) == (7, client)
         assert (await source.finding("aa")).records == 3
@@ -204,7 +204,7 @@ def test_minutes_of_a_topic_are_read_by_their_key(tmp_path: Path) -> None:
 
     async def run() -> list[str]:
         database = SqliteDatabase(tmp_path / "audit.sqlite")
-        values = ("a", 0, 10, -1, 5)
+        values = ("a", "", 0, "b", 9, 0, 10, -1)
         plan = await database.run(lambda execute: execute(f"EXPLAIN QUERY PLAN {view._MINUTES}", values))
         await database.close()
         return [str(each[3]) for each in plan]

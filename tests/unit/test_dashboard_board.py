@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memq.audit.dashboard import stream as board_module
-from memq.audit.dashboard.history import MINUTES, SPANS, LagHistory, TopicRates, first_minute, fold, sampled
+from memq.audit.dashboard.history import MINUTES, SPANS, LagHistory, MinuteColumns, TopicRates, first_minute, sampled
 from memq.audit.dashboard.stream import Board, BoardUpdate, Place
 from memq.audit.dashboard.view import About, TopicRow
 from memq.topic import Totals
@@ -116,7 +116,10 @@ def test_minutes_are_folded_into_columns_and_the_gravest_word_holds() -> None:
         stored_minute(0, first, {"processed": 3}, side="other"),
         stored_minute(0, first + 360, {"sent": 99}),
     ]
-    history = fold(rows, first, 360, "g", [0, 1])
+    columns = MinuteColumns(first, 360, "g")
+    for row in rows:
+        columns.take(row)
+    history = columns.history([0, 1])
     counts = {name: history.counts[name][0] for name in ("sent", "committed", "lost", "fetched", "processed")}
     assert counts == {"sent": 12, "committed": 11, "lost": 1, "fetched": 5, "processed": 4}
     assert (history.words[0], history.words[1], len(history.words)) == ("lost", None, 72)

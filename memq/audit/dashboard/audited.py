@@ -86,7 +86,7 @@ class LiveSource(AuditView):
     async def _verdict(self, topic: str) -> TopicVerdict:
         now = self._clock.wall_ms() // MINUTE_MS
         total, committed = MinuteRow(), dict[int, int]()
-        for minute in await self.minutes(topic, now - VERDICT_MINUTES, now + 1):
+        async for minute in self.minutes(topic, now - VERDICT_MINUTES, now + 1):
             total.add(minute.row)
             committed[minute.minute] = committed.get(minute.minute, 0) + minute.row.side(QUEUE)["committed"]
         holding = list(self._holding.get(topic, {}).values())

@@ -54,23 +54,36 @@ def first_minute(now_minute: int, span: int) -> int:
     return now_minute // width * width - span + width
 
 
-def fold(rows: Iterable[Minute], first: int, span: int, group: str, partitions: Sequence[int]) -> History:
-    """Return the columns of `span` minutes from `first` on, of the queue's side and of one group's."""
-    width = SPANS[span]
-    columns = [_Column() for _ in range(span // width)]
-    for row in rows:
-        for name in {QUEUE, group} & row.row.sides.keys() if first <= row.minute < first + span else ():
-            columns[(row.minute - first) // width].take(row, name)
-    stages = dict.fromkeys(stage for column in columns for stage in column.times.latency)
-    return History(
-        first=first,
-        minutes=width,
-        counts={name: tuple(each.counts.get(name) for each in columns) for name in (*QUEUE_COUNTS, *GROUP_COUNTS)},
-        latency_ms={stage: tuple(_quantiles(each.times.latency.get(stage)) for each in columns) for stage in stages},
-        heat={number: tuple(each.heat.get(number) for each in columns) for number in partitions},
-        words=tuple(each.word for each in columns),
-        marks=_marks(columns),
-    )
+class MinuteColumns:
+    """The columns of `span` minutes from `first` on, of the queue's side and of one group's."""
+
+    def __init__(self, first: int, span: int, group: str) -> None:
+        self._first = first
+        self._width = SPANS[span]
+        self._names = {QUEUE, group}
+        self._columns = [_Column() for _ in range(span // self._width)]
+
+    def take(self, minute: Minute) -> None:
+        """Add a minute to its column; one outside the span changes nothing."""
+        at = (minute.minute - self._first) // self._width
+        for name in self._names & minute.row.sides.keys() if 0 <= at < len(self._columns) else ():
+            self._columns[at].take(minute, name)
+
+    def history(self, partitions: Sequence[int]) -> History:
+        """Return the columns of what was taken."""
+        columns = self._columns
+        stages = dict.fromkeys(stage for column in columns for stage in column.times.latency)
+        return History(
+            first=self._first,
+            minutes=self._width,
+            counts={name: tuple(each.counts.get(name) for each in columns) for name in (*QUEUE_COUNTS, *GROUP_COUNTS)},
+            latency_ms={
+                stage: tuple(_quantiles(each.times.latency.get(stage)) for each in columns) for stage in stages
+            },
+            heat={number: tuple(each.heat.get(number) for each in columns) for number in partitions},
+            words=tuple(each.word for each in columns),
+            marks=_marks(columns),
+        )
 
 
 def sampled(minutes: Mapping[int, Sequence[int | None]], first: int, span: int) -> History:

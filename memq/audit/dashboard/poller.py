@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from memq.audit.dashboard.audited import LiveSource, TopicVerdict
-from memq.audit.dashboard.history import SPANS, LagHistory, TopicRates, first_minute, fold, sampled
+from memq.audit.dashboard.history import SPANS, LagHistory, MinuteColumns, TopicRates, first_minute, sampled
 from memq.audit.dashboard.stream import Feed
 from memq.audit.dashboard.view import (
     SPARK_MINUTES,
@@ -119,8 +119,10 @@ class Poller:
         first = first_minute(now_minute, span)
         partitions = [part.partition for part in topic.partitions]
         if self._audit is not None:
-            rows = await self._audit.minutes(name, first, first + span)
-            history = fold(rows, first, span, group, partitions)
+            columns = MinuteColumns(first, span, group)
+            async for minute in self._audit.minutes(name, first, first + span):
+                columns.take(minute)
+            history = columns.history(partitions)
         else:
             history = sampled(self._rates.minutes(name, first, span), first, span)
         return TopicPage(

@@ -6,7 +6,7 @@ has a version: a page stores the last version that it has read, and asks for the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,19 +110,21 @@ class AuditView:
 
         return await self._database.run(work)
 
-    async def minutes(self, topic: str, first_minute: int, next_minute: int, *, since: int = -1) -> list[Minute]:
-        """Return the minutes of a topic, by minute and partition.
+    async def minutes(
+        self, topic: str, first_minute: int, next_minute: int, *, since: int = -1
+    ) -> AsyncIterator[Minute]:
+        """Yield the minutes of a topic, by partition and minute; reads some partitions at a time.
 
         With `since` only rows that changed after that version.
         """
-        found = await self._ask(
-            _MINUTES,
-            (topic, first_minute, next_minute, since, ROWS_MAX),
-        )
-        return [
-            Minute(name, id_, part, minute, decode_state(MinuteRow, bytes(row)))
-            for name, id_, part, minute, row in found
-        ]
+        parts = await self._ask("SELECT topic_id, part FROM audits WHERE topic = ? ORDER BY topic_id, part", (topic,))
+        count = max(1, ROWS_MAX // max(1, next_minute - first_minute))
+        for at in range(0, len(parts), count):
+            ends = (*parts[at], *parts[at : at + count][-1])
+            for name, id_, part, minute, row in await self._ask(
+                _MINUTES, (topic, *ends, first_minute, next_minute, since)
+            ):
+                yield Minute(name, id_, part, minute, decode_state(MinuteRow, bytes(row)))
 
     async def findings(self, topic: str = "", *, all_: bool = False, limit: int = 1_000) -> list[Finding]:
         """Return valid, grave findings of one topic, or of all, newest first.
@@ -161,8 +163,9 @@ _HOLDING = "SELECT topic_id, count(*) FROM findings WHERE resolved_ms = 0 AND gr
 # By way of its write partitions, so that each is a range of the primary key: by time it would be rows of all topics.
 _MINUTES = (
     "SELECT m.topic, m.topic_id, m.part, m.minute, m.counts FROM audits a CROSS JOIN minutes m"
-    " WHERE a.topic = ? AND m.topic_id = a.topic_id AND m.part = a.part AND m.minute >= ? AND m.minute < ?"
-    " AND m.version > ? ORDER BY m.minute, m.part LIMIT ?"
+    " WHERE a.topic = ? AND (a.topic_id, a.part) >= (?, ?) AND (a.topic_id, a.part) <= (?, ?)"
+    " AND m.topic_id = a.topic_id AND m.part = a.part AND m.minute >= ? AND m.minute < ? AND m.version > ?"
+    " ORDER BY m.topic_id, m.part, m.minute"
 )
 _ROWS = (
     "SELECT topic, topic_id, counts, minute, part FROM minutes WHERE minute < ?"
