@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 import pytest
@@ -190,3 +190,24 @@ def test_a_log_that_fails_hides_the_lag_of_its_partition_alone(
     assert known["memq_group_lag_records"] == [], "a sum without a partition would be too low"
     (sample,) = known["memq_group_lag_unknown_partitions"]
     assert (sample.labels, sample.value) == ({"group": "g", "topic": "clicks"}, 1)
+
+
+def test_a_group_that_is_deleted_meanwhile_hides_no_other_lag(
+    cluster: Cluster, admin: memq.Admin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    send(cluster, b"1")
+    for name in ("a", "b"):
+        with memq.Consumer(cluster.address, "clicks", group=name) as consumer:
+            assert consumer.poll(10) is not None
+    groups = MemoryQueue.groups
+
+    async def outdated(queue: MemoryQueue) -> Sequence[str]:
+        found = await groups(queue)
+        if "a" in found:
+            await queue.delete_group("a")
+        return found
+
+    monkeypatch.setattr(MemoryQueue, "groups", outdated)
+    assert main(["lag", "-b", cluster.address]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["group", "b"]
+    assert main(["lag", "a", "b", "-b", cluster.address]) == 3, "a group that the operator names"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 import click
 
@@ -18,6 +19,7 @@ from memq.cli.output import (
     talk,
 )
 from memq.client.admin import Admin, GroupDescription
+from memq.errors import NotFoundError
 from memq.runtime.clock import SystemClock
 from memq.settings import Value
 
@@ -135,12 +137,19 @@ def lag(
     if serve is not None:
         return _serve(brokers_of(config, profile, flags), groups, serve)
     with Admin(brokers_of(config, profile, flags)) as admin:
-        found = [admin.group(name) for name in groups or admin.groups()]
+        found = [admin.group(name) for name in groups] if groups else list(_all_groups(admin))
     if as_json:
         print_json([group_json(one) for one in found])
     else:
         print_table(HEADS, [row for one in found for row in group_rows(one)])
     return tell_unknown(found)
+
+
+def _all_groups(admin: Admin) -> Iterator[GroupDescription]:
+    """Yield all groups, without those that are deleted meanwhile."""
+    for name in admin.groups():
+        with suppress(NotFoundError):
+            yield admin.group(name)
 
 
 def _serve(brokers: str, groups: tuple[str, ...], listen: str) -> int:
