@@ -12,7 +12,7 @@ from memq.client.producer.fields import RecordFields
 from memq.client.producer.partitioner import PartitionMap
 from memq.errors import InvalidRequestError, MemqError, TooLargeError
 from memq.format.manifest import StagedObject
-from memq.limits import NAME_BYTES_MAX
+from memq.limits import BLOCK_RAW_BYTES_MAX, NAME_BYTES_MAX
 from memq.runtime.clock import SystemClock
 from memq.storage_handlers.memory import MemoryHandler
 from tests.unit.toy_broker import toy_topic
@@ -66,6 +66,18 @@ def test_a_refused_record_takes_no_full_block_with_it(tag: str) -> None:
         add(tag)
     assert add() == BLOCK_RECORDS_MAX
     assert [cut.builder.count for cut in cutter.end()] == [1]
+
+
+def test_a_block_that_is_full_of_tags_ends_before_the_next_one() -> None:
+    """The size of a block leaves tags out: from 16 MiB of tags on each further record was refused as too large."""
+    cutter, places, count = RecordCutter(), PartitionMap(TOPIC), 600
+    cuts = [
+        cutter.add("clicks", places, RecordFields(b"0", None, None, None, f"{number:060000}"), 1, None)
+        for number in range(count)
+    ]
+    blocks = [cut.builder.count for cut in (*cuts, *cutter.end()) if cut is not None]
+    room = BLOCK_RAW_BYTES_MAX // 60_010
+    assert blocks == [room, room, count - 2 * room]
 
 
 def test_a_refused_record_changes_neither_size_nor_digest() -> None:

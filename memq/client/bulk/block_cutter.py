@@ -26,6 +26,7 @@ from typing import cast
 
 from memq.client.producer.fields import RecordColumns, RecordFields
 from memq.client.producer.partitioner import PartitionMap
+from memq.errors import TooLargeError
 from memq.format.blocks.builder import BlockBuilder
 
 # Imports and direct writers that were killed rely on these numbers: with others, `RULE`, which
@@ -104,7 +105,13 @@ class Cutter:
         fits = self._size + size <= self._bytes_max and count < BLOCK_RECORDS_MAX
         ends = count > 0 and not (fits and sequence == self.next)
         builder = BlockBuilder() if ends else self._builder
-        builder.append(*fields)  # before the block ends: a refused record must not take it along
+        try:
+            builder.append(*fields)  # before the block ends: a refused record must not take it along
+        except TooLargeError:
+            if ends or not count:
+                raise
+            ends, builder = True, BlockBuilder()  # names of tags and headers, which `size` leaves out, filled the block
+            builder.append(*fields)
         done = self.end() if ends else None
         self._builder = builder
         if ends or not count:
