@@ -7,15 +7,17 @@ import asyncio
 import pytest
 
 from memq.client.bulk.block_cutter import BLOCK_RECORDS_MAX, RecordCutter
-from memq.client.bulk.staged_writer import StagedWriter
+from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
 from memq.client.producer.fields import RecordFields
 from memq.client.producer.partitioner import PartitionMap
-from memq.errors import InvalidRequestError, MemqError, TooLargeError
+from memq.errors import InvalidRequestError, MemqError, ProtocolError, TooLargeError
 from memq.format.manifest import StagedObject
 from memq.limits import BLOCK_RAW_BYTES_MAX, NAME_BYTES_MAX
+from memq.protocol.frames import Api, Frame
+from memq.protocol.messages import AdminAnswer, MetadataRequest, StoreMetadata, decode_message
 from memq.runtime.clock import SystemClock
 from memq.storage_handlers.memory import MemoryHandler
-from tests.unit.toy_broker import toy_topic
+from tests.unit.toy_broker import ToyBroker, ToyConnection, run, toy_topic
 
 TOPIC = toy_topic("clicks")
 NO_UNICODE = "\ud800"
@@ -91,3 +93,34 @@ def test_a_refused_record_changes_neither_size_nor_digest() -> None:
         assert (records_in([other]), other.digest) == (1, one.digest)
 
     asyncio.run(test())
+
+
+def test_pieces_that_the_owner_does_not_count_are_not_published() -> None:
+    """The client counted one more piece for each answer, so that this commit returned without an error."""
+    counts = [3, 2]
+
+    def script(connection: ToyConnection, frame: Frame) -> bool:
+        if frame.api == Api.ADMIN:
+            connection.answer(frame, AdminAnswer(published=counts.pop(0)))
+        elif frame.api == Api.METADATA:
+            answer = connection.broker.metadata(decode_message(frame.body, MetadataRequest))
+            answer.stores = [StoreMetadata(name="main", url="memory:")]
+            connection.answer(frame, answer)
+        return frame.api in (Api.ADMIN, Api.METADATA)
+
+    async def test(broker: ToyBroker) -> None:
+        broker.script = script
+        store = MemoryHandler(SystemClock())
+        async with StagedCommits(broker.address, "nightly") as commits:
+            topics = await commits.topics(["clicks"])
+            objects: list[StagedObject] = []
+            for number in range(3):
+                one = StagedWriter(commits.cluster, topics, store, "nightly")
+                await one.add("clicks", b"%d" % number)
+                objects += await one.finish()
+            await commits.commit(1, objects, store)
+            with pytest.raises(ProtocolError, match="2 pieces of batch 2 are published, and it was asked for 3"):
+                await commits.commit(2, objects, store)
+        assert counts == []
+
+    run(test)

@@ -25,6 +25,7 @@ from memq.errors import (
     InvalidRequestError,
     NotFoundError,
     ObjectExistsError,
+    ProtocolError,
     TimedOutError,
     TooOldError,
 )
@@ -332,7 +333,13 @@ class StagedCommits(AsyncClosing):
                     created_ms=manifest.created_ms,
                     pieces=[_wire(*piece) for piece in pieces[done : done + STAGED_PIECES_MAX]],
                 )
-                done = max(done + 1, (await self._owners.ask(topic, partition, ask)).published)
+                asked, done = done + len(ask.pieces), (await self._owners.ask(topic, partition, ask)).published
+                if done < asked:
+                    raise ProtocolError(
+                        f"the owner of partition {partition} of topic '{name}' answers that {done} pieces of batch"
+                        f" {manifest.batch_id} are published, and it was asked for {asked}",
+                        hint="commit it again: published parts are not published twice",
+                    )
                 tally.ack(done, self._runtime.clock.wall_ms())
 
     def _tally(
