@@ -239,16 +239,16 @@ def test_a_lag_is_unknown_while_the_queue_does_not_name_its_groups(monkeypatch: 
 
 def test_a_rate_without_all_logs_is_unknown_and_so_are_the_minutes_of_the_silent_one() -> None:
     rates, minute = TopicRates(), 1_000
-    rates.take("t", {0: Totals(10, 100), 1: Totals(10, 100)}, 0, minute * MINUTE_MS)
-    rates.take("t", {0: Totals(12, 120), 1: Totals(13, 130)}, 2_000, minute * MINUTE_MS)
-    rates.take("t", {0: Totals(20, 200)}, 4_000, (minute + 1) * MINUTE_MS, frozenset({1}))
+    rates.take("t", "id", {0: Totals(10, 100), 1: Totals(10, 100)}, 0, minute * MINUTE_MS)
+    rates.take("t", "id", {0: Totals(12, 120), 1: Totals(13, 130)}, 2_000, minute * MINUTE_MS)
+    rates.take("t", "id", {0: Totals(20, 200)}, 4_000, (minute + 1) * MINUTE_MS, frozenset({1}))
     assert (rates.records_s("t"), rates.bytes_s("t")) == (None, None)
     assert (rates.total("t", 0), rates.total("t", 1)) == (20, None)
     rates.repeat_last("t", 6_000, (minute + 2) * MINUTE_MS)
     assert rates.records_s("t") is None
-    rates.take("t", {0: Totals(21, 210), 1: Totals(99, 990)}, 8_000, (minute + 3) * MINUTE_MS)
+    rates.take("t", "id", {0: Totals(21, 210), 1: Totals(99, 990)}, 8_000, (minute + 3) * MINUTE_MS)
     assert (rates.records_s("t"), rates.total("t", 1)) == (None, 99)
-    rates.take("t", {0: Totals(21, 210), 1: Totals(103, 1_030)}, 10_000, (minute + 4) * MINUTE_MS)
+    rates.take("t", "id", {0: Totals(21, 210), 1: Totals(103, 1_030)}, 10_000, (minute + 4) * MINUTE_MS)
     assert (rates.records_s("t"), rates.bytes_s("t")) == (2.0, 20.0)
     assert rates.minutes("t", minute, 5) == {0: [2, 8, 0, 1, 0], 1: [None, None, None, None, 4]}
     assert rates.spark("t", minute + 4)[-5:] == (None, None, None, None, 4)

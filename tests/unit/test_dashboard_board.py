@@ -74,21 +74,32 @@ def test_a_version_of_the_future_is_another_process_and_gets_everything() -> Non
 
 def test_a_rate_takes_two_looks_and_before_the_first_one_nothing_is_known() -> None:
     rates, minute = TopicRates(), 1_000
-    rates.take("t", {0: Totals(100, 1_000), 1: Totals(0, 0)}, 0, minute * MINUTE_MS)
+    rates.take("t", "id", {0: Totals(100, 1_000), 1: Totals(0, 0)}, 0, minute * MINUTE_MS)
     assert rates.records_s("t") is None
     assert rates.records_s("other") is None
-    rates.take("t", {0: Totals(150, 2_000), 1: Totals(10, 50)}, 2_000, minute * MINUTE_MS)
+    rates.take("t", "id", {0: Totals(150, 2_000), 1: Totals(10, 50)}, 2_000, minute * MINUTE_MS)
     assert (rates.records_s("t"), rates.bytes_s("t"), rates.total("t", 0)) == (30.0, 525.0, 150)
-    rates.take("t", {0: Totals(151, 2_000), 1: Totals(10, 50)}, 4_000, (minute + 1) * MINUTE_MS)
+    rates.take("t", "id", {0: Totals(151, 2_000), 1: Totals(10, 50)}, 4_000, (minute + 1) * MINUTE_MS)
     assert rates.minutes("t", minute - 1, 3) == {0: [None, 50, 1], 1: [None, 10, 0]}
     assert rates.spark("t", minute + 1)[-3:] == (None, 60, 1)
     rates.repeat_last("t", 5_000, (minute + 2) * MINUTE_MS)
     assert (rates.records_s("t"), rates.bytes_s("t"), rates.total("t", 0)) == (0.0, 0.0, 151)
     assert rates.spark("t", minute + 2)[-3:] == (60, 1, 0)
-    rates.take("t", {0: Totals(3, 30)}, 6_000, (minute + 1) * MINUTE_MS)  # made again under its name
+    rates.take("t", "other", {0: Totals(3, 30)}, 6_000, (minute + 1) * MINUTE_MS)  # made again under its name
     assert rates.records_s("t") is None
     rates.keep({})
     assert rates.spark("t", minute) == ()
+
+
+def test_a_replica_that_lags_erases_no_history_and_no_rate_shows_its_records_twice() -> None:
+    """A total below the last one was taken for a topic that was made again: its last hour was gone."""
+    rates, minute = TopicRates(), 1_000
+    for number, records in enumerate((100, 150, 120, 160)):
+        totals = {0: Totals(records, records * 10), 1: Totals(7, 70)}
+        rates.take("t", "id", totals, number * 2_000, (minute + number) * MINUTE_MS)
+        assert rates.total("t", 0) == max(records, 150 if number == 2 else 0)
+        assert rates.records_s("t") == (None, 25.0, 0.0, 5.0)[number]
+    assert rates.minutes("t", minute, 4) == {0: [0, 50, 0, 10], 1: [0, 0, 0, 0]}
 
 
 def test_lags_are_those_that_were_looked_at() -> None:

@@ -167,8 +167,9 @@ class LagHistory:
 
 @dataclass(slots=True)
 class _Sampled:
-    """The last two samples of a topic: time (ms, monotonic), Unix minute, totals of its partitions."""
+    """The last two samples of a topic: id, time (ms, monotonic), Unix minute, totals of its partitions."""
 
+    topic_id: str
     at_ms: int
     minute: int
     records_s: float | None = None
@@ -189,6 +190,7 @@ class TopicRates:
     def take(
         self,
         topic: str,
+        topic_id: str,
         partitions: Mapping[int, Totals],
         at_ms: int,
         wall_ms: int,
@@ -198,16 +200,17 @@ class TopicRates:
 
         `unknown` are the other partitions: their logs did not answer. The topic has no rate then, and the minutes
         from before the failure to the next answer are unknown for these partitions.
+        A replica that lags shows lower totals for a moment: then the last ones hold.
         """
         minute = wall_ms // MINUTE_MS
         known = self._topics.get(topic)
-        if known is None or any(
-            totals.records < known.partitions.get(partition, NONE).records for partition, totals in partitions.items()
-        ):  # new, or made again under its name
+        if known is None or known.topic_id != topic_id:  # new, or made again under its name
             self._topics.pop(topic, None)
             while len(self._topics) >= TOPICS_MAX:
                 del self._topics[next(iter(self._topics))]
-            self._topics[topic] = _Sampled(at_ms, minute, begun=minute, partitions=dict(partitions), unknown=unknown)
+            self._topics[topic] = _Sampled(
+                topic_id, at_ms, minute, begun=minute, partitions=dict(partitions), unknown=unknown
+            )
             return
         passed_s = (at_ms - known.at_ms) / 1000
         if passed_s <= 0:
@@ -216,6 +219,10 @@ class TopicRates:
         for partition in doubtful:  # what came meanwhile belongs to no minute for sure
             since = range(max(known.minute, minute - SPARK_MINUTES), minute + 1)
             known.minutes.setdefault(partition, {}).update(dict.fromkeys(since))
+        partitions = {
+            each: max(known.partitions.get(each, NONE), totals, key=lambda found: found.records)
+            for each, totals in partitions.items()
+        }
         grown = {each: _growth(known.partitions.get(each, NONE), totals) for each, totals in partitions.items()}
         known.records_s = sum(each.records for each in grown.values()) / passed_s if not doubtful else None
         known.bytes_s = sum(each.bytes for each in grown.values()) / passed_s if not doubtful else None
@@ -236,7 +243,7 @@ class TopicRates:
         known = self._topics.get(topic)
         if known is not None:
             answered = {each: known.partitions[each] for each in known.partitions if each not in known.unknown}
-            self.take(topic, answered, at_ms, wall_ms, known.unknown)
+            self.take(topic, known.topic_id, answered, at_ms, wall_ms, known.unknown)
 
     def keep(self, topics: dict[str, None]) -> None:
         """Forget all other topics."""

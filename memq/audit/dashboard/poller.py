@@ -254,7 +254,7 @@ class Poller:
             except MemqError as error:
                 failed |= dict.fromkeys(ends, error)
         now_ms = int(self._clock.monotonic() * 1000)
-        self._rates.take(topic.name, totals, now_ms, self._clock.wall_ms(), frozenset(failed))
+        self._rates.take(topic.name, topic.id, totals, now_ms, self._clock.wall_ms(), frozenset(failed))
         self._failed[topic.name] = {number: str(error) for number, error in failed.items()}
         return not failed
 
