@@ -252,6 +252,8 @@ def test_a_rate_without_all_logs_is_unknown_and_so_are_the_minutes_of_the_silent
     assert (rates.records_s("t"), rates.bytes_s("t")) == (2.0, 20.0)
     assert rates.minutes("t", minute, 5) == {0: [2, 8, 0, 1, 0], 1: [None, None, None, None, 4]}
     assert rates.spark("t", minute + 4)[-5:] == (None, None, None, None, 4)
+    rates.take("t", "id", {0: Totals(21, 210)}, 10_000, (minute + 4) * MINUTE_MS, frozenset({1}))  # in the same ms
+    assert (rates.records_s("t"), rates.total("t", 1)) == (None, None)
 
 
 def test_logs_are_asked_some_at_once_and_one_that_hangs_ends_in_time() -> None:

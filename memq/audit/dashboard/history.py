@@ -212,9 +212,7 @@ class TopicRates:
                 topic_id, at_ms, minute, begun=minute, partitions=dict(partitions), unknown=unknown
             )
             return
-        passed_s = (at_ms - known.at_ms) / 1000
-        if passed_s <= 0:
-            return
+        passed_s = max(at_ms - known.at_ms, 1) / 1000  # two looks within 1 ms may differ, too
         doubtful = unknown | known.unknown
         for partition in doubtful:  # what came meanwhile belongs to no minute for sure
             since = range(max(known.minute, minute - SPARK_MINUTES), minute + 1)
