@@ -400,7 +400,7 @@ class LiveFaults:
         """Change one span of a group that processed its records once, and never went elsewhere."""
         spans = [each for each in self._spans("processed") if each[2].committed]
         self._draw.shuffle(spans)
-        checks = (self._once, self._is_committed, self._is_heard)
+        checks = (self._once, self._is_committed, self._is_heard, self._is_judged)
         usable = (each for each in spans if all(check(each) for check in checks) and not self._is_damaged(each))
         found = next(usable, None)
         if found is None:
@@ -421,12 +421,32 @@ class LiveFaults:
         ]
         ends = [
             Position(max(stored).read_partition, entry.offset, entry.pointer.records)
-            for entry in self._entries
-            for block in entry.blocks
-            if block.source == (part.partition, span.producer)
-            and RangeSet(span.ranges).overlaps(block.first, block.following)
+            for entry in self._batches_of(part, span)
         ]
         return all(end <= max(stored) for end in ends)
+
+    def _is_judged(self, wanted: Found) -> bool:
+        """Whether no member began inside of a batch that holds a part of a span: it answers for whole batches only."""
+        _, report, part, span = wanted
+        begins = [
+            Position.parse(begin.at)
+            for landed in self._history
+            if isinstance(landed, tuple) and landed[1].name == report.name
+            for here in landed[1].parts
+            if here.partition == part.partition
+            for begin in here.begins
+            if begin.at
+        ]
+        inside = {begin.pointer_offset for begin in begins if begin.record_index}
+        return all(entry.offset not in inside for entry in self._batches_of(part, span))
+
+    def _batches_of(self, part: ReportPart, span: ReportSpan) -> list[LogEntry]:
+        wanted, source = RangeSet(span.ranges), (part.partition, span.producer)
+        return [
+            entry
+            for entry in self._entries
+            if any(block.source == source and wanted.overlaps(block.first, block.following) for block in entry.blocks)
+        ]
 
     def _is_heard(self, wanted: Found) -> bool:
         """Whether no report of the member is missing before this one: else the audit does not know where it began."""
