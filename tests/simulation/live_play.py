@@ -24,7 +24,9 @@ from memq.topic import Topic
 from tests.simulation.reader import LogEntry
 
 ROUND_RATE = 0.2
+ROUNDS = 150  # about so many at most: each of a long run takes as long as all of a short one
 DEATH_RATE = 0.5  # of an auditor that dies, after each round
+DEATHS = 30  # about so many at most
 AWAY_MS = 600_000
 LATER_MS = 3_600_000
 IDS = (Kind.LOST, Kind.DOUBLED, Kind.CORRUPT)  # of findings that name records
@@ -84,13 +86,16 @@ class LivePlay:
         self._audits: dict[Key, PartitionAudit] = {(topic.id, n): PartitionAudit(topic, n) for n in partitions}
         self._homes: dict[int, ReportPartitionAudit] = {}
         self._now_ms = 0
+        self._death_rate = DEATH_RATE
 
     def play(self, history: Sequence[Landed], away_from: int | None = None) -> Said:
         """Hear all of it and return what was said; from the place `away_from` on all is heard ten minutes later."""
         heard = history if away_from is None else history[:away_from]
+        rounds = min(ROUND_RATE, ROUNDS / max(len(history), 1))
+        self._death_rate = min(DEATH_RATE, DEATHS / max(rounds * len(history), 1))
         for landed in heard:
             self._hear(landed)
-            if isinstance(landed, Wait) or self._draw.random() < ROUND_RATE:
+            if isinstance(landed, Wait) or self._draw.random() < rounds:
                 self._settle()
         if away_from is not None:
             self._settle()
@@ -144,7 +149,7 @@ class LivePlay:
             for minute, row in audit.take_rows().items():
                 self.said.rows.setdefault((partition, minute), MinuteRow()).add(row)
             self._note_findings(partition, audit)
-        if self._dies and self._draw.random() < DEATH_RATE:
+        if self._dies and self._draw.random() < self._death_rate:
             self._restart()
 
     def _note_findings(self, partition: int, audit: PartitionAudit) -> None:
