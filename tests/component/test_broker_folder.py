@@ -22,10 +22,11 @@ from memq.broker.restore.restore import restore_folder
 from memq.broker.upkeep.sweep_cluster import folder_lists, folder_sweep
 from memq.client.admin import AsyncAdmin
 from memq.client.producer.producer import AsyncProducer
-from memq.errors import CorruptDataError, DeniedError, InvalidRequestError, MemqError
+from memq.errors import CorruptDataError, DeniedError, InvalidRequestError, MemqError, QueueError
 from memq.format.key import object_key
 from memq.format.pointer import Pointer, decode_pointer
 from memq.governor.data_folder import DataFolder
+from memq.notification.sqlite.file import copy_database
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.clock import SystemClock
 from memq.runtime.process import Signals
@@ -360,6 +361,65 @@ def test_a_queue_that_is_there_keeps_what_it_has(folder: Folder, *, empty: bool)
         assert [pointer.locations for pointer in await folder.pointers()] == [each.locations for each in named]
 
     run(work())
+
+
+def test_a_restore_that_ends_at_its_last_step_leaves_the_old_queue(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It removed the old file before the new one had its place: then only the objects were left."""
+
+    def fails(made: Path, queue: Path) -> Path:
+        raise OSError(f"no power for '{made}', '{queue}'")
+
+    async def work() -> None:
+        await folder.fill()
+        named = await folder.pointers()
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", fails)
+            with pytest.raises(OSError, match="no power"):
+                await restore_folder(folder.path, runtime=folder.runtime)
+        assert [pointer.locations for pointer in await folder.pointers()] == [each.locations for each in named]
+
+    run(work())
+
+
+def test_a_restored_queue_whose_log_is_not_in_its_file_does_not_appear(folder: Folder) -> None:
+    """SQLite writes its log into the file at the last close, and reports no failure. The pointers were in the log."""
+
+    async def work() -> None:
+        await folder.fill()
+        queue = folder.path / "queue.sqlite"
+        for ending in ("", "-wal", "-shm"):
+            queue.with_name(queue.name + ending).unlink(missing_ok=True)
+        opened: list[sqlite3.Connection] = []
+
+        def moved(count: int) -> None:
+            if not opened:
+                opened.append(sqlite3.connect(folder.path / "tmp" / "queue.sqlite"))
+                opened[0].execute("BEGIN")
+                opened[0].execute("SELECT count(*) FROM entries").fetchone()
+
+        with pytest.raises(QueueError, match="in use by another program"):
+            await restore_folder(folder.path, moved=moved, runtime=folder.runtime)
+        assert not queue.exists()
+        opened[0].close()
+        report = {each.topic: each.records for each in await restore_folder(folder.path, runtime=folder.runtime)}
+        assert report["clicks"] == BATCHES
+        assert len(await folder.pointers()) == BATCHES
+
+    run(work())
+
+
+def test_a_queue_that_can_not_be_copied_is_not_called_damaged(tmp_path: Path) -> None:
+    """The hint said to move the sound file away, and the positions of the groups with it."""
+    with closing(sqlite3.connect(tmp_path / "queue.sqlite")) as sound:
+        sound.execute("CREATE TABLE partitions (id INTEGER)")
+    with pytest.raises(QueueError, match="unable to open"):
+        copy_database(tmp_path / "queue.sqlite", tmp_path / "no folder" / "queue.sqlite", "queue", QueueError)
+    (tmp_path / "queue.sqlite").write_bytes(b"no database" * 1_000)
+    with pytest.raises(CorruptDataError, match="not a database") as found:
+        copy_database(tmp_path / "queue.sqlite", tmp_path / "copy.sqlite", "queue", QueueError)
+    assert "move it away" in found.value.hint
 
 
 # ---- sweeps --------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ from memq.governor.data_folder import DataFolder
 from memq.governor.standalone import StandaloneCoordinator
 from memq.notification import NotificationQueue, Publication
 from memq.notification.log_reader import entries_between, valid_span
-from memq.notification.sqlite.file import copy_database
+from memq.notification.sqlite.file import copy_database, write_log_into
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.clock import Clock
 from memq.runtime.runtime import Runtime
@@ -403,7 +403,8 @@ async def restore_folder(
     The new queue appears complete or not at all: with a partial one, a start would sweep the objects that it does not
     name. An existing queue keeps its pointers, and gets the partitions whose log it lost. `moved` gets the number of
     finished objects.
-    Raises: InvalidRequestError when the folder is in use; CorruptDataError of a damaged queue; MemqError of its parts.
+    Raises: InvalidRequestError when the folder is in use; CorruptDataError of a damaged queue; QueueError when its file
+    can't be copied or completed; MemqError of its parts.
     """
     runtime = runtime or Runtime()
     folder = DataFolder.open(path, runtime.random, queue_gone=True)
@@ -411,10 +412,12 @@ async def restore_folder(
         made = folder.tmp / folder.queue.name
         _remove(made)
         if folder.queue.exists() and folder.queue.stat().st_size:
-            copy_database(folder.queue, made, "queue")  # existing partitions and positions of groups stay
+            write_log_into(folder.queue, "queue", QueueError)
+            copy_database(folder.queue, made, "queue", QueueError)  # partitions and positions of groups stay
         result = await _restore(folder, made, runtime, dry_run, moved)
         if not dry_run:
-            _remove(folder.queue)  # also an empty file, or SQLite's log of a lost one
+            write_log_into(made, "restored queue", QueueError)
+            _remove_logs(folder.queue)  # the file itself stays until the new one replaces it
             made.replace(folder.queue)
             sync_folder(path)
         return result
@@ -441,5 +444,11 @@ async def _restore(
 
 def _remove(queue: Path) -> None:
     """Remove a queue's file and the files that SQLite keeps next to it."""
-    for ending in ("", "-wal", "-shm", "-journal"):
+    queue.unlink(missing_ok=True)
+    _remove_logs(queue)
+
+
+def _remove_logs(queue: Path) -> None:
+    """Remove the files that SQLite keeps next to a queue's file."""
+    for ending in ("-wal", "-shm", "-journal"):
         queue.with_name(queue.name + ending).unlink(missing_ok=True)

@@ -180,26 +180,48 @@ class SqliteFile:
 
     def error(self, error: sqlite3.Error) -> MemqError:
         """Return memq's error for an error of SQLite, for `raise ... from`."""
-        code = _code(error)
-        text = f"{self.what} '{self.path}': {str(error).lower()}"
-        if code in _DAMAGED:
-            return CorruptDataError(text, hint=COPY_HINT)
-        if code in _DENIED or (code == sqlite3.SQLITE_CANTOPEN and self.path.parent.is_dir()):
-            return DeniedError(text, hint=f"give memq the right to write '{self.path.parent}' and the files in it")
-        if code == sqlite3.SQLITE_FULL:
-            return self.failed(text, hint="the disk is full: make room; the request is tried again")
-        return self.failed(text)
+        return _failure(error, f"{self.what} '{self.path}'", self.path, self.failed)
 
 
-def copy_database(source: Path, target: Path, what: str) -> None:
-    """Copy the content of a SQLite file, its log included, into a new file. Raises: CorruptDataError."""
+def copy_database(source: Path, target: Path, what: str, failed: type[RetryableError]) -> None:
+    """Copy the content of a SQLite file, its log included, into a new file.
+
+    Raises: CorruptDataError for a damaged source; DeniedError; `failed`, for example when the disk is full.
+    """
     try:
         with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
             old.backup(new)
-    except sqlite3.DatabaseError as error:
-        raise CorruptDataError(
-            f"{what} '{source}': {str(error).lower()}", hint="move it away first if it is beyond repair"
-        ) from error
+    except sqlite3.Error as error:
+        found = _failure(error, f"{what} '{source}', copied to '{target}'", target, failed)
+        if isinstance(found, CorruptDataError):
+            found.hint = "move it away first if it is beyond repair"
+        raise found from error
+
+
+def write_log_into(path: Path, what: str, failed: type[RetryableError]) -> None:
+    """Write SQLite's log of a file into the file, with an fsync: the file is then complete without it.
+
+    SQLite tries this when the last connection closes, and reports no failure. Raises: as `copy_database`.
+    """
+    try:
+        with closing(sqlite3.connect(path, timeout=0)) as connection:
+            busy = _number(connection, "PRAGMA wal_checkpoint(TRUNCATE)")
+    except sqlite3.Error as error:
+        raise _failure(error, f"{what} '{path}'", path, failed) from error
+    if busy:
+        raise failed(f"{what} '{path}' is in use by another program", hint="end that program, and try again")
+
+
+def _failure(error: sqlite3.Error, name: str, path: Path, failed: type[RetryableError]) -> MemqError:
+    code = _code(error)
+    text = f"{name}: {str(error).lower()}"
+    if code in _DAMAGED:
+        return CorruptDataError(text, hint=COPY_HINT)
+    if code in _DENIED or (code == sqlite3.SQLITE_CANTOPEN and path.parent.is_dir()):
+        return DeniedError(text, hint=f"give memq the right to write '{path.parent}' and the files in it")
+    if code == sqlite3.SQLITE_FULL:
+        return failed(text, hint="the disk is full: make room; the request is tried again")
+    return failed(text)
 
 
 def _enter_wal(connection: sqlite3.Connection) -> None:
