@@ -14,7 +14,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,7 +22,7 @@ from memq.errors import CorruptDataError, NotFoundError
 from memq.notification import GroupState, Membership
 from memq.notification.groups import Group
 from memq.notification.sqlite.file import checksum, is_sound
-from memq.notification.sqlite.log import LogRow, damaged, find_row, log_rows, partition_row
+from memq.notification.sqlite.log import LogRow, damaged, find_rows, log_rows, partition_row
 from memq.topic import Committed, Position, ReadPartition, Totals
 
 
@@ -163,7 +162,7 @@ def delete(connection: sqlite3.Connection, name: str, now_ms: int) -> None:
 
 def forget(connection: sqlite3.Connection, partitions: Sequence[ReadPartition]) -> None:
     """Remove deleted partitions from all members of all groups, with the positions in them."""
-    ids = [row.id for row in map(partial(find_row, connection), partitions) if row is not None]
+    ids = [row.id for row in find_rows(connection, partitions) if row is not None]
     for name in names(connection):
         stored = _existing(connection, name)
         stored.group.forget(partitions)

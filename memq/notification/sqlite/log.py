@@ -22,7 +22,7 @@ first transaction hides all rows to be deleted. The next deletion of the same ki
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -111,15 +111,33 @@ def partition_row(connection: sqlite3.Connection, partition: ReadPartition) -> L
 
 def find_row(connection: sqlite3.Connection, partition: ReadPartition) -> LogRow | None:
     """Return the partition's row, None when there is none. Raises: CorruptDataError, as `partition_row`."""
-    key = (partition.topic, partition.topic_id, partition.partition)
-    found = connection.execute(_ROW, key).fetchone()
-    if found is not None:
-        return _checked((found[0], *key, *found[1:]))
-    for values in connection.execute(f"{_ROWS} ORDER BY id").fetchall():
-        fault = _fault(values)
-        if fault is not None and _may_be(connection, LogRow(*values[:-1]), key):
-            raise fault
-    return None
+    return next(find_rows(connection, (partition,)))
+
+
+def find_rows(connection: sqlite3.Connection, partitions: Iterable[ReadPartition]) -> Iterator[LogRow | None]:
+    """Yield the row of each partition, None when there is none: searched when it is requested.
+
+    Only the first partition without a row costs a check of all rows. The caller may add rows meanwhile.
+    Raises: CorruptDataError, as `partition_row`.
+    """
+    faults: list[tuple[LogRow, CorruptDataError]] | None = None
+    for partition in partitions:
+        key = (partition.topic, partition.topic_id, partition.partition)
+        found = connection.execute(_ROW, key).fetchone()
+        if found is not None:
+            yield _checked((found[0], *key, *found[1:]))
+            continue
+        if faults is None:
+            faults = _damaged_rows(connection)
+        for row, fault in faults:
+            if _may_be(connection, row, key):
+                raise fault
+        yield None
+
+
+def _damaged_rows(connection: sqlite3.Connection) -> list[tuple[LogRow, CorruptDataError]]:
+    rows = connection.execute(f"{_ROWS} ORDER BY id").fetchall()
+    return [(LogRow(*values[:-1]), fault) for values in rows if (fault := _fault(values)) is not None]
 
 
 def _may_be(connection: sqlite3.Connection, row: LogRow, key: tuple[str, str, int]) -> bool:
@@ -316,16 +334,19 @@ def ends(connection: sqlite3.Connection, partitions: Sequence[ReadPartition]) ->
 
 def create(connection: sqlite3.Connection, partitions: Sequence[ReadPartition], stale_publish_ms: int) -> None:
     """Create partitions; an existing one keeps its entries and gets the new `stale_publish_ms`."""
-    for each in partitions:
-        row = find_row(connection, each)
-        if row is None:
-            made = connection.execute(
-                """INSERT INTO partitions (topic, topic_id, partition, stale_publish_ms, checksum)
-                VALUES (?, ?, ?, ?, ?)""",
-                (each.topic, each.topic_id, each.partition, stale_publish_ms, NEVER),
-            )
-            row = LogRow(made.lastrowid or 0, each.topic, each.topic_id, each.partition, stale_publish_ms)
+    for each, found in zip(partitions, find_rows(connection, partitions), strict=True):
+        row = found or _insert(connection, each, stale_publish_ms)
         _store(connection, row._replace(stale_publish_ms=stale_publish_ms))
+
+
+def _insert(connection: sqlite3.Connection, partition: ReadPartition, stale_publish_ms: int) -> LogRow:
+    """Add a partition's row, which gets its checksum when it is stored."""
+    names = (partition.topic, partition.topic_id, partition.partition)
+    made = connection.execute(
+        "INSERT INTO partitions (topic, topic_id, partition, stale_publish_ms, checksum) VALUES (?, ?, ?, ?, ?)",
+        (*names, stale_publish_ms, NEVER),
+    )
+    return LogRow(made.lastrowid or 0, *names, stale_publish_ms)
 
 
 def trim(connection: sqlite3.Connection, partition: ReadPartition, before: int) -> bool:
@@ -338,8 +359,7 @@ def trim(connection: sqlite3.Connection, partition: ReadPartition, before: int) 
 
 def hide(connection: sqlite3.Connection, partitions: Sequence[ReadPartition]) -> None:
     """Hide partitions; `delete_hidden` deletes them."""
-    for partition in partitions:
-        row = find_row(connection, partition)
+    for row in find_rows(connection, partitions):
         if row is not None:
             connection.execute("UPDATE partitions SET dropped = 1 WHERE id = ?", (row.id,))
             _store(connection, row._replace(dropped=1))
