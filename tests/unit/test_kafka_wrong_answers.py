@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
-from memq.errors import DeniedError, MemqError, NotFoundError, QueueError, UnreachableError
+from memq.errors import ClosedError, DeniedError, MemqError, NotFoundError, QueueError, UnreachableError
 from memq.notification import Publication, Span
 from memq.notification.kafka import library as library_module
 from memq.notification.kafka import queue as queue_module
@@ -34,6 +34,7 @@ PARTITION = ReadPartition("clicks", "0a" * 16, 0)
 TOPIC = Names("memq.").kafka_topic(PARTITION)
 ALL = 1 << 30
 RECORDS = 5
+FETCHERS = kafka_settings("kafka://localhost", {}).fetchers_max
 
 
 def few_records(monkeypatch: pytest.MonkeyPatch) -> Library:
@@ -376,6 +377,32 @@ def test_a_client_that_does_not_end_is_left_behind(
         if thread.name.startswith("memq-kafka"):
             thread.join(30)
     assert "a thread of 'kafka-fetcher' is left behind" in caplog.text
+
+
+def test_reads_that_wait_for_stuck_threads_end_with_the_queue(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that no thread had begun waited for ever, also after the close."""
+    monkeypatch.setattr(library_module, "CLOSE_S", 0.05)
+    library.stuck, library.mute = threading.Event(), True
+
+    async def work(queue: KafkaQueue) -> None:
+        for _ in range(FETCHERS):
+            with pytest.raises(QueueError, match="no answer"):
+                await queue.read(PARTITION, 0, ALL)
+        waiting = asyncio.create_task(queue.read(PARTITION, 0, ALL))
+        for _ in range(5):  # each of its requests for an end was answered before these
+            await queue.span(PARTITION)
+        await queue.close()
+        async with asyncio.timeout(5):
+            with pytest.raises(ClosedError):
+                await waiting
+
+    over(work, request_timeout_ms=100)
+    library.stuck.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("memq-kafka"):
+            thread.join(30)
 
 
 # ---- the source of an import -----------------------------------------------------------------------

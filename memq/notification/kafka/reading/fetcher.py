@@ -134,9 +134,11 @@ class EntryFetcher:
         return found
 
     async def close(self) -> None:
-        """End threads and consumers."""
+        """End threads and consumers; reads that are left fail with ClosedError."""
         self._closed = True
         await end_threads(self._pool, self._close_idle)
+        while self._waiting:  # no thread has begun them: all are blocked, and left behind
+            self._waiting.popleft().settle(ClosedError("the queue is closed"))
 
     def _close_idle(self) -> None:
         while self._idle:
@@ -169,8 +171,8 @@ class EntryFetcher:
             for read in chosen:
                 read.settle(error if isinstance(error, MemqError) else self._complaints.failure(error, str(read)))
         finally:
-            for read in chosen:
-                read.answer.cancel()  # no effect on answered reads; the others remain if this task was stopped or died
+            for read in chosen:  # no effect on answered reads; the others remain if this task was stopped or died
+                read.settle(ClosedError("the queue is closed"))
 
     # ---- in a thread -------------------------------------------------------------------------
 
