@@ -7,15 +7,20 @@ import random
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from memq.errors import QueueError
+from memq.errors import GenerationFencedError, QueueError
 from memq.notification.kafka.groups import hosted_groups
+from memq.notification.kafka.groups import member as member_module
 from memq.notification.kafka.groups.holdings import Holdings
 from memq.notification.kafka.groups.hosted_groups import EXPIRY_S, HostedGroups, Parts
+from memq.notification.kafka.groups.member import HostedMember
+from memq.notification.kafka.library import LastErrors
 from memq.notification.kafka.settings import Names, kafka_settings
 from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
 from memq.topic import ReadPartition
+from tests.brokers import until
 from tests.skipping_loop import LoopClock, run_skipping, skip
 
 PARTITION = ReadPartition("clicks", "0a" * 16, 0)
@@ -116,3 +121,46 @@ def test_silent_members_end_at_once_and_never_those_in_their_place(monkeypatch: 
         await house.close()
 
     run_skipping(work())
+
+
+class FailingConsumer:
+    """A consumer of librdkafka that gets a partition, and then a second time, which the library refuses."""
+
+    def __init__(self) -> None:
+        self.assigned = False
+        self._assigns: Any = None
+
+    def subscribe(self, topics: list[str], *, on_assign: Any, on_revoke: Any, on_lost: Any) -> None:
+        self._assigns = on_assign
+
+    def poll(self, timeout_s: float) -> None:
+        if self._assigns is not None:
+            self._assigns(self, [TopicPartition(Names("t.").kafka_topic(PARTITION), 0)])
+
+    def incremental_assign(self, parts: list[TopicPartition]) -> None:
+        if self.assigned:
+            raise KafkaException(KafkaError(KafkaError._CONFLICT))
+        self.assigned = True
+
+    def pause(self, parts: list[TopicPartition]) -> None:
+        """Nothing is fetched."""
+
+    def close(self) -> None:
+        """Leave the group."""
+
+
+def test_a_member_whose_thread_ended_is_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It left the group in Kafka, and its heartbeats still said that it holds its partition."""
+
+    async def work() -> None:
+        monkeypatch.setattr(member_module, "consumer_of", lambda settings, complain: FailingConsumer())
+        member = HostedMember("a", {}, Names("t."), LastErrors(), 1)
+        serving = asyncio.create_task(member.serve())
+        member.subscribe([Names("t.").kafka_topic(PARTITION)])
+        async with asyncio.timeout(30):
+            await serving
+        await until(lambda: bool(member.holdings.membership().assigned))
+        assert isinstance(member.failure, GenerationFencedError)
+        await member.close()
+
+    asyncio.run(work())

@@ -159,7 +159,7 @@ class HostedMember:
                 if error is not None:
                     self._judge(error)
         except KafkaException as error:
-            self._judge(error.args[0])
+            self._end(error.args[0])  # whatever the error: without this thread the member is not in the group
         finally:
             self._closing = True
             consumer.close()
@@ -193,10 +193,14 @@ class HostedMember:
     def _judge(self, error: KafkaError) -> None:
         """End the membership after a fatal error, or one in `_ENDING`."""
         if error.fatal() or error.code() in _ENDING or error.code() == KafkaError._FATAL:
-            found = self._complaints.failure(error, f"member '{self._name}' in its group")
-            if not isinstance(found, DeniedError | InvalidRequestError):
-                found = GenerationFencedError(str(found))
-            self._loop.call_soon_threadsafe(self._fail, found)
+            self._end(error)
+
+    def _end(self, error: KafkaError) -> None:
+        """End the membership: the next request of the member gets the error, and it joins again."""
+        found = self._complaints.failure(error, f"member '{self._name}' in its group")
+        if not isinstance(found, DeniedError | InvalidRequestError):
+            found = GenerationFencedError(str(found))
+        self._loop.call_soon_threadsafe(self._fail, found)
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Take partitions, paused: this consumer never fetches pointers."""
