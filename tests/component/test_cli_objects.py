@@ -12,7 +12,9 @@ import pytest
 from awscrt.checksums import crc32c
 
 import memq
+from memq.audit.checks.object_check import ObjectVerdict, check_file
 from memq.cli.run import run
+from memq.cli.store import verify as verify_module
 from memq.cli.store.object_files import FoundObject
 from memq.cli.store.verify import READS_MAX, verdict_of
 from memq.errors import CorruptDataError, StoreError
@@ -149,6 +151,27 @@ def test_verify_finds_damage_and_reads_the_rest(made: Made, capsys: pytest.Captu
     assert shown["findings"][0]["error"] == "corrupt-data"
     assert shown["blocks"] == (1 if "block" in place else 2)
     assert captured.err.startswith("memq: error: 1 of 1 objects damaged")
+
+
+def test_verify_names_an_object_that_was_removed_after_it_was_listed(
+    made: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Retention of a running broker removes objects: the command ended there, and checked no other one."""
+    gone = made.path.with_name("gone")
+    for path in (gone, made.path.with_name("second")):
+        path.write_bytes(made.data)
+
+    def checked(name: str, data: memoryview) -> ObjectVerdict:
+        gone.unlink(missing_ok=True)
+        return check_file(name, data)
+
+    made.path.rename(made.path.with_name("first"))
+    monkeypatch.setattr(verify_module, "check_file", checked)
+    assert run(["verify", str(made.path.parent), "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == {"objects": 2, "blocks": 4, "records": 10, "damaged": 0, "findings": []}
+    assert captured.err.endswith(f"{gone} was removed after it was listed, and is not checked\n")
+    assert run(["verify", str(gone)]) == 3
 
 
 def test_verify_of_a_folder_of_other_files_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,10 +17,14 @@ from memq.storage_handlers import check_size
 
 @dataclass(frozen=True, slots=True)
 class FoundObject:
-    """One object: its name in messages, and the function that reads its bytes."""
+    """One object: its name in messages, and the function that reads its bytes.
+
+    Retention or a sweep may remove an object after it was `listed`.
+    """
 
     name: str
     read: Callable[[], memoryview]
+    listed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +45,9 @@ def find_objects(target: str, section: Section) -> ObjectTarget:
     if separator and scheme == "s3":
         return asyncio.run(_find_in_bucket(target, section))
     path = _path_of(target, scheme if separator else "")
-    files = (
-        sorted(file for file in path.rglob("*") if file.is_file() and file.name != STORE_MARK)
-        if path.is_dir()
-        else [path]
-    )
-    return ObjectTarget(str(path), path.is_dir(), tuple(FoundObject(str(file), _reader(file)) for file in files))
+    listed = path.is_dir()
+    files = sorted(file for file in path.rglob("*") if file.is_file() and file.name != STORE_MARK) if listed else [path]
+    return ObjectTarget(str(path), listed, tuple(FoundObject(str(file), _reader(file), listed) for file in files))
 
 
 def is_data_folder(target: str | Path) -> bool:
@@ -71,7 +72,7 @@ def _path_of(target: str, scheme: str) -> Path:
 def _reader(path: Path) -> Callable[[], memoryview]:
     def read() -> memoryview:
         """Return a file's bytes. Raises: OSError, TooLargeError; InvalidRequestError for a pipe or a device."""
-        if not path.is_file():
+        if path.exists() and not path.is_file():
             raise InvalidRequestError(f"'{path}' is no regular file", hint="name a file, a folder or s3://BUCKET/KEY")
         check_size(str(path), path.stat().st_size)
         return memoryview(path.read_bytes())
@@ -88,8 +89,11 @@ async def _find_in_bucket(target: str, section: Section) -> ObjectTarget:
     bucket = urlunsplit((parts.scheme, parts.netloc, "", parts.query, ""))
     store = open_store(bucket, Runtime(), section)
 
-    def found(name: str) -> FoundObject:
-        return FoundObject(f"s3://{parts.netloc}/{name}", lambda: memoryview(asyncio.run(_read(bucket, section, name))))
+    def found(name: str, *, listed: bool) -> FoundObject:
+        def read() -> memoryview:
+            return memoryview(asyncio.run(_read(bucket, section, name)))
+
+        return FoundObject(f"s3://{parts.netloc}/{name}", read, listed)
 
     try:
         if key:
@@ -98,14 +102,14 @@ async def _find_in_bucket(target: str, section: Section) -> ObjectTarget:
             except NotFoundError:
                 pass
             else:
-                return ObjectTarget(target, False, (found(key),))
+                return ObjectTarget(target, False, (found(key, listed=False),))
         below = [entry.key async for entry in store.list(f"{key}/" if key else "")]
         below = [each for each in below if each.rpartition("/")[2] != STORE_MARK]
     finally:
         await store.close()
     if key and not below:
         raise NotFoundError(f"no object '{key}' in bucket '{parts.netloc}', and none below it", hint="check the key")
-    return ObjectTarget(target, True, tuple(map(found, below)))
+    return ObjectTarget(target, True, tuple(found(each, listed=True) for each in below))
 
 
 async def _read(bucket: str, section: Section, key: str) -> bytes:

@@ -59,7 +59,7 @@ def verify(
     A URI is file:///PATH or s3://BUCKET/KEY?endpoint=URL. A folder is checked with all folders below it. For the
     data folder of a memq dev, and for a topic (a name without a path), the pointers of the queue are checked, too:
     the object of each exists, and is the one that the pointer names. An acked record without a pointer is no damage
-    of an object: memq audit finds it.
+    of an object: memq audit finds it. An object that retention removes meanwhile is named, and is no damage.
     """
     tally = VerifiedCount(quiet=as_json)
     topics = [target for target in targets if _is_topic(target)]
@@ -102,8 +102,18 @@ def _lacks_objects(target: str | Path) -> bool:
 
 
 def _verify_object(one: FoundObject, tally: VerifiedCount) -> None:
+    try:
+        try:
+            verdict = verdict_of(one)
+        except (NotFoundError, FileNotFoundError):  # one answer proves no absence
+            verdict = verdict_of(one)
+    except (NotFoundError, FileNotFoundError):
+        if not one.listed:
+            raise
+        talk(f"{one.name} was removed after it was listed, and is not checked")
+        return
     tally.objects += 1
-    _take_verdict(one.name, verdict_of(one), tally)
+    _take_verdict(one.name, verdict, tally)
 
 
 def _take_verdict(name: str, verdict: ObjectVerdict, tally: VerifiedCount, *, counts: bool = True) -> None:
