@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from memq.errors import GenerationFencedError, QueueError
+from memq.errors import ClosedError, GenerationFencedError, QueueError
 from memq.notification.kafka.groups import hosted_groups
 from memq.notification.kafka.groups import member as member_module
 from memq.notification.kafka.groups.holdings import Holdings
@@ -118,6 +118,42 @@ def test_silent_members_end_at_once_and_never_those_in_their_place(monkeypatch: 
         assert [len(member.closes) for member in house.members] == [1, 1, 0, 0]
         await skip(11.0)
         assert [len(member.closes) for member in house.members] == [1, 1, 1, 1], "they were silent for 10 s"
+        await house.close()
+
+    run_skipping(work())
+
+
+def test_a_join_that_waits_during_the_close_hosts_no_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody closed that member, and the close of the queue waited for its thread for ever."""
+
+    async def work() -> None:
+        house = House(monkeypatch)
+        await house.join()
+        house.members[0].failure = QueueError("fenced")
+        joining = asyncio.create_task(house.join())
+        await skip(0)
+        await house.groups.close()
+        with pytest.raises(ClosedError):
+            await joining
+        with pytest.raises(ClosedError):
+            await house.join("b")
+        assert len(house.members) == 1
+        await house.close()
+
+    run_skipping(work())
+
+
+def test_a_close_waits_for_a_member_that_is_leaving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It did not, and then waited without a bound for a thread that librdkafka blocks."""
+
+    async def work() -> None:
+        house = House(monkeypatch)
+        await house.join()
+        leaving = asyncio.create_task(house.groups.leave("g", "a"))
+        await skip(0)
+        await house.groups.close()
+        assert asyncio.get_running_loop().time() >= house.members[0].closes[0] + CLOSE_S
+        await leaving
         await house.close()
 
     run_skipping(work())

@@ -12,7 +12,14 @@ from typing import Any
 
 from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException, TopicPartition
 
-from memq.errors import GenerationFencedError, InvalidRequestError, NotFoundError, QueueError, ThrottledError
+from memq.errors import (
+    ClosedError,
+    GenerationFencedError,
+    InvalidRequestError,
+    NotFoundError,
+    QueueError,
+    ThrottledError,
+)
 from memq.notification import OFFSET_END, RECORD_INDEX_END, TOTAL_END, GroupState, Membership, check_position
 from memq.notification.groups import OUTSIDE_GENERATION, check_member
 from memq.notification.kafka.admin import KafkaAdmin
@@ -69,6 +76,8 @@ class HostedGroups:
         self._parts = parts
         self._stored = Positions(parts.settings, parts.admin.errors)
         self._members: dict[tuple[str, str], HostedMember] = {}
+        self._ending: dict[HostedMember, None] = {}  # members that are being closed
+        self._closed = False
         self._generation = parts.random.getrandbits(20) << 32
         self._expiring = False
 
@@ -113,6 +122,8 @@ class HostedGroups:
 
     def _host(self, group: str, name: str, session_timeout_ms: int) -> HostedMember:
         parts = self._parts
+        if self._closed:  # nobody would close the member, and the end of its task waits for its thread
+            raise ClosedError("the queue is closed")
         if len(self._members) >= parts.settings.group_members_max:
             raise ThrottledError(
                 f"this broker hosts {len(self._members)} members of groups already",
@@ -145,7 +156,11 @@ class HostedGroups:
         """Close a member, unless another call does; never one that was hosted in its place meanwhile."""
         if self._members.get((group, name)) is member:
             del self._members[group, name]
-            await member.close()
+            self._ending[member] = None
+            try:
+                await member.close()
+            finally:
+                del self._ending[member]
 
     async def _expire(self) -> None:
         while True:
@@ -159,8 +174,11 @@ class HostedGroups:
             await asyncio.gather(*silent)  # at once: one that hangs delays no other
 
     async def close(self) -> None:
-        """Leave all groups."""
-        await asyncio.gather(*(self._end(*key, member) for key, member in self._members.items()))
+        """Refuse new members, leave all groups, and wait for the members that are leaving already."""
+        self._closed = True
+        members = [*self._members.values(), *self._ending]
+        self._members.clear()
+        await asyncio.gather(*(member.close() for member in members))
         await self._stored.close()
 
     # ---- positions ---------------------------------------------------------------------------
