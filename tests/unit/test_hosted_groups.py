@@ -115,9 +115,25 @@ def test_silent_members_end_at_once_and_never_those_in_their_place(monkeypatch: 
         assert house.members[0].closes == house.members[1].closes, "the second one does not wait for the first"
         await house.join("b")
         await skip(CLOSE_S)
-        assert [len(member.closes) for member in house.members] == [1, 1, 0, 0]
+        assert [len(member.closes) for member in house.members] == [1, 1, 1, 0], "the third was silent for 10 s"
         await skip(11.0)
         assert [len(member.closes) for member in house.members] == [1, 1, 1, 1], "they were silent for 10 s"
+        await house.close()
+
+    run_skipping(work())
+
+
+def test_a_member_that_closes_slowly_delays_no_expiry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for silent members waited for each close, up to 10 s while librdkafka hangs."""
+
+    async def work() -> None:
+        house = House(monkeypatch)
+        for name in ("a", "b"):
+            await house.join(name)
+        for member in house.members:
+            member.failure = QueueError("fenced")
+            await skip(2 * EXPIRY_S)
+        assert [len(member.closes) for member in house.members] == [1, 1]
         await house.close()
 
     run_skipping(work())

@@ -166,12 +166,10 @@ class HostedGroups:
         while True:
             await asyncio.sleep(EXPIRY_S)
             now_s = self._parts.clock.monotonic()
-            silent = [
-                self._end(group, name, member)
-                for (group, name), member in self._members.items()
-                if member.failure is not None or (now_s - member.heard_s) * 1000 >= member.session_timeout_ms
-            ]
-            await asyncio.gather(*silent)  # at once: one that hangs delays no other
+            for (group, name), member in self._members.items():
+                if member.failure is not None or (now_s - member.heard_s) * 1000 >= member.session_timeout_ms:
+                    # a task of its own: a close that hangs delays no other member
+                    self._parts.tasks.start(self._end(group, name, member), f"kafka member {name} that is silent")
 
     async def close(self) -> None:
         """Refuse new members, leave all groups, and wait for the members that are leaving already."""
