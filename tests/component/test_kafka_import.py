@@ -77,6 +77,10 @@ class MemorySource:
     async def start(self, offsets: Mapping[Place, int]) -> None:
         self._at = dict(offsets)
 
+    def start_again(self) -> None:
+        """Give out all records again."""
+        self._at = dict.fromkeys(self._at, 0)
+
     async def seek(self, place: Place, offset: int) -> None:
         self._at[place] = offset
 
@@ -137,6 +141,28 @@ def expected(source: MemorySource) -> dict[int, list[tuple[Value, Value, int]]]:
         for (_, number), rows in source.rows.items()
         if rows
     }
+
+
+def test_a_source_that_begins_again_is_copied_once() -> None:
+    """Kafka's client does so when Kafka calls the requested offset out of range; the copy hung then."""
+
+    async def work() -> None:
+        source, takes = source_of(numbered(range(40))), 0
+
+        def rewind() -> None:
+            nonlocal takes
+            takes += 1
+            if takes == 5:
+                source.start_again()
+
+        source.on_take = rewind
+        async with running_broker() as broker:
+            async with asyncio.timeout(60):
+                done, _ = await copy(source, broker)
+            assert await rows_of(broker) == expected(source)
+        assert [each.records for each in done] == [40]
+
+    run(work())
 
 
 def with_broker(test: Callable[[Broker], Awaitable[None]]) -> None:

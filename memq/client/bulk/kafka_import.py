@@ -150,6 +150,7 @@ class PartitionImport:
         self.begin = copier.acked
         self.records = 0
         self.reached = copier.acked >= end  # the plan's end was met in the source
+        self._next = copier.acked  # the offset behind the last record that was taken
         self._cutter = Cutter(target, place[1])
 
     @property
@@ -163,8 +164,12 @@ class PartitionImport:
         return self.reached and self.end >= self.last_end
 
     async def take(self, record: SourceRecord, record_bytes_max: int) -> None:
-        """Add the next record. Raises: TooLargeError; the error of an earlier block."""
-        if self.reached:
+        """Add the next record. Raises: TooLargeError; the error of an earlier block.
+
+        A record that was taken before is left out. Kafka's client begins again at the first record of a partition if
+        Kafka calls the requested offset out of range, as a node does that lags.
+        """
+        if self.reached or record.offset < self._next:
             return
         if record.offset >= self.end:
             self.reached = True
@@ -178,6 +183,7 @@ class PartitionImport:
                 hint="memq topic alter TOPIC --set record_bytes_max=…, then start the import again",
             )
         self.records += 1
+        self._next = record.offset + 1
         cut = self._cutter.add(record.offset, fields, size)
         if cut is not None:
             await self.copier.put(cut)
