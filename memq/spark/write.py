@@ -106,12 +106,12 @@ def write_options(given: Mapping[str, str], *, streams: bool) -> WriteOptions:
     )
 
 
-def check_columns(columns: Mapping[str, str], options: WriteOptions) -> None:
+def check_columns(columns: Sequence[tuple[str, str]], options: WriteOptions) -> None:
     """Check the names and types (as Spark's simple strings) of the written columns.
 
-    Raises: InvalidSettingError.
+    The case of names does not matter. Raises: InvalidSettingError.
     """
-    for name, kind in columns.items():
+    for name, kind in columns:
         allowed = WRITE_COLUMNS.get(name.lower())
         if allowed is None:
             raise InvalidSettingError(
@@ -120,7 +120,10 @@ def check_columns(columns: Mapping[str, str], options: WriteOptions) -> None:
             )
         if kind not in allowed:
             raise InvalidSettingError(f"column '{name}' is {kind}, not {' or '.join(allowed)}", hint="cast it")
-    names = {name.lower() for name in columns}
+    names = [name.lower() for name, _ in columns]
+    for name in dict.fromkeys(names):
+        if names.count(name) > 1:
+            raise InvalidSettingError(f"{names.count(name)} columns are called {name}", hint="select one of them")
     if "value" not in names:
         raise InvalidSettingError("there is no column value", hint="select to_json(struct(*)) as value, for example")
     if ("topic" in names) == bool(options.topic):
@@ -332,7 +335,7 @@ class MemqWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
             raise InvalidRequestError("a topic can't be overwritten", hint="write with mode('append')")
-        check_columns({field.name: field.dataType.simpleString() for field in schema.fields}, options)
+        check_columns([(field.name, field.dataType.simpleString()) for field in schema.fields], options)
         self._options = options
         # a job without a name can't run again as the same job: the dedup window suffices
         self._writer = options.writer or f"spark-{Runtime().random.getrandbits(64):016x}"
@@ -356,7 +359,7 @@ class MemqStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
             raise InvalidRequestError("a topic can't be overwritten", hint="use outputMode('append') or 'update'")
-        check_columns({field.name: field.dataType.simpleString() for field in schema.fields}, options)
+        check_columns([(field.name, field.dataType.simpleString()) for field in schema.fields], options)
         self._options = options
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WriterCommitMessage:

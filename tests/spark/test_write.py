@@ -228,7 +228,7 @@ def test_the_page_names_every_option_and_column() -> None:
 )
 def test_columns_that_are_wrong_are_named(columns: dict[str, str], wrong: str) -> None:
     with pytest.raises(InvalidSettingError, match=wrong):
-        check_columns(columns, WriteOptions(topic="clicks"))
+        check_columns(list(columns.items()), WriteOptions(topic="clicks"))
 
 
 def test_overwriting_is_refused(spark: SparkSession, broker: DevServer) -> None:

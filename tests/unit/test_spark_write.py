@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from memq.client.bulk.staged_writer import StagedCommits
 from memq.errors import InvalidNameError, InvalidRequestError, InvalidSettingError, MemqError, UnknownSettingError
@@ -110,9 +110,8 @@ def test_a_stream_has_a_writer_and_numbers_its_batches_itself() -> None:
 
 
 def test_all_columns_of_a_record_are_taken_in_any_case_and_type_that_is_listed() -> None:
-    columns = {name.upper(): kinds[-1] for name, kinds in WRITE_COLUMNS.items()}
-    check_columns(columns, WriteOptions())
-    check_columns(VALUE, WriteOptions(topic="clicks"))
+    check_columns([(name.upper(), kinds[-1]) for name, kinds in WRITE_COLUMNS.items()], WriteOptions())
+    check_columns([("value", "binary")], WriteOptions(topic="clicks"))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +127,17 @@ def test_all_columns_of_a_record_are_taken_in_any_case_and_type_that_is_listed()
 )
 def test_columns_that_no_record_has_are_named(columns: Mapping[str, str], topic: str, wrong: str) -> None:
     with pytest.raises(InvalidSettingError, match=wrong):
-        check_columns(columns, WriteOptions(topic=topic))
+        check_columns(list(columns.items()), WriteOptions(topic=topic))
+
+
+@pytest.mark.parametrize("again", ["value", "VALUE", "Value"])
+def test_a_column_that_is_there_twice_is_refused(again: str) -> None:
+    """The last one was written, and the other one silently left out."""
+    with pytest.raises(InvalidSettingError, match="2 columns are called value"):
+        check_columns([("value", "binary"), ("key", "binary"), (again, "string")], WriteOptions(topic="clicks"))
+    fields = [StructField("value", BinaryType()), StructField(again, StringType())]
+    with pytest.raises(InvalidSettingError, match="2 columns are called value"):
+        MemqWriter(WriteOptions(topic="clicks"), StructType(fields), overwrite=False)
 
 
 def batch_of(**columns: Any) -> pa.RecordBatch:
