@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from memq import notification
-from memq.errors import EpochFencedError, InvalidRequestError, MemqError, QueueError, TooLargeError
+from memq.errors import ClosedError, EpochFencedError, InvalidRequestError, MemqError, QueueError, TooLargeError
 from memq.limits import POINTER_BYTES_MAX
 from memq.notification import Publication, Span, check_epoch, check_position, check_publication, checked_span
 from memq.notification.sqlite import log
@@ -156,3 +156,24 @@ def test_a_file_checks_few_rows_to_create_and_to_drop_many_partitions(
     monkeypatch.setattr(log, "is_sound", counted)
     asyncio.run(work())
     assert checks < 20 * count
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 50])
+@pytest.mark.parametrize("followed", [False, True])
+def test_a_wait_ends_with_the_close_of_its_file(tmp_path: Path, steps: int, *, followed: bool) -> None:
+    """It lasted for its whole time, or failed with an AssertionError, since it began a task after the stop."""
+
+    async def work() -> None:
+        queue = SqliteQueue(tmp_path / "queue.sqlite", SystemClock())
+        await queue.create([PARTITION], 1_000)
+        if followed:
+            await queue.wait({PARTITION: 0}, 0.001)
+        waiting = asyncio.create_task(queue.wait({PARTITION: 0}, 600))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            await queue.close()
+            with pytest.raises(ClosedError):
+                await waiting
+
+    asyncio.run(work())

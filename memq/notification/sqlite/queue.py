@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-from memq.errors import MemqError, QueueError
+from memq.errors import ClosedError, MemqError, QueueError
 from memq.notification import Entries, GroupState, Membership, Publication, Span, check_publication
 from memq.notification.sqlite import groups, log
 from memq.notification.sqlite.file import SqliteFile, add_checksums
@@ -108,6 +108,7 @@ class SqliteQueue:
         self._waiters = Waiters()
         self._waited = asyncio.Event()
         self._tasks = TaskOwner(self._fail, events)
+        self._closed = False
 
     # ---- pointers ----------------------------------------------------------------------------
 
@@ -145,6 +146,8 @@ class SqliteQueue:
         try:
             for partition in ends:
                 waiter.advance(partition, (await self.span(partition)).end)
+            if self._closed:
+                raise ClosedError("the queue is closed")
             if not len(self._tasks):
                 self._tasks.start(self._follow(), "queue file's other writers")
             self._waited.set()
@@ -267,7 +270,9 @@ class SqliteQueue:
         await self._write(lambda file: file.execute("SELECT 1 FROM partitions LIMIT 1").fetchone())
 
     async def close(self) -> None:
-        """See `NotificationQueue.close`; closing twice is fine."""
+        """See `NotificationQueue.close`; closing twice is fine. Calls of `wait` raise ClosedError."""
+        self._closed = True
+        self._waiters.fail(ClosedError("the queue is closed"))
         await self._writer.close()
         await self._tasks.stop()
         await self._pool.close()
