@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,13 +18,17 @@ from memq.notification.kafka.groups.holdings import Holdings
 from memq.notification.kafka.groups.hosted_groups import decode_commit, encode_metadata
 from memq.notification.kafka.library import LastErrors
 from memq.notification.kafka.reading import fetcher as fetcher_module
+from memq.notification.kafka.reading import follower as follower_module
 from memq.notification.kafka.reading.fetcher import LOOKS_MAX, AssignedConsumer, EntryFetcher
+from memq.notification.kafka.reading.follower import Follower
 from memq.notification.kafka.reading.tail_cache import ENTRY_BYTES, TailCache
 from memq.notification.kafka.settings import OWN, KafkaSettings, Names, kafka_settings
 from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
 from memq.topic import Committed, Position, ReadPartition, Totals
+from tests.brokers import until
 from tests.contract.manual_clock import ManualClock
+from tests.librdkafka import Message, Record
 
 A, B = ReadPartition("clicks", "0a" * 16, 0), ReadPartition("clicks", "0a" * 16, 1)
 ALL = 1 << 30
@@ -358,5 +362,56 @@ def test_a_read_that_hears_nothing_fails_in_time_beside_a_busy_partition_whose_r
                 await silent
             await fetcher.close()
             await tasks.stop()
+
+    asyncio.run(run())
+
+
+class Rewinding:
+    """A consumer that begins again at the first record, as librdkafka does for an offset out of range."""
+
+    def __init__(self, offsets: list[int]) -> None:
+        self._left = offsets
+        self._assigned: list[TopicPartition] = []
+
+    def assignment(self) -> list[TopicPartition]:
+        return self._assigned
+
+    def incremental_assign(self, parts: list[TopicPartition]) -> None:
+        self._assigned += parts
+
+    def poll(self, timeout_s: float) -> Message | None:
+        if not self._assigned or not self._left:
+            return None
+        offset = self._left.pop(0)
+        return Message(("t", 0), offset, Record(offset, 0, b"%d" % offset), None)
+
+    def consume(self, count: int, timeout_s: float) -> list[Message]:
+        return []
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_a_follower_passes_over_entries_before_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They set its end back. A later wait for an entry that had arrived lasted until all of the log had come again."""
+
+    async def run() -> None:
+        clock, arrived = ManualClock(), list[int]()
+        monkeypatch.setattr(follower_module, "consumer_of", lambda *given: Rewinding([5, 0, 1, 2, 6]))
+        tasks = TaskOwner(lambda error: pytest.fail(repr(error)), EventLog(clock))
+        follower = Follower(
+            settings_of(),
+            clock,
+            LastErrors(),
+            tasks,
+            lambda place, entry: arrived.append(entry.offset),
+            lambda place: None,
+        )
+        follower.follow({("t", 0): 5})
+        await until(lambda: 6 in arrived)
+        end = follower.end(("t", 0))
+        await follower.close()
+        await tasks.stop()
+        assert (arrived, end) == ([5, 6], 7)
 
     asyncio.run(run())

@@ -123,8 +123,11 @@ class Follower:
                 continue
             if error is None:
                 entry = entry_of(message)
-                followed.next = entry.offset + 1
-                self._arrived(place, entry)
+                if (
+                    entry.offset >= followed.next
+                ):  # librdkafka begins again at the first one if an offset is out of range
+                    followed.next = entry.offset + 1
+                    self._arrived(place, entry)
             elif is_not_there(error):
                 self.leave([place])
                 self._gone(place)
