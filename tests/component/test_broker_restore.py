@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
 import msgspec
@@ -10,6 +11,7 @@ from awscrt.checksums import crc32c
 
 from memq.broker.broker import Broker
 from memq.broker.partition.opening import open_partition
+from memq.broker.restore import rebuild
 from memq.broker.restore.restore import Restored, Restorer
 from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
 from memq.client.producer.producer import AsyncProducer
@@ -26,6 +28,7 @@ from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import ReadPartition, Topic, TopicSettings, Totals, producer_id_of, read_partitions, writer_id
 from tests.brokers import BareClient, block_of, run, running_broker, write_frame
 from tests.skipping_loop import run_skipping, skipping_runtime
+from tests.unit import test_broker_rebuild as built
 from tests.unit.test_broker_rebuild import SHARED, TOPIC
 
 BATCHES = 5
@@ -415,3 +418,32 @@ async def stage(broker: Broker, topic: Topic, values: list[bytes], batch_id: int
         objects = await writer.finish()
         if batch_id is not None:
             await commits.commit(batch_id, objects, store)
+
+
+def test_a_restore_remembers_the_blocks_of_one_window_in_every_partition() -> None:
+    """Behind the end of one partition nothing was forgotten, until the next one had reached its time."""
+    count, clock = 100, SystemClock()
+    held: list[int] = []
+
+    def moved(number: int) -> None:
+        traces = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, rebuild.__file__)])
+        held.append(sum(each.count for each in traces.statistics("filename")))
+
+    async def work() -> None:
+        store, window_ms = MemoryHandler(clock), TOPIC.settings.dedup_window_ms
+        for partition in range(2):
+            for sequence in range(count):
+                at_ms = (1 + sequence) * 3 * window_ms
+                entry = built.batch(sequence, partition=partition)._replace(appended_ms=at_ms)
+                data = built.joined((entry, [built.block(sequence, [b"a"], partition=partition)]))
+                key = object_key("c-1", TOPIC.name, TOPIC.id, partition, 4, sequence, at_ms)
+                await store.put(key, [data], crc32c(data))
+        report = await Restorer("c-1", "main", store, MemoryQueue(clock), clock, moved=moved).restore(TOPIC)
+        assert report.pointers == 2 * count
+
+    tracemalloc.start()
+    try:
+        run(work())
+    finally:
+        tracemalloc.stop()
+    assert max(held[count:]) < 2 * max(held[:count])

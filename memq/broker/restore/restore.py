@@ -189,8 +189,8 @@ class Restorer:
     async def _restore(
         self, topic: Topic, places: Places, lost: dict[ReadPartition, PresentLog], result: Restored
     ) -> None:
-        rebuilder = Rebuilder(topic, self._cluster, self._store_name)
         for partition in read_partitions(topic):
+            rebuilder = Rebuilder(topic, self._cluster, self._store_name)  # of each: time begins again with it
             writers = [places.pop(writer, []) for writer in topic.writers_of(partition)]
             if partition not in lost:
                 continue
