@@ -137,7 +137,8 @@ class Coordinator(Protocol):
     async def report(self, broker: BrokerEntry, loads: Sequence[Load]) -> None:
         """Report the load of the broker's partitions; it replaces the last report.
 
-        The report is removed when the broker leaves the membership.
+        The report is removed when the broker leaves the membership. A caller reports again only after a change: a
+        coordinator that lost its session repeats the last report.
         """
         ...
 

@@ -28,7 +28,7 @@ from memq.errors import (
     UnreachableError,
     VersionConflictError,
 )
-from memq.governor import Assignment, Coordinator
+from memq.governor import Assignment, Coordinator, Load
 from memq.governor.zookeeper import open_from_settings
 from memq.governor.zookeeper.coordinator import RELEASES_AT_ONCE_MAX, ZookeeperCoordinator
 from memq.governor.zookeeper.session import Node, Operation, Put
@@ -179,6 +179,21 @@ async def test_a_broker_whose_session_was_lost_is_entered_again_and_governs_no_m
     with pytest.raises(TermFencedError):
         await one.set_assignment(replace(current, broker="b1"), term=term)
     assert await one.govern(broker("b1", "s1")) == 0
+
+
+@over_zookeeper
+async def test_the_loads_of_a_broker_whose_session_was_lost_are_reported_again(door: Doors, server: Server) -> None:
+    one, two = door(), door()
+    loads = [Load(topic_id=topic().id, partition=0, bytes_s=100)]
+    await one.register(broker("b1", "s1"))
+    await one.report(broker("b1", "s1"), loads)
+    number = one.session.number
+    await asyncio.to_thread(expire, one, server)
+
+    async def back() -> bool:
+        return one.session.number != number and list(await two.loads()) == loads
+
+    await until(two, back)
 
 
 @over_zookeeper

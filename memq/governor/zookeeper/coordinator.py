@@ -66,7 +66,8 @@ class ZookeeperCoordinator:
         self._all_assignments: MirroredValue[list[Assignment]] = MirroredValue(self._mirror)
         self._tasks = TaskOwner(lambda error: events.error("zookeeper-failed", repr(error), error), events)
         self._entered: dict[str, BrokerEntry] = {}  # registered by this process, again after a lost session
-        self._entering = asyncio.Lock()  # guards `_entered`, and the node of each entry
+        self._reports: dict[str, bytes] = {}  # the last loads of each of them, reported again with it
+        self._entering = asyncio.Lock()  # guards `_entered` and `_reports`, and the nodes of each entry
         self._ready = False
         self._following = False
         self._readying = asyncio.Lock()
@@ -115,6 +116,7 @@ class ZookeeperCoordinator:
             ours = self._entered.get(broker.id)
             if ours is not None and ours.session == broker.session:
                 del self._entered[broker.id]
+                self._reports.pop(broker.id, None)
         await self._open()
         found = await self.session.find(layout.broker_path(broker.id))
         live = found is not None and self._entry(broker.id, found).session == broker.session
@@ -372,11 +374,20 @@ class ZookeeperCoordinator:
 
     async def report(self, broker: BrokerEntry, loads: Sequence[Load]) -> None:
         """See `Coordinator.report`."""
-        ours = self._entered.get(broker.id)
-        if ours is None or ours.session != broker.session:
-            return
         await self._open()
-        path, data = layout.loads_path(broker.id), layout.encode(list(loads))
+        async with self._entering:
+            ours = self._entered.get(broker.id)
+            if ours is None or ours.session != broker.session:
+                return
+            self._reports[broker.id] = layout.encode(list(loads))
+            await self._report(broker.id)
+
+    async def _report(self, broker_id: str) -> None:
+        """Write a broker's last reported loads, if any, into a node of this session."""
+        data = self._reports.get(broker_id)
+        if data is None:
+            return
+        path = layout.loads_path(broker_id)
         found = await self.session.find(path)
         if found is not None and found.session == self.session.number:
             await self.session.change(Put(path, data))
@@ -486,6 +497,7 @@ class ZookeeperCoordinator:
                 async with self._entering:
                     broker = self._entered.get(broker_id)
                     if broker is not None and not await self._is_taken(broker):
+                        await self._report(broker_id)  # first: the governor plans again when the broker enters
                         await self._enter(broker)
                         self._events.info("broker-entered-again", f"broker '{broker_id}' after a lost session")
                 return
