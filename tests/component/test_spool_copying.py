@@ -180,6 +180,48 @@ def test_what_could_not_be_copied_is_kept_where_it_was(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
+def test_a_full_disk_that_takes_no_copy_does_not_hold_up_a_drain(tmp_path: Path) -> None:
+    class FullDisk(SpoolFiles):
+        room = True
+        refused = 0
+
+        async def append(self, name: str, buffers: Sequence[Buffer]) -> None:
+            if not self.room:
+                self.refused += 1
+                raise SpoolError("the disk is full")
+            await super().append(name, buffers)
+
+    async def no_copy(disk: SpoolDisk) -> bool:
+        return False
+
+    async def work() -> None:
+        async with rig() as cluster:
+            disk = FullDisk(tmp_path)
+            one = await cluster.start("one", spool=disk)
+            gate, spool = stuck(cluster), one.services.spool
+            copy_forward = spool.copy_forward
+            spool.copy_forward = no_copy  # type: ignore[method-assign]  # until the disk is full
+            held, passing = await Sender.of(one, "stuck"), await Sender.of(one, "passing")
+            for number in range(8):
+                await held.send(b"%d" % number)
+                await passing.send(WORD, WORD, WORD, WORD)
+            await until(lambda: spool.segments.to_copy() is not None)
+            disk.room = False
+            spool.copy_forward = copy_forward  # type: ignore[method-assign]
+            async with asyncio.timeout(20):
+                await spool.settle()
+            assert disk.refused, "a copy was tried"
+            assert set(sizes_in(tmp_path)) == {segment.name for segment in spool.segments if segment.tickets}
+            gate.set()
+            await one.drain()
+            assert not sizes_in(tmp_path)
+            assert sum(each.records for each in await pointers(cluster, held.topic)) == 8
+            await held.client.close()
+            await passing.client.close()
+
+    asyncio.run(work())
+
+
 @pytest.mark.parametrize("reads", [False, True], ids=["can't be read", "damaged"])
 def test_a_segment_that_cant_be_copied_stays_and_nothing_is_lost(tmp_path: Path, reads: bool) -> None:
     async def work() -> None:

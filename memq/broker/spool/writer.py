@@ -197,6 +197,8 @@ class Spool:
             except SpoolError as error:
                 tries += 1
                 self._fail(group, error)
+                await self._remove_unwanted(disk)
+                self._settle()
                 delay_s = backoff_s(self._runtime.random, tries, base_s=RETRY_S_BASE, most_s=RETRY_S_MAX)
                 await asyncio.sleep(delay_s)
                 self._failure = None
@@ -204,10 +206,14 @@ class Spool:
                 for run in group:
                     self._let_go(run.slab)
 
-    async def _rest(self) -> None:
-        """Wait for work; close the open segment after IDLE_S without any."""
+    def _settle(self) -> None:
+        """Let `settle` return, unless there is work since the beginning of this round."""
         if not self._wake.is_set():
             self._settled.set()
+
+    async def _rest(self) -> None:
+        """Wait for work; close the open segment after IDLE_S without any."""
+        self._settle()
         try:
             async with asyncio.timeout(IDLE_S if self.segments.open is not None else None):
                 await self._wake.wait()
