@@ -95,7 +95,7 @@ async def _run(broker: Broker, settings: BrokerSettings, signals: Signals, compa
         events.info("draining", "refusing new blocks, storing and acking the others; a second signal ends the drain")
         await _cancel(companions)
         drain = asyncio.create_task(broker.drain(), name="drain")
-        await _first(asyncio.shield(drain), signals.second.wait())
+        await _first(asyncio.shield(drain), signals.second.wait(), broker.failed.wait())
         if drain.done():
             drain.result()
             return 0

@@ -154,6 +154,28 @@ def test_a_broker_that_fails_ends_the_process_with_1(life: Life) -> None:
     run(work())
 
 
+def test_a_broker_that_fails_in_its_drain_ends_with_1_and_names_what_is_lost(
+    life: Life, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        ends = life.begin()
+        await life.ready.wait()
+        begun = held_back(life)
+        life.broker.held_blocks = lambda: ["block"] * 3  # type: ignore[method-assign]  # of the test
+        assert life.signals is not None
+        life.signals.first.set()
+        await begun.wait()
+        life.broker.failure = QueueError("away for good")
+        life.broker.failed.set()
+        async with asyncio.timeout(20):
+            assert await ends == 1
+
+    with caplog.at_level(logging.ERROR), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "given_up_text", lambda blocks: f"{len(blocks)} blocks")
+        run(work())
+    assert "3 blocks" in caplog.text
+
+
 def test_a_drain_that_fails_is_logged_and_ends_with_1(life: Life, caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         ends = life.begin()
