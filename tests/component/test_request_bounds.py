@@ -100,6 +100,19 @@ def test_a_connection_has_so_many_streams_and_may_open_each_again(monkeypatch: p
     run(work())
 
 
+def test_streams_that_are_opened_at_once_keep_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_requests, "STREAMS_PER_CONNECTION_MAX", 2)
+
+    async def work() -> None:
+        async with client_of() as (_, client, topic):
+            for number in range(1, 5):
+                client.write(encode_frame(Api.OPEN, number, 41, encode_message(open_of(topic))))
+            found = sorted([code_of(await client.frame()) for _ in range(4)])
+            assert found == ["", "", "throttled", "throttled"]
+
+    run(work())
+
+
 def test_a_producer_s_end_has_its_sequences_merged_and_the_newest_where_there_are_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sized
 
 from memq.broker.api import Answer, Call
 from memq.broker.api.staged_publisher import publish_staged
@@ -50,8 +51,7 @@ class StreamRequests:
         old = connection.streams.pop(number, None)
         if old is not None:
             old.home.close_stream(old)
-        if len(connection.streams) >= STREAMS_PER_CONNECTION_MAX:
-            raise ThrottledError(f"connection has {STREAMS_PER_CONNECTION_MAX} streams already")
+        _check_room(connection.streams)  # first: a named producer's instance fences older ones
         if ask.producer_epoch and ask.acks != AckLevel.ALL:
             raise InvalidRequestError("a named producer has acks=all")
         processor = await self._open_processor(ask.topic, ask.topic_id, ask.partition)
@@ -59,6 +59,7 @@ class StreamRequests:
             await processor.admit_producer(producer, ask.producer_epoch, ask.sequence)
         if connection.closed or number in connection.streams:
             raise NotReadyError(f"stream {number} was closed or opened again meanwhile")
+        _check_room(connection.streams)  # others may be opened meanwhile
         stream = processor.appender.open_stream(
             number,
             connection,
@@ -133,6 +134,12 @@ class StreamRequests:
         except (MovedError, NotReadyError):
             await self._partitions.refresh()
             return self._partitions.processor(topic, partition)
+
+
+def _check_room(streams: Sized) -> None:
+    """Raise ThrottledError if a connection may have no more streams."""
+    if len(streams) >= STREAMS_PER_CONNECTION_MAX:
+        raise ThrottledError(f"connection has {STREAMS_PER_CONNECTION_MAX} streams already")
 
 
 def producer_id_of(text: str) -> int:
