@@ -169,6 +169,13 @@ class QueueError(RetryableError):
     default_hint = "check the notification queue; a broker or client that runs tries again by itself"
 
 
+class LogCutError(QueueError):
+    """The queue's log ends before entries that this process has read or written: it was cut, or replaced."""
+
+    code = "log-cut"
+    default_hint = "restart the broker, which accepts the log as it is; see A lost queue in docs/operations.md"
+
+
 class QueueRefusedError(RetryableError):
     """The queue refused a pointer as too old. Refused does not mean absent: read before repeating."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,7 +42,7 @@ from memq.runtime.network import Address
 from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings, PartSettings
 from memq.storage_handlers.memory import MemoryHandler
-from memq.topic import Topic, TopicSettings, equal_slots, read_partitions
+from memq.topic import ReadPartition, Topic, TopicSettings, equal_slots, read_partitions
 from tests.skipping_loop import run_skipping, skipping_runtime
 
 SETTINGS = BrokerSettings(cluster="c-1", port=0, http_port=-1, memory_bytes_max=32 << 20)
@@ -380,7 +380,7 @@ def test_a_cluster_is_restored_while_none_of_its_brokers_runs(parts: Parts) -> N
             parts.log.clear()
             (report,) = await restore_cluster("c-1", PARTS, dry_run=dry_run, runtime=parts.runtime)
             assert (report.topic, report.pointers) == ("clicks", 0)
-            assert parts.log == ["open coordinator", "open store", "open queue", "ask brokers", *CLOSED]
+            assert parts.log == ["open coordinator", "open store", "open queue", *["ask brokers"] * 2, *CLOSED]
             made = [await exists(parts.queue, number) for number in range(2)]
             assert made == [not dry_run] * 2
         parts.log.clear()
@@ -388,6 +388,23 @@ def test_a_cluster_is_restored_while_none_of_its_brokers_runs(parts: Parts) -> N
         with pytest.raises(InvalidRequestError, match="brokers run: broker-1, broker-2"):
             await restore_cluster("c-1", PARTS, runtime=parts.runtime)
         assert parts.log == ["open coordinator", "open store", "open queue", "ask brokers", *CLOSED]
+
+    assembled(work())
+
+
+def test_a_restore_during_which_a_broker_comes_back_fails(parts: Parts) -> None:
+    create = parts.queue.create
+
+    async def creating(partitions: Sequence[ReadPartition], stale_publish_ms: int) -> None:
+        parts.entries[:] = [entry("broker-1")]
+        await create(partitions, stale_publish_ms)
+
+    async def work() -> None:
+        await MemoryCoordinator(parts.cluster).create_topic(TOPIC)
+        parts.patch.setattr(parts.queue, "create", creating)
+        with pytest.raises(InvalidRequestError, match="brokers run: broker-1") as caught:
+            await restore_cluster("c-1", PARTS, runtime=parts.runtime)
+        assert "run memq restore again" in caught.value.hint
 
     assembled(work())
 

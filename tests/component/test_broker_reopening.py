@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 
 from memq.broker.partition import known_blocks
 from memq.broker.partition.known_blocks import RECENT_BATCHES
 from memq.broker.partition.opening import LOST_RETRY_S
+from memq.errors import LogCutError
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.limits import MIB
-from memq.notification import Publication
+from memq.notification import Entries, Publication
 from memq.protocol.frames import Api
-from memq.protocol.messages import BeginProducer
-from memq.topic import CLOCK_ERROR_MS, Topic, TopicSettings, read_partitions
+from memq.protocol.messages import AdminRequest, BeginProducer, Close
+from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, read_partitions
 from tests.brokers import block_of, log_lines, write_frame
 from tests.component.test_broker_cluster import Rig
 from tests.component.test_request_answers import Served, open_of, served
@@ -94,6 +97,43 @@ def test_a_partition_whose_log_was_lost_is_opened_when_it_is_back(caplog: pytest
 
     served(work)
     assert {line.partition(":")[0] for line in log_lines(caplog)} == {"log-lost"}
+
+
+def test_an_owner_whose_log_was_replaced_says_so_acks_nothing_and_drains(caplog: pytest.LogCaptureFixture) -> None:
+    cut = False
+
+    async def work(at: Served) -> None:
+        nonlocal cut
+        topic, client = await at.topic(), at.call()
+        queue, read = at.cluster.queue, at.cluster.queue.read
+
+        async def shown(partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+            if cut:
+                raise LogCutError("the end is 1, after it was 2")
+            return await read(partition, offset, bytes_max)
+
+        queue.read = shown  # type: ignore[method-assign]  # a log that is replaced
+        await at.answered(client, Api.OPEN, open_of(topic), stream=9)
+        client.say(write_frame(block_of(topic, 0, [b"v"], producer=7), stream=9))
+        await skip(1)
+        assert [frame.api for frame in client.heard()] == [Api.ACK]
+        await skip(60)  # paused
+        cut = True
+        for sequence in (1, 2):
+            client.say(write_frame(block_of(topic, sequence, [b"v"], producer=7), stream=9))
+            await skip(1)
+        assert Api.ACK not in {frame.api for frame in client.heard()}
+        assert at.broker.services.lost_logs.keys() == {(topic.id, 0)}
+        assert (await at.error(client, Api.CLOSE, Close(next_sequence=3), stream=9)).code == "log-lost"
+        ask = BeginProducer(topic=topic.name, topic_id=topic.id, partition=0, producer=f"{8:016x}")
+        assert (await at.error(at.call(), Api.ADMIN, AdminRequest(ask=ask))).code == "log-lost"
+        async with asyncio.timeout(5):
+            await at.broker.drain()
+        assert at.broker.held_blocks() == []
+        assert at.broker.failure is None
+
+    served(work)
+    assert "log-lost: topic 'clicks' partition 0: the end is 1, after it was 2; restart" in log_lines(caplog)[0]
 
 
 @pytest.mark.parametrize("others", [1, 5, 40])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 from confluent_kafka.admin import AdminClient
 
 import memq
@@ -16,6 +18,7 @@ from memq.format.report import AUDIT_TOPIC
 from memq.runtime.clock import SystemClock
 from memq_localstack.servers import S3Server, Server
 from tests.processes import BrokerProcess, broker_processes
+from tests.soak import SOAKING
 
 TOPIC = "clicks"
 PARTITIONS = 2
@@ -113,3 +116,32 @@ def test_lost_pointers_in_kafka_are_restored_and_the_cluster_goes_on(
         whole = command("restore", "--config", config, "--json")
         assert (whole.returncode, of_topic(whole.stdout)["intact"]) == (0, PARTITIONS), whole.stderr
         assert of_topic(whole.stdout)["pointers"] == 0
+
+
+@pytest.mark.skipif(not SOAKING, reason="takes a minute: make soak")
+def test_a_broker_that_was_paused_while_its_log_was_replaced_says_so_and_drains(
+    tmp_path: Path, zookeeper: Server, kafka: Server, reads_s3: S3Server
+) -> None:
+    with broker_processes(tmp_path, zookeeper, kafka, reads_s3, count=1) as (broker,):
+        with memq.Admin(broker.address) as admin:
+            admin.create_topic(TOPIC, partitions=PARTITIONS)
+        fill(broker.address, 0)
+        broker.pause()
+        config, paused_ms = str(tmp_path / "memq.toml"), SystemClock().wall_ms()
+        while (found := command("restore", "--config", config, "--dry-run")).returncode:
+            assert "brokers run" in found.stderr
+        while SystemClock().wall_ms() < paused_ms + 12_000:  # its last proof is too old then
+            assert command("restore", "--config", config, "--dry-run").returncode == 0
+        lose_pointers(kafka, f"{tmp_path.name}.")
+        assert command("restore", "--config", config).returncode == 0
+        broker.resume()
+        with memq.Producer(broker.address, delivery_timeout_ms=20_000) as producer:
+            ack = producer.send(TOPIC, b"late", partition=0)
+            while "log-lost" not in (log := broker.log.read_text()):
+                with pytest.raises(memq.MemqError):
+                    ack.result(1)
+            assert broker.stop() == 0
+        text = rf"log-lost: topic '{TOPIC}' partition 0: .*the end is \d+, after it was \d+; restart the broker"
+        assert re.search(text, log), log
+        broker.start()
+        assert read(broker.address) == expected(0, ROUND)

@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
-from memq.errors import ClosedError, DeniedError, MemqError, NotFoundError, QueueError, UnreachableError
+from memq.errors import (
+    ClosedError,
+    DeniedError,
+    LogCutError,
+    MemqError,
+    NotFoundError,
+    QueueError,
+    UnreachableError,
+)
 from memq.notification import Publication, Span
 from memq.notification.kafka import library as library_module
 from memq.notification.kafka import queue as queue_module
@@ -202,6 +210,32 @@ def test_an_end_that_goes_back_is_none(library: Library, proof: str) -> None:
             await queue.read(PARTITION, RECORDS - 1, ALL)
         assert "A lost queue" in caught.value.hint
         assert [entry.offset for entry in await queue.read(PARTITION, RECORDS - 1, 1)] == [RECORDS - 1]
+
+    over(work)
+
+
+def test_an_end_that_stays_lower_than_what_was_published_is_a_cut_log(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offsets_module, "SAID_S", 0.1)
+
+    async def work(queue: KafkaQueue) -> None:
+        assert await queue.publish(publication(b"new")) == RECORDS
+        texts: list[str] = []
+        error: QueueError | None = None
+        while not isinstance(error, LogCutError):
+            library.offsets.append(RECORDS - 1)
+            with pytest.raises(QueueError) as caught:
+                await queue.read(PARTITION, RECORDS - 1, ALL)
+            error = caught.value
+            texts.append(str(error))
+        assert len(texts) > 1, "one answer proves nothing"
+        assert texts[-1].endswith(f"the end is {RECORDS - 1}, after it was {RECORDS + 1}")
+        assert [entry.offset for entry in await queue.read(PARTITION, RECORDS - 1, 1)] == [RECORDS - 1]
+        library.offsets.append(RECORDS - 1)
+        with pytest.raises(QueueError) as caught:
+            await queue.read(PARTITION, RECORDS - 1, ALL)
+        assert not isinstance(caught.value, LogCutError), "a right answer came in between"
 
     over(work)
 

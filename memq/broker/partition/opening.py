@@ -14,6 +14,7 @@ from memq.broker.services import Services
 from memq.errors import (
     DeniedError,
     EpochFencedError,
+    LogCutError,
     LogLostError,
     MemqError,
     MovedError,
@@ -50,7 +51,7 @@ async def open_partition(services: Services, topic: Topic, partition: int, read:
                 last, epoch = epoch, await _claim(services, topic, partition, seen)
                 claimed = claimed or epoch != last + 1  # by others; epochs that only failed here stored nothing
                 own = await _open_epoch(services, topic, partition, read, epoch, claimed=claimed)
-        except LogLostError as error:
+        except (LogLostError, LogCutError) as error:
             services.events.error("log-lost", f"{error}; {error.hint}")
             services.lost_logs[topic.id, partition] = str(error)
             try:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from memq.broker.partition.ownership import Ownership, Phase
 from memq.broker.partition.pointer_resolver import PointerResolver
 from memq.broker.services import Services
-from memq.errors import DeniedError, EpochFencedError, NotFoundError, RetryableError
+from memq.errors import DeniedError, EpochFencedError, LogCutError, NotFoundError, RetryableError
 from memq.format.pointer import Pointer, encode_pointer
 from memq.notification import Entry, Publication
 from memq.runtime.clock import backoff_s
@@ -51,7 +51,7 @@ class Publisher:
         Returns True when the queue holds the pointer, even if it also shows a higher epoch. Returns False when the
         pointer was not known to be in the queue at `until_s` (monotonic s); nothing is handed over after that. Each try
         awaits `compare` first. It looks up the facts that `build` needs, and raises RetryableError if it can't.
-        Raises: EpochFencedError.
+        Raises: EpochFencedError, LogCutError.
         """
         own, counters = self.own, self._services.counters
         tries, started = 0, self._now()
@@ -116,7 +116,8 @@ class Publisher:
         """Read the queue to its end and apply its entries; a proof, dated when the last read was handed over.
 
         The publisher accepts no end before `end` or before an own pointer, because the queue has shown these offsets.
-        Raises: EpochFencedError when the queue shows a higher epoch. Errors that pass are retried without limit.
+        Raises: EpochFencedError when the queue shows a higher epoch; LogCutError, which ends the epoch, too. Errors
+        that pass are retried without limit.
         """
         tries = 0
         while True:
@@ -126,6 +127,9 @@ class Publisher:
                     entries = await self._log.read(self.own.read_to, max(end, self.own.known_end()))
                     for entry in entries:
                         await self._meet(entry)
+            except LogCutError as error:
+                self._lose_log(error)
+                raise
             except self._passing as error:
                 tries += 1
                 await self._rest_after(error, tries)
@@ -136,6 +140,12 @@ class Publisher:
                 self.own.prove(handed_over_s)
                 self.own.unread = False
                 return
+
+    def _lose_log(self, error: LogCutError) -> None:
+        """End the epoch: what this owner knows of the log is void."""
+        if self.own.phase is Phase.OWNING:
+            self._services.events.error("log-lost", f"{self._name()}: {error}; {error.hint}")
+            self.own.become(Phase.FENCED)
 
     async def _rest_after(self, error: Exception, tries: int) -> None:
         """Report a failed try to publish, or to read before it, and pause before the next one."""

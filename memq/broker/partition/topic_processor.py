@@ -34,7 +34,16 @@ from memq.broker.partition.staged_batch import StagedBatch
 from memq.broker.partition.storing import SharedObjects, key_s, store_object
 from memq.broker.services import Services
 from memq.broker.spool.unpublished_blocks import UnpublishedBlocks
-from memq.errors import DrainingError, FencedError, MemqError, MovedError, ObjectExistsError, TooOldError
+from memq.errors import (
+    DrainingError,
+    FencedError,
+    LogCutError,
+    LogLostError,
+    MemqError,
+    MovedError,
+    ObjectExistsError,
+    TooOldError,
+)
 from memq.format.blocks.header import scope_of
 from memq.format.pointer import NamedProducer, Pointer, ProducerEnd
 from memq.limits import POINTER_RANGES_MAX
@@ -310,6 +319,9 @@ class TopicProcessor:
         """Record in the queue where a producer ended. Raises: the failure of the partition."""
         if self.failure is not None:
             raise self.failure
+        lost = self.services.lost_logs.get((self.topic.id, self.partition))
+        if lost is not None:  # a drain would wait for the log
+            raise LogLostError(lost)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ends.append((end, future))
         self.pump()
@@ -410,8 +422,10 @@ class TopicProcessor:
                 await self._publish_opened()
             else:
                 await self._publish_ends()
-        except FencedError as error:
+        except (FencedError, LogCutError) as error:
             self.services.events.warning("fenced", f"{self.name}: {error}")
+            if isinstance(error, LogCutError):
+                self._fail_ends(error)  # a drain would wait for them
             self._fenced.set()
             return
         finally:

@@ -40,6 +40,7 @@ from memq.errors import (
 from memq.format.key import ObjectKey, compaction_prefix, parse_object_key, shared_prefix, staged_prefix, topic_prefix
 from memq.format.manifest import Manifest, manifest_under
 from memq.format.pointer import Pointer, encode_pointer
+from memq.governor import Coordinator
 from memq.governor.data_folder import DataFolder
 from memq.governor.standalone import StandaloneCoordinator
 from memq.notification import NotificationQueue, Publication
@@ -377,18 +378,26 @@ async def restore_cluster(
 
     Existing pointers stay, and intact partitions are not changed. A call after an interrupted one continues where that
     one ended. `moved` gets the number of finished objects.
-    Raises: InvalidRequestError while brokers run; MemqError of the parts.
+    Raises: InvalidRequestError when brokers run, also if one has come meanwhile; MemqError of the parts.
     """
     runtime = runtime or Runtime()
     async with opened_parts(parts, runtime, cluster) as (coordinator, store, queue):
-        running = [broker.id for broker in await coordinator.brokers()]
-        if running:
-            raise InvalidRequestError(
-                f"brokers run: {', '.join(running)}",
-                hint="stop them; a killed one disappears after its session timeout",
-            )
         restorer = Restorer(cluster, STORE_NAME, store, queue, runtime.clock, dry_run=dry_run, moved=moved)
-        return [await restorer.restore(topic) for topic in await coordinator.topics()]
+        results: list[Restored] = []
+        for topic in await coordinator.topics():
+            await _check_stopped(coordinator)
+            results.append(await restorer.restore(topic))
+        await _check_stopped(coordinator)  # a paused broker may have returned
+        return results
+
+
+async def _check_stopped(coordinator: Coordinator) -> None:
+    running = [broker.id for broker in await coordinator.brokers()]
+    if running:
+        raise InvalidRequestError(
+            f"brokers run: {', '.join(running)}",
+            hint="stop them, and run memq restore again; a killed one disappears after its session timeout",
+        )
 
 
 async def restore_folder(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from confluent_kafka import KafkaError
 
-from memq.errors import MemqError, NotFoundError, QueueError
+from memq.errors import LogCutError, MemqError, NotFoundError, QueueError
 from memq.notification.kafka.admin import Asked, KafkaAdmin, Place, asking_for
 from memq.notification.kafka.library import code_of
 from memq.notification.kafka.request_coalescer import RequestCoalescer
@@ -25,9 +25,9 @@ Question = tuple[Asked, Place]
 class Offsets:
     """Current offsets from Kafka: each request is sent after its call began (`RequestCoalescer`).
 
-    A replica that lags may answer an end below entries that were already read or written: that raises QueueError. A
-    higher end that Kafka only answered may itself have been wrong. After it, lower ends raise QueueError for `SAID_S`,
-    and are accepted if all answers in that time were lower.
+    A replica that lags may answer an end below entries that were already read or written: that raises QueueError, and
+    LogCutError after lower answers for `SAID_S`. A higher end that Kafka only answered may itself have been wrong.
+    After it, lower ends raise QueueError for `SAID_S`, and are accepted if all answers in that time were lower.
     Each leader has requests of its own. The reason: librdkafka returns the answers of a request only after all leaders
     in it have answered, so one silent leader would delay the others.
     """
@@ -64,13 +64,17 @@ class Offsets:
     async def end(self, topic: str, number: int) -> int:
         """Return the next entry's offset. Raises: NotFoundError, DeniedError, QueueError.
 
-        QueueError also for an end below one that was proven before the call.
+        QueueError also for an end below one that was proven before the call; LogCutError if such answers remain.
         """
         place = (topic, number)
         proven, before = self._proven.get(place, 0), self._said.get(place, 0)
         end = await self._ask(("end", place))
-        if end < proven or (end < before and not self._stays_lower(place)):
-            raise QueueError(f"{asking_for(*place)}: the end is {end}, after it was {max(proven, before)}", hint=_CUT)
+        if end < max(proven, before):
+            text = f"{asking_for(*place)}: the end is {end}, after it was {max(proven, before)}"
+            if not self._stays_lower(place):
+                raise QueueError(text, hint=_CUT)
+            if end < proven:
+                raise LogCutError(text)
         self._lower_s.pop(place, None)
         self._said[place] = max(end, self._proven.get(place, 0))
         return end
