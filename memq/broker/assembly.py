@@ -250,7 +250,8 @@ def _file_store(settings: PartSettings, runtime: Runtime, cluster: str) -> Stora
     tmp = root.parent / f"{root.name}.tmp"  # next to it: on the same file system, and in no listing
     make_folder(root)
     make_folder(tmp)
-    return FilesystemHandler(root, tmp, chance=runtime.random)
+    several = not settings.coordinator.startswith("standalone:")  # brokers on one folder: each of them deletes
+    return FilesystemHandler(root, tmp, chance=runtime.random, shared=several)
 
 
 def _s3_store(settings: PartSettings, runtime: Runtime, cluster: str) -> StorageHandler:

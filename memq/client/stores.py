@@ -107,7 +107,7 @@ def _open_folder(url: str) -> StorageHandler | None:
     """Return a store of files; None when its folder is not on this machine."""
     parts = urlsplit(url)
     root = Path(url2pathname(parts.path))
-    return FilesystemHandler(root, root, _THREADS_MAX) if not parts.netloc and root.is_dir() else None
+    return FilesystemHandler(root, root, _THREADS_MAX, shared=True) if not parts.netloc and root.is_dir() else None
 
 
 def _open_bucket(url: str, runtime: Runtime, s3: Mapping[str, object] | None) -> StorageHandler | None:

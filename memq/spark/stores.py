@@ -108,7 +108,7 @@ class TaskStores:
                     f"store '{name}' is the folder '{root}', which is not on this machine",
                     hint="let all machines share the folder, or set the option 'store'",
                 )
-            return FilesystemHandler(root, root, _THREADS_MAX)
+            return FilesystemHandler(root, root, _THREADS_MAX, shared=True)
         if scheme == "s3":
             from memq.storage_handlers.s3 import open_store  # it takes its time
 

@@ -5,6 +5,7 @@ All code here runs in a thread. It raises `OSError` unconverted; the handler con
 A file is durable only when the name of every folder above it is durable in its parent. To sync the whole chain with
 each object would cost one fsync per level, so durable folders are remembered. A folder that is removed and made again
 is not durable. So a put pins the folders of its object while it relies on them, and a removal skips pinned folders.
+Another process does not know these pins. Where it may remove folders, each put syncs the whole chain.
 
 A failed fsync may discard data, so that the next one of the same folder succeeds but has written nothing. Therefore a
 sync counts only when no overlapping sync has failed. A folder whose own name was part of a failed sync is not used
@@ -141,12 +142,12 @@ _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)  # macOS only
 
 
 class ObjectFiles:
-    """The files of one store: objects below `root`, temporary files in `tmp`."""
+    """The files of one store: objects below `root`, temporary files in `tmp`. `shared`: see `Folders`."""
 
-    def __init__(self, root: Path, tmp: Path) -> None:
+    def __init__(self, root: Path, tmp: Path, *, shared: bool = False) -> None:
         self.root = root
         self.tmp = tmp
-        self._folders = Folders(root)
+        self._folders = Folders(root, shared=shared)
         self._direct = DirectFiles()
         self._numbers = itertools.count()
 
@@ -361,13 +362,15 @@ def sync_file(handle: int) -> None:
 
 
 class Folders:
-    """The folders below `root`, for threads of one process. Another process may remove empty ones.
+    """The folders below `root`, for threads of one process.
 
+    If they are `shared`, another process may remove empty ones and make them again, so none is remembered as durable.
     Folders are strings as in keys, relative to the root: a put takes 135 µs of Python; with `Path` objects it took 200.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, shared: bool) -> None:
         self._root = str(root)
+        self._shared = shared
         self._lock = threading.Lock()
         self._durable: dict[str, None] = {}
         self._doubtful: dict[str, None] = {}
@@ -462,6 +465,8 @@ class Folders:
                 self._durable.pop(each, None)
 
     def _remember(self, folders: Sequence[str]) -> None:
+        if self._shared:
+            return
         with self._lock:
             if len(self._durable) + len(folders) > KNOWN_FOLDERS_MAX:
                 self._durable.clear()

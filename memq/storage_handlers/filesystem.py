@@ -52,12 +52,20 @@ class FilesystemHandler:
     """Stores each object as the file `root/key`, through a temporary file in `tmp`.
 
     Blocking calls run in at most `threads_max` threads. Any number of processes may read, put and check; only
-    one may delete. `chance` draws the keys of checks.
+    one may delete. In all others the handler is `shared`: puts sync all folders. `chance` draws the keys of checks.
     """
 
-    def __init__(self, root: Path, tmp: Path, threads_max: int = 4, chance: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        tmp: Path,
+        threads_max: int = 4,
+        chance: random.Random | None = None,
+        *,
+        shared: bool = False,
+    ) -> None:
         self._root = root
-        self._files = ObjectFiles(root, tmp)
+        self._files = ObjectFiles(root, tmp, shared=shared)
         self._pool = ThreadPool("filesystem store", threads_max)
         self._chance = chance or Runtime().random
 

@@ -146,3 +146,27 @@ def test_a_folder_that_could_not_be_opened_for_its_sync_is_synced_by_the_next_pu
     monkeypatch.setattr(os, "fsync", noted)
     files.put("t/new/one", [b"x"], crc32c(b"x"))
     assert str(tmp_path / "objects" / "t") in synced
+
+
+def test_a_folder_that_another_process_has_made_again_is_synced_by_the_next_put(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other process may have been killed before it synced the names of its new folders."""
+    for name in ("objects", "tmp"):
+        (tmp_path / name).mkdir()
+    root = tmp_path / "objects"
+    files = ObjectFiles(root, tmp_path / "tmp", shared=True)
+    files.put("t/a/one", [b"x"], crc32c(b"x"))
+    ObjectFiles(root, tmp_path / "tmp").delete("t/a/one")
+    assert os.listdir(root) == []
+    (root / "t" / "a").mkdir(parents=True)
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(handle: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{handle}"))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    files.put("t/a/two", [b"x"], crc32c(b"x"))
+    assert {str(root), str(root / "t"), str(root / "t" / "a")} < set(synced)

@@ -161,7 +161,7 @@ async def open_place(place: FilePlace) -> AsyncIterator[StorageHandler]:
             (root / _TMP).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise DeniedError(f"no folder can be made at '{root}': {error.strerror}", hint="choose another") from error
-        folder = FilesystemHandler(root, root / _TMP)
+        folder = FilesystemHandler(root, root / _TMP, shared=True)
         try:
             yield folder
         finally:
