@@ -96,9 +96,19 @@ async def test_a_page_of_a_proxy_with_status_200_is_no_answer(server: FaultyS3, 
     server.plan("PUT", page)
     await put(store)
     assert server.objects[WHOLE].body == b"bytes"
-    if store.data_path == "aiobotocore":  # obstore does not show whether a page without entries is a listing
-        server.plan("LIST", page)
-        assert [entry.key async for entry in store.list()] == [KEY]
+    server.plan("LIST", page)
+    assert [entry.key async for entry in store.list()] == [KEY]
+
+
+@over_paths(deadline_ms=1_000, request_timeout_ms=1_000)
+async def test_a_proxy_that_answers_all_requests_with_its_page_has_no_empty_listing(
+    server: FaultyS3, store: S3Handler
+) -> None:
+    server.always = {"LIST": Fault("page"), "GET": Fault("page")}
+    with pytest.raises(StoreError, match="not S3's"):
+        assert [entry async for entry in store.list()]
+    server.always.clear()
+    assert [entry async for entry in store.list()] == []
 
 
 @over_paths()

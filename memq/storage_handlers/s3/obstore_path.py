@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from memq.runtime.threads import expect_native_threads
-from memq.storage_handlers import ObjectEntry, check_size
+from memq.storage_handlers import CHECK_PREFIX, ObjectEntry, check_size
 from memq.storage_handlers.s3.answers import StoreAnswer
 from memq.storage_handlers.s3.data_path import ObjectHead, PutOrder, found_of
 from memq.storage_handlers.s3.settings import (
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, S3Config, S3Store
 
 _PAGE = 1_000
+_ABSENT = f"{CHECK_PREFIX}absent"  # the key of no object
 _STATUS = re.compile(r"\bstatus: (\d{3})\b")
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,80})</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]{0,300})")
@@ -46,6 +47,7 @@ class ObstorePath:
 
     def __init__(self, bucket: Bucket) -> None:
         self._store = _open_store(bucket)
+        self._absent = f"{bucket.prefix}{_ABSENT}"
         expect_native_threads()
         self._attributes = {"Content-Type": "application/octet-stream"}
         if bucket.settings.storage_class:
@@ -93,18 +95,41 @@ class ObstorePath:
             return found_of(result.meta["size"], result.attributes)
 
     async def pages(self, prefix: str, after: str) -> AsyncIterator[Sequence[ObjectEntry]]:
-        """See `DataPath.pages`. obstore lists whole folders, so names are compared with `prefix` here."""
+        """See `DataPath.pages`. obstore lists whole folders, so names are compared with `prefix` here.
+
+        obstore reads a proxy's page with status 200 as a page without entries, which ends the listing. A page of S3
+        has 1,000 entries, unless it is the last one. So an end behind none, or behind full pages, is checked.
+        """
+        folder, count = prefix.rpartition("/")[0], 0
+        stream = self._listing(folder, after)
+        while page := await _next_page(stream):
+            count, after = count + len(page), page[-1]["path"]
+            yield [_entry(meta) for meta in page if meta["path"].startswith(prefix)]
+        if count % _PAGE == 0:
+            await self._check_end(folder, after)
+
+    def _listing(self, folder: str, after: str) -> AsyncIterator[Sequence[Mapping[str, Any]]]:
         import obstore
 
-        folder = prefix.rpartition("/")[0]
-        stream = obstore.list(self._store, folder or None, offset=after or None, chunk_size=_PAGE)
-        while True:
+        return obstore.list(self._store, folder or None, offset=after or None, chunk_size=_PAGE)
+
+    async def _check_end(self, folder: str, after: str) -> None:
+        """Prove the end of a listing by a second one, and by S3's answer to a GET of an absent object.
+
+        Raises: StoreAnswer.
+        """
+        import obstore
+
+        if await _next_page(self._listing(folder, after)):
+            raise StoreAnswer(0, "", "a listing ended before its last entry, as behind a page that is not S3's")
+        try:
             with _answers():
-                try:
-                    page = await stream.__anext__()
-                except StopAsyncIteration:
-                    return
-            yield [_entry(meta) for meta in page if meta["path"].startswith(prefix)]
+                await obstore.get_async(self._store, self._absent)
+        except StoreAnswer as answer:
+            if answer.code in ("NoSuchKey", "AccessDenied"):
+                return
+            raise
+        raise StoreAnswer(0, "", f"an answer with an object '{self._absent}', which is not S3's")
 
     async def delete(self, key: str) -> None:
         """See `DataPath.delete`."""
@@ -115,6 +140,13 @@ class ObstorePath:
 
     async def close(self) -> None:
         """See `DataPath.close`: connections end with the store."""
+
+
+async def _next_page(stream: AsyncIterator[Sequence[Mapping[str, Any]]]) -> Sequence[Mapping[str, Any]]:
+    """Return the next page of a listing, empty at its end. Raises: StoreAnswer."""
+    with _answers(), suppress(StopAsyncIteration):
+        return await stream.__anext__()  # the stream does not bear `anext` with a default
+    return ()
 
 
 def _open_store(bucket: Bucket) -> S3Store:
