@@ -93,6 +93,7 @@ class Library:
     short: int = 0  # how many answers about topics lack them
     narrow: int = 0  # how many times topics are shown without their last partition
     fatal: deque[KafkaError] = field(default_factory=deque)  # raised by the next polls of producers, before reports
+    unflushed: bool = False  # a producer gives no reports after a fatal error, not even when it is flushed
     kept: int = 0  # how many deletions of records or topics are called done, and are not
     denied_absence: int = 0  # how many deletions are answered "not there", and are not done
     lingering: int = 0  # how many times a topic is shown that was deleted
@@ -247,6 +248,7 @@ class FakeProducer:
     def __init__(self, library_: Library) -> None:
         self._library = library_
         self._reports: deque[Callable[[], None]] = deque()
+        self._mute = False
 
     def __len__(self) -> int:
         return len(self._reports)
@@ -263,8 +265,9 @@ class FakeProducer:
 
     def poll(self, timeout_s: float) -> int:
         if self._reports and self._library.fatal:
+            self._mute = self._library.unflushed
             raise KafkaException(self._library.fatal.popleft())
-        while self._reports:
+        while self._reports and not self._mute:
             self._reports.popleft()()
         return 0
 

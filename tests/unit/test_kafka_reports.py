@@ -66,6 +66,20 @@ def test_a_producer_that_the_library_has_given_up_is_replaced(library: Library) 
     over(work)
 
 
+def test_a_producer_that_ends_without_its_reports_blocks_no_partition(library: Library) -> None:
+    """A busy machine may not flush a producer in time; its reports never come."""
+
+    async def work(queue: KafkaQueue) -> None:
+        library.fatal.append(KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "out of order", fatal=True))
+        library.unflushed = True
+        async with asyncio.timeout(10):
+            with pytest.raises(QueueError, match="gave no delivery report"):
+                await queue.publish(publication(b"there"))
+            assert await queue.publish(publication(b"next")) == RECORDS + 1
+
+    over(work)
+
+
 def test_a_report_without_an_offset_is_no_offset(library: Library) -> None:
     async def work(queue: KafkaQueue) -> None:
         library.lost.append(True)

@@ -54,6 +54,7 @@ class Sender:
         self._producer = producer_of(settings.producer(), self._complaints.note)
         self._retired: deque[Producer] = deque()
         self._lanes: dict[LaneKey, PublishLane] = {}
+        self._open: dict[Report, Producer] = {}
         self._pool = ThreadPool("kafka-sender", 1)
         self._started = False
         self._stopping = False
@@ -116,10 +117,12 @@ class Sender:
             lane.free.release()
             raise self._refusal(error, key) from error
         lane.users += 1
+        self._open[report] = self._producer
         report.add_done_callback(partial(self._ended, key, lane))
         return report
 
     def _ended(self, key: LaneKey, lane: PublishLane, report: Report) -> None:
+        self._open.pop(report, None)
         if isinstance(report.result(), QueueRefusedError):
             lane.gave_up = False
         lane.free.release()
@@ -166,6 +169,8 @@ class Sender:
     def _settle(
         self, report: Report, key: LaneKey, producer: Producer, error: KafkaError | None, offset: int | None
     ) -> None:
+        if report.done():
+            return  # it was abandoned
         if error is not None:
             self._renew_after(error, producer)
             found = self._complaints.failure(error, _doing(key))
@@ -176,6 +181,12 @@ class Sender:
         else:
             self._complaints.settled()
             report.set_result(offset)
+
+    def _abandon(self, producer: Producer) -> None:
+        """Fail the publishes that a discarded producer did not report on: this frees their lanes."""
+        for report, used in list(self._open.items()):
+            if used is producer and not report.done():
+                report.set_result(QueueError("Kafka's library was renewed, and gave no delivery report"))
 
     # ---- the thread --------------------------------------------------------------------------
 
@@ -192,7 +203,9 @@ class Sender:
             except KafkaException as error:  # a fatal error, maybe raised before the reports that explain it
                 loop.call_soon_threadsafe(self._renew_after, error.args[0], producer)
             if self._retired:
-                _discard(self._retired.popleft())
+                retired = self._retired.popleft()
+                _discard(retired)
+                loop.call_soon_threadsafe(self._abandon, retired)
         while self._retired:
             _discard(self._retired.popleft())
         _discard(self._producer)
