@@ -118,7 +118,7 @@ def test_lost_pointers_in_kafka_are_restored_and_the_cluster_goes_on(
         assert of_topic(whole.stdout)["pointers"] == 0
 
 
-@pytest.mark.skipif(not SOAKING, reason="takes a minute: make soak")
+@pytest.mark.skipif(not SOAKING, reason="takes three minutes: make soak")
 def test_a_broker_that_was_paused_while_its_log_was_replaced_says_so_and_drains(
     tmp_path: Path, zookeeper: Server, kafka: Server, reads_s3: S3Server
 ) -> None:

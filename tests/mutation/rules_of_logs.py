@@ -219,7 +219,7 @@ LOG_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         SQLITE_LOG,
         "a partition whose row is damaged is made again",
-        "if fault is not None and _may_be(connection, LogRow(*values[:-1]), key):",
+        "if _may_be(connection, row, key):",
         "if False:",
     ),
     (

@@ -217,7 +217,7 @@ def test_an_end_that_goes_back_is_none(library: Library, proof: str) -> None:
 def test_an_end_that_stays_lower_than_what_was_published_is_a_cut_log(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offsets_module, "SAID_S", 0.1)
+    monkeypatch.setattr(offsets_module, "CUT_S", 0.1)
 
     async def work(queue: KafkaQueue) -> None:
         assert await queue.publish(publication(b"new")) == RECORDS

@@ -17,6 +17,7 @@ from memq.runtime.tasks import TaskOwner
 # librdkafka's metadata is older than the topic's last widening, or than Kafka's restart.
 _NOT_KNOWN = (KafkaError._NOENT, KafkaError._UNKNOWN_PARTITION, KafkaError.FENCED_LEADER_EPOCH)
 SAID_S = 30.0  # for so long, ends below the last accepted one are errors
+CUT_S = 120.0  # a new leader's end may lag until a silent replica leaves the set in sync: 30 s to 45 s by default
 PLACES_MAX = 1_000  # partitions in one request: librdkafka compares each with all others
 _CUT = "check Kafka's brokers; if Kafka lost a log, see A lost queue in docs/operations.md, then restart the brokers"
 Question = tuple[Asked, Place]
@@ -26,7 +27,7 @@ class Offsets:
     """Current offsets from Kafka: each request is sent after its call began (`RequestCoalescer`).
 
     A replica that lags may answer an end below entries that were already read or written: that raises QueueError, and
-    LogCutError after lower answers for `SAID_S`. A higher end that Kafka only answered may itself have been wrong.
+    LogCutError after lower answers for `CUT_S`. A higher end that Kafka only answered may itself have been wrong.
     After it, lower ends raise QueueError for `SAID_S`, and are accepted if all answers in that time were lower.
     Each leader has requests of its own. The reason: librdkafka returns the answers of a request only after all leaders
     in it have answered, so one silent leader would delay the others.
@@ -71,17 +72,17 @@ class Offsets:
         end = await self._ask(("end", place))
         if end < max(proven, before):
             text = f"{asking_for(*place)}: the end is {end}, after it was {max(proven, before)}"
-            if not self._stays_lower(place):
-                raise QueueError(text, hint=_CUT)
-            if end < proven:
+            if end < proven and self._stays_lower(place, CUT_S):
                 raise LogCutError(text)
+            if end < proven or not self._stays_lower(place, SAID_S):
+                raise QueueError(text, hint=_CUT)
         self._lower_s.pop(place, None)
         self._said[place] = max(end, self._proven.get(place, 0))
         return end
 
-    def _stays_lower(self, place: Place) -> bool:
+    def _stays_lower(self, place: Place, seconds: float) -> bool:
         now_s = asyncio.get_running_loop().time()
-        return now_s >= self._lower_s.setdefault(place, now_s) + SAID_S
+        return now_s >= self._lower_s.setdefault(place, now_s) + seconds
 
     async def at_time(self, topic: str, number: int, time_ms: int) -> int | None:
         """Return the least offset with a time of at least `time_ms`, None without one. Raises: as `end`."""
