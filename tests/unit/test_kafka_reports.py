@@ -207,7 +207,7 @@ def test_a_pointer_is_not_read_back_for_longer_than_its_time(library: Library, m
         library.mute = False
         await queue.close()
 
-    over(work, request_timeout_ms=5_000)
+    over(work, request_timeout_ms=500)
 
 
 @pytest.mark.usefixtures("hurried")

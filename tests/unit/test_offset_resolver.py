@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -20,6 +19,7 @@ from memq.format.totals import contended_ms
 from memq.notification import Entries, Entry, Span
 from memq.runtime.clock import SystemClock
 from memq.topic import Position, ReadPartition, Topic, TopicSettings, Totals, equal_slots
+from tests.skipping_loop import run_skipping
 from tests.unit.queue_model import PARTITION, Block, Log
 
 SETTINGS = TopicSettings()
@@ -47,7 +47,7 @@ class LogReader:
 
 
 def ask(work: Coroutine[Any, Any, Result]) -> Result:
-    return asyncio.run(work)
+    return run_skipping(work)
 
 
 @st.composite
