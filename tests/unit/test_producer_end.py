@@ -60,6 +60,7 @@ class Observed:
 
     def __init__(self) -> None:
         self.stages: list[tuple[str, int, int]] = []
+        self.base_ms: set[int] = set()
 
     def part(self, topic: Topic, partition: int) -> Observed:
         return self
@@ -68,6 +69,7 @@ class Observed:
         self, stage: Stage, producer: int, first: int, next_: int, base_ms: int, now_ms: int, level: int = 0
     ) -> None:
         self.stages.append((stage, first, next_))
+        self.base_ms.add(base_ms)
 
     async def close(self, timeout_s: float | None) -> None:
         """Finish at once."""
@@ -80,10 +82,11 @@ def test_an_observer_hears_what_was_sent_acked_and_given_up() -> None:
         route = await core.route("clicks")
         for script, stage in ((broker.script, "acked"), (refuse_writes, "gave-up")):
             broker.script = script
-            delivery = core.buffer.put(route, check_fields(b"v"), None)
+            delivery = core.buffer.put(route, check_fields(b"v", None, None, 1_000), None)
             await until(delivery.done)
             number = ("acked", "gave-up").index(stage)
             assert observed.stages[-2:] == [("sent", number, number + 1), (stage, number, number + 1)]
+        assert observed.base_ms == {1_000}, "the least timestamp of a block, not the time of its report"
         await core.close(5)
 
     run(test)

@@ -25,7 +25,7 @@ from memq.errors import (
     UnreachableError,
 )
 from memq.format.blocks.header import scope_of
-from memq.protocol.frames import Api, Frame, encode_frame
+from memq.protocol.frames import AckLevel, Api, Frame, encode_ack, encode_frame
 from memq.protocol.messages import AdminAnswer, Throttle, WireInstance, encode_message, nack_of
 from memq.topic import TopicSettings
 from tests.stepped_time import step, stepped_runtime
@@ -67,6 +67,38 @@ def test_what_is_moved_goes_to_the_new_owner() -> None:
             assert [close.next_sequence for close in other.closes] == [1]
 
     assert run(test).blocks == {}
+
+
+def test_after_a_move_the_old_owner_neither_acks_nor_ends_the_stream() -> None:
+    streams: list[tuple[ToyConnection, int]] = []
+
+    async def test(broker: ToyBroker) -> None:
+        async with ToyBroker() as other:
+            other.acking = False
+
+            def redirect(connection: ToyConnection, frame: Frame) -> bool:
+                if frame.api == Api.WRITE:
+                    connection.redirect(frame.stream, other.address)
+                    streams.append((connection, frame.stream))
+                return frame.api == Api.WRITE
+
+            broker.script = redirect
+            async with AsyncProducer(broker.address, runtime=stepped_runtime()) as producer:
+                delivery = await producer.send("clicks", b"v")
+                await other.until(lambda: bool(other.blocks))
+                ((old, stream),) = streams
+                old.transport.write(encode_ack(AckLevel.ALL, stream, 1, 1))
+                await turns()
+                broker.cut()
+                await turns()
+                assert not delivery.done()
+                (new,) = other.connections
+                for each in new.streams:
+                    new.ack(each)
+                await delivery
+            assert len(other.opens) == 1
+
+    run(test)
 
 
 def test_open_that_is_refused_for_now_is_tried_again() -> None:
