@@ -574,6 +574,8 @@ def test_a_damaged_row_that_nothing_names_stops_what_it_may_be_alone(tmp_path: P
         new = ReadPartition("new", "0c" * 16, 0)
         await queue.create([new], STALE_MS)
         assert await queue.partitions() == [one, new], "nothing is lost of it"
+        await queue.publish(publication(clock, partition=new))
+        assert await queue.partitions() == [one, new], "the entries of the next row say nothing about it"
 
     opened(path, fill)
     assert harm(path, "UPDATE partitions SET stale_publish_ms = 1")

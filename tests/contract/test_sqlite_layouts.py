@@ -209,6 +209,29 @@ def test_an_upgrade_on_a_full_disk_changes_nothing_and_says_how_much_it_needs(tm
         upgraded(path, test)
 
 
+class EndedAtVersion(sqlite3.Connection):
+    """A connection of a process that ends before it sets the number of the layout."""
+
+    def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
+        if sql.startswith("PRAGMA user_version ="):
+            raise sqlite3.OperationalError("the process ends")
+        return super().execute(sql, *parameters)
+
+
+def test_tables_and_the_number_of_their_layout_are_one_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = SqliteFile(tmp_path / "queue", "queue file", APPLICATION_ID, SCHEMA, QueueError, upgrades=UPGRADES)
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=EndedAtVersion))
+        with pytest.raises(QueueError, match="the process ends"):
+            file.connect()
+    with closing(sqlite3.connect(file.path)) as plain:
+        assert dump(plain) == []
+    with closing(file.connect()) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+
+
 def dump(file: sqlite3.Connection) -> list[object]:
     file.text_factory = bytes
     tables = [name.decode() for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]

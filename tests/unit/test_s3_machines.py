@@ -115,6 +115,10 @@ def test_the_librarys_text_is_read() -> None:
     assert (answer.status, answer.code, answer.text) == (503, "SlowDown", "Please reduce")
     text = "Error performing GET http://h:1/b/k - HTTP error: error sending request\n\nDebug source:\n    Connect,\n"
     assert (read_answer(text).status, read_answer(text).text) == (0, "error sending request: Connect")
+    causes = 'source: "one cause",\n    message: "another cause",\n    error: the last cause,\n'
+    assert read_answer(f"HTTP error: no answer\n    {causes}").text == "no answer: another cause: the last cause"
+    causes = "UnknownIssuer, CertExpired, BadSignature"
+    assert read_answer(f"HTTP error: no trust\n{causes}").text == "no trust: UnknownIssuer: CertExpired"
 
 
 def test_a_bucket_of_another_region_is_no_server_that_is_away() -> None:
@@ -270,7 +274,8 @@ def test_large_objects_are_not_slow_small_ones_and_zero_is_none() -> None:
         hedger.took("put", 1_000, 0.010)
         off.took("put", 1_000, 0.010)
     assert hedger.delay_s("put", 1_000) == 0.010
-    assert hedger.delay_s("put", 64 << 20) is None
+    assert {hedger.delay_s("put", size) for size in (512, 1_024, 2_047)} == {0.010}, "one class, a factor of four"
+    assert [hedger.delay_s("put", size) for size in (511, 2_048, 64 << 20)] == [None] * 3
     assert hedger.delay_s("get", 1_000) is None
     assert off.delay_s("put", 1_000) is None
 

@@ -8,13 +8,16 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import obstore
 import pytest
 from awscrt.checksums import crc32c
 from botocore.exceptions import ClientError
+from obstore.exceptions import BaseError
 
+from memq.errors import InvalidSettingError
 from memq.storage_handlers.s3.aio_path import AioPath
 from memq.storage_handlers.s3.answers import StoreAnswer
 from memq.storage_handlers.s3.data_path import PutOrder
@@ -75,6 +78,9 @@ class Client:
     async def put_object(self, **said: Any) -> dict[str, str]:
         self._note("put", said)
         return {"ETag": "whole"}
+
+    async def delete_object(self, **said: Any) -> None:
+        self._note("delete", said)
 
 
 class PathOnClient(AioPath):
@@ -177,6 +183,42 @@ def test_nothing_is_thrown_away_when_an_upload_can_not_begin() -> None:
     assert [name for name, _ in put(refusing).calls] == ["create", "failed"]
 
 
+@pytest.mark.parametrize("status", [0, 403])
+def test_a_deletion_is_one_request_and_its_refusal_is_an_answer(status: int) -> None:
+    client = Client()
+    client.refused = {"delete": status} if status else {}
+
+    async def work() -> int:
+        path = PathOnClient(read_bucket("s3://memq/f?endpoint=http://h", {}), client)
+        await path.open()
+        try:
+            await path.delete("f/k")
+        except StoreAnswer as answer:
+            return answer.status
+        return 0
+
+    assert asyncio.run(work()) == status
+    assert client.calls == [("delete", {"Bucket": "memq", "Key": "f/k"})]
+
+
+def test_an_authority_that_can_not_be_read_is_reported_at_the_opening(tmp_path: Path) -> None:
+    section: dict[str, tuple[object, str]] = {
+        "ca_file": (str(tmp_path / "none.pem"), "the test"),
+        "access_key_id": ("id", "the test"),
+        "secret_access_key": ("key", "the test"),
+    }
+
+    async def work() -> None:
+        path = AioPath(read_bucket("s3://memq/f?endpoint=https://h", section))
+        try:
+            await path.open()
+        finally:
+            await path.close()
+
+    with pytest.raises(InvalidSettingError, match=r"can't read ca_file '.*none\.pem': No such file"):
+        asyncio.run(work())
+
+
 def path(**settings: str) -> ObstorePath:
     section: dict[str, tuple[object, str]] = {name: (value, "the test") for name, value in settings.items()}
     keys: dict[str, tuple[object, str]] = {
@@ -203,6 +245,25 @@ def test_a_put_is_one_request_that_fails_where_something_lies(monkeypatch: pytes
     assert marks.pop("Content-Type") == "application/octet-stream"
     assert marks.pop("Storage-Class") == "ONEZONE_IA"
     assert list(marks.values()) == [f"{crc32c(body):08x}"]
+
+
+@pytest.mark.parametrize("kind", [FileNotFoundError, PermissionError, ValueError, BaseError])
+def test_each_error_of_obstore_is_an_answer(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(store: Any, key: str) -> None:
+        raise kind("status: 403 Forbidden")
+
+    monkeypatch.setattr(obstore, "delete_async", refused)
+    with pytest.raises(StoreAnswer) as caught:
+        asyncio.run(path().delete("f/k"))
+    assert caught.value.status == 403
+
+
+def test_a_part_of_an_object_is_read_from_its_offset(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def get_range_async(store: Any, key: str, *, start: int = 0, length: int) -> bytes:
+        return BODY[start : start + length] if key == "f/k" else b""
+
+    monkeypatch.setattr(obstore, "get_range_async", get_range_async)
+    assert asyncio.run(path().get_range("f/k", 3, 4)) == b"3456"
 
 
 @pytest.mark.parametrize(
