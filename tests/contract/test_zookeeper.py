@@ -5,15 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import sys
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from kazoo.client import KazooClient
 from msgspec.structs import replace
 
@@ -22,19 +18,13 @@ from memq.errors import (
     CorruptDataError,
     DeniedError,
     InvalidRequestError,
-    InvalidSettingError,
     TermFencedError,
-    UnknownSettingError,
     UnreachableError,
     VersionConflictError,
 )
 from memq.governor import Assignment, Coordinator, Load
-from memq.governor.zookeeper import open_from_settings
 from memq.governor.zookeeper.coordinator import RELEASES_AT_ONCE_MAX, ZookeeperCoordinator
 from memq.governor.zookeeper.session import Node, Operation, Put
-from memq.governor.zookeeper.settings import ZookeeperAddress, parse_url
-from memq.runtime.runtime import Runtime
-from memq.settings import PartSettings
 from memq.topic import Topic, TopicSettings
 from memq_localstack.servers import Server, start_zookeeper
 from tests.contract.coordinators import HANG_S, broker, open_zookeeper, path_of, topic
@@ -531,46 +521,3 @@ def test_nobody_there_is_said_in_time(tmp_path: Path) -> None:
         await coordinator.close()
 
     asyncio.run(scenario())
-
-
-def test_urls() -> None:
-    assert parse_url("zookeeper://a:1,[::1]:2,c/x/y/") == ZookeeperAddress("a:1,[::1]:2,c", "/x/y")
-    assert parse_url("zookeeper://a") == ZookeeperAddress("a", "/memq")
-    assert parse_url("zookeeper://a:1, b:2/x") == ZookeeperAddress("a:1,b:2", "/x")
-    bad = ["zookeeper://", "zookeeper:///x", "zk://a", "zookeeper://a:b/x", "zookeeper://a:99999/x", "zookeeper://a,/x"]
-    bad += [f"zookeeper://a/{path}" for path in ("zookeeper/x", "x,b:2/x", "x?y=1", "x\x01")]
-    for each in bad:
-        with pytest.raises(InvalidSettingError):
-            parse_url(each)
-    with pytest.raises(InvalidSettingError, match="can't be used"):
-        parse_url("zookeeper://a//x//y")
-
-
-@given(st.text(max_size=60))
-def test_any_url_is_read_or_refused(text: str) -> None:
-    with suppress(InvalidSettingError):
-        assert parse_url(f"zookeeper://{text}").path.startswith("/")
-
-
-def test_settings_that_can_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    def opened(**section: str) -> ZookeeperCoordinator:
-        return open_zookeeper("127.0.0.1:1", "/memq", **section)
-
-    with pytest.raises(UnknownSettingError, match="unknown setting 'sesion_timeout_ms'"):
-        opened(sesion_timeout_ms="1s")
-    with pytest.raises(InvalidSettingError, match="acl"):
-        opened(acl="nobody")
-    for alone in (
-        {"tls_ca_file": "a"},
-        {"tls": "on", "tls_key_file": "k"},
-        {"sasl_username": "u"},
-        {"auth": "digest:u"},
-    ):
-        with pytest.raises(InvalidSettingError, match=next(reversed(alone))):
-            opened(**alone)
-    monkeypatch.setitem(sys.modules, "kazoo.client", None)
-    monkeypatch.delitem(sys.modules, "memq.governor.zookeeper.coordinator")
-    monkeypatch.delitem(sys.modules, "memq.governor.zookeeper.session")
-    with pytest.raises(InvalidSettingError, match="needs kazoo") as caught:
-        open_from_settings(PartSettings(coordinator="zookeeper://a"), Runtime(), "test")
-    assert caught.value.hint == "pip install 'memq[zookeeper]'"

@@ -1,0 +1,344 @@
+"""The coordinator on a ZooKeeper in memory: the contract of the port, lost sessions, transactions, the cache."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+from kazoo.exceptions import (
+    AuthFailedError,
+    BadArgumentsError,
+    BadVersionError,
+    InvalidACLError,
+    MarshallingError,
+    NoAuthError,
+    NoChildrenForEphemeralsError,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    OperationTimeoutError,
+)
+from kazoo.protocol.states import KazooState, KeeperState
+from msgspec.structs import replace
+
+from memq.errors import (
+    AlreadyExistsError,
+    ClosedError,
+    CorruptDataError,
+    DeniedError,
+    InvalidNameError,
+    InvalidRequestError,
+    MemqError,
+    NotFoundError,
+    TermFencedError,
+    TooLargeError,
+    UnreachableError,
+    VersionConflictError,
+)
+from memq.governor import Assignment, MarkedCoordinator
+from memq.governor.zookeeper import session as session_module
+from memq.governor.zookeeper.coordinator import RELEASES_AT_ONCE_MAX, ZookeeperCoordinator
+from memq.governor.zookeeper.mirror import Mirror
+from memq.governor.zookeeper.session import Make, Node, Put
+from memq.topic import TopicSettings
+from tests.brokers import events_of
+from tests.contract import test_coordinator
+from tests.contract.coordinators import broker, topic
+from tests.zookeeper_in_memory import MemoryZookeeper, settled
+
+Scenario = Callable[[MarkedCoordinator], Awaitable[None]]
+CONTRACT = {name: each.scenario for name, each in vars(test_coordinator).items() if hasattr(each, "scenario")}
+
+
+@pytest.fixture(name="server")
+def server_in_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryZookeeper]:
+    server = MemoryZookeeper()
+    monkeypatch.setattr(session_module, "make_client", server.client)
+    yield server
+    assert all(client.ended == 2 for client in server.clients), "each client is stopped and closed, once"
+
+
+def run(scenario: Callable[..., Awaitable[None]], *coordinators: ZookeeperCoordinator) -> None:
+    async def work() -> None:
+        try:
+            async with asyncio.timeout(30):
+                await scenario(*coordinators)
+        finally:
+            for each in coordinators:
+                await each.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("scenario", CONTRACT.values(), ids=CONTRACT)
+def test_the_contract(scenario: Scenario, server: MemoryZookeeper) -> None:
+    run(scenario, server.coordinator())
+
+
+def test_a_broker_whose_session_was_lost_is_entered_again_and_governs_no_more(server: MemoryZookeeper) -> None:
+    async def scenario(one: ZookeeperCoordinator, two: ZookeeperCoordinator) -> None:
+        await one.register(broker("b1", "s1"))
+        await two.register(broker("b2", "s2"))
+        await one.create_topic(topic(partitions=1))
+        assert (await one.govern(broker("b1", "s1")), await two.govern(broker("b2", "s2"))) == (1, 0)
+        assert (await one.govern(broker("b1", "s1")), await one.governor()) == (1, "b1")
+        server.clients[0].expire()
+        await settled(60)
+        assert [entry.id for entry in await two.brokers()] == ["b1", "b2"]
+        assert await two.govern(broker("b2", "s2")) == 2
+        await settled()
+        current = await two.assignment(topic().id, 0)
+        with pytest.raises(TermFencedError, match="term 1 of the governor has ended, the last one is 2"):
+            await one.set_assignment(replace(current, broker="b1"), term=1)
+        assert (await one.govern(broker("b1", "s1")), await one.governor()) == (0, "b2")
+        assert (await two.set_assignment(replace(current, broker="b2"), term=2)).version == 1
+
+    run(scenario, server.coordinator(), server.coordinator())
+
+
+def test_who_leaves_releases_many_partitions_with_few_transactions(server: MemoryZookeeper) -> None:
+    count = 2 * RELEASES_AT_ONCE_MAX + 1
+
+    async def scenario(one: ZookeeperCoordinator, two: ZookeeperCoordinator) -> None:
+        await one.register(broker("b1", "s1"))
+        await one.create_topic(topic(partitions=count))
+        for row in await one.assignments():
+            await one.set_assignment(replace(row, broker="b1", session="s1", epoch=3))
+        stale = list(await one.assignments())
+        gone = replace(stale[RELEASES_AT_ONCE_MAX], broker="b2", session="s2", epoch=4)
+        await two.set_assignment(gone)
+
+        async def assignments() -> list[Assignment]:
+            return stale
+
+        one.assignments = assignments  # type: ignore[method-assign]
+        server.requests.clear()
+        await one.unregister(broker("b1", "s1"))
+        free = [replace(row, broker="", session="", version=2) for row in stale]
+        free[RELEASES_AT_ONCE_MAX] = replace(gone, version=2)
+        assert list(await two.assignments()) == free, "the partition that another broker took stays its own"
+        puts = [kinds.count("set") for kind, kinds in server.requests if kind == "commit" and "set" in kinds]
+        assert puts == [100, 100, *[1] * 99, 1]
+        assert list(await two.brokers()) == []
+
+    run(scenario, server.coordinator(), server.coordinator())
+
+
+def test_what_is_known_is_not_read_again_and_never_hides_a_change(server: MemoryZookeeper) -> None:
+    async def scenario(one: ZookeeperCoordinator, two: ZookeeperCoordinator) -> None:
+        await one.create_topic(topic(partitions=1))
+        (first,) = await one.assignments()
+        server.requests.clear()
+        second = await one.set_assignment(replace(first, broker="b1", epoch=1))
+        assert server.requests == [("commit", "set")]
+        with pytest.raises(VersionConflictError, match="has version 1, not 0"):
+            await one.set_assignment(replace(first, broker="b2"))
+        (known,) = await one.assignments()
+        assert known == second
+        server.requests.clear()
+        assert await one.assignments() is await one.assignments()
+        assert server.requests == []
+        with pytest.raises(InvalidRequestError, match="epoch 0 is below 1: epochs only grow"):
+            await one.set_assignment(replace(known, epoch=0))
+        await two.set_assignment(replace(second, broker="b2"))
+        with pytest.raises(VersionConflictError):
+            await one.set_assignment(replace(known, broker="b3"))
+        assert (await one.assignment(first.topic_id, 0)).broker == "b2"
+        await settled()
+        assert [entry.broker for entry in await one.assignments()] == ["b2"]
+
+    run(scenario, server.coordinator(), server.coordinator())
+
+
+def test_topics_are_changed_at_their_version_alone(server: MemoryZookeeper) -> None:
+    async def scenario(one: ZookeeperCoordinator) -> None:
+        made = topic(partitions=1)
+        await one.create_topic(made)
+        altered = await one.alter_topic(replace(made, settings=TopicSettings(retention_ms=0)))
+        assert altered.version == made.version + 1
+        for change in (one.alter_topic, one.delete_topic):
+            with pytest.raises(VersionConflictError, match="topic 'clicks' has version 2, not 1"):
+                await change(made)
+        await one.delete_topic(altered)
+        assert await one.current_topic("clicks") is None
+
+    run(scenario, server.coordinator())
+
+
+def test_a_path_belongs_to_one_cluster(server: MemoryZookeeper) -> None:
+    async def scenario(one: ZookeeperCoordinator, other: ZookeeperCoordinator) -> None:
+        await one.topics()
+        assert server.nodes["/memq/cluster"][0] == b"test"
+        with pytest.raises(InvalidRequestError, match="belongs to cluster 'test', not 'other'"):
+            await other.topics()
+
+    run(scenario, server.coordinator(), server.coordinator("other"))
+
+
+def test_what_others_wrote_there_is_named(server: MemoryZookeeper) -> None:
+    async def scenario(one: ZookeeperCoordinator) -> None:
+        await one.create_topic(topic(partitions=1))
+        server.apply([("set", "/memq/topics/clicks", b"nonsense", -1, 0)])
+        await settled()
+        with pytest.raises(CorruptDataError, match="/topics/clicks holds no Topic"):
+            await one.topics()
+
+    run(scenario, server.coordinator())
+
+
+def test_without_a_connection_calls_fail_at_once_and_nothing_is_asked(
+    server: MemoryZookeeper, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(one: ZookeeperCoordinator) -> None:
+        await one.register(broker("b1"))
+        await one.create_topic(topic(partitions=1))
+        (first,) = await one.assignments()
+        (client,) = server.clients
+        client.take(KazooState.SUSPENDED)
+        await settled()
+        server.requests.clear()
+        with pytest.raises(UnreachableError):
+            await one.session.start()
+        for read in (one.brokers, one.topics, one.assignments, one.governor, one.loads):
+            with pytest.raises(UnreachableError, match="ZooKeeper at nowhere:2181 does not answer"):
+                await read()
+        with pytest.raises(UnreachableError):
+            await one.set_assignment(replace(first, broker="b1"))
+        assert server.requests == []
+        client.take(KazooState.CONNECTED)
+        await settled()
+        assert [entry.id for entry in await one.brokers()] == ["b1"]
+        assert (await one.set_assignment(replace(first, broker="b1"))).version == 1
+        await one.close()
+        with pytest.raises(ClosedError):
+            await one.topics()
+
+    run(scenario, server.coordinator())
+    assert events_of(caplog) == ["zookeeper-suspended"]
+
+
+def test_a_server_that_answers_nothing_is_named_in_time(server: MemoryZookeeper) -> None:
+    async def scenario(one: ZookeeperCoordinator) -> None:
+        await one.topics()
+        server.silent = True
+        with pytest.raises(UnreachableError, match="ZooKeeper at nowhere:2181 does not answer"):
+            await one.loads()
+
+    run(scenario, server.coordinator(session_timeout_ms=20))
+
+
+def test_a_first_connection_that_does_not_come_is_named_in_time(server: MemoryZookeeper) -> None:
+    server.silent = True
+
+    async def scenario(one: ZookeeperCoordinator) -> None:
+        with pytest.raises(UnreachableError, match="ZooKeeper at nowhere:2181 does not answer"):
+            await one.session.start()
+        server.clients[0].client_state = KeeperState.AUTH_FAILED
+        with pytest.raises(DeniedError, match="ZooKeeper at nowhere:2181 refuses the credentials"):
+            await one.session.start()
+
+    run(scenario, server.coordinator(connect_timeout_ms=20))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (NoAuthError(), DeniedError),
+        (AuthFailedError(), DeniedError),
+        (InvalidACLError(), DeniedError),
+        (BadArgumentsError(), InvalidRequestError),
+        (NoChildrenForEphemeralsError(), InvalidRequestError),
+        (MarshallingError(), TooLargeError),
+        (BadVersionError(), VersionConflictError),
+        (NotEmptyError(), VersionConflictError),
+        (NodeExistsError(), AlreadyExistsError),
+        (NoNodeError(), NotFoundError),
+        (OperationTimeoutError(), UnreachableError),
+        (ValueError("an answer that can't be read"), UnreachableError),
+    ],
+    ids=repr,
+)
+def test_each_error_of_kazoo_is_one_of_memq(error: Exception, kind: type[MemqError], server: MemoryZookeeper) -> None:
+    async def scenario(one: ZookeeperCoordinator) -> None:
+        await one.session.start()
+        server.refusal = error
+        with pytest.raises(MemqError, match="/memq/x") as caught:
+            await one.session.children("/x")
+        assert type(caught.value) is kind
+
+    run(scenario, server.coordinator())
+
+
+def test_own_changes_are_seen_though_their_events_are_lost(server: MemoryZookeeper) -> None:
+    async def scenario(one: ZookeeperCoordinator) -> None:
+        assert (list(await one.topics()), list(await one.brokers()), await one.governor()) == ([], [], "")
+        server.deaf = True
+        await one.register(broker("b1", "s1"))
+        await one.create_topic(topic(partitions=1))
+        assert [each.name for each in await one.topics()] == ["clicks"]
+        assert list(await one.brokers()) == [broker("b1", "s1")]
+        (first,) = await one.assignments()
+        after = await one.set_assignment(replace(first, broker="b1"))
+        assert list(await one.assignments()) == [after]
+        assert (await one.govern(broker("b1", "s1")), await one.governor()) == (1, "b1")
+        await one.unregister(broker("b1", "s1"))
+        assert (list(await one.brokers()), await one.governor()) == ([], "")
+
+    run(scenario, server.coordinator())
+
+
+def test_a_refresh_finds_the_changes_whose_events_were_lost(server: MemoryZookeeper) -> None:
+    async def scenario(one: ZookeeperCoordinator) -> None:
+        changes: list[int] = []
+        mirror = Mirror(one.session, lambda: changes.append(1))
+        await one.session.make_folders(["/a", "/a/x", "/b"])
+        assert await mirror.children("/a") == ["x"]
+        assert [node.data for node in await mirror.nodes(["/a", "/b"]) if node is not None] == [b"", b""]
+        await mirror.refresh()
+        assert changes == []
+        server.deaf = True
+        await one.session.change(Make("/a/y"), Put("/b", b"new"))
+        assert await mirror.children("/a") == ["x"]
+        stamp = mirror.stamp()
+        await mirror.refresh()
+        assert len(changes) == 2
+        assert mirror.stamp() != stamp
+        assert await mirror.children("/a") == ["x", "y"]
+        assert await mirror.node("/b") == Node(b"new", 1, 0)
+
+    run(scenario, server.coordinator())
+
+
+def test_names_are_checked_before_the_first_connection(server: MemoryZookeeper) -> None:
+    async def scenario(one: ZookeeperCoordinator) -> None:
+        with pytest.raises(InvalidNameError):
+            await one.register(broker("b/1"))
+        with pytest.raises(InvalidNameError):
+            await one.create_topic(topic("no topic"))
+        assert server.clients == []
+
+    run(scenario, server.coordinator())
+
+
+def test_a_cluster_whose_name_is_no_text_is_another_one(server: MemoryZookeeper) -> None:
+    async def scenario(one: ZookeeperCoordinator) -> None:
+        await one.session.change(Make("/cluster", b"\xff"))  # the first call connects
+        with pytest.raises(InvalidRequestError, match="belongs to cluster"):
+            await one.topics()
+
+    server.apply([("create", "/memq", b"", -1, 0)])
+    run(scenario, server.coordinator())
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_node_that_another_session_replaced_or_removed_is_left(gone: bool, server: MemoryZookeeper) -> None:
+    async def scenario(one: ZookeeperCoordinator) -> None:
+        path = "/memq/brokers/b1"
+        await one.register(broker("b1", "s1"))
+        operation = ("delete", path, b"", -1, 0) if gone else ("set", path, server.nodes[path][0], -1, 0)
+        server.before_commit = lambda: server.apply([operation])
+        await one.unregister(broker("b1", "s1"))
+        assert len(await one.brokers()) == int(not gone)
+
+    run(scenario, server.coordinator())
