@@ -15,7 +15,7 @@ from memq.broker.restore import rebuild
 from memq.broker.restore.restore import Restored, Restorer
 from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
 from memq.client.producer.producer import AsyncProducer
-from memq.errors import CorruptDataError, NotFoundError, QueueError, StoreError
+from memq.errors import CorruptDataError, NotFoundError, QueueError, QueueRefusedError, StoreError
 from memq.format.blocks.header import parse_header
 from memq.format.key import object_key, shared_prefix, topic_prefix
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
@@ -72,9 +72,22 @@ def test_restored_pointers_are_those_that_were_published() -> None:
             expected = await data_pointers(broker.services.queue, topic)
             assert await data_pointers(queue, topic) == expected
             assert (report.pointers, report.records, report.held, report.findings) == (BATCHES, 3 * BATCHES, 0, [])
+            assert report.bytes == sum(pointer.stored_bytes for pointer in expected)
             again = await restore(broker, queue, topic)
             assert (again.pointers, again.held) == (0, BATCHES)
             assert await data_pointers(queue, topic) == expected
+
+    run(work())
+
+
+def test_after_a_restore_the_queue_refuses_what_is_too_old() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            topic = await fill(broker)
+            queue = MemoryQueue(SystemClock(), "age")
+            assert (await restore(broker, queue, topic)).pointers == BATCHES
+            with pytest.raises(QueueRefusedError):
+                await queue.publish(Publication(read_partitions(topic)[0], 0, 9, 1_000, b"old"))
 
     run(work())
 

@@ -107,6 +107,30 @@ def test_a_topic_is_asked_for_until_a_broker_answers_or_time_is_up() -> None:
     run(test)
 
 
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_a_second_broker_is_asked_when_the_first_one_can_not_confirm_its_answer(confirmed: bool) -> None:
+    asked: list[str] = []
+
+    def note(connection: ToyConnection, frame: Frame) -> bool:
+        if frame.api != Api.METADATA:
+            return False
+        asked.append(connection.broker.address)
+        unconfirmed = [] if confirmed or len(asked) > 1 else ["clicks"]
+        connection.answer(frame, Metadata(cluster="toy", brokers=[], topics=[], missing=[], unconfirmed=unconfirmed))
+        return True
+
+    async def test(one: ToyBroker) -> None:
+        async with ToyBroker() as other:
+            one.script = other.script = note
+            pool = pool_of(one, other)
+            answer = await ClusterMetadata(stepped_runtime(), pool, lambda topic: None).ask(ASK)
+            assert answer.unconfirmed == []
+            assert len(set(asked)) == len(asked) == (1 if confirmed else 2)
+            await pool.close()
+
+    run(test)
+
+
 def test_a_silent_broker_is_left_and_the_next_one_asked() -> None:
     async def test(silent: ToyBroker) -> None:
         async with ToyBroker() as broker:

@@ -74,12 +74,17 @@ async def stage(world: World, batch_id: int) -> None:
     await MemoryHandler.put(world.store, manifest_key(CLUSTER, WRITER, batch_id), [body], crc32c(body))
 
 
-@pytest.mark.parametrize(("batch_id", "missing"), [(7, []), (8, ["staged-8"])])
-def test_a_restore_looks_for_staged_batches_where_compaction_has_left_them(batch_id: int, missing: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("batches", "missing"), [((7,), []), ((8,), ["staged-8"]), ((7, 8), ["staged-8"])], ids=["7", "8", "both"]
+)
+def test_a_restore_looks_for_staged_batches_where_compaction_has_left_them(
+    batches: tuple[int, ...], missing: list[str]
+) -> None:
     async def work() -> None:
         world = await World.made()
         await world.compact()
-        await stage(world, batch_id)
+        for batch_id in batches:
+            await stage(world, batch_id)
         restorer = Restorer(CLUSTER, STORE, world.store, KillingQueue(world.clock, world.steps), world.clock)
         report = await restorer.restore(LOG_TOPIC)
         assert report.records == 3 * (OLD + YOUNG)
