@@ -342,3 +342,52 @@ def test_a_node_that_another_session_replaced_or_removed_is_left(gone: bool, ser
         assert len(await one.brokers()) == int(not gone)
 
     run(scenario, server.coordinator())
+
+
+def test_who_has_left_is_not_entered_again_after_a_lost_session(server: MemoryZookeeper) -> None:
+    async def scenario(one: ZookeeperCoordinator) -> None:
+        for session in ("s1", "s2"):
+            await one.register(broker("b1", session))
+        await one.unregister(broker("b1", "s1"))  # of an older session: the newer one stays
+        server.clients[0].expire()
+        await settled(60)
+        assert list(await one.brokers()) == [broker("b1", "s2")]
+        await one.unregister(broker("b1", "s2"))
+        server.clients[0].expire()
+        await settled(60)
+        assert list(await one.brokers()) == []
+
+    run(scenario, server.coordinator())
+
+
+def test_loads_of_the_same_session_are_replaced_and_those_of_an_older_one_removed(server: MemoryZookeeper) -> None:
+    async def scenario(one: ZookeeperCoordinator, two: ZookeeperCoordinator) -> None:
+        done: list[str] = []
+        for each in (one, one, two):
+            await each.register(broker("b1", "s1"))
+            server.requests.clear()
+            await each.report(broker("b1", "s1"), [])
+            done += [kinds for kind, kinds in server.requests if kind == "commit"]
+        assert done == ["create", "set", "delete create"]
+
+    run(scenario, server.coordinator(), server.coordinator())
+
+
+def test_watchers_are_called_when_another_broker_governs(server: MemoryZookeeper) -> None:
+    async def scenario(one: ZookeeperCoordinator, two: ZookeeperCoordinator) -> None:
+        await one.register(broker("b1", "s1"))
+        governors: list[str] = []
+        called = asyncio.Event()
+
+        async def notice() -> None:
+            governors.append(await two.governor())
+            called.set()
+
+        two.watch(notice)
+        await settled(200)  # the first read sets the watches, and is no change
+        assert await one.govern(broker("b1", "s1")) == 1
+        while "b1" not in governors:
+            await called.wait()
+            called.clear()
+
+    run(scenario, server.coordinator(), server.coordinator())
