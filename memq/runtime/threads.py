@@ -48,10 +48,7 @@ class ThreadPool:
         """
         if self._closed:
             raise ClosedError(f"{self.name} is closed")
-        call = self._executor.submit(function, *args, **kwargs)
-        waiting: asyncio.Future[T] = asyncio.wrap_future(call)
-        self._calls[call] = waiting
-        call.add_done_callback(self._calls.pop)
+        call, waiting = self._submit(partial(function, *args, **kwargs))
         try:
             await asyncio.wait((waiting,))  # unlike `await waiting`, a cancellation does not reach the call
         except asyncio.CancelledError:
@@ -66,25 +63,29 @@ class ThreadPool:
         `last` is submitted as the last call. With `within_s`, calls that take longer are left behind with their
         threads, and the tasks that wait for them are cancelled. Return whether no call was left behind.
         """
-        calls = dict(self._calls)
         if last is not None and not self._closed:
-            call = self._executor.submit(last)
-            calls[call] = asyncio.wrap_future(call)
+            self._submit(last)
         self._closed = True
-        if self._left_behind:  # its thread may never end
-            return False
-        if calls and within_s is not None:
-            _, left = await asyncio.wait(calls.values(), timeout=within_s)
+        calls = list(self._calls.values())
+        if calls and within_s is not None and not self._left_behind:
+            _, left = await asyncio.wait(calls, timeout=within_s)
             if left:
                 self._left_behind = True
                 for waiting in left:
                     waiting.cancel()
                 self._executor.shutdown(wait=False, cancel_futures=True)
-                return False
-        for waiting in calls.values():
+        for waiting in calls:
             await _settle(waiting)
+        if self._left_behind:  # by any call of `close`: its thread may never end
+            return False
         self._executor.shutdown(wait=True)
         return True
+
+    def _submit(self, function: Callable[[], T]) -> tuple[Future[T], asyncio.Future[T]]:
+        call = self._executor.submit(function)
+        waiting = self._calls[call] = asyncio.wrap_future(call)
+        call.add_done_callback(self._calls.pop)
+        return call, waiting
 
 
 class SpareThreads:

@@ -15,6 +15,12 @@ from memq.runtime.threads import SpareThreads, ThreadPool
 WAIT_S = 60
 
 
+def join_left_threads() -> None:
+    for thread in threading.enumerate():
+        if thread.name.startswith("memq-test"):
+            thread.join(WAIT_S)
+
+
 def test_results_and_errors_come_back() -> None:
     def divide(by: int, *, of: int = 6) -> float:
         return of / by
@@ -119,9 +125,41 @@ def test_a_second_close_does_not_wait_for_a_call_that_the_first_one_left_behind(
             await call
 
     asyncio.run(scenario())
-    for thread in threading.enumerate():
-        if thread.name.startswith("memq-test"):
-            thread.join(60)
+    join_left_threads()
+
+
+def test_a_second_close_waits_for_the_last_call_of_the_first_one_without_blocking_the_loop() -> None:
+    go = threading.Event()
+
+    async def scenario() -> None:
+        pool = ThreadPool("test", 1)
+        first = asyncio.create_task(pool.close(lambda: go.wait(WAIT_S), WAIT_S))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(pool.close())
+        await asyncio.sleep(0)
+        assert not go.is_set()
+        assert not second.done()
+        go.set()
+        assert all(await asyncio.gather(first, second))
+
+    asyncio.run(scenario())
+
+
+def test_a_close_does_not_wait_for_a_call_that_another_one_leaves_behind_meanwhile() -> None:
+    go = threading.Event()
+
+    async def scenario() -> None:
+        pool = ThreadPool("test", 1)
+        call = asyncio.create_task(pool.run(go.wait, WAIT_S))
+        await asyncio.sleep(0)
+        assert not any(await asyncio.gather(pool.close(within_s=0.01), pool.close()))
+        assert not go.is_set()
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    asyncio.run(scenario())
+    join_left_threads()
 
 
 # A thread that is not threading's is known by its frame alone, as a library's is. Processes of their own: the runner of
