@@ -57,12 +57,12 @@ class TaskOwner:
             self._failed(error)
 
     async def stop(self) -> None:
-        """Cancel all tasks and wait until they have ended. A second call has no effect."""
-        self._stopped = True
+        """Cancel all tasks and wait until they have ended. A second call only waits."""
         tasks = list(self._tasks)
         assert asyncio.current_task() not in tasks, "a task can't wait for its own end"
-        for task in tasks:
-            task.cancel()
+        for task in tasks if not self._stopped else ():
+            task.cancel()  # once: another cancellation would end what a task does at its own end
+        self._stopped = True
         if tasks:
             await asyncio.wait(tasks)  # unlike `gather`, it does not cancel the tasks again if the caller is cancelled
         for task in tasks:

@@ -89,3 +89,30 @@ def test_a_stop_that_is_cancelled_says_so() -> None:
         await case.owner.stop()
 
     asyncio.run(scenario())
+
+
+def test_a_second_stop_waits_for_what_tasks_do_at_their_end() -> None:
+    async def scenario() -> list[str]:
+        case = Scenario()
+        held, ends = asyncio.Event(), list[str]()
+
+        async def release() -> None:
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                await held.wait()
+                ends.append("released")
+
+        case.owner.start(release(), "releases")
+        await asyncio.sleep(0)
+        stops = []
+        for _ in range(2):
+            stops.append(asyncio.create_task(case.owner.stop()))
+            for _ in range(3):
+                await asyncio.sleep(0)
+        assert not any(stop.done() for stop in stops)
+        held.set()
+        await asyncio.gather(*stops)
+        return ends
+
+    assert asyncio.run(scenario()) == ["released"]
