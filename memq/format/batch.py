@@ -168,6 +168,8 @@ def _cut_by_headers(view: memoryview, records: int | None, scope: int | None) ->
             header = parse_header(view, at)
             end = at + header.length
             header = check_block(view[at:end], scope)
+            if records is not None and header.count > records - first:
+                raise CorruptDataError(f"{header.describe()} is beyond record {records}, the end of its batch")
         except MemqError as error:
             end, lost = _damaged_end(view, at, end, 0 if records is None else records - first)
             yield BlockPiece(number, first, lost, None, view[at:end], error, at)
