@@ -30,8 +30,9 @@ PREFIX = "MEMQ_"
 FILE_NAME = "memq.toml"
 # Variables that are not settings: which file, which profile, tracebacks, the tests' switch.
 OTHER_VARIABLES = ("CONFIG", "PROFILE", "DEBUG", "REQUIRE_SERVERS")
-# What Kubernetes puts into every pod next to a service named memq: MEMQ_SERVICE_HOST, MEMQ_PORT_9876_TCP_ADDR …
-_SERVICE_LINK = re.compile(r"MEMQ_(SERVICE_.*|PORT_\d+_(TCP|UDP).*)\Z")
+# Kubernetes sets these in every pod, for each service whose name begins with memq: MEMQ_SERVICE_HOST and
+# MEMQ_PORT_9876_TCP_ADDR for `memq`, MEMQ_BROKER_SERVICE_HOST for `memq-broker`.
+_SERVICE_LINK = re.compile(r"MEMQ_(.*_)?(SERVICE_(HOST|PORT).*|PORT_\d+_(TCP|UDP|SCTP).*)\Z")
 
 _SIZE_UNITS = {"": 1, "b": 1, "kb": 1_000, "mb": 1_000_000, "gb": 10**9, "tb": 10**12}
 _SIZE_UNITS |= {"kib": KIB, "mib": MIB, "gib": 1 << 30, "tib": 1 << 40}
