@@ -359,12 +359,21 @@ def _flag(name: str) -> str:
 
 def config_folder(environment: Mapping[str, str], platform: str = sys.platform) -> Path:
     """Return the user's configuration folder of memq on this platform."""
-    home = Path(environment.get("HOME") or environment.get("USERPROFILE") or Path.home())
+    home = _home(environment)
     if platform == "win32":
         return Path(environment.get("APPDATA") or home / "AppData/Roaming") / "memq"
     if platform == "darwin":
         return home / "Library/Application Support/memq"
     return Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "memq"
+
+
+def _home(environment: Mapping[str, str]) -> Path:
+    """Return the user's home; `/`, as Docker has it, for a user id without an account."""
+    named = environment.get("HOME") or environment.get("USERPROFILE")
+    try:
+        return Path(named) if named else Path.home()
+    except RuntimeError:
+        return Path("/")
 
 
 Layer = dict[str, tuple[object, str]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -206,6 +207,14 @@ def test_configuration_folders() -> None:
     assert config_folder({"HOME": "/h", "XDG_CONFIG_HOME": "/x"}, "linux") == Path("/x/memq")
     assert config_folder({"HOME": "/h"}, "darwin") == Path("/h/Library/Application Support/memq")
     assert config_folder({"USERPROFILE": "/u", "APPDATA": "/a"}, "win32") == Path("/a/memq")
+
+
+def test_an_account_without_a_home_has_the_defaults(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a user id that has no account
+    assert config_folder({}, "linux") == Path("/.config/memq")
+    assert config_folder({"XDG_CONFIG_HOME": "/x"}, "linux") == Path("/x/memq")
+    assert load_settings({}, {}, folder=folder).broker() == BrokerSettings()
 
 
 @dataclass(frozen=True, kw_only=True)
