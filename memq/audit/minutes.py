@@ -10,10 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memq.audit.account import Balance, TailKnowledge
+from memq.format.pointer import INTEGER_END
 from memq.format.ranges import Range
 from memq.topic import CLOCK_ERROR_MS, Position, TopicSettings
 
 MINUTE_MS = 60_000
+COUNT_MAX = INTEGER_END - 1
 # Columns of the table in the order of their gravity, with the word for a row that has any of it; without any it is ok.
 WORDS = {
     "lost": "lost",
@@ -52,6 +54,11 @@ def watermark_ms(settings: TopicSettings, now_ms: int) -> int:
     return now_ms - active_ms(settings)
 
 
+def _bounded(count: int) -> int:
+    """Return a count that can be stored: reports may claim any number of records."""
+    return max(-COUNT_MAX, min(count, COUNT_MAX))
+
+
 @dataclass(slots=True)
 class CountSide:
     """Counts of records by name, and a histogram for each stage: records by bucket, as reports have them.
@@ -67,13 +74,13 @@ class CountSide:
     def count(self, name: str, records: int) -> None:
         """Add to one count."""
         if records:
-            self.counts[name] = self.counts.get(name, 0) + records
+            self.counts[name] = _bounded(self.counts.get(name, 0) + records)
 
     def time(self, stage: str, buckets: Iterable[tuple[int, int]]) -> None:
         """Add to the histogram of a stage."""
         found = self.latency.setdefault(stage, {})
         for bucket, records in buckets:
-            found[bucket] = found.get(bucket, 0) + records
+            found[bucket] = _bounded(found.get(bucket, 0) + records)
 
     def __getitem__(self, name: str) -> int:
         return self.counts.get(name, 0)

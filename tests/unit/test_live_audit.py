@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import permutations
 
+import msgspec
 import pytest
 
 from memq.audit.finding import Kind
 from memq.audit.live.event_minute import PIECES_MAX
 from memq.audit.live.group_readers import MEMBERS_MAX
-from memq.audit.minutes import active_ms
+from memq.audit.live.storage.state import decode_state, encode_state
+from memq.audit.minutes import QUEUE, MinuteRow, active_ms
 from memq.errors import CorruptDataError
+from memq.format.pointer import INTEGER_END
 from memq.format.report import ReportSpan
-from memq.limits import FORWARD_S_MAX
+from memq.limits import FORWARD_S_MAX, SEQUENCE_END
 from tests.unit.audited import TOPIC
 from tests.unit.live_desk import GROUP, MINUTE, PRODUCER, READER, SENDER, Desk, span
 
@@ -444,3 +447,14 @@ def test_a_member_whose_report_is_missing_may_have_gone_back() -> None:
     desk.settle()
     assert desk.found() == []
     assert desk.word(GROUP) == "unknown"
+
+
+def test_counts_of_reports_that_claim_all_sequences_can_be_stored() -> None:
+    desk = Desk()
+    for producer in (5, 6, 7):
+        everything = span("sent", (0, SEQUENCE_END), producer=producer)
+        desk.sent(msgspec.structs.replace(everything, latency=((3, INTEGER_END - 1),) * 2_000))
+    desk.settle()
+    row = desk.rows[MINUTE]
+    assert decode_state(MinuteRow, encode_state(row)) == row
+    assert row.side(QUEUE)["sent"] == INTEGER_END - 1
