@@ -21,7 +21,7 @@ from memq.format.blocks.arrow import block_rows, table
 from memq.format.blocks.builder import KEYED, PLAIN, TIMED, BlockBuilder
 from memq.format.blocks.columns import BlockReader, open_block, verify_block
 from memq.format.blocks.header import HEADER, BlockHeader, check_block, parse_header, scope_of, tag_bit
-from memq.limits import BLOCK_RAW_BYTES_MAX, BLOCK_RECORDS_MAX, FORMAT_VERSION, KIB, MIB
+from memq.limits import BLOCK_RAW_BYTES_MAX, BLOCK_RECORDS_MAX, FORMAT_VERSION, KIB, MIB, TIME_MS_END
 from memq.topic import slot_of_key
 from tests.unit.blocks import NOW_MS, Record, any_records, build, codecs, damaged, expected, records, repair, seal
 
@@ -374,6 +374,9 @@ RAW_FAULTS = {
     "header without name": (struct.pack("<IIIHHH", 0, 1, 0, 0, 1, 0), 1, block.HEADERS, "header has name 0 of 0"),
     "headers of no record": (struct.pack("<IIIHHHH1s", 0, 1, 0, 0, 0, 1, 1, b"a"), 1, block.HEADERS, "have 0 headers"),
     "many headers": (struct.pack("<II", 0, 0xFFFF_FFFF), 1, block.HEADERS, "header lengths need"),
+    "time too early": (struct.pack("<IIqq", 0, 0, 5, -TIME_MS_END), 2, block.TIMESTAMP, "outside"),
+    "time too late": (struct.pack("<IIqq", 0, 0, TIME_MS_END, 5), 2, block.TIMESTAMP, "outside"),
+    "latest of all times": (struct.pack("<Iq", 0, (1 << 63) - 1), 1, block.TIMESTAMP, "outside"),
     "many names": (struct.pack("<IHH", 0, 0xFFFF, 0xFFFF), 1, block.TAG, "name length need"),
 }
 
@@ -385,6 +388,13 @@ def test_columns_that_contradict_each_other_are_damage(name: str) -> None:
     for read in (lambda: list(open_block(data).records()), lambda: arrow_of(open_block(data))):
         with pytest.raises(CorruptDataError, match=f"block 0000000000000007:100.*{text}"):
             read()
+
+
+def test_a_time_at_its_bounds_is_read() -> None:
+    times = (TIME_MS_END - 1, 1 - TIME_MS_END, -1, 0)
+    reader = open_block(with_raw(struct.pack("<4I4q", 0, 0, 0, 0, *times), 4, block.TIMESTAMP))
+    assert tuple(reader.timestamps()) == times
+    assert arrow_of(reader).column("timestamp").cast(pa.timestamp("us", "UTC"))[0].value == times[0] * 1_000
 
 
 def lie(**fields: int) -> BlockReader:

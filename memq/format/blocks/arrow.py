@@ -206,6 +206,7 @@ class _Columns:
 
     def timestamps(self) -> pa.Array:
         """Return the column of timestamps."""
+        self.reader.check_timestamps()
         count = self.reader.count
         column = self.buffer.slice(self.layout.timestamps, 8 * count)
         if column.address % 8:
