@@ -21,6 +21,7 @@ LimitMode = Literal["off", "observe", "soft", "hard"]  # beyond a limit: nothing
 CHOICES = {"ack1": get_args(Ack1), "limit_mode": get_args(LimitMode)}
 INTERNAL_PREFIX = "_memq"  # begins the names that memq keeps for itself
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
+_TOPIC_ID = re.compile(r"[0-9a-f]{32}\Z")
 
 
 def check_name(name: str, what: str = "topic", *, internal: bool = False) -> str:
@@ -221,6 +222,20 @@ class Topic(msgspec.Struct, frozen=True, kw_only=True):
     def read_partitions(self) -> int:
         """How many read partitions the topic has."""
         return 1 + max(part.read_partition for part in self.partitions)
+
+    def fault(self) -> str:
+        """Return what is wrong with the id or the map of a topic that another process sent; "" for nothing."""
+        if not _TOPIC_ID.match(self.id):
+            return f"topic id {_shown(self.id)} is not 32 hex digits"
+        at = 0
+        for number, part in enumerate(self.partitions):
+            if part.partition != number or not 0 <= part.read_partition < len(self.partitions):
+                return f"partition {part.partition} with read partition {part.read_partition} is at place {number}"
+        for part in self.taking:
+            if part.slot_first != at:
+                return f"slots of partition {part.partition} begin at {part.slot_first}, not at {at}"
+            at = part.slot_last + 1
+        return "" if at == SLOTS else f"partitions have {at} of {SLOTS} slots"
 
     @property
     def taking(self) -> list[PartitionSlots]:

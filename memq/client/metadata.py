@@ -7,7 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from memq.client.link_pool import LinkPool
-from memq.errors import ClosedError, MemqError, NotFoundError, RetryableError, TimedOutError, UnreachableError
+from memq.errors import (
+    ClosedError,
+    MemqError,
+    NotFoundError,
+    ProtocolError,
+    RetryableError,
+    TimedOutError,
+    UnreachableError,
+)
 from memq.format.pointer import Pointer
 from memq.protocol.frames import Api
 from memq.protocol.messages import Metadata, MetadataRequest, Owner, StoreMetadata, TopicMetadata
@@ -143,7 +151,8 @@ class ClusterMetadata:
     async def ask(self, request: MetadataRequest) -> Metadata:
         """Ask brokers in turn until one can confirm the topics; else return the first answer.
 
-        Raises: UnreachableError naming each of them; InvalidRequestError and DeniedError as the broker said.
+        Raises: UnreachableError naming each of them; InvalidRequestError and DeniedError as the broker said;
+        ProtocolError for a topic that no client can use.
         """
         failures: list[str] = []
         unconfirmed: Metadata | None = None
@@ -151,6 +160,7 @@ class ClusterMetadata:
             try:
                 session = await self._pool.session(address)
                 answer = await session.link.request(Api.METADATA, request, Metadata, timeout_s=ANSWER_TIMEOUT_S)
+                _check_topics(address, answer)
                 if not answer.unconfirmed:
                     return answer
                 unconfirmed = unconfirmed or answer
@@ -204,6 +214,13 @@ class ClusterMetadata:
             self._topics[name] = newest
             if self._heard is not None:
                 self._heard(newest.topic)
+
+
+def _check_topics(address: Address, answer: Metadata) -> None:
+    for found in answer.topics:
+        fault = found.topic.fault()
+        if fault:
+            raise ProtocolError(f"{format_address(address)} answers for topic '{found.topic.name[:60]}': {fault}")
 
 
 def _newest(known: TopicMetadata | None, found: TopicMetadata, *, confirmed: bool) -> TopicMetadata:

@@ -17,6 +17,7 @@ from memq.errors import (
     MovedError,
     NotFoundError,
     NotReadyError,
+    ProtocolError,
     TimedOutError,
     UnreachableError,
 )
@@ -31,6 +32,7 @@ from memq.protocol.messages import (
     TopicMetadata,
     decode_message,
 )
+from memq.topic import PartitionSlots, Topic
 from tests.stepped_time import step, stepped_runtime
 from tests.unit.queue_model import Block, Log
 from tests.unit.toy_broker import ToyBroker, ToyConnection, address_of, pool_of, run, silent_at, toy_topic, until
@@ -218,6 +220,40 @@ def test_owners_are_found_by_topic_and_partition() -> None:
         answers[0] = owned("h:5", topic_id="cd" * 16)
         await metadata.refresh("clicks")
         assert metadata.owner("clicks", "cd" * 16, 0) == ("h", 5)
+        await metadata.close()
+        await pool.close()
+
+    run(test)
+
+
+def mapped(*parts: tuple[int, int, int, int], topic_id: str = "ab" * 16) -> Topic:
+    names = ("partition", "slot_first", "slot_last", "read_partition")
+    slots = tuple(PartitionSlots(**dict(zip(names, part, strict=True))) for part in parts)
+    return Topic(name="clicks", id=topic_id, created_ms=0, partitions=slots)
+
+
+@pytest.mark.parametrize(
+    ("topic", "fault"),
+    [
+        (mapped(), "have 0 of 65536 slots"),
+        (mapped((0, 0, 65_535, 0), topic_id="zz"), "topic id 'zz' is not 32 hex digits"),
+        (mapped((1, 0, 65_535, 0)), "partition 1 with read partition 0 is at place 0"),
+        (mapped((0, 0, 65_535, 1 << 62)), "is at place 0"),
+        (mapped((0, 0, 65_535, -1)), "is at place 0"),
+        (mapped((0, 0, 65_534, 0)), "have 65535 of 65536 slots"),
+        (mapped((0, 0, 65_536, 0)), "have 65537 of 65536 slots"),
+        (mapped((0, 0, 9, 0), (1, 9, 65_535, 1)), "slots of partition 1 begin at 9, not at 10"),
+    ],
+)
+def test_a_topic_that_no_client_can_use_is_a_fault_of_the_broker(topic: Topic, fault: str) -> None:
+    async def test(broker: ToyBroker) -> None:
+        broker.topics["clicks"] = topic
+        pool = pool_of(broker)
+        metadata = ClusterMetadata(stepped_runtime(), pool)
+        with pytest.raises(ProtocolError, match=fault):
+            await metadata.topic("clicks")
+        broker.topics["clicks"] = mapped((0, 0, 9, 0), (1, 0, -1, 1), (2, 10, 65_535, 1))  # partition 1 was joined
+        assert (await metadata.topic("clicks")).topic.read_partitions == 2
         await metadata.close()
         await pool.close()
 
