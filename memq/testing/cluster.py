@@ -61,7 +61,10 @@ class Cluster:
         self._runtime = Runtime()
         self.faults = Faults()
         self.store = FaultyStore(self._runtime.clock, self.faults)
+        self._queue = FaultyQueue(self._runtime.clock, self.faults)
+        self._shared = MemoryCluster(self._settings.cluster, self._runtime.clock)
         self._spool = MemorySpool()
+        self._runs = False
         self._loop = new_event_loop()
         self._thread = threading.Thread(target=self._run, name="memq-test-cluster", daemon=True)
         self._started = threading.Event()
@@ -69,7 +72,7 @@ class Cluster:
         self._started.wait(_START_S_MAX)
         self._closed = False
         try:
-            self._queue, self._broker = self._call(self._start())
+            self._broker = self._call(self._start(self._settings))
         except BaseException:
             self._end()
             raise
@@ -137,10 +140,13 @@ class Cluster:
 
     def stop_broker(self) -> None:
         """Kill the broker: it does not drain, and its connections are cut. Store and queue remain."""
-        self._call(self._broker.close())
+        self._call(self._stop())
 
     def start_broker(self) -> None:
-        """Start a broker on the same store and queue, at the port of the stopped one."""
+        """Start a broker on the same store and queue, at the port of the stopped one.
+
+        Raises: InvalidRequestError while a broker runs; UnreachableError when another process has the port.
+        """
         self._call(self._restart())
 
     # ---- inside --------------------------------------------------------------------------------
@@ -166,21 +172,28 @@ class Cluster:
         self._thread.join()
         self._loop.close()
 
-    async def _start(self) -> tuple[FaultyQueue, Broker]:
-        queue = FaultyQueue(self._runtime.clock, self.faults)
-        self._shared = MemoryCluster(self._settings.cluster, self._runtime.clock)
-        broker = self._make_broker(queue, self._settings)
-        await broker.start()
-        return queue, broker
-
-    def _make_broker(self, queue: FaultyQueue, settings: BrokerSettings) -> Broker:
+    async def _start(self, settings: BrokerSettings) -> Broker:
         coordinator = MemoryCoordinator(self._shared)
-        return Broker(settings, self._runtime, {STORE_NAME: self.store}, queue, coordinator, spool_disk=self._spool)
+        broker = Broker(
+            settings, self._runtime, {STORE_NAME: self.store}, self._queue, coordinator, spool_disk=self._spool
+        )
+        try:
+            await broker.start()
+        except BaseException:
+            await broker.close()
+            raise
+        self._runs = True
+        return broker
+
+    async def _stop(self) -> None:
+        self._runs = False
+        await self._broker.close()
 
     async def _restart(self) -> None:
+        if self._runs:
+            raise InvalidRequestError("the broker runs", hint="stop it first: stop_broker()")
         port = int(self._broker.address.rpartition(":")[2])
-        self._broker = self._make_broker(self._queue, dataclasses.replace(self._settings, port=port))
-        await self._broker.start()
+        self._broker = await self._start(dataclasses.replace(self._settings, port=port))
 
     async def _damage(self, position: Position, topic: str | None) -> None:
         pointer, location = await self._pointer_at(position, topic)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 import memq
-from memq.errors import ClosedError, CorruptDataError, InvalidRequestError, NotFoundError
+from memq.errors import ClosedError, CorruptDataError, InvalidRequestError, NotFoundError, UnreachableError
 from memq.testing import Cluster
 from memq.topic import Position
 
@@ -88,3 +90,21 @@ def test_a_cluster_that_is_closed_says_so() -> None:
     for ask in (lambda: cluster.create_topic("u"), lambda: cluster.records("t"), cluster.stop_broker):
         with pytest.raises(ClosedError, match="the test cluster is closed"):
             ask()
+
+
+def test_a_broker_that_runs_is_not_started_again(memq_cluster: Cluster) -> None:
+    send(memq_cluster, b"0")
+    address = memq_cluster.address
+    with pytest.raises(InvalidRequestError, match="the broker runs"):
+        memq_cluster.start_broker()
+    assert memq_cluster.address == address
+    memq_cluster.stop_broker()
+    memq_cluster.start_broker()
+    assert (memq_cluster.address, [record.value for record in memq_cluster.records("clicks")]) == (address, [b"0"])
+
+
+def test_a_broker_that_can_not_start_leaves_nothing_behind(caplog: pytest.LogCaptureFixture) -> None:
+    with Cluster() as cluster, pytest.raises(UnreachableError, match="another process listens there"):
+        Cluster(port=int(cluster.address.rpartition(":")[2]))
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records] == []  # asyncio names each task that was left
