@@ -17,7 +17,15 @@ from memq.client.consumer.batch import Record
 from memq.client.consumer.consumer import Consumer
 from memq.client.io_thread import new_event_loop
 from memq.client.producer.fields import check_kind
-from memq.errors import ClosedError, InvalidRequestError, MemqError, NotFoundError, QueueError, StoreError
+from memq.errors import (
+    ClosedError,
+    InvalidRequestError,
+    MemqError,
+    NotFoundError,
+    QueueError,
+    StoreError,
+    UnknownSettingError,
+)
 from memq.format.batch import cut_batch
 from memq.format.pointer import Location, Pointer, decode_pointer
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
@@ -26,7 +34,7 @@ from memq.notification import Entries, Membership, Publication
 from memq.notification.memory import MemoryQueue
 from memq.runtime.clock import Clock
 from memq.runtime.runtime import Runtime
-from memq.settings import BrokerSettings, parse_value
+from memq.settings import BrokerSettings, did_you_mean, parse_value, rules_of
 from memq.storage_handlers import Buffer
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Committed, Position, ReadPartition, is_internal
@@ -56,6 +64,10 @@ class Cluster:
 
     def __init__(self, **settings: int | str | bool) -> None:
         values = {"host": "127.0.0.1", "port": 0, "http_port": -1, "cluster": "test", "audit": False} | settings
+        known = rules_of(BrokerSettings)
+        for name in values:
+            if name not in known:
+                raise UnknownSettingError(f"a broker has no setting '{name[:60]}'", hint=did_you_mean(name, known))
         checked = {name: parse_value(name, value, "Cluster()") for name, value in values.items()}
         self._settings = BrokerSettings(**checked)  # type: ignore[arg-type]  # parse_value knows their types
         self._runtime = Runtime()
@@ -130,7 +142,8 @@ class Cluster:
     def damage(self, position: Position, topic: str | None = None) -> None:
         """Flip a bit in the payload of the block that has the record at `position`.
 
-        `topic` may be None if the cluster has only one topic. Raises: NotFoundError if no record has this position.
+        `topic` may be None if the cluster has only one topic. Raises: NotFoundError if no record has this position,
+        or its object is removed.
         """
         self._call(self._damage(position, topic))
 
@@ -197,7 +210,10 @@ class Cluster:
 
     async def _damage(self, position: Position, topic: str | None) -> None:
         pointer, location = await self._pointer_at(position, topic)
-        body = bytearray(self.store.objects[location.key])
+        stored = self.store.objects.get(location.key)
+        if stored is None:
+            raise NotFoundError(f"the object at {position} is removed")
+        body = bytearray(stored)
         for piece in cut_batch(pointer, bytes(body[location.offset : location.offset + location.length])):
             if piece.first <= position.record_index < piece.first + piece.records:
                 body[location.offset + piece.at + (BLOCK_HEADER_BYTES + len(piece.data)) // 2] ^= 1
@@ -216,6 +232,8 @@ class Cluster:
             raise TypeError(f"position must be a memq.Position, as records have it, not {type(position).__name__}")
         there = await self._broker.services.coordinator.topics()
         topics = [each for each in there if each.name == topic or (topic is None and not is_internal(each.name))]
+        if topic is not None and not topics:
+            raise NotFoundError(f"topic '{topic}' does not exist")
         if len(topics) != 1:
             raise InvalidRequestError(
                 f"this cluster has {len(topics)} topics", hint="name one: damage(position, topic)"

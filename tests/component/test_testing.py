@@ -7,7 +7,14 @@ import gc
 import pytest
 
 import memq
-from memq.errors import ClosedError, CorruptDataError, InvalidRequestError, NotFoundError, UnreachableError
+from memq.errors import (
+    ClosedError,
+    CorruptDataError,
+    InvalidRequestError,
+    NotFoundError,
+    UnknownSettingError,
+    UnreachableError,
+)
 from memq.testing import Cluster
 from memq.topic import Position
 
@@ -108,3 +115,19 @@ def test_a_broker_that_can_not_start_leaves_nothing_behind(caplog: pytest.LogCap
         Cluster(port=int(cluster.address.rpartition(":")[2]))
     gc.collect()
     assert [record.getMessage() for record in caplog.records] == []  # asyncio names each task that was left
+
+
+def test_what_is_not_there_can_not_be_damaged(memq_cluster: Cluster) -> None:
+    send(memq_cluster, b"0")
+    position = memq_cluster.records("clicks")[0].position
+    with pytest.raises(NotFoundError, match="topic 'click' does not exist"):
+        memq_cluster.damage(position, "click")
+    memq_cluster.remove_object(position)
+    with pytest.raises(NotFoundError, match=f"the object at {position} is removed"):
+        memq_cluster.damage(position)
+
+
+@pytest.mark.parametrize("name", ["acks", "store", "prot"])
+def test_only_settings_of_a_broker_are_settings_of_a_cluster(name: str) -> None:
+    with pytest.raises(UnknownSettingError, match=f"a broker has no setting '{name}'"):
+        Cluster(**{name: "all"})
