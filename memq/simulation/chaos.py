@@ -61,6 +61,8 @@ class Chaos:
         self.running = False
         self._cluster.healed = True
         faults = calm()
+        for node in self._world.nodes.values():
+            node.resume()
         names = list(self._world.nodes)
         for name in names:
             for other in names:

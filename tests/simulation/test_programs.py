@@ -161,6 +161,21 @@ def test_a_process_that_is_killed_paused_or_isolated_goes_on() -> None:
     assert 4.9 <= gaps[1] < 5.5
 
 
+@pytest.mark.parametrize("name", ["shop", "broker-0"])
+def test_heal_ends_a_pause(name: str) -> None:
+    async def shop(process: Process) -> None:
+        async with process.producer() as producer:
+            await (await producer.send("events", b"order"))
+
+    with Simulation(2, level="calm", brokers=1) as simulation:
+        simulation.start("shop", shop)
+        simulation.pause(name, 1_000_000)
+        simulation.run(0.5)
+        simulation.finish(60)
+        assert simulation.now_s < 60
+        assert [record.value for record in simulation.records()] == [b"order"]
+
+
 def test_what_can_not_be_is_refused() -> None:
     async def program(process: Process) -> None:
         """End at once."""

@@ -94,6 +94,12 @@ class SimNode:
         self.world.trace.event(self.world.now, "pause", self.name, seconds)
         self.paused_until = max(self.paused_until, self.world.now + seconds)
 
+    def resume(self) -> None:
+        """Continue after a pause, as by SIGCONT."""
+        if self.alive and self.paused_until > self.world.now:
+            self.paused_until = self.world.now
+            self.world.wake(self)
+
     def kill(self) -> None:
         """End as by SIGKILL: its code never runs again, and its pending callbacks have no effect."""
         if self.alive:
