@@ -14,6 +14,7 @@ from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format.blocks.header import CHECKED_FROM, CODEC_NONE, BlockHeader, Buffer
 from memq.format.blocks.header import MAGIC as BLOCK_MAGIC
 from memq.format.key import ObjectKey, SharedObjectKey, object_key, parse_object_key, shared_object_key
+from memq.format.pointer import Time
 from memq.limits import (
     BATCH_ENTRY_BYTES,
     BLOCK_ENTRY_BYTES,
@@ -132,7 +133,7 @@ class ObjectMeta(msgspec.Struct, frozen=True, kw_only=True):
     cluster: str
     broker: str
     topics: tuple[ObjectTopic, ...]
-    created_ms: int
+    created_ms: Time
     requires: tuple[str, ...] = ()
 
 

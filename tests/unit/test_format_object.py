@@ -224,6 +224,8 @@ def test_an_index_head_beyond_its_bounds_is_refused(head: dict[str, Any], error:
         (b'{"format":1,"cluster":"c","broker":"b","topics":[],"created_ms":"x"}', CorruptDataError),
         (b'{"format":2,"cluster":{}}', UnsupportedFormatError),
         (b'{"format":1,"requires":["colours"]}', UnsupportedFormatError),
+        (b'{"format":1,"cluster":"c","broker":"b","topics":[],"created_ms":1%s}' % (b"0" * 350), CorruptDataError),
+        (b'{"format":1,"cluster":"c","broker":"b","topics":[],"created_ms":-9007199254740992}', CorruptDataError),
     ],
 )
 def test_meta_that_can_t_be_read_is_named(meta: bytes, error: type[MemqError]) -> None:
