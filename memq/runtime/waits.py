@@ -65,6 +65,8 @@ class Waits:
         """
         wait = Wait(what, self._clock.monotonic() if since_s is None else since_s)
         owing = self._owing.get(who) or self._add(who, wait.since_s)
+        if not self._is_fresh(owing):  # it failed long ago, and was not asked since
+            owing.since_s, owing.cause, owing.failed_s = wait.since_s, "", None
         owing.since_s = min(owing.since_s, wait.since_s)
         owing.waits[wait] = None
         timer = self._arm(owing, wait)
@@ -142,9 +144,11 @@ class Waits:
             self._events.warning("client.waits", self._text(owing))
 
     def _is_late(self, owing: _Owing) -> bool:
-        now_s = self._clock.monotonic()
-        fresh = bool(owing.waits) or (owing.failed_s is not None and now_s - owing.failed_s < KEPT_S)
-        return fresh and now_s - owing.since_s >= LATE_S
+        return self._is_fresh(owing) and self._clock.monotonic() - owing.since_s >= LATE_S
+
+    def _is_fresh(self, owing: _Owing) -> bool:
+        """Whether it owes an answer, or failed within `KEPT_S`."""
+        return bool(owing.waits) or (owing.failed_s is not None and self._clock.monotonic() - owing.failed_s < KEPT_S)
 
     def _text(self, owing: _Owing) -> str:
         what = next((f" ({wait.what})" for wait in list(owing.waits)), "")

@@ -106,6 +106,23 @@ def test_errors_that_are_answers_and_what_is_cancelled_leave_nothing() -> None:
     run_skipping(work())
 
 
+def test_a_failure_of_long_ago_makes_no_later_wait_late() -> None:
+    async def work() -> None:
+        waits = waits_that_log()
+        with pytest.raises(QueueError):
+            await hang(waits, "POLL", 1, QueueError("gone"))
+        await skip(KEPT_S)
+        asked = asyncio.create_task(hang(waits, "POLL", LATE_S + 1))
+        await skip(LATE_S - 0.1)
+        assert (waits.describe(), waits.is_late(STORE)) == ("", False)
+        await skip(0.2)
+        assert waits.is_late(STORE)
+        assert "fails" not in waits.describe()
+        await asked
+
+    run_skipping(work())
+
+
 def test_no_answer_in_time_is_none() -> None:
     async def work() -> None:
         waits = Waits(skipping_runtime().clock)
