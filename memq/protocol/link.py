@@ -11,7 +11,16 @@ import msgspec
 from memq.errors import DamagedMessageError, MemqError, ProtocolError, TimedOutError, UnreachableError
 from memq.limits import VERSION
 from memq.protocol.connection import ConnectionState, Conversation, Side
-from memq.protocol.frames import HELLO_MAGIC, VERSIONS, Api, Frame, FrameReader, encode_forward, encode_frame
+from memq.protocol.frames import (
+    HELLO_MAGIC,
+    VERSIONS,
+    Api,
+    Frame,
+    FrameReader,
+    check_version,
+    encode_forward,
+    encode_frame,
+)
 from memq.protocol.messages import (
     Forward,
     Hello,
@@ -221,6 +230,7 @@ class Link(asyncio.BufferedProtocol):
         self.write(encode_frame(Api.HELLO, 0, HELLO_MAGIC, encode_message(hello)))
         frame = await self._answer_of(0, Api.HELLO, timeout_s)
         answer = decode_message(frame.body, HelloAnswer)
+        check_version(answer.version, answer.version)
         self.checksums = has_checksum(frame.body)
         self.broker, self.cluster, self.audit_ms = answer.broker, answer.cluster, answer.audit_ms
 

@@ -83,7 +83,7 @@ class Requests:
 
     def request(self, connection: Connection, frame: Frame) -> None:
         if frame.api == Api.HELLO:
-            answer = encode_message(HelloAnswer(version=0, broker="b", cluster="c"))
+            answer = encode_message(HelloAnswer(version=1, broker="b", cluster="c"))
             connection.send(encode_frame(Api.HELLO, 0, HELLO_MAGIC, answer))
         else:
             self.bodies.setdefault(connection, []).append(bytes(frame.body))

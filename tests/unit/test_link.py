@@ -22,6 +22,7 @@ from memq.errors import (
     ProtocolError,
     TimedOutError,
     UnreachableError,
+    UnsupportedVersionError,
 )
 from memq.protocol.frames import HELLO_MAGIC, VERSIONS, Api, Frame, FrameReader, decode_forward, encode_frame
 from memq.protocol.link import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, Link, connect_link
@@ -48,8 +49,9 @@ CLOSED = UnreachableError("it was closed here")
 class Wire:
     """The other end: frames that came, and answers; what is said after the end is an error of the link."""
 
-    def __init__(self, *, silent: bool = False, checksums: bool = True) -> None:
+    def __init__(self, *, silent: bool = False, checksums: bool = True, version: int = 1) -> None:
         self.checksums = checksums
+        self.version = version
         self.frames: list[Frame] = []
         self.aborts = 0
         self.address: tuple[str, int, float] | None = None
@@ -75,7 +77,7 @@ class Wire:
             for frame in self._reader.received(len(taken)):
                 self.frames.append(frame._replace(body=bytes(frame.body)))
                 if frame.api == Api.HELLO and not self._silent:
-                    answer = HelloAnswer(version=0, broker="broker-2", cluster="c-1")
+                    answer = HelloAnswer(version=self.version, broker="broker-2", cluster="c-1")
                     asyncio.get_running_loop().call_soon(self.say, Api.HELLO, 0, answer)
 
     def writelines(self, buffers: Iterable[bytes | memoryview]) -> None:
@@ -118,6 +120,17 @@ def forward(link: Link, partition: int = 0, absent_s: float = 0.0) -> asyncio.Ta
 
 def talking(work: Coroutine[Any, Any, None]) -> None:
     run_skipping(work)
+
+
+def test_a_broker_that_answers_with_a_version_that_was_not_offered_is_refused() -> None:
+    async def work() -> None:
+        for version in (0, 2):
+            wire = Wire(version=version)
+            with pytest.raises(UnsupportedVersionError, match=f"speaks protocol versions {version} to {version}"):
+                await wire.link()
+            assert wire.aborts
+
+    talking(work())
 
 
 def test_a_connection_begins_with_hello() -> None:

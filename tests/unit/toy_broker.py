@@ -87,7 +87,7 @@ class ToyConnection(asyncio.BufferedProtocol):
     def serve(self, frame: Frame) -> None:
         """Do what a healthy broker does."""
         if frame.api == Api.HELLO:
-            self.answer(frame, HelloAnswer(version=0, broker="toy", cluster="toy"))
+            self.answer(frame, HelloAnswer(version=1, broker="toy", cluster="toy"))
         elif frame.api == Api.METADATA:
             self.answer(frame, self.broker.metadata(decode_message(frame.body, MetadataRequest)))
         elif frame.api == Api.OPEN:
