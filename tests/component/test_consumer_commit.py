@@ -12,6 +12,7 @@ import pytest
 import memq.aio
 from memq.broker.broker import Broker
 from memq.client.consumer import group_session as session
+from memq.client.consumer.batch import Batch, TopicPartition
 from memq.errors import DeniedError, GenerationFencedError, QueueError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification.memory import MemoryQueue
@@ -77,6 +78,40 @@ def test_a_commit_whose_partition_goes_between_two_tries_does_not_return_as_if_i
             await consumer.close()
 
     asyncio.run(work())
+
+
+def test_a_commit_of_a_batch_stores_nothing_behind_it() -> None:
+    async def work() -> None:
+        async with one_record() as (_, address):
+            async with memq.aio.Admin(address) as admin:
+                await admin.create_topic("views", partitions=2, settings={"batch_blocks_max": 1})
+            async with memq.aio.Producer(address) as producer:
+                for number in range(12):
+                    await (await producer.send("views", b"%d" % number, partition=number % 2))
+            async with memq.aio.Consumer(address, "views", group="g", auto_commit=False) as consumer:
+                batches = [batch async for batch in several(consumer, 12)]
+                first, second, third = [batch for batch in batches if batch.partition == 0][:3]
+                await consumer.commit(second)
+                assert await consumer.committed() == {TopicPartition("views", 0): second.next}
+                await consumer.commit(first)
+                assert await consumer.committed() == {TopicPartition("views", 0): second.next}, "it never goes back"
+                await consumer.commit(third)
+                assert await consumer.committed() == {TopicPartition("views", 0): third.next}
+            async with memq.aio.Consumer(address, "views", group="g", auto_commit=False) as later:
+                again = [batch async for batch in several(later, 9)]
+                assert len([batch for batch in again if batch.partition == 1]) == 6
+                await later.commit()
+                assert len(await later.committed()) == 2
+
+    asyncio.run(work())
+
+
+async def several(consumer: memq.aio.Consumer, count: int) -> AsyncIterator[Batch]:
+    """Ask for so many batches, without a word that they are done."""
+    for _ in range(count):
+        batch = await consumer.poll(WAIT_S)
+        assert batch is not None
+        yield batch
 
 
 def test_what_was_done_is_committed_while_the_consumer_lives() -> None:

@@ -15,7 +15,7 @@ from memq.format.batch import BlockPiece
 from memq.format.blocks import header
 from memq.format.blocks.columns import BlockReader, RecordHeaders
 from memq.format.blocks.header import HEADERS
-from memq.topic import Position, ReadPartition
+from memq.topic import Committed, Position, ReadPartition, Totals
 
 if TYPE_CHECKING:
     import pyarrow
@@ -103,6 +103,9 @@ class Damage:
         return f"block {self.block} of object '{self.object_key}' at {self.position}: {self.cause}"
 
 
+_NONE = Totals()
+
+
 class Batch:
     """Records of one partition, from `first` up to, not with, `next`.
 
@@ -112,6 +115,7 @@ class Batch:
     """
 
     __slots__ = (
+        "_behind",
         "_finished",
         "_object_key",
         "_report",
@@ -133,6 +137,7 @@ class Batch:
         object_key: str,
         report: Callable[[Batch, Damage], None] | None = None,
         write_partition: int = 0,
+        totals: Totals = _NONE,  # behind it
     ) -> None:
         self.topic, self.partition = place
         self.write_partition = write_partition
@@ -142,6 +147,7 @@ class Batch:
         self._object_key = object_key
         self._report = report  # None: damage that is found while reading is raised
         self._finished = False
+        self._behind = Committed(self.next, totals)
 
     @property
     def finished(self) -> bool:
@@ -239,3 +245,8 @@ class Batch:
 def _rows(reader: BlockReader, *, low: int, high: int, column: Callable[[BlockReader], list[Any]]) -> list[Any]:
     rows = column(reader)
     return rows if high - low == len(rows) else rows[low:high]
+
+
+def behind(batch: Batch) -> Committed:
+    """Return the place behind a batch, with the totals before it."""
+    return batch._behind

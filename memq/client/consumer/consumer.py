@@ -215,6 +215,7 @@ class Consumer(BaseConsumer, BlockingClient):
     def commit(self, batch: Batch | None = None) -> None:
         """Store the position after `batch`, or after all finished batches; wait for the answer.
 
+        With `batch`, the batches of its partition before it count as finished, and no other batch is committed.
         A batch is finished when the program has asked for the next one, or has iterated or taken all of its records.
         It tries again after temporary errors, as long as this member is in its group.
         Raises: InvalidRequestError without a group; GenerationFencedError if another member has the partition now.
@@ -259,7 +260,10 @@ class Consumer(BaseConsumer, BlockingClient):
         self._background.io.call(self._core.wakeup)
 
     def close(self) -> None:
-        """Commit finished batches if auto-commit is on, leave the group, disconnect. May be called twice."""
+        """Commit if auto-commit is on, leave the group, disconnect. May be called twice.
+
+        Auto-commit includes the last batch only if the program has asked for the next one.
+        """
         self._finish(None)
 
     def _closing(self, timeout_s: float | None) -> Coroutine[Any, Any, None]:
@@ -383,7 +387,10 @@ class AsyncConsumer(BaseConsumer, AsyncClosing):
             self._core.wakeup()  # nothing is under way before the first use
 
     async def close(self) -> None:
-        """Commit finished batches if auto-commit is on, leave the group, disconnect. May be called twice."""
+        """Commit if auto-commit is on, leave the group, disconnect. May be called twice.
+
+        Auto-commit includes the last batch only if the program has asked for the next one.
+        """
         if self._traces is not None:
             self._traces.done()
         await self._core.close()

@@ -14,7 +14,7 @@ from functools import partial
 
 from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.assigned import Assigned, ConsumerObserver
-from memq.client.consumer.batch import Batch, Damage, TopicPartition, place_of
+from memq.client.consumer.batch import Batch, Damage, TopicPartition, behind, place_of
 from memq.client.consumer.dead_letters import DeadLetters
 from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
 from memq.client.consumer.fetch.fetcher import BatchFetcher, MakeFetcher
@@ -328,7 +328,9 @@ class ConsumerCore:
     # ---- commits -----------------------------------------------------------------------------------
 
     async def commit(self, batch: Batch | None) -> None:
-        """Store positions: after `batch`, and after the finished batches of all partitions.
+        """Store the position after `batch`, or after the finished batches of all partitions.
+
+        All batches of its partition before `batch` count as finished, and none after it is committed.
 
         Raises: InvalidRequestError without a group; GenerationFencedError when the batch's partition was given to
         another member. What passes is tried again for as long as this one is in its group.
@@ -337,13 +339,16 @@ class ConsumerCore:
             raise TypeError(f"batch must be one that this consumer returned, not {type(batch).__name__}")
         self._check()
         committer = self._need_group()
-        ledger = None if batch is None else self._find_handed(batch).ledger
-        if batch is not None and ledger is not None:
-            ledger.finish(batch.next)
-        self._handouts.settle_finished()
+        if batch is None:
+            self._handouts.settle_finished()
+            await self._send_late_damage()
+            await committer.commit_surely()
+            return
+        assigned = self._find_handed(batch)
+        assigned.ledger.finish(batch.next)
         await self._send_late_damage()
-        await committer.commit_surely()
-        if batch is not None and ledger is not None and not ledger.is_stored(batch.next):
+        await committer.commit_surely((assigned, behind(batch)))
+        if not assigned.ledger.is_stored(batch.next):
             raise _given_back(batch)  # between two tries: what is not read here any more is left out
 
     def stats(self) -> ConsumerStats:
@@ -449,7 +454,7 @@ class ConsumerCore:
             damaged.append(Damage(key, piece.number, position, piece.records, bytes(piece.data), piece.cause))
         report = None if self.settings.on_damaged == "fail" else self._report
         span, writer = (first, delivery.behind.position), delivery.pointer.partition if delivery.pointer else 0
-        return Batch(place, span, delivery.slices, damaged, key, report, writer)
+        return Batch(place, span, delivery.slices, damaged, key, report, writer, delivery.behind.totals)
 
     def _report(self, batch: Batch, damage: Damage) -> None:
         """A payload turned out to be damaged while the user read it, in whatever thread.

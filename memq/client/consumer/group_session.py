@@ -41,22 +41,28 @@ class Committer:
         self._handouts = handouts
         self._busy = asyncio.Lock()
 
-    async def commit_surely(self) -> None:
-        """Commit all partitions however long the queue is away, while this member is in its group.
+    async def commit_surely(self, only: tuple[Assigned, Committed] | None = None) -> None:
+        """Commit all partitions, or `only` one up to a place, however long the queue is away.
 
+        It ends when this member is not in its group any more.
         Raises: GenerationFencedError when a partition is another member's by now, or may be.
         """
         for failures in itertools.count(1):
             try:
-                await self.commit()
+                await self.commit(only=only)
             except RetryableError as error:
                 self._events.warning("consumer.commit-retry", f"{type(error).__name__}: {error.args[0]}; trying again")
             else:
                 return
             await asyncio.sleep(backoff_s(self._runtime.random, failures, base_s=_RETRY_S_BASE, most_s=_RETRY_S_MAX))
 
-    async def commit(self, partitions: Iterable[ReadPartition] | None = None) -> None:
-        """Store the positions of finished batches in these partitions, or in all.
+    async def commit(
+        self,
+        partitions: Iterable[ReadPartition] | None = None,
+        *,
+        only: tuple[Assigned, Committed] | None = None,
+    ) -> None:
+        """Store the positions of finished batches in these partitions, in all, or in `only` one up to a place.
 
         Raises: GenerationFencedError when a partition is another member's by now; RetryableError.
         """
@@ -65,7 +71,7 @@ class Committer:
             due: dict[ReadPartition, tuple[Assigned, Committed]] = {}
             for partition in self._reading.assigned if partitions is None else partitions:
                 assigned = self._reading.assigned.get(partition)
-                committed = assigned.ledger.due if assigned is not None else None
+                committed = None if assigned is None else _due(assigned, only)
                 if assigned is not None and committed is not None:
                     due[partition] = (assigned, committed)
             if not due:
@@ -101,6 +107,16 @@ class Committer:
         while True:
             await asyncio.sleep(interval_ms / 1000)
             await self.commit_quietly()
+
+
+def _due(assigned: Assigned, only: tuple[Assigned, Committed] | None) -> Committed | None:
+    ledger = assigned.ledger
+    if only is None:
+        return ledger.due
+    place = only[1]
+    if only[0] is not assigned or ledger.prefix is None or ledger.is_stored(place.position):
+        return None
+    return place if place.position <= ledger.prefix.position else None
 
 
 class GroupSession:
