@@ -125,9 +125,14 @@ def manifest_prefix(cluster: str, writer: str) -> str:
     return f"{staged_prefix(cluster)}{writer}/commits/"
 
 
+def topics_prefix(cluster: str) -> str:
+    """Return the prefix under which all objects lie that belong to one topic each."""
+    return f"{cluster}/topics/"
+
+
 def topic_prefix(cluster: str, topic: str, topic_id: str) -> str:
     """Return the prefix under which all objects of one topic lie."""
-    return f"{cluster}/topics/{topic}/{topic_id[:8]}/"
+    return f"{topics_prefix(cluster)}{topic}/{topic_id[:8]}/"
 
 
 def compaction_prefix(cluster: str, topic: str, topic_id: str) -> str:

@@ -409,6 +409,22 @@ def test_a_restore_during_which_a_broker_comes_back_fails(parts: Parts) -> None:
     assembled(work())
 
 
+def test_a_cluster_without_topics_is_not_restored_from_a_store_that_has_objects(parts: Parts) -> None:
+    """It exited with 0 and restored nothing: a wrong setting `coordinator` looked like a success."""
+
+    async def work() -> None:
+        assert await restore_cluster("c-1", PARTS, runtime=parts.runtime) == []
+        for number in range(2):
+            key = object_key("c-1", TOPIC.name, TOPIC.id, 0, 1, number, 1)
+            await parts.store.put(key, [b"x"], crc32c(b"x"))
+        with pytest.raises(InvalidRequestError, match="knows no topic, and the store has 2 objects of clicks"):
+            await restore_cluster("c-1", PARTS, runtime=parts.runtime)
+        (found,) = await restore_cluster("c-1", PARTS, dry_run=True, runtime=parts.runtime)
+        assert (found.topic, found.objects, found.pointers, len(found.findings)) == ("clicks", 2, 0, 1)
+
+    assembled(work())
+
+
 async def exists(queue: MemoryQueue, number: int) -> bool:
     try:
         await queue.span(read_partitions(TOPIC)[number])

@@ -20,6 +20,7 @@ from memq.format.blocks.header import parse_header
 from memq.format.key import object_key, shared_prefix, topic_prefix
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
+from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification import NotificationQueue, Publication, Span
 from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import Api
@@ -113,6 +114,30 @@ def test_a_batch_is_restored_by_its_blocks_though_the_checksum_of_its_object_fai
             queue = MemoryQueue(SystemClock())
             report = await Restorer(services.settings.cluster, "main", store, queue, SystemClock()).restore(topic)
             assert (report.pointers, report.records, report.findings) == (BATCHES, 3 * BATCHES, [])
+
+    run(work())
+
+
+def test_objects_of_a_topic_that_the_coordinator_lost_are_counted_and_named() -> None:
+    """A restore with an old backup of the coordinator restored the other topics, and had no finding."""
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            topic = await fill(broker)
+            services, clock = broker.services, SystemClock()
+            coordinator = MemoryCoordinator(MemoryCluster())
+            other = msgspec.structs.replace(topic, name="other", id="0b" * 16)
+            await coordinator.create_topic(other)
+            restorer = Restorer(services.settings.cluster, "main", services.store, MemoryQueue(clock), clock)
+            known, lost = await restorer.restore_all(coordinator)
+            assert (known.topic, known.objects, known.findings) == ("other", 0, [])
+            assert (lost.topic, lost.objects, lost.pointers) == (topic.name, BATCHES, 0)
+            ((name, text),) = lost.findings
+            assert name == f"topic '{topic.name}' with id {topic.id}"
+            assert f"{BATCHES} objects were not restored" in text
+            await coordinator.create_topic(topic)
+            await coordinator.delete_topic(topic)
+            assert await restorer.restore_all(coordinator) == [known], "a deleted topic leaves objects until a sweep"
 
     run(work())
 

@@ -22,6 +22,7 @@ from memq.errors import ObjectExistsError, StoreError
 from memq.format.blocks.header import Buffer
 from memq.format.key import shared_prefix
 from memq.format.pointer import Location, Pointer, decode_pointer
+from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification import NotificationQueue
 from memq.notification.memory import MemoryQueue
 from memq.runtime.clock import SystemClock
@@ -216,5 +217,12 @@ def test_pointers_into_shared_objects_are_restored() -> None:
                 report = await restorer.restore(topic)
                 assert (report.pointers, report.findings) == (2, [])
                 assert await pointers(queue, topic) == await pointers(services.queue, topic)
+            coordinator = MemoryCoordinator(MemoryCluster())
+            first, *rest = (topics[name] for name in TOPICS)
+            await coordinator.create_topic(first)
+            _, *lost = await restorer.restore_all(coordinator)
+            assert {each.topic: (each.objects, len(each.findings)) for each in lost} == {
+                topic.name: (2, 1) for topic in rest
+            }
 
     run(work())

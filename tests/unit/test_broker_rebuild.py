@@ -106,11 +106,11 @@ def test_the_batches_of_a_shared_object_are_found_by_topic() -> None:
     offset = sum(map(len, (*ONE, *TWO))) + len(block(0, [b"e"], topic=OTHER))
     entries = list(index.batches)
     assert places_in(KEY, index, offset) == {
-        TOPIC.id: [
+        ObjectTopic(TOPIC.name, TOPIC.id): [
             BatchPlace(KEY, 0, 4, 6, entries[0], offset, "b-1"),
             BatchPlace(KEY, 1, 4, 8, entries[1], offset, "b-1"),
         ],
-        OTHER.id: [BatchPlace(KEY, 0, 4, 6, entries[2], offset, "b-1")],
+        ObjectTopic(OTHER.name, OTHER.id): [BatchPlace(KEY, 0, 4, 6, entries[2], offset, "b-1")],
     }
 
 
@@ -121,7 +121,7 @@ def test_a_batch_is_the_same_from_its_object_and_from_its_own_bytes() -> None:
     assert (found.key, found.broker, found.raw_bytes, found.damaged) == (KEY, "b-1", raw, 0)
     assert found.named == (NamedProducer(producer=2, epoch=3, last_sequence=8),)
     assert [each.first_sequence for each in found.blocks] == [0, 7]
-    for place in PLACES[TOPIC.id]:
+    for place in PLACES[ObjectTopic(TOPIC.name, TOPIC.id)]:
         assert place.entry is not None
         own = SHARED[place.entry.offset : place.entry.offset + place.entry.length]
         alone, expected = find_shared_batch(place, own, TOPIC), whole(SHARED, place.batch_sequence, place.partition)
@@ -147,7 +147,7 @@ def test_an_object_that_holds_other_batches_than_its_key_says_is_damaged(place: 
 
 
 def test_bytes_that_do_not_fit_the_index_are_no_batch() -> None:
-    place = PLACES[TOPIC.id][0]
+    place = PLACES[ObjectTopic(TOPIC.name, TOPIC.id)][0]
     for data in (ONE[0], b"".join(ONE)[:-1], b"".join([*ONE, *TWO]), b""):
         with pytest.raises(CorruptDataError, match="do not fit its index"):
             find_shared_batch(place, data, TOPIC)
@@ -155,7 +155,7 @@ def test_bytes_that_do_not_fit_the_index_are_no_batch() -> None:
 
 def test_a_damaged_header_says_nothing_of_sequences_where_the_index_does() -> None:
     """Its first sequence is wrong, and its length is not: the next block is found, and the pointer would lie."""
-    place = PLACES[TOPIC.id][0]
+    place = PLACES[ObjectTopic(TOPIC.name, TOPIC.id)][0]
     first_sequence = 40
     assert parse_header(flipped(ONE[0], first_sequence)).first_sequence != 0
     data = flipped(SHARED, first_sequence)
@@ -209,15 +209,15 @@ def test_staged_pieces_have_the_number_that_their_manifest_gives_them_and_follow
         return BatchPlace(key, entry.partition, 0, 0, entry, index, "nightly", writer)
 
     assert places == {
-        TOPIC.id: [
+        ObjectTopic(TOPIC.name, TOPIC.id): [
             staged("s/1", 70, BatchEntry(0, size, 900, 0, 3, 0, 0, 0, 0), 1, 2),
             staged("s/2", 80, BatchEntry(3, 40, 900, 0, 6, 0, 0, 0, 0), 2, 2),
             staged("s/2", 80, BatchEntry(43, 30, 900, 0, 1, 0, 0, 1, 0), 1, 1),
         ],
-        OTHER.id: [staged("s/2", 80, BatchEntry(73, 5, 900, 0, 2, 0, 0, 0, 0), 1, 1)],
+        ObjectTopic(OTHER.name, OTHER.id): [staged("s/2", 80, BatchEntry(73, 5, 900, 0, 2, 0, 0, 0, 0), 1, 1)],
     }
 
-    pieces = places[TOPIC.id][:2]
+    pieces = places[ObjectTopic(TOPIC.name, TOPIC.id)][:2]
     for others, epoch in (([], 1), ([BatchPlace("k", 0, 9, 0), BatchPlace("k", 0, 4, 8)], 10)):
         followed = follow_on(others, pieces)
         assert [(each.key, each.epoch, each.batch_sequence) for each in followed] == [

@@ -33,7 +33,7 @@ def test_the_batches_below_a_prefix_are_found_by_topic_and_unreadable_indexes_ar
         await cluster.put("q/e", indexed(TOPIC, 0))
         findings: list[tuple[str, str]] = []
         found = await places_below(cluster.store, "p/", findings, moved.append)
-        assert {topic_id: [place.key for place in places] for topic_id, places in found.items()} == {
+        assert {topic.id: [place.key for place in places] for topic, places in found.items()} == {
             TOPIC.id: ["p/a"],
             OTHER.id: ["p/d"],
         }

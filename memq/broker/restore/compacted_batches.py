@@ -14,6 +14,7 @@ from memq.compaction.reader import ManifestFiles
 from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format.compaction_manifest import CompactionManifest
 from memq.format.key import compaction_prefix, is_large_object
+from memq.format.object import ObjectTopic
 from memq.format.pointer import NamedProducer, Pointer, read_pointer
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.confirmed_reads import read_index
@@ -45,21 +46,21 @@ async def places_below(
     prefix: str,
     findings: list[tuple[str, str]],
     moved: Callable[[int], None] = lambda count: None,
-) -> dict[str, list[BatchPlace]]:
-    """Read the indexes of all objects below a prefix; return their batches by topic id.
+) -> dict[ObjectTopic, list[BatchPlace]]:
+    """Read the indexes of all objects below a prefix; return their batches by topic.
 
     An index that can't be read is added to `findings`. `moved` is called with 1 after each object. Raises: as
     `ObjectReader`.
     """
-    found: dict[str, list[BatchPlace]] = {}
+    found: dict[ObjectTopic, list[BatchPlace]] = {}
     async for entry in store.list(prefix):
         try:
             index, trailer = await read_index(store, entry)
         except (CorruptDataError, UnsupportedFormatError) as error:
             findings.append((entry.key, str(error)))
         else:
-            for topic_id, places in places_in(entry.key, index, trailer.index_offset).items():
-                found.setdefault(topic_id, []).extend(places)
+            for topic, places in places_in(entry.key, index, trailer.index_offset).items():
+                found.setdefault(topic, []).extend(places)
         moved(1)
     return found
 
@@ -68,7 +69,7 @@ async def compacted_batches(cluster: str, store: StorageHandler, topic: Topic) -
     """Read the indexes of all large objects of a topic, and its manifests. Raises: as `ObjectReader`."""
     batches = CompactedBatches()
     found = await places_below(store, f"{compaction_prefix(cluster, topic.name, topic.id)}objects/", batches.findings)
-    batches.places += found.get(topic.id, ())
+    batches.places += found.get(ObjectTopic(topic.name, topic.id), ())
     await _read_manifests(ManifestFiles(cluster, store), topic, batches)
     return batches
 

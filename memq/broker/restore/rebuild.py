@@ -22,7 +22,15 @@ from memq.errors import CorruptDataError
 from memq.format.batch import BlockPiece, cut_blocks, is_whole, numbered_entries
 from memq.format.blocks.header import Buffer, scope_of
 from memq.format.manifest import Manifest
-from memq.format.object import BatchEntry, BlockEntry, ObjectIndex, batch_checksum, open_object, parse_trailer
+from memq.format.object import (
+    BatchEntry,
+    BlockEntry,
+    ObjectIndex,
+    ObjectTopic,
+    batch_checksum,
+    open_object,
+    parse_trailer,
+)
 from memq.format.pointer import Location, NamedProducer, Pointer, bounded_ranges, read_pointer
 from memq.limits import POINTER_RANGES_MAX, TRAILER_BYTES
 from memq.notification import Entry
@@ -75,10 +83,10 @@ class BatchPlace:
         return (self.partition, self.entry.offset, self.entry.length) == (entry.partition, entry.offset, entry.length)
 
 
-def staged_places(manifest: Manifest, checksum: int) -> dict[str, list[BatchPlace]]:
-    """Return the pieces of a batch by topic id, in order; `follow_on` sets epoch and batch sequence."""
-    places: dict[str, list[BatchPlace]] = {}
-    for (_, topic_id, partition), pieces in manifest.places().items():
+def staged_places(manifest: Manifest, checksum: int) -> dict[ObjectTopic, list[BatchPlace]]:
+    """Return the pieces of a batch by topic, in order; `follow_on` sets epoch and batch sequence."""
+    places: dict[ObjectTopic, list[BatchPlace]] = {}
+    for (topic, topic_id, partition), pieces in manifest.places().items():
         for number, (staged, piece) in enumerate(pieces, 1):
             entry = BatchEntry(piece.offset, piece.length, manifest.created_ms, 0, piece.records, 0, 0, partition, 0)
             writer = NamedProducer(
@@ -90,7 +98,7 @@ def staged_places(manifest: Manifest, checksum: int) -> dict[str, list[BatchPlac
                 pieces=len(pieces),
             )
             place = BatchPlace(staged.key, partition, 0, 0, entry, staged.index_offset, manifest.writer, writer)
-            places.setdefault(topic_id, []).append(place)
+            places.setdefault(ObjectTopic(topic, topic_id), []).append(place)
     return places
 
 
@@ -111,13 +119,13 @@ def at_least(found: FoundBatch, time_ms: int) -> FoundBatch:
     return replace(found, entry=entry._replace(appended_ms=max(entry.appended_ms, time_ms)))
 
 
-def places_in(key: str, index: ObjectIndex, index_offset: int) -> dict[str, list[BatchPlace]]:
-    """Return the batches of an object by topic id."""
-    places: dict[str, list[BatchPlace]] = {}
+def places_in(key: str, index: ObjectIndex, index_offset: int) -> dict[ObjectTopic, list[BatchPlace]]:
+    """Return the batches of an object by topic."""
+    places: dict[ObjectTopic, list[BatchPlace]] = {}
     for entry in index.batches:
         identity = (entry.partition, entry.epoch, entry.batch_sequence)
         place = BatchPlace(key, *identity, entry, index_offset, index.meta.broker)
-        places.setdefault(index.meta.topics[entry.topic].id, []).append(place)
+        places.setdefault(index.meta.topics[entry.topic], []).append(place)
     return places
 
 

@@ -6,6 +6,7 @@ Each read partition is restored separately. A partition that owners use is only 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +29,7 @@ from memq.broker.restore.rebuild import (
     follow_on,
     staged_places,
 )
+from memq.broker.restore.unknown_topics import LOST_TEXT, unknown_objects
 from memq.errors import (
     CorruptDataError,
     InvalidRequestError,
@@ -39,6 +41,7 @@ from memq.errors import (
 )
 from memq.format.key import ObjectKey, compaction_prefix, parse_object_key, shared_prefix, staged_prefix, topic_prefix
 from memq.format.manifest import Manifest, manifest_under
+from memq.format.object import ObjectTopic
 from memq.format.pointer import Pointer, encode_pointer
 from memq.governor import Coordinator
 from memq.governor.data_folder import DataFolder
@@ -60,6 +63,7 @@ T = TypeVar("T")
 
 ANY_AGE_MS = 1 << 53
 Places = dict[int, list[BatchPlace]]  # by write partition
+PlacesByTopic = dict[ObjectTopic, list[BatchPlace]]
 OPENED_TEXT = (
     "it was opened in the new queue before all was restored: remove it there, and restore before brokers start"
 )
@@ -111,9 +115,34 @@ class Restorer:
         self._clock = clock
         self._dry_run = dry_run
         self._moved = moved
-        self._shared: dict[str, list[BatchPlace]] | None = None  # by topic id
-        self._staged: dict[str, list[BatchPlace]] | None = None  # as above, in the order of their commits
+        self._shared: PlacesByTopic | None = None
+        self._staged: PlacesByTopic | None = None  # in the order of their commits
         self._compacted = CompactedBatches()
+
+    async def restore_all(self, coordinator: Coordinator) -> list[Restored]:
+        """Restore all topics of the coordinator, and return the result of each.
+
+        Objects of a topic that it does not know, and that was not deleted, are counted in a result with a finding.
+        Raises: InvalidRequestError when it knows no topic and the store has such objects, except in a dry run;
+        MemqError of the parts.
+        """
+        topics = await coordinator.topics()
+        results = [await self.restore(topic) for topic in topics]
+        others = Restored("")
+        shared, staged = await self._of_many(others)
+        batches = Counter({topic: len(places) for topic, places in shared.items()})
+        batches += Counter({topic: len(places) for topic, places in staged.items()})
+        unknown = await unknown_objects(self._cluster, self._store, coordinator, topics, batches)
+        if unknown and not topics and not self._dry_run:
+            raise InvalidRequestError(
+                f"the coordinator knows no topic, and the store has {unknown.total()} objects of"
+                f" {', '.join(sorted(topic.name for topic in unknown))[:1_000]}; nothing was restored",
+                hint="check the settings coordinator and cluster; --dry-run counts the objects of each topic",
+            )
+        for topic, count in unknown.items():
+            finding = (f"topic '{topic.name}' with id {topic.id}", LOST_TEXT.format(count=count))
+            results.append(Restored(topic.name, objects=count, findings=[finding]))
+        return [*results, others] if others.findings else results
 
     async def restore(self, topic: Topic) -> Restored:
         """Publish the lost pointers of a topic's objects, and return the result.
@@ -202,12 +231,12 @@ class Restorer:
 
     async def _places(self, topic: Topic, result: Restored) -> Places:
         """List the topic's batches: by write partition, in the order of epoch and batch sequence."""
-        if self._shared is None:
-            self._shared = await places_below(self._store, shared_prefix(self._cluster), result.findings, self._moved)
+        shared, every_staged = await self._of_many(result)
+        of_topic = ObjectTopic(topic.name, topic.id)
         places: Places = {}
         self._compacted = await compacted_batches(self._cluster, self._store, topic)
         result.findings += self._compacted.findings
-        for place in (*self._compacted.places, *self._shared.get(topic.id, ())):
+        for place in (*self._compacted.places, *shared.get(of_topic, ())):
             places.setdefault(place.partition, []).append(place)
         compacted = compaction_prefix(self._cluster, topic.name, topic.id)
         async for entry in self._store.list(topic_prefix(self._cluster, topic.name, topic.id)):
@@ -223,10 +252,8 @@ class Restorer:
                 places.setdefault(named.partition, []).append(place)
         for found in places.values():
             found.sort(key=lambda place: (place.epoch, place.batch_sequence))
-        if self._staged is None:
-            self._staged = await self._staged_places(result)
         staged: Places = {}
-        for place in self._staged.get(topic.id, ()):
+        for place in every_staged.get(of_topic, ()):
             if self._compacted.has_piece(place):
                 continue
             staged.setdefault(place.partition, []).append(place)
@@ -235,7 +262,15 @@ class Restorer:
             own += follow_on(own, pieces)
         return places
 
-    async def _staged_places(self, result: Restored) -> dict[str, list[BatchPlace]]:
+    async def _of_many(self, result: Restored) -> tuple[PlacesByTopic, PlacesByTopic]:
+        """Return the batches in shared and in staged objects; read them once."""
+        if self._shared is None:
+            self._shared = await places_below(self._store, shared_prefix(self._cluster), result.findings, self._moved)
+        if self._staged is None:
+            self._staged = await self._staged_places(result)
+        return self._shared, self._staged
+
+    async def _staged_places(self, result: Restored) -> PlacesByTopic:
         """Read all manifests of staged batches: their pieces were committed, or were about to be."""
         manifests: list[tuple[Manifest, int]] = []
         async for entry in self._store.list(staged_prefix(self._cluster)):
@@ -246,10 +281,10 @@ class Restorer:
                 except (CorruptDataError, UnsupportedFormatError) as error:
                     result.findings.append((entry.key, str(error)))
         manifests.sort(key=lambda each: (each[0].created_ms, each[0].writer, each[0].batch_id))
-        found: dict[str, list[BatchPlace]] = {}
+        found: PlacesByTopic = {}
         for manifest, checksum in manifests:
-            for topic_id, places in staged_places(manifest, checksum).items():
-                found.setdefault(topic_id, []).extend(places)
+            for topic, places in staged_places(manifest, checksum).items():
+                found.setdefault(topic, []).extend(places)
         return found
 
     async def _in_order(
@@ -374,19 +409,17 @@ async def restore_cluster(
     moved: Callable[[int], None] = lambda count: None,
     runtime: Runtime | None = None,
 ) -> list[Restored]:
-    """Restore the queue for all topics that the coordinator knows; return the results of each.
+    """Restore the queue for all topics; return the results of `Restorer.restore_all`.
 
     Existing pointers stay, and intact partitions are not changed. A call after an interrupted one continues where that
     one ended. `moved` gets the number of finished objects.
-    Raises: InvalidRequestError when brokers run, also if one has come meanwhile; MemqError of the parts.
+    Raises: InvalidRequestError when brokers run, also if one has come meanwhile; as `Restorer.restore_all`.
     """
     runtime = runtime or Runtime()
     async with opened_parts(parts, runtime, cluster) as (coordinator, store, queue):
         restorer = Restorer(cluster, STORE_NAME, store, queue, runtime.clock, dry_run=dry_run, moved=moved)
-        results: list[Restored] = []
-        for topic in await coordinator.topics():
-            await _check_stopped(coordinator)
-            results.append(await restorer.restore(topic))
+        await _check_stopped(coordinator)
+        results = await restorer.restore_all(coordinator)
         await _check_stopped(coordinator)  # a paused broker may have returned
         return results
 
@@ -407,13 +440,13 @@ async def restore_folder(
     moved: Callable[[int], None] = lambda count: None,
     runtime: Runtime | None = None,
 ) -> list[Restored]:
-    """Restore the queue of the data folder at `path` for all topics; return the results of each.
+    """Restore the queue of the data folder at `path`; return the results of `Restorer.restore_all`.
 
     The new queue appears complete or not at all: with a partial one, a start would sweep the objects that it does not
     name. An existing queue keeps its pointers, and gets the partitions whose log it lost. `moved` gets the number of
     finished objects.
     Raises: InvalidRequestError when the folder is in use; CorruptDataError of a damaged queue; QueueError when its file
-    can't be copied or completed; MemqError of its parts.
+    can't be copied or completed; as `Restorer.restore_all`.
     """
     runtime = runtime or Runtime()
     folder = DataFolder.open(path, runtime.random, queue_gone=True)
@@ -442,7 +475,7 @@ async def _restore(
     coordinator = StandaloneCoordinator(folder.topics, folder.cluster, runtime.clock)
     restorer = Restorer(folder.cluster, STORE_NAME, store, queue, runtime.clock, dry_run=dry_run, moved=moved)
     try:
-        return [await restorer.restore(topic) for topic in await coordinator.topics()]
+        return await restorer.restore_all(coordinator)
     finally:
         await coordinator.close()
         await queue.close()

@@ -32,7 +32,7 @@ from memq.broker.upkeep.orphan_objects import Claim, OrphanObjects, OrphanTopics
 from memq.broker.upkeep.sweep_lists import SweepLists
 from memq.compaction.reader import ManifestFiles
 from memq.errors import CorruptDataError, NotFoundError
-from memq.format.key import shared_prefix, staged_prefix, sweep_digest, topic_prefix
+from memq.format.key import shared_prefix, staged_prefix, sweep_digest, topic_prefix, topics_prefix
 from memq.format.packed_file import ListedObject
 from memq.governor import Assignment
 from memq.notification import PointerReader
@@ -193,7 +193,7 @@ class Sweep:
         for prefix in (shared_prefix(self._cluster), self._staged, CHECK_PREFIX):
             if key.startswith(prefix):
                 return prefix
-        return "/".join(key.split("/")[:4]) + "/" if key.startswith(f"{self._cluster}/topics/") else ""
+        return "/".join(key.split("/")[:4]) + "/" if key.startswith(topics_prefix(self._cluster)) else ""
 
     async def _why(self, prefix: str, keys: dict[str, ObjectEntry]) -> dict[str, str]:
         """Return the objects of `keys`, all of one prefix, that no pointer names, each with the reason.
