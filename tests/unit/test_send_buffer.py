@@ -504,6 +504,18 @@ def test_a_finished_block_claims_its_bytes_and_its_cost_until_it_is_settled() ->
     assert hands.buffer.pending_bytes == before
 
 
+def test_a_finished_block_below_an_earlier_one_is_refused() -> None:
+    """Acks are cumulative: the caller waited without end for the ack of such a block."""
+    builder = BlockBuilder()
+    builder.append(b"a")
+    hands = Hands(block_bytes=BLOCK)
+    hands.buffer.put_block(hands.route, 0, 70, builder)
+    again = BlockBuilder()
+    again.append(b"b")
+    with pytest.raises(AssertionError, match="sequence 69 is below 71"):
+        hands.buffer.put_block(hands.route, 0, 69, again)
+
+
 @pytest.mark.parametrize("headers", [None, {"h": b"1"}])
 @pytest.mark.parametrize("many", [True, False])
 def test_partitions_take_turns_with_full_blocks_of_records_without_keys(

@@ -221,6 +221,7 @@ class SendBuffer:
     def put_block(self, route: Route, partition: int, first: int, builder: BlockBuilder) -> _Delivery:
         """Seal these records, with sequences from `first`, as one block; only one caller may do so.
 
+        Sequences must ascend.
         Raises: TooLargeError; BufferFullError when there is no room now: the records stay as they are.
         """
         with self.lock:
@@ -228,6 +229,8 @@ class SendBuffer:
                 raise self.refusal
             buffer = route.buffers[route.map.place_of(partition)]
             assert buffer.open is None, "blocks of two kinds in one partition"
+            # acks are cumulative: a block below an acked one would wait for its ack for ever
+            assert first >= buffer.next_sequence, f"sequence {first} is below {buffer.next_sequence}"
             self._claim(builder.raw_bytes + BLOCK_COST_BYTES)
             buffer.next_sequence = first
             delivery, now_s = self._make_delivery(), self._runtime.clock.monotonic()
