@@ -15,6 +15,7 @@ import pyarrow
 from pyspark.sql.types import StructType
 
 from memq.client.io_thread import io_thread
+from memq.errors import InvalidRequestError
 from memq.spark.options import ReadOptions, table_ddl
 from memq.spark.pipelines.inputs import (
     commit_positions,
@@ -25,7 +26,7 @@ from memq.spark.pipelines.inputs import (
     tell,
     topic_options,
 )
-from memq.spark.pipelines.rounds import ROUND_TASKS, plan_round
+from memq.spark.pipelines.rounds import ROUND_TASKS, plan_round, starts_of
 from memq.spark.pipelines.spread import Batches, spread
 from memq.spark.pipelines.to_files import write_files
 from memq.spark.pipelines.topic_files import FilePlace, FilesManifest, place_of_text
@@ -59,15 +60,31 @@ def backfill_files(
 ) -> FilesManifest:
     """Write what a group has not read to files, and commit it; return the manifest.
 
-    Raises: InvalidRequestError while the group has members; as `write_files`.
+    Raises: InvalidRequestError while the group has members, or if it is before the records that the files begin with;
+    as `write_files`.
     """
     thread = io_thread()
     starts = thread.run(positions_of(options, group))
 
     def commit(manifest: FilesManifest) -> None:
+        thread.run(_check_start(options, group, place, manifest))
         thread.run(commit_positions(options, group, manifest.positions))
 
     return write_files(spark, options, place, settled=False, tasks=tasks, starts=starts, done=commit)
+
+
+async def _check_start(options: ReadOptions, group: str, place: FilePlace, manifest: FilesManifest) -> None:
+    """Refuse files that begin behind the group: the group would never get the records between.
+
+    Raises: InvalidRequestError; as `positions_of` and `starts_of`.
+    """
+    for partition, position in (await starts_of(options, await positions_of(options, group))).items():
+        began = manifest.starts.get(partition)
+        if began is not None and position < began:
+            raise InvalidRequestError(
+                f"group '{group}' is at {position}, and the files at '{place.url}' begin at {began}",
+                hint="write to another place: these files are of another group, or of an earlier position of this one",
+            )
 
 
 def backfill(spark: SparkSession, options: ReadOptions, group: str, work: Work, *, tasks: int = ROUND_TASKS) -> int:

@@ -46,6 +46,16 @@ async def topic_of(options: ReadOptions) -> TopicPlace:
         return access.topics[options.topics[0]]
 
 
+async def starts_of(options: ReadOptions, covered: Mapping[int, Position]) -> dict[int, Position]:
+    """Return by read partition where a round behind `covered` begins. Raises: as `plan_round`."""
+    async with open_access(options, Runtime()) as access:
+        topic = access.topics[options.topics[0]]
+        return {
+            partition.partition: await _start(access, topic, partition, options, covered)
+            for partition in topic.partitions
+        }
+
+
 async def plan_round(
     options: ReadOptions, covered: Mapping[int, Position], *, settled: bool, tasks: int = ROUND_TASKS
 ) -> Round:
@@ -85,12 +95,19 @@ async def _stretch(
 ) -> Stretch:
     """Return what is to be read of a read partition."""
     number = partition.partition
-    start = covered.get(number) or await place_of(access, topic, partition, options.start, "beginning")
+    start = await _start(access, topic, partition, options, covered)
     end = await place_of(access, topic, partition, options.end, "end")
     span = await access.places.span(partition)
     last = span.end if until_ms is None else await access.queue.seek_time(partition, until_ms)
-    start = max(start, Position(number, span.begin))
     return Stretch(partition, start, max(start, min(end, Position(number, last))))
+
+
+async def _start(
+    access: Access, topic: TopicPlace, partition: ReadPartition, options: ReadOptions, covered: Mapping[int, Position]
+) -> Position:
+    """Return the position behind `covered`, or the options' start, or the first one that retention left."""
+    start = covered.get(partition.partition) or await place_of(access, topic, partition, options.start, "beginning")
+    return max(start, Position(partition.partition, (await access.places.span(partition)).begin))
 
 
 async def _look_for_loss(access: Access, partition: ReadPartition, covered: Mapping[int, Position]) -> None:

@@ -90,6 +90,11 @@ class FilesManifest(msgspec.Struct, frozen=True, kw_only=True):
         """By read partition, up to where it is covered."""
         return {int(partition): Position.parse(text) for partition, text in self.covered.items()}
 
+    @property
+    def starts(self) -> dict[int, Position]:
+        """By read partition, from where it is covered."""
+        return {int(partition): Position.parse(text) for partition, text in self.started.items()}
+
     def next(
         self, starts: Mapping[int, Position], ends: Mapping[int, Position], files: tuple[File, ...]
     ) -> FilesManifest:
