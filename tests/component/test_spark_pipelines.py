@@ -8,8 +8,13 @@ import sys
 import click
 import pytest
 
+from memq.errors import NotFoundError
 from memq.spark.pipelines import __main__ as command_line
 from memq.spark.pipelines.__main__ import INTERRUPTED, main, pipelines, sentence_of
+from memq.spark.pipelines.audit import plan_again, plan_audit
+from memq.spark.pipelines.inputs import options_of
+from memq.topic import TopicSettings
+from tests.brokers import run, running_broker
 
 OF_A_TASK = """An exception was thrown from the Python worker:
 Traceback (most recent call last):
@@ -79,6 +84,24 @@ def test_a_fault_of_our_own_keeps_its_trace(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(sys, "argv", ["pipelines"])
     with pytest.raises(ZeroDivisionError):
         main()
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_an_audit_of_a_topic_that_is_created_again_meanwhile_fails(partitions: int) -> None:
+    """It ended with a KeyError, or judged the old records by the log of the new topic."""
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            topic = await broker.partitions.create("clicks", 1, TopicSettings(), exist_ok=False)
+            options = options_of("clicks", broker.address, [])[1]
+            plan = await plan_audit(options)
+            assert (await plan_again(options, plan, [])).spans == plan.spans
+            await broker.partitions.delete(topic)
+            await broker.partitions.create("clicks", partitions, TopicSettings(), exist_ok=False)
+            with pytest.raises(NotFoundError, match="was deleted during the audit, and created again"):
+                await plan_again(options, plan, [])
+
+    run(work())
 
 
 def test_a_topic_is_not_replayed_into_itself() -> None:

@@ -29,6 +29,7 @@ from memq.audit.minutes import COUNTS, MINUTE_MS, OK, QUEUE, WORDS, MinuteRow, M
 from memq.audit.verdict import Verdict, merge_verdicts
 from memq.client.broker_router import BrokerRouter
 from memq.client.io_thread import io_thread
+from memq.errors import NotFoundError
 from memq.notification import Span
 from memq.runtime.runtime import Runtime
 from memq.spark.access import Access, open_access
@@ -98,14 +99,20 @@ async def plan_audit(options: ReadOptions) -> AuditPlan:
 async def plan_again(options: ReadOptions, plan: AuditPlan, sought: Sequence[Sought]) -> AuditPlan:
     """Ask brokers whether they hold what is missing, and then for the present ends of the queue.
 
-    Without brokers the plan stays as it is. Raises: as `plan_audit`.
+    Without brokers the plan stays as it is. Read partitions never join a topic. Raises: NotFoundError if another topic
+    has its name now; as `plan_audit`.
     """
     async with open_access(options, Runtime()) as access:
         if access.pool is None:
             return plan
+        place = access.topics[options.topics[0]]
+        if place.id != plan.topic.id:
+            raise NotFoundError(
+                f"topic '{place.name}' was deleted during the audit, and created again", hint="start the audit again"
+            )
         answer = await Holders(access.pool, BrokerRouter(access.pool)).ask(plan.topic, sought)
         spans, pieces = dict(plan.spans), list(plan.pieces)
-        for partition in sorted(access.topics[options.topics[0]].partitions):
+        for partition in sorted(place.partitions):
             before = spans[partition.partition]
             behind = Span(before.end, max(before.end, (await access.places.span(partition)).end))
             spans[partition.partition] = Span(before.begin, behind.end)
