@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pyarrow
@@ -11,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memq.errors import CorruptDataError, DeniedError, InvalidRequestError, InvalidSettingError
+from memq.errors import CorruptDataError, DeniedError, InvalidRequestError, InvalidSettingError, StoreError
+from memq.runtime.clock import SystemClock
 from memq.spark.pipelines.to_files import HOURS_MAX, HourFiles, WrittenFile
 from memq.spark.pipelines.topic_files import (
     KEPT,
@@ -21,12 +23,16 @@ from memq.spark.pipelines.topic_files import (
     decode_manifest,
     encode_manifest,
     first_of,
+    key_of,
     latest,
     open_place,
     place_of_text,
     publish,
 )
+from memq.storage_handlers import ObjectEntry
+from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Position
+from tests.skipping_loop import run_skipping
 
 SCHEMA = pyarrow.schema({"value": pyarrow.int64(), "timestamp": pyarrow.timestamp("us", "UTC")})
 HOUR_MS = 3_600_000
@@ -107,8 +113,25 @@ def test_of_two_manifests_of_one_number_one_wins(tmp_path: Path) -> None:
                 assert await publish(store, one)
             assert await latest(store) == one
             assert len([entry async for entry in store.list("manifests/")]) == KEPT
+            late = manifest.next({}, {0: Position(0, 3)}, ())
+            assert not await publish(store, late), "number 1 is free again, and is not the highest"
+            assert await latest(store) == one
 
     asyncio.run(go())
+
+
+def test_a_listing_that_keeps_showing_a_deleted_manifest_is_an_error() -> None:
+    """The pipeline listed and read without end."""
+
+    class StaleListing(MemoryHandler):
+        async def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:
+            yield ObjectEntry(key_of(7), 1, 1)
+
+    async def work() -> None:
+        with pytest.raises(StoreError, match=f"manifests that do not exist, the last one '{key_of(7)}'"):
+            await latest(StaleListing(SystemClock()))
+
+    run_skipping(work())
 
 
 def test_a_place_that_can_not_be_is_named(tmp_path: Path) -> None:

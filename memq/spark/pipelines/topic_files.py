@@ -29,6 +29,7 @@ from memq.errors import (
     InvalidSettingError,
     NotFoundError,
     ObjectExistsError,
+    StoreError,
 )
 from memq.format.sealed_json import open_sealed, seal
 from memq.limits import MIB
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 FILE_BYTES_MAX = 128 * MIB
 PREFIX = "manifests/"
+LISTINGS_MAX = 20  # 4 s of pauses of `read_sealed`
 KEPT = 10  # readers of one that was the highest may still be at it
 Answer = TypeVar("Answer")
 _TMP = ".tmp"  # no key starts so: files that are being written are never listed as others
@@ -192,18 +194,27 @@ async def put_file(store: StorageHandler, key: str, data: Buffer) -> None:
 
 
 async def latest(store: StorageHandler) -> FilesManifest | None:
-    """Return the highest manifest; None when there is none yet. Raises: CorruptDataError.
+    """Return the highest manifest; None when there is none yet.
 
-    As `ObjectReader`.
+    Raises: CorruptDataError; StoreError if listings keep showing a manifest that does not exist; as `ObjectReader`.
     """
-    while True:
-        keys = [entry.key async for entry in store.list(PREFIX)]
-        if not keys:
+    key = ""
+    for _ in range(LISTINGS_MAX):
+        key = await _highest_key(store)
+        if not key:
             return None
         try:
-            return (await read_sealed(store, max(keys), decode_manifest))[0]
+            return (await read_sealed(store, key, decode_manifest))[0]
         except NotFoundError:
-            continue  # it was taken after many others came: look again
+            continue  # it was deleted after many others were stored: list again
+    raise StoreError(
+        f"{LISTINGS_MAX} listings showed manifests that do not exist, the last one '{key}'", hint="try again"
+    )
+
+
+async def _highest_key(store: StorageHandler) -> str:
+    """Return the key of the highest manifest, "" when there is none. Raises: as `ObjectReader`."""
+    return max([entry.key async for entry in store.list(PREFIX)], default="")
 
 
 async def first_of(store: StorageHandler, topic: str, topic_id: str) -> FilesManifest:
@@ -221,9 +232,10 @@ async def first_of(store: StorageHandler, topic: str, topic_id: str) -> FilesMan
 
 
 async def publish(store: StorageHandler, manifest: FilesManifest) -> bool:
-    """Make a manifest the highest; say whether it is, or another one took its number.
+    """Store a manifest, and return whether it is the highest.
 
-    Raises: as `ObjectWriter`.
+    Another one may have its number. Old manifests are deleted, so a writer that paused, or got an empty listing, may
+    find its number free again. Therefore the manifests are listed after the put. Raises: as `StorageHandler`.
     """
     data = encode_manifest(manifest)
     try:
@@ -232,7 +244,7 @@ async def publish(store: StorageHandler, manifest: FilesManifest) -> bool:
         return False
     if manifest.number > KEPT:
         await store.delete(key_of(manifest.number - KEPT))
-    return True
+    return await _highest_key(store) == manifest.key
 
 
 def read_files(
