@@ -199,6 +199,7 @@ class FakeConsumer:
     def __init__(self, library_: Library) -> None:
         self._library = library_
         self._messages: deque[Message] = deque()
+        self._followed: list[TopicPartition] = []
 
     def list_topics(self, topic: str, timeout_s: float) -> None:
         """Nothing has to be looked up."""
@@ -227,6 +228,16 @@ class FakeConsumer:
 
     def unassign(self) -> None:
         self._messages.clear()
+
+    def assignment(self) -> list[TopicPartition]:
+        return list(self._followed)
+
+    def incremental_assign(self, parts: Collection[TopicPartition]) -> None:
+        """Nothing comes to those who follow."""
+        self._followed += parts
+
+    def incremental_unassign(self, parts: Collection[TopicPartition]) -> None:
+        self._followed = [part for part in self._followed if part not in parts]
 
     def poll(self, timeout_s: float) -> Message | None:
         return self._messages.popleft() if self._messages else None

@@ -191,6 +191,7 @@ class KafkaQueue:
         try:
             new = [partition for partition, place in places.items() if self._follower.end(place) is None]
             found = await asyncio.gather(*(self._offsets.end(*places[partition]) for partition in new))
+            self._check_open()  # it may have been closed meanwhile
             self._follower.follow({places[partition]: end for partition, end in zip(new, found, strict=True)})
             for partition, end in zip(new, found, strict=True):
                 waiter.advance(partition, end)
@@ -200,9 +201,12 @@ class KafkaQueue:
         finally:
             self._waiters.remove(number)
 
-    def _place(self, partition: ReadPartition) -> Place:
+    def _check_open(self) -> None:
         if self._closed is not None:
             raise ClosedError("the queue is closed") from self._closed
+
+    def _place(self, partition: ReadPartition) -> Place:
+        self._check_open()
         return self._names.kafka_topic(partition), partition.partition
 
     def _note(self, partition: ReadPartition, entry: Entry) -> None:
@@ -302,8 +306,7 @@ class KafkaQueue:
 
         Proven rights are not checked again for `CHECK_S`.
         """
-        if self._closed is not None:
-            raise ClosedError("the queue is closed") from self._closed
+        self._check_open()
         await self._admin.check()
         now_s = self._clock.monotonic()
         if self._checked_s is None or now_s - self._checked_s >= CHECK_S:
@@ -311,9 +314,13 @@ class KafkaQueue:
             self._checked_s = now_s
 
     async def close(self) -> None:
-        """See `NotificationQueue.close`. Pointers that wait for Kafka fail; their outcome is unknown."""
+        """See `NotificationQueue.close`. Pointers that wait for Kafka fail; their outcome is unknown.
+
+        Calls of `wait` raise ClosedError.
+        """
         if self._closed is None:
             self._closed = ClosedError("closed by its owner")
+        self._waiters.fail(ClosedError("the queue is closed"))
         await self._groups.close()
         await self._admin.close()
         await self._sender.close()

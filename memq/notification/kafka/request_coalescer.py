@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from memq.errors import MemqError
+from memq.errors import ClosedError, MemqError
 from memq.runtime.tasks import TaskOwner
 
 Question = TypeVar("Question", bound=Hashable)
@@ -40,12 +40,20 @@ class RequestCoalescer(Generic[Question, Found]):
         self._slots = asyncio.Semaphore(REQUESTS_MAX)
 
     async def ask(self, question: Question) -> Found:
-        """Return the answer, or raise it if it is an error."""
+        """Return the answer, or raise it if it is an error. Raises: ClosedError after the stop of the tasks."""
+        if self._tasks.stopped:
+            raise ClosedError("the queue is closed")
         answer = self._waiting.get(question)
         if answer is None:
             answer = self._waiting[question] = asyncio.get_running_loop().create_future()
             self._request_soon()
-        found = await asyncio.shield(answer)
+        try:
+            found = await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if answer.cancelled() and task is not None and not task.cancelling():  # the request, not the caller
+                raise ClosedError("the queue is closed") from None
+            raise
         if isinstance(found, MemqError):
             raise found
         return found
@@ -53,7 +61,14 @@ class RequestCoalescer(Generic[Question, Found]):
     def _request_soon(self) -> None:
         if not self._coming:
             self._coming = True
-            self._tasks.start(self._request(), self._name)
+            self._tasks.start(self._request(), self._name).add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Cancel the questions that wait for a request which was stopped before it took them."""
+        if task.cancelled():
+            for waiting in self._waiting.values():
+                waiting.cancel()
+            self._waiting.clear()
 
     async def _request(self) -> None:
         async with self._slots:

@@ -54,7 +54,7 @@ class Sender:
         self._producer = producer_of(settings.producer(), self._complaints.note)
         self._retired: deque[Producer] = deque()
         self._lanes: dict[LaneKey, PublishLane] = {}
-        self._open: dict[Report, Producer] = {}
+        self._open: dict[Report, tuple[LaneKey, Producer]] = {}  # reports that have not come yet
         self._pool = ThreadPool("kafka-sender", 1)
         self._started = False
         self._stopping = False
@@ -69,8 +69,7 @@ class Sender:
 
         Raises: QueueRefusedError, QueueError, NotFoundError, DeniedError, TooLargeError, ClosedError.
         """
-        if self._stopping:
-            raise ClosedError("the queue is closed")
+        self._check_open()
         if publication.time_ms <= 0:  # librdkafka replaces 0 by the current time
             raise QueueRefusedError(f"queue time {publication.time_ms} is too old")
         self._start()
@@ -105,6 +104,7 @@ class Sender:
             lane.free.release()
             raise QueueError(f"{_doing(key)}: an earlier try, which was given up, may have landed since")
         try:
+            self._check_open()  # after a wait for the lane: the report would never come
             self._producer.produce(
                 topic,
                 value=publication.body,
@@ -117,7 +117,7 @@ class Sender:
             lane.free.release()
             raise self._refusal(error, key) from error
         lane.users += 1
-        self._open[report] = self._producer
+        self._open[report] = key, self._producer
         report.add_done_callback(partial(self._ended, key, lane))
         return report
 
@@ -151,6 +151,10 @@ class Sender:
             self._retired.append(producer)
             self._producer = producer_of(self._settings.producer(), self._complaints.note)
 
+    def _check_open(self) -> None:
+        if self._stopping:
+            raise ClosedError("the queue is closed")
+
     # ---- reports -----------------------------------------------------------------------------
 
     def _delivered(
@@ -170,7 +174,7 @@ class Sender:
         self, report: Report, key: LaneKey, producer: Producer, error: KafkaError | None, offset: int | None
     ) -> None:
         if report.done():
-            return  # it was abandoned
+            return  # it was abandoned, or the close was faster
         if error is not None:
             self._renew_after(error, producer)
             found = self._complaints.failure(error, _doing(key))
@@ -184,7 +188,7 @@ class Sender:
 
     def _abandon(self, producer: Producer) -> None:
         """Fail the publishes that a discarded producer did not report on: this frees their lanes."""
-        for report, used in list(self._open.items()):
+        for report, (_, used) in list(self._open.items()):
             if used is producer and not report.done():
                 report.set_result(QueueError("Kafka's library was renewed, and gave no delivery report"))
 
@@ -213,14 +217,10 @@ class Sender:
     async def close(self) -> None:
         """End the thread; pointers that wait for Kafka fail, and their outcome is unknown."""
         self._stopping = True
-        self._start_to_close()
-        await end_threads(self._pool)
+        await end_threads(self._pool, lambda: _discard(self._producer))  # the thread of `_serve` may not have begun
+        for report, (key, _) in list(self._open.items()):  # librdkafka hangs: its thread was left behind
+            report.set_result(QueueError(f"{_doing(key)}: the queue was closed before Kafka answered"))
         keep_to_end(self._producer)
-
-    def _start_to_close(self) -> None:
-        if not self._started:
-            self._started = True
-            _discard(self._producer)
 
 
 def _discard(producer: Producer) -> None:
