@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from memq.errors import ClosedError, GenerationFencedError, QueueError
+from memq.notification.groups import OUTSIDE_GENERATION
 from memq.notification.kafka.groups import hosted_groups
 from memq.notification.kafka.groups import member as member_module
 from memq.notification.kafka.groups.holdings import Holdings
@@ -19,7 +20,7 @@ from memq.notification.kafka.library import LastErrors
 from memq.notification.kafka.settings import Names, kafka_settings
 from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
-from memq.topic import ReadPartition
+from memq.topic import Committed, Position, ReadPartition, Totals
 from tests.brokers import until
 from tests.skipping_loop import LoopClock, run_skipping, skip
 
@@ -36,6 +37,10 @@ class Member:
         self.failure: Exception | None = None
         self.topics: list[str] = []
         self.closes: list[float] = []
+        self.stored: list[TopicPartition] = []
+
+    async def commit(self, offsets: list[TopicPartition]) -> list[TopicPartition]:
+        return self.stored
 
     async def serve(self) -> None:
         """Do nothing."""
@@ -53,7 +58,10 @@ class Nothing:
     """Stands for what these tests do not reach."""
 
     def __init__(self, *_: object) -> None:
-        self.errors = None
+        self.errors = LastErrors()
+
+    async def store(self, group: str, offsets: list[TopicPartition]) -> list[TopicPartition]:
+        return []
 
     async def close(self) -> None:
         """Do nothing."""
@@ -170,6 +178,29 @@ def test_a_close_waits_for_a_member_that_is_leaving(monkeypatch: pytest.MonkeyPa
         await house.groups.close()
         assert asyncio.get_running_loop().time() >= house.members[0].closes[0] + CLOSE_S
         await leaving
+        await house.close()
+
+    run_skipping(work())
+
+
+def test_a_commit_whose_offsets_are_not_all_answered_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It returned as if Kafka had stored them."""
+
+    async def work() -> None:
+        house = House(monkeypatch)
+        await house.join()
+        (member,) = house.members
+        other = ReadPartition("clicks", "0a" * 16, 1)
+        member.holdings.assign([PARTITION, other])
+        positions = {each: Committed(Position(each.partition, 7), Totals()) for each in (PARTITION, other)}
+        for name, generation in (("a", member.holdings.generation), ("", OUTSIDE_GENERATION)):
+            with pytest.raises(QueueError, match=r"committing 2 positions of group 'g' .*: kafka's answer lacks them"):
+                await house.groups.commit("g", name, generation, positions, 0)
+        member.stored = [TopicPartition(Names("t.").kafka_topic(PARTITION), 0, 7)]
+        with pytest.raises(QueueError, match=r"committing 1 positions of group 'g' .*: kafka's answer lacks them"):
+            await house.groups.commit("g", "a", member.holdings.generation, positions, 0)
+        member.stored.append(TopicPartition(Names("t.").kafka_topic(other), 1, 7))
+        await house.groups.commit("g", "a", member.holdings.generation, positions, 0)
         await house.close()
 
     run_skipping(work())

@@ -48,6 +48,7 @@ _PASSING = (
 _MOVING = (KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE)
 MOVING_S_MAX = 5.0
 MOVING_PAUSE_S = 0.1
+Refusal = tuple[KafkaError, Sequence[TopicPartition]]  # an error, and the offsets that are not stored
 _ACTIVE = (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.NON_EMPTY_GROUP, KafkaError.STALE_MEMBER_EPOCH)
 
 
@@ -207,15 +208,12 @@ class HostedGroups:
         if not offsets:
             return
         stored = await member.commit(offsets)
-        if isinstance(stored, KafkaError):
-            raise self._refused(stored, group, offsets, member=True)
-        failed = [part for part in stored if part.error is not None]
-        if failed:
-            error: Any = failed[0].error
-            raise self._refused(error, group, failed, member=True)
+        refused = (stored, offsets) if isinstance(stored, KafkaError) else _refusal_in(stored, offsets)
+        if refused is not None:
+            raise self._refused(*refused, group, member=True)
 
     def _refused(
-        self, error: KafkaError, group: str, failed: Sequence[TopicPartition], *, member: bool = False
+        self, error: KafkaError, failed: Sequence[TopicPartition], group: str, *, member: bool = False
     ) -> Exception:
         names = ", ".join(f"{part.topic} {part.partition}" for part in failed[:5])
         doing = f"committing {len(failed)} positions of group '{group}' ({names})"
@@ -232,21 +230,18 @@ class HostedGroups:
                 raise await self._refused_outside(error, group, failed)
             await asyncio.sleep(MOVING_PAUSE_S)
 
-    async def _store_outside(
-        self, group: str, offsets: list[TopicPartition]
-    ) -> tuple[KafkaError, Sequence[TopicPartition]] | None:
+    async def _store_outside(self, group: str, offsets: list[TopicPartition]) -> Refusal | None:
         """Set the positions of a group without members; return the error and the refused offsets, or None."""
         try:
             stored = await self._parts.requests.store(self._parts.names.kafka_group(group), offsets)
         except KafkaException as error:
             return error.args[0], offsets
-        failed: list[Any] = [part for part in stored if part.error is not None]
-        return (failed[0].error, failed) if failed else None
+        return _refusal_in(stored, offsets)
 
     async def _refused_outside(self, error: KafkaError, group: str, failed: Sequence[TopicPartition]) -> Exception:
         if error.code() in _ACTIVE:
             return await self._active(group, "positions can't be set")
-        return self._refused(error, group, failed)
+        return self._refused(error, failed, group)
 
     async def committed(self, group: str, partitions: Sequence[ReadPartition]) -> dict[ReadPartition, Committed]:
         """See `Groups.committed`."""
@@ -327,6 +322,19 @@ class HostedGroups:
                     raise await self._active(group, f"group '{group}' can't be deleted") from error
                 return
             raise self._parts.admin.errors.group_failure(error, f"deleting group '{group}'") from error
+
+
+def _refusal_in(stored: Sequence[TopicPartition], offsets: Sequence[TopicPartition]) -> Refusal | None:
+    """Return the error and the refused offsets of Kafka's answer to a commit; None if all are stored.
+
+    An offset without an answer is not stored.
+    """
+    failed: list[Any] = [part for part in stored if part.error is not None]
+    if failed:
+        return failed[0].error, failed
+    answered = {(part.topic, part.partition) for part in stored}
+    missing = [part for part in offsets if (part.topic, part.partition) not in answered]
+    return (KafkaError(KafkaError._BAD_MSG, "Kafka's answer lacks them"), missing) if missing else None
 
 
 def encode_metadata(committed: Committed) -> str:
