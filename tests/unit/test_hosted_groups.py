@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -11,11 +13,12 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from memq.errors import ClosedError, GenerationFencedError, QueueError
 from memq.notification.groups import OUTSIDE_GENERATION
+from memq.notification.kafka import library
 from memq.notification.kafka.groups import hosted_groups
 from memq.notification.kafka.groups import member as member_module
 from memq.notification.kafka.groups.holdings import Holdings
 from memq.notification.kafka.groups.hosted_groups import EXPIRY_S, HostedGroups, Parts
-from memq.notification.kafka.groups.member import HostedMember
+from memq.notification.kafka.groups.member import Commit, HostedMember
 from memq.notification.kafka.library import LastErrors
 from memq.notification.kafka.settings import Names, kafka_settings
 from memq.runtime.logs import EventLog
@@ -230,6 +233,88 @@ class FailingConsumer:
 
     def close(self) -> None:
         """Leave the group."""
+
+
+class HangingConsumer(FailingConsumer):
+    """A consumer whose commits return when the test ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.committing, self.free = threading.Event(), threading.Event()
+
+    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition]:
+        self.committing.set()
+        self.free.wait()
+        return offsets
+
+
+def test_a_commit_in_which_librdkafka_hangs_ends_with_the_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waited for ever, although the close leaves such a thread behind."""
+
+    async def work() -> None:
+        consumer = HangingConsumer()
+        monkeypatch.setattr(member_module, "consumer_of", lambda settings, complain: consumer)
+        monkeypatch.setattr(library, "CLOSE_S", 0.1)
+        member = HostedMember("a", {}, Names("t."), LastErrors(), 1)
+        serving = asyncio.create_task(member.serve())
+        commits = [asyncio.create_task(member.commit([TopicPartition("t", 0, 7)])) for _ in range(2)]
+        await until(consumer.committing.is_set)
+        await member.close()
+        async with asyncio.timeout(30):
+            found = await asyncio.gather(*commits)
+        consumer.free.set()
+        assert [each.code() for each in found if isinstance(each, KafkaError)] == [KafkaError.UNKNOWN_MEMBER_ID] * 2
+        await asyncio.gather(serving, return_exceptions=True)
+
+    asyncio.run(work())
+    for thread in threading.enumerate():
+        if thread.name.startswith("memq-kafka"):
+            thread.join(30)
+
+
+class LateQueue(SimpleQueue[Any]):
+    """A queue of orders that gets a commit just after the member's thread has emptied it for the last time."""
+
+    def __init__(self) -> None:
+        self.entered, self.ended, self.emptied = threading.Event(), threading.Event(), threading.Event()
+
+    def put(self, item: object, block: bool = True, timeout: float | None = None) -> None:
+        if isinstance(item, Commit):
+            self.entered.set()
+            self.ended.wait()
+            self.emptied.wait(0.2)
+        super().put(item)
+
+    def empty(self) -> bool:
+        self.emptied.set()
+        return super().empty()
+
+
+def test_a_commit_that_meets_the_end_of_its_thread_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its order came into the queue behind the last look of the thread, and it waited for ever."""
+
+    class Ending(FailingConsumer):
+        def poll(self, timeout_s: float) -> None:
+            orders.entered.wait()
+            raise KafkaException(KafkaError(KafkaError._CONFLICT))
+
+        def close(self) -> None:
+            orders.ended.set()
+
+    async def work() -> None:
+        monkeypatch.setattr(member_module, "consumer_of", lambda settings, complain: Ending())
+        monkeypatch.setattr(member_module, "SimpleQueue", lambda: orders)
+        member = HostedMember("a", {}, Names("t."), LastErrors(), 1)
+        serving = asyncio.create_task(member.serve())
+        await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            found = await member.commit([TopicPartition("t", 0, 7)])
+        assert isinstance(found, KafkaError)
+        await serving
+        await member.close()
+
+    orders = LateQueue()
+    asyncio.run(work())
 
 
 def test_a_member_whose_thread_ended_is_fenced(monkeypatch: pytest.MonkeyPatch) -> None:

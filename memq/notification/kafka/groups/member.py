@@ -90,6 +90,7 @@ class HostedMember:
         self._consumer = consumer_of(settings, complaints.note)
         self._loop = asyncio.get_running_loop()
         self._orders: SimpleQueue[Order] = SimpleQueue()
+        self._commits: dict[asyncio.Future[list[TopicPartition] | KafkaError], None] = {}  # without an answer
         self._revocations = 0  # counted by the thread
         self._revocation = 0  # the last one that the loop has handled
         self._pool = ThreadPool("kafka-member", 1)
@@ -97,7 +98,10 @@ class HostedMember:
 
     async def serve(self) -> None:
         """Run the thread of the member until `close`."""
-        await self._pool.run(self._serve)
+        try:
+            await self._pool.run(self._serve)
+        finally:
+            self._refuse_commits()
 
     def subscribe(self, topics: Sequence[str]) -> None:
         """Subscribe to these Kafka topics, in place of the former ones."""
@@ -116,16 +120,27 @@ class HostedMember:
         if self._closing:
             raise ClosedError(f"member '{self._name}' is leaving its group")
         done: asyncio.Future[list[TopicPartition] | KafkaError] = self._loop.create_future()
+        self._commits[done] = None
         self._orders.put(Commit(offsets, done))
-        return await done
+        try:
+            return await done
+        finally:
+            del self._commits[done]
 
     async def close(self) -> None:
         """Leave the group, and end the thread."""
         self._closing = True
         self._orders.put(LeaveGroup())
         await end_threads(self._pool)
+        self._refuse_commits()
 
     # ---- on the loop ---------------------------------------------------------------------------
+
+    def _refuse_commits(self) -> None:
+        """Refuse all commits that have no answer: the thread has ended, or librdkafka blocks it for ever."""
+        self._closing = True
+        for done in self._commits:
+            _settle(done, KafkaError(KafkaError.UNKNOWN_MEMBER_ID))
 
     def _assign(self, partitions: list[ReadPartition]) -> None:
         self.holdings.assign(partitions)
@@ -163,7 +178,6 @@ class HostedMember:
         finally:
             self._closing = True
             consumer.close()
-            self._refuse_orders()
 
     def _obey(self, order: Order) -> None:
         """Execute an order of the loop.
@@ -183,12 +197,6 @@ class HostedMember:
 
     def _answer(self, order: Commit, found: list[TopicPartition] | KafkaError) -> None:
         self._loop.call_soon_threadsafe(_settle, order.done, found)
-
-    def _refuse_orders(self) -> None:
-        while not self._orders.empty():
-            order = self._orders.get()
-            if isinstance(order, Commit):
-                self._answer(order, KafkaError(KafkaError.UNKNOWN_MEMBER_ID))
 
     def _judge(self, error: KafkaError) -> None:
         """End the membership after a fatal error, or one in `_ENDING`."""
