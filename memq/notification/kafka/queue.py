@@ -37,8 +37,8 @@ class KafkaQueue:
     """Logs and groups in Kafka. It belongs to one event loop.
 
     Kafka refuses pointers by age, on its own clock: on a machine with a wrong clock, the first publish fails.
-    Threads: one polls the producer, one follows ends, one lists topics, one reads positions, and `fetchers_max` read
-    older pointers. Each hosted member of a group has one, and librdkafka has its own.
+    Threads: one polls the producer, one follows ends, one lists topics, and `fetchers_max` read older pointers.
+    Reads of positions have one per group. Each hosted member of a group has one, and librdkafka has its own.
     Raises at construction: InvalidSettingError.
     """
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
+from weakref import WeakValueDictionary
 
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -22,12 +24,16 @@ from memq.notification.kafka.admin import KafkaAdmin
 from memq.notification.kafka.library import LastErrors, answered, consumer_of, end_threads
 from memq.notification.kafka.settings import KafkaSettings
 from memq.runtime.process import keep_for_ever, keep_to_end
+from memq.runtime.tasks import TimedSemaphore
 from memq.runtime.threads import ThreadPool
 
 LIBRARY_TIMEOUT_S = 3_600.0  # the longest time-out that librdkafka accepts
 RENEW_S = 1.0  # pause between two new clients; doubles with each one until a request is answered
 RENEW_S_MAX = 60.0
-CONSUMERS_MAX = 4  # kept, since a new one must first connect, and the same groups are often requested again
+THREADS_MAX = 64  # so many groups may have silent coordinators before others wait; threads start when needed
+READS_AT_ONCE_MAX = 4
+READ_S = 1.0  # a read takes some ms, or 0.5 s with a new consumer
+CONSUMERS_MAX = 4  # kept idle, since a new one must first connect, and the same groups are often requested again
 SESSION_TIMEOUT_MS = 45_000  # has no effect: these consumers join no group
 PARTITIONS_MAX = 1_000  # in one request
 COORDINATOR_TRIES = 200
@@ -40,14 +46,21 @@ _MOVES = (
 
 
 class Positions:
-    """Reads committed positions of groups from Kafka."""
+    """Reads committed positions of groups from Kafka.
+
+    A coordinator that is silent delays only its groups: a group has one read at a time, on a thread of its own, and a
+    read that takes longer than `READ_S` does not count among the `READS_AT_ONCE_MAX`.
+    """
 
     def __init__(self, settings: KafkaSettings, complaints: LastErrors) -> None:
         self._settings = settings
         self._timeout_s = settings.request_timeout_ms / 1000
         self._complaints = complaints
-        self._pool = ThreadPool("kafka-positions", 1)
-        self._consumers: OrderedDict[str, Consumer] = OrderedDict()
+        self._pool = ThreadPool("kafka-positions", THREADS_MAX)
+        self._reads = TimedSemaphore(READS_AT_ONCE_MAX, READ_S)
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # of the groups that are read
+        self._idle: OrderedDict[str, Consumer] = OrderedDict()
+        self._closed = False
 
     async def of(self, group: str, places: Sequence[tuple[str, int]]) -> list[TopicPartition]:
         """Return the positions of a Kafka group in these partitions, without those that have none.
@@ -55,31 +68,41 @@ class Positions:
         Raises: QueueError, DeniedError.
         """
         found: list[TopicPartition] = []
-        for start in range(0, len(places), PARTITIONS_MAX):
-            found += await self._pool.run(self._ask_twice, group, places[start : start + PARTITIONS_MAX])
+        turn = self._turns.setdefault(group, asyncio.Lock())
+        async with turn, self._reads.turn():
+            for start in range(0, len(places), PARTITIONS_MAX):
+                found += await self._pool.run(self._read, group, places[start : start + PARTITIONS_MAX])
         return found
 
     async def close(self) -> None:
-        """End the consumers and the thread; closing twice is fine."""
-        await end_threads(self._pool, self._close)
+        """End the consumers and the threads; closing twice is fine."""
+        self._closed = True
+        await end_threads(self._pool, lambda: self._close_idle(0))
 
-    # ---- in the thread -------------------------------------------------------------------------
+    # ---- in a thread -------------------------------------------------------------------------
 
-    def _ask_twice(self, group: str, places: Sequence[tuple[str, int]]) -> list[TopicPartition]:
+    def _read(self, group: str, places: Sequence[tuple[str, int]]) -> list[TopicPartition]:
+        """Return the positions, with the group's consumer if there is one; no other thread reads this group."""
+        consumer = self._idle.pop(group, None) or self._make(group)
+        try:
+            return self._ask_twice(consumer, group, places)
+        finally:
+            self._idle[group] = consumer
+            self._close_idle(0 if self._closed else CONSUMERS_MAX)
+
+    def _ask_twice(self, consumer: Consumer, group: str, places: Sequence[tuple[str, int]]) -> list[TopicPartition]:
         """Return the positions; a partition has none only if two answers say so.
 
         librdkafka has the same value for "no position" and for a partition that the answer lacks. A consumer that
         assumed a new group would begin at the end, and skip records.
         """
-        found = self._ask(group, places)
+        found = self._ask(consumer, group, places)
         known = {(part.topic, part.partition) for part in found}
         missing = [place for place in places if place not in known]
-        return found + self._ask(group, missing) if missing else found
+        return found + self._ask(consumer, group, missing) if missing else found
 
-    def _ask(self, group: str, places: Sequence[tuple[str, int]]) -> list[TopicPartition]:
+    def _ask(self, consumer: Consumer, group: str, places: Sequence[tuple[str, int]]) -> list[TopicPartition]:
         doing = f"reading the positions of group '{group}'"
-        consumer = self._consumers.pop(group, None) or self._make(group)
-        self._consumers[group] = consumer
         for last in range(COORDINATOR_TRIES, 0, -1):
             try:
                 found = consumer.committed([TopicPartition(*place) for place in places], timeout=self._timeout_s)
@@ -104,15 +127,15 @@ class Positions:
         return part.offset >= 0
 
     def _make(self, group: str) -> Consumer:
-        while len(self._consumers) >= CONSUMERS_MAX:
-            self._consumers.popitem(last=False)[1].close()
         settings = self._settings.member(group, "memq-positions", SESSION_TIMEOUT_MS)
         settings.pop("group.instance.id", None)
         return consumer_of(settings, self._complaints.note)
 
-    def _close(self) -> None:
-        while self._consumers:
-            self._consumers.popitem()[1].close()
+    def _close_idle(self, kept: int) -> None:
+        """Close the idle consumers that were used least recently, except `kept` of them."""
+        while len(self._idle) > kept:
+            with suppress(KeyError):  # another thread may have taken the last one
+                self._idle.popitem(last=False)[1].close()
 
 
 class KafkaGroupRequests:
