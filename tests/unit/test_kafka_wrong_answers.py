@@ -416,7 +416,7 @@ def test_a_client_that_does_not_end_is_left_behind(
 def test_reads_that_wait_for_stuck_threads_end_with_the_queue(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that no thread had begun waited for ever, also after the close."""
+    """Those that no thread had begun waited for ever, also after the close; before it they fail in time."""
     monkeypatch.setattr(library_module, "CLOSE_S", 0.05)
     library.stuck, library.mute = threading.Event(), True
 
@@ -424,6 +424,8 @@ def test_reads_that_wait_for_stuck_threads_end_with_the_queue(
         for _ in range(FETCHERS):
             with pytest.raises(QueueError, match="no answer"):
                 await queue.read(PARTITION, 0, ALL)
+        with pytest.raises(QueueError, match=f"all {FETCHERS} threads were busy for 0.3 s"):
+            await queue.read(PARTITION, 0, ALL)
         waiting = asyncio.create_task(queue.read(PARTITION, 0, ALL))
         for _ in range(5):  # each of its requests for an end was answered before these
             await queue.span(PARTITION)

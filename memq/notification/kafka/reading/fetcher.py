@@ -27,6 +27,8 @@ LOOKS_MAX = 8  # more new topics are not looked up: librdkafka itself finds them
 POLL_S = 0.1
 PASSING = (KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._RESOLVE)
 _CUT = "the next try asks for the end again; if Kafka lost the log, see A lost queue in docs/operations.md"
+WAITS_MAX = 3  # time-outs of requests that a read waits for a thread
+_BUSY = "if it stays so, check Kafka's brokers, and restart this broker: librdkafka does not return"
 Place = tuple[str | None, int | None]  # a Kafka topic and the number of a partition, as a message has them
 
 
@@ -123,15 +125,27 @@ class EntryFetcher:
         """
         if self._closed:
             raise ClosedError("the queue is closed")
-        read = _Read(topic, number, offset, end, bytes_max, asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        read = _Read(topic, number, offset, end, bytes_max, loop.create_future())
         self._waiting.append(read)
         if self._busy < self._threads_max:
             self._busy += 1
             self._tasks.start(self._work(), "kafka fetcher")
-        found = await read.answer
+        late = loop.call_later(WAITS_MAX * self._timeout_s, self._give_up, read)
+        try:
+            found = await read.answer
+        finally:
+            late.cancel()
         if isinstance(found, MemqError):
             raise found
         return found
+
+    def _give_up(self, read: _Read) -> None:
+        """Fail a read that no thread has begun: all of them are blocked, or wait for Kafka."""
+        if read in self._waiting:
+            self._waiting.remove(read)
+            waited_s = WAITS_MAX * self._timeout_s
+            read.settle(QueueError(f"{read}: all {self._threads_max} threads were busy for {waited_s:g} s", hint=_BUSY))
 
     async def close(self) -> None:
         """End threads and consumers; reads that are left fail with ClosedError."""
