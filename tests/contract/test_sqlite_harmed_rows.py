@@ -587,3 +587,14 @@ def test_a_damaged_row_that_nothing_names_stops_what_it_may_be_alone(tmp_path: P
 async def refused(queue: SqliteQueue) -> None:
     with pytest.raises(CorruptDataError):
         await queue.partitions()
+
+
+def test_a_damaged_group_keeps_no_topic_from_being_deleted(tmp_path: Path) -> None:
+    async def drop(queue: SqliteQueue, clock: ManualClock) -> None:
+        await queue.drop([part(1)])
+        with pytest.raises(CorruptDataError):
+            await queue.committed(GROUP, [part(0)])
+
+    filled(tmp_path / "queue")
+    assert harm(tmp_path / "queue", "UPDATE groups SET body = 5")
+    opened(tmp_path / "queue", drop)

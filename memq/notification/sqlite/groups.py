@@ -161,10 +161,16 @@ def delete(connection: sqlite3.Connection, name: str, now_ms: int) -> None:
 
 
 def forget(connection: sqlite3.Connection, partitions: Sequence[ReadPartition]) -> None:
-    """Remove deleted partitions from all members of all groups, with the positions in them."""
+    """Remove deleted partitions from all members of all groups, with the positions in them.
+
+    A damaged group keeps its rows: all its requests fail until the file is restored, with it or without it.
+    """
     ids = [row.id for row in find_rows(connection, partitions) if row is not None]
-    for name in names(connection):
-        stored = _existing(connection, name)
+    for (name,) in connection.execute("SELECT name FROM groups ORDER BY name").fetchall():
+        try:
+            stored = _existing(connection, name)
+        except CorruptDataError:
+            continue
         stored.group.forget(partitions)
         for number in ids:
             gone = connection.execute("DELETE FROM positions WHERE group_name = ? AND partition_id = ?", (name, number))
