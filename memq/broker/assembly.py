@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -79,17 +79,14 @@ async def opened_parts(
     settings: PartSettings, runtime: Runtime, cluster: str
 ) -> AsyncIterator[tuple[MarkedCoordinator, StorageHandler, NotificationQueue]]:
     """Open the three parts that the settings name, and close them at the end. Raises: as `open_store`."""
-    coordinator = open_coordinator(settings, runtime, cluster)
-    try:
+    async with AsyncExitStack() as opened:
+        coordinator = open_coordinator(settings, runtime, cluster)
+        opened.push_async_callback(coordinator.close)
         store = open_store(settings, runtime, cluster)
+        opened.push_async_callback(store.close)
         queue = open_queue(settings, runtime, cluster)
-        try:
-            yield coordinator, store, queue
-        finally:
-            await queue.close()
-            await store.close()
-    finally:
-        await coordinator.close()
+        opened.push_async_callback(queue.close)
+        yield coordinator, store, queue
 
 
 async def check_part(

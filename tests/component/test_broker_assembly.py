@@ -359,7 +359,7 @@ def test_a_sweep_of_a_cluster_has_its_parts_until_it_ends(parts: Parts) -> None:
         with pytest.raises(DeniedError):
             async with cluster_sweep("c-1", PARTS, lambda text: None, 5, runtime=parts.runtime):
                 raise AssertionError("it is not opened")
-        assert parts.log[-1] == "close coordinator"
+        assert parts.log[-2:] == ["close store", "close coordinator"], "the store stayed open"
 
     assembled(work())
 
