@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from memq.client.bulk.block_cutter import BLOCK_RECORDS_MAX, RecordCutter
+from memq.client.bulk.block_cutter import BLOCK_RECORDS_MAX, Cut, RecordCutter
 from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
-from memq.client.producer.fields import RecordFields
+from memq.client.producer.fields import RecordFields, check_many
 from memq.client.producer.partitioner import PartitionMap
 from memq.errors import InvalidRequestError, MemqError, ProtocolError, TooLargeError
 from memq.format.manifest import StagedObject
@@ -80,6 +80,27 @@ def test_a_block_that_is_full_of_tags_ends_before_the_next_one() -> None:
     blocks = [cut.builder.count for cut in (*cuts, *cutter.end()) if cut is not None]
     room = BLOCK_RAW_BYTES_MAX // 60_010
     assert blocks == [room, room, count - 2 * room]
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+@pytest.mark.parametrize("each", [1, 7, 9_000])  # 9,000 have room only in part
+def test_a_block_that_is_full_of_tags_ends_at_the_same_record_of_many(each: int, *, keyed: bool) -> None:
+    """`add_many` with hundreds of tags raised TooLargeError, and each further call, too."""
+    single, many, places = RecordCutter(), RecordCutter(), PartitionMap(TOPIC)
+    key = b"k" if keyed else None
+    cuts: list[Cut | None] = []
+    same: list[Cut | None] = []
+    for number in range(600):
+        tag, count = f"{number:060000}", each if number % 279 == 278 else 1  # many at the end of a block
+        fields = RecordFields(b"", key, None, None, tag)
+        cuts += [single.add("clicks", places, fields, fields.size, None) for _ in range(count)]
+        columns = check_many([b""] * count, [b"k"] * count if keyed else None, None, tag)
+        same += many.add_many("clicks", places, columns, columns.sizes(0, len(columns.values)))
+    blocks = [
+        (cut.first, cut.builder.count, cut.builder.raw_bytes) for cut in (*cuts, *single.end()) if cut is not None
+    ]
+    assert blocks == [(cut.first, cut.builder.count, cut.builder.raw_bytes) for cut in (*same, *many.end()) if cut]
+    assert len(blocks) > 2
 
 
 def test_a_refused_record_changes_neither_size_nor_digest() -> None:

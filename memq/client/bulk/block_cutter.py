@@ -134,10 +134,26 @@ class Cutter:
         if not count:
             next_ = max(next_, start + 1)
         if next_ > start:
-            size = ends[next_ - 1] - before
-            self._builder.append_many(*many.part(start, next_), size)
-            self._size += size
+            next_ = self._append(many, start, next_, ends)
+            self._size += ends[next_ - 1] - before if next_ > start else 0
         return next_
+
+    def _append(self, many: RecordColumns, start: int, end: int, ends: Sequence[int]) -> int:
+        """Add the records from `start` up to `end`; return the number of the first for which there is no room.
+
+        Names of tags, which `ends` leaves out, may fill the block. Raises: TooLargeError, if no block has room for one.
+        """
+        done, step = start, end - start
+        while step and done < end:
+            stop = min(done + step, end)
+            try:
+                self._builder.append_many(*many.part(done, stop), ends[stop - 1] - (ends[done - 1] if done else 0))
+                done = stop
+            except TooLargeError:
+                if step == 1 and not self._builder.count:
+                    raise
+            step = (step + 1) // 2 if step > 1 else 0
+        return done
 
     def end(self) -> Cut | None:
         """Return the remaining records as a block; None without any."""
