@@ -26,7 +26,7 @@ from memq.errors import CorruptDataError, DeniedError, InvalidRequestError, Memq
 from memq.format.key import object_key
 from memq.format.pointer import Pointer, decode_pointer
 from memq.governor.data_folder import DataFolder
-from memq.notification.sqlite.file import copy_database
+from memq.notification.sqlite.file import copy_database, write_log_into
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.clock import SystemClock
 from memq.runtime.process import Signals
@@ -419,6 +419,9 @@ def test_a_queue_that_can_not_be_copied_is_not_called_damaged(tmp_path: Path) ->
     (tmp_path / "queue.sqlite").write_bytes(b"no database" * 1_000)
     with pytest.raises(CorruptDataError, match="not a database") as found:
         copy_database(tmp_path / "queue.sqlite", tmp_path / "copy.sqlite", "queue", QueueError)
+    assert "move it away" in found.value.hint
+    with pytest.raises(CorruptDataError, match="not a database") as found:
+        write_log_into(tmp_path / "queue.sqlite", "queue", QueueError)
     assert "move it away" in found.value.hint
 
 

@@ -27,6 +27,7 @@ from memq.errors import CorruptDataError, DeniedError, MemqError, RetryableError
 from memq.limits import MIB
 
 COPY_HINT = "stop memq, keep the file, and restore it from a copy"
+MOVE_HINT = "move it away first if it is beyond repair"  # of a restore
 _DENIED = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
@@ -192,10 +193,7 @@ def copy_database(source: Path, target: Path, what: str, failed: type[RetryableE
         with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
             old.backup(new)
     except sqlite3.Error as error:
-        found = _failure(error, f"{what} '{source}', copied to '{target}'", target, failed)
-        if isinstance(found, CorruptDataError):
-            found.hint = "move it away first if it is beyond repair"
-        raise found from error
+        raise _failure(error, f"{what} '{source}', copied to '{target}'", target, failed, MOVE_HINT) from error
 
 
 def write_log_into(path: Path, what: str, failed: type[RetryableError]) -> None:
@@ -207,16 +205,18 @@ def write_log_into(path: Path, what: str, failed: type[RetryableError]) -> None:
         with closing(sqlite3.connect(path, timeout=0)) as connection:
             busy = _number(connection, "PRAGMA wal_checkpoint(TRUNCATE)")
     except sqlite3.Error as error:
-        raise _failure(error, f"{what} '{path}'", path, failed) from error
+        raise _failure(error, f"{what} '{path}'", path, failed, MOVE_HINT) from error
     if busy:
         raise failed(f"{what} '{path}' is in use by another program", hint="end that program, and try again")
 
 
-def _failure(error: sqlite3.Error, name: str, path: Path, failed: type[RetryableError]) -> MemqError:
+def _failure(
+    error: sqlite3.Error, name: str, path: Path, failed: type[RetryableError], damage_hint: str = COPY_HINT
+) -> MemqError:
     code = _code(error)
     text = f"{name}: {str(error).lower()}"
     if code in _DAMAGED:
-        return CorruptDataError(text, hint=COPY_HINT)
+        return CorruptDataError(text, hint=damage_hint)
     if code in _DENIED or (code == sqlite3.SQLITE_CANTOPEN and path.parent.is_dir()):
         return DeniedError(text, hint=f"give memq the right to write '{path.parent}' and the files in it")
     if code == sqlite3.SQLITE_FULL:
