@@ -1,4 +1,4 @@
-"""The live audit on real input: flights flow through `memq dev`, three injuries are done to them, and it names each.
+"""The live audit on real input: flights flow through `memq dev`, three faults are done to them, and it names each.
 
 Run it with `make audit-demo`. It starts `memq dev` with its auditor on a fresh folder and sends the flight records.
 When the auditor has seen all of them in the queue, one pointer is taken away, one block is damaged on disk, and one
@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from demo import TOPIC, broker, send
+from fault import Fault, inject_faults
 from flights import RECORDS, flights
 from folders import claim, clear
-from injury import Injury, injure
 
 import memq
 from memq.audit.finding import Finding
@@ -31,7 +31,7 @@ INTERVAL_MS = 500  # of reports
 
 
 def main() -> int:
-    """Run the demo; the exit code is 0 when every injury is named, and no sound record."""
+    """Run the demo; the exit code is 0 when every fault is named, and no sound record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=Path("memq-audit-demo"), help="folder for all data, made anew")
     parser.add_argument("--records", type=int, default=RECORDS, help="send only so many")
@@ -50,16 +50,16 @@ def run(data: Path, records: int) -> int:
         asyncio.run(until(data, lambda view: all_queued(view, len(lines))))
         print(f"the auditor has seen all {len(lines):,} records sent, acked and queued: {TOPIC} is ok", flush=True)
         with memq.Admin(address) as admin:
-            injuries = injure(data, admin.topic(TOPIC).topic)
-        for injury in injuries:
-            print(f"injured, {injury}", flush=True)
+            faults = inject_faults(data, admin.topic(TOPIC).topic)
+        for fault in faults:
+            print(f"injected, {fault}", flush=True)
         receive(address)
         started = time.perf_counter()
-        found = asyncio.run(until(data, lambda view: all_named(view, injuries)))
+        found = asyncio.run(until(data, lambda view: all_named(view, faults)))
         print(f"named by the auditor {time.perf_counter() - started:.1f} s after the group had read and committed all:")
         for finding in found:
             print(f"  {time.strftime('%Y-%m-%dT%H:%MZ', time.gmtime(finding.minute * 60))} {finding}")
-        return 0 if sound(found, injuries) else 1
+        return 0 if sound(found, faults) else 1
 
 
 def receive(address: str) -> None:
@@ -93,21 +93,21 @@ async def all_queued(view: AuditView, records: int) -> list[Finding] | None:
     return None
 
 
-async def all_named(view: AuditView, injuries: list[Injury]) -> list[Finding] | None:
-    """Return the findings once there is one for each injury."""
+async def all_named(view: AuditView, faults: list[Fault]) -> list[Finding] | None:
+    """Return the findings once there is one for each fault."""
     found = await view.findings(TOPIC)
-    return found if all(any(is_of(finding, injury) for finding in found) for injury in injuries) else None
+    return found if all(any(is_of(finding, fault) for finding in found) for fault in faults) else None
 
 
-def is_of(finding: Finding, injury: Injury) -> bool:
-    """Whether a finding names exactly the records of an injury."""
+def is_of(finding: Finding, fault: Fault) -> bool:
+    """Whether a finding names exactly the records of an fault."""
     named = (finding.kind.value, finding.partition, finding.producer, finding.ranges)
-    return named == (injury.what, injury.partition, injury.producer, ((injury.first, injury.next),))
+    return named == (fault.what, fault.partition, fault.producer, ((fault.first, fault.next),))
 
 
-def sound(found: list[Finding], injuries: list[Injury]) -> bool:
-    """Whether every finding is of an injury; the block that comes twice is doubled in the queue and for the group."""
-    strange = [finding for finding in found if not any(is_of(finding, injury) for injury in injuries)]
+def sound(found: list[Finding], faults: list[Fault]) -> bool:
+    """Whether every finding is of an fault; the block that comes twice is doubled in the queue and for the group."""
+    strange = [finding for finding in found if not any(is_of(finding, fault) for fault in faults)]
     for finding in strange:
         print(f"FALSE: {finding}")
     return not strange

@@ -18,7 +18,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from memq.notification.kafka import library
+from memq.notification.kafka import librdkafka
 
 INVALID = -1001  # RD_KAFKA_OFFSET_INVALID
 Place = tuple[str, int]
@@ -105,13 +105,13 @@ class Library:
         return self.topics[place[0]][place[1]]
 
     def client(self, kind: type[Any], settings: Mapping[str, Any], complain: Callable[[KafkaError], None]) -> Any:
-        """Return a client, in place of `memq.notification.kafka.library._client`."""
+        """Return a client, in place of `memq.notification.kafka.librdkafka._client`."""
         return {AdminClient: FakeAdmin, Consumer: FakeConsumer, Producer: FakeProducer}[kind](self)
 
 
 def use(library_: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have memq make the clients of this library."""
-    monkeypatch.setattr(library, "_client", library_.client)
+    monkeypatch.setattr(librdkafka, "_client", library_.client)
 
 
 class FakeAdmin:

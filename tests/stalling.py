@@ -24,7 +24,7 @@ from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers import Buffer
 from memq.storage_handlers.filesystem import FilesystemHandler
-from tests.memory import peak_bytes, resident_bytes
+from tests.process_memory import peak_bytes, resident_bytes
 
 
 class GatedFiles(FilesystemHandler):

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.results import Figure, Options
 from benchmarks.spark.compactions import compaction_figures
 from benchmarks.spark.reads import read_figures
-from benchmarks.spark.scene import prepared
+from benchmarks.spark.shared_setup import prepared
 from benchmarks.spark.streams import stream_figures
 from benchmarks.spark.writes import write_figures
 

@@ -9,8 +9,8 @@ from functools import partial
 import memq
 from benchmarks.children.samples import lines
 from benchmarks.results import Figure, Options
-from benchmarks.spark.scene import PARTITIONS, VALUE_BYTES, Scene, send
-from benchmarks.spark.turns import beside, rate
+from benchmarks.spark.interleaved_timing import beside, rate
+from benchmarks.spark.shared_setup import PARTITIONS, VALUE_BYTES, Scene, send
 from tests.compaction import DAY_MS, make_old
 
 COMPACTED = "zstd"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from benchmarks.results import Figure, Options
-from benchmarks.spark.scene import CODECS, VALUE_BYTES, Scene
-from benchmarks.spark.turns import beside, rate
+from benchmarks.spark.interleaved_timing import beside, rate
+from benchmarks.spark.shared_setup import CODECS, VALUE_BYTES, Scene
 
 if TYPE_CHECKING:
     import pyarrow

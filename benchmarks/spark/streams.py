@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from benchmarks.results import Figure, Options
-from benchmarks.spark.scene import FILES, Scene
-from benchmarks.spark.turns import beside, rate
+from benchmarks.spark.interleaved_timing import beside, rate
+from benchmarks.spark.shared_setup import FILES, Scene
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

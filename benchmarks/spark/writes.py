@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from benchmarks.results import Figure, Options
-from benchmarks.spark.scene import Scene
-from benchmarks.spark.turns import beside, rate
+from benchmarks.spark.interleaved_timing import beside, rate
+from benchmarks.spark.shared_setup import Scene
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

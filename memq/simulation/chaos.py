@@ -10,8 +10,8 @@ from memq.simulation.cluster import SimCluster
 from memq.simulation.ports.calls import Met
 from memq.simulation.ports.disk import SICKNESSES
 from memq.simulation.ports.faults import ChaosFaults, calm
-from memq.simulation.ports.lies import Liar
 from memq.simulation.ports.store import SICK_SHARE
+from memq.simulation.ports.wrong_answers import WrongAnswers
 from memq.simulation.world.node import SimNode
 
 STATES = ("not open", "idle", "open", "sealed", "storing", "stored", "published")  # of a partition at its owner
@@ -53,8 +53,8 @@ class Chaos:
         self._repeat(faults.sick_every_s, self._sicken)
         self._repeat(faults.disk_every_s, self._sicken_disk)
         self._repeat(faults.part_every_s, self._sicken_part)
-        for liar in self._cluster.cloud.liars.values():
-            self._repeat(liar.lies.every_s, partial(self._lie, liar))
+        for wrong in self._cluster.cloud.wrong_answers.values():
+            self._repeat(wrong.lies.every_s, partial(self._lie, wrong))
 
     def end(self) -> None:
         """Stop all events, heal links and doors, resume paused processes, and make all calls succeed."""
@@ -71,11 +71,11 @@ class Chaos:
             for caller in doors.callers:
                 caller.blocked_until = 0.0
         self._cluster.cloud.sickness.until_s = 0.0
-        self._cluster.cloud.sick_part.until_s = 0.0
+        self._cluster.cloud.failing_partition.until_s = 0.0
         for disk in self._cluster.disks.values():
             disk.sick_until_s = 0.0
-        for liar in self._cluster.cloud.liars.values():
-            liar.end()
+        for wrong in self._cluster.cloud.wrong_answers.values():
+            wrong.end()
         self._cluster.cloud.change_faults(faults)
         self._cluster.switch.faults = faults.network
 
@@ -174,11 +174,11 @@ class Chaos:
         disk, kind = self._cluster.disks.get(name), self._random.choice(SICKNESSES)
         if disk is not None and disk.sick_until_s <= self._world.now:
             self._meet(f"disk {kind}", name)
-            disk.sicken(kind, self._world.now + self._faults.disk_s_max * self._random.uniform(0.1, 1.0))
+            disk.fail_until(kind, self._world.now + self._faults.disk_s_max * self._random.uniform(0.1, 1.0))
 
     def _sicken_part(self) -> None:
-        sick, now_s = self._cluster.cloud.sick_part, self._world.now
-        if sick.until_s > now_s:
+        failing, now_s = self._cluster.cloud.failing_partition, self._world.now
+        if failing.until_s > now_s:
             return
         number, hangs = self._random.randrange(self._cluster.shape.partitions), self._random.random() < 0.5
         service = self._random.choice(["queue", "store"])
@@ -187,11 +187,11 @@ class Chaos:
         for name in self._cluster.brokers:
             self._meet(kind, name)
         until_s = now_s + self._faults.part_s_max * self._random.uniform(0.1, 1.0)
-        sick.sicken(number, until_s, service=service, hangs=hangs)
+        failing.fail_until(number, until_s, service=service, hangs=hangs)
 
-    def _lie(self, liar: Liar) -> None:
+    def _lie(self, wrong: WrongAnswers) -> None:
         nodes = [node.name for node in self._world.nodes.values() if node is not self._cluster.cloud.node]
-        liar.begin_episode(self._world.now, nodes)
+        wrong.begin_episode(self._world.now, nodes)
 
     def _meet(self, event: str, name: str) -> None:
         """Record the states of a broker's partitions and batches when an event happens."""

@@ -22,7 +22,7 @@ from memq.protocol.messages import Open
 from memq.topic import Topic, TopicSettings, equal_slots
 from tests.brokers import block_of, log_lines, write_frame
 from tests.component.test_broker_cluster import Rig, rig
-from tests.lines import Client, Lines, line_runtime
+from tests.memory_network import Client, MemoryNetwork, memory_runtime
 from tests.skipping_loop import run_skipping, skip
 
 
@@ -58,13 +58,13 @@ def now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-def on_lines(work: Callable[[Rig, Lines], Awaitable[None]]) -> None:
+def on_memory_network(work: Callable[[Rig, MemoryNetwork], Awaitable[None]]) -> None:
     """Run a test at a cluster on virtual time."""
 
     async def inside() -> None:
-        runtime, lines = line_runtime()
+        runtime, network = memory_runtime()
         async with rig(runtime, timeout_s=3_000) as cluster:
-            await work(cluster, lines)
+            await work(cluster, network)
 
     run_skipping(inside())
 
@@ -86,7 +86,7 @@ def topics_of(broker: Broker) -> list[str]:
 
 @pytest.mark.parametrize("governs", [True, False])
 def test_an_idle_broker_reads_its_coordinator_and_governs_every_ten_seconds(governs: bool) -> None:
-    async def work(cluster: Rig, lines: Lines) -> None:
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
         broker = await cluster.start("one", audit=False, governs=governs)
         calls = Calls(broker.services.coordinator, "topics", "govern")
         begin_s = now_s()
@@ -94,11 +94,11 @@ def test_an_idle_broker_reads_its_coordinator_and_governs_every_ten_seconds(gove
         assert calls.since("govern", begin_s) == [10, 20, 30, 40, 50, 60] * governs
         assert calls.since("topics", begin_s) == sorted([10, 20, 30, 40, 50, 60] * (1 + governs))
 
-    on_lines(work)
+    on_memory_network(work)
 
 
 def test_a_change_that_no_watch_shows_is_read_within_ten_seconds() -> None:
-    async def work(cluster: Rig, lines: Lines) -> None:
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
         broker = cluster.made("one", audit=False)
         broker.services.coordinator.watch = lambda callback: lambda: None  # type: ignore[method-assign]  # calls are lost
         await broker.start()
@@ -109,11 +109,11 @@ def test_a_change_that_no_watch_shows_is_read_within_ten_seconds() -> None:
         await skip(1.5)
         assert topics_of(broker) == ["late"]
 
-    on_lines(work)
+    on_memory_network(work)
 
 
 def test_a_change_that_comes_while_the_broker_reads_is_read_next() -> None:
-    async def work(cluster: Rig, lines: Lines) -> None:
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
         broker = await cluster.start("one", audit=False)
         await skip(1)
         calls = Calls(broker.services.coordinator, "assignments")
@@ -125,12 +125,12 @@ def test_a_change_that_comes_while_the_broker_reads_is_read_next() -> None:
         await skip(3)
         assert topics_of(broker) == ["first", "second"]
 
-    on_lines(work)
+    on_memory_network(work)
 
 
 @pytest.mark.parametrize(("took_s", "rest_s"), [(0.1, 0.4), (0.2, 0.8), (2.0, FOLLOW_REST_S_MAX)])
 def test_a_broker_that_is_notified_all_the_time_rests_between_two_looks(took_s: float, rest_s: float) -> None:
-    async def work(cluster: Rig, lines: Lines) -> None:
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
         broker = await cluster.start("one", audit=False, governs=False)
         await skip(1)
         calls = Calls(broker.services.coordinator, "topics")
@@ -142,7 +142,7 @@ def test_a_broker_that_is_notified_all_the_time_rests_between_two_looks(took_s: 
         assert looks_s == pytest.approx([took_s + rest_s] * len(looks_s))
         assert len(looks_s) > 3
 
-    on_lines(work)
+    on_memory_network(work)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_broker_that_is_notified_all_the_time_rests_between_two_looks(took_s: 
 def test_a_coordinator_that_is_away_is_asked_every_second_until_it_is_back(
     call: str, events: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def work(cluster: Rig, lines: Lines) -> None:
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
         broker = await cluster.start("one", audit=False, governs=call == "govern")
         await skip(1)
         calls = Calls(broker.services.coordinator, call)
@@ -166,13 +166,13 @@ def test_a_coordinator_that_is_away_is_asked_every_second_until_it_is_back(
 
     assert HOUSEKEEPING_S == 1.0
     with caplog.at_level(logging.INFO, "memq"):
-        on_lines(work)
+        on_memory_network(work)
     lines = log_lines(caplog, logging.INFO)
     assert [line.partition(":")[0] for line in lines if line.startswith(("refresh-", "governor-"))] == events
 
 
 def test_only_the_broker_whose_term_it_is_governs() -> None:
-    async def work(cluster: Rig, lines: Lines) -> None:
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
         one, two = cluster.made("one", audit=False), cluster.made("two", audit=False)
         never = cluster.made("three", audit=False, governs=False)
         assert [one.governs, two.governs, never.governs] == [False] * 3
@@ -184,22 +184,22 @@ def test_only_the_broker_whose_term_it_is_governs() -> None:
         assert await never.govern()
         assert await two.govern()
 
-    on_lines(work)
+    on_memory_network(work)
 
 
 def test_a_topic_of_a_cluster_that_nobody_governs_has_no_owner() -> None:
-    async def work(cluster: Rig, lines: Lines) -> None:
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
         broker = await cluster.start("one", audit=False, governs=False)
         topic = await broker.partitions.create("clicks", 1, TopicSettings(), exist_ok=False)
         await skip(60)
         assert cluster.owner(topic).broker == ""
         assert broker.failure is None
 
-    on_lines(work)
+    on_memory_network(work)
 
 
 def test_a_broker_whose_id_is_taken_ends_with_an_event(caplog: pytest.LogCaptureFixture) -> None:
-    async def work(cluster: Rig, lines: Lines) -> None:
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
         one = await cluster.start("one", audit=False)
         again = await cluster.start("one", audit=False)
         await skip(1)
@@ -207,7 +207,7 @@ def test_a_broker_whose_id_is_taken_ends_with_an_event(caplog: pytest.LogCapture
         assert isinstance(one.failure, FencedError)
         assert (again.failed.is_set(), again.failure) == (False, None)
 
-    on_lines(work)
+    on_memory_network(work)
     assert [line.partition("(")[0] for line in log_lines(caplog, logging.ERROR)] == ["broker-failed: FencedError"]
 
 
@@ -232,13 +232,13 @@ async def produced(client: Client, topic: Topic, first: int, size: int) -> int:
 def test_loads_are_reported_when_they_change_and_again_when_a_report_failed() -> None:
     reports: list[tuple[int, list[Load]]] = []
 
-    async def work(cluster: Rig, lines: Lines) -> None:
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
         broker = cluster.made("one", audit=False)
         calls = Calls(broker.services.coordinator, "report")
         await broker.start()
         begin_s = now_s()
         topic = await broker.partitions.create("clicks", 1, TopicSettings(), exist_ok=False)
-        client = lines.call(broker.address).greet()
+        client = network.call(broker.address).greet()
         await skip(0.5)
         first = await produced(client, topic, 0, 10)
         await skip(10)  # it is known at 10 s
@@ -253,7 +253,7 @@ def test_loads_are_reported_when_they_change_and_again_when_a_report_failed() ->
             reports.append((at, list(loads)))
         assert await broker.services.coordinator.loads() == []
 
-    on_lines(work)
+    on_memory_network(work)
     load = [Load(topic_id=reports[1][1][0].topic_id, partition=0, bytes_s=9_900)]
     assert reports == [(0, []), (20, load), (30, load), (50, [])], "at 40 s nothing has changed"
 
@@ -266,7 +266,7 @@ def test_loads_are_reported_when_they_change_and_again_when_a_report_failed() ->
     [("", "127.0.0.1:4001"), ("near.example:0", "near.example:4001"), ("far:7000", "far:7000")],
 )
 def test_a_broker_is_entered_with_what_clients_and_governors_need(advertise: str, address: str) -> None:
-    async def work(cluster: Rig, lines: Lines) -> None:
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
         broker = cluster.made("one", "zone-a", audit=False, advertise=advertise, capacity_bytes_s=7_000_000)
         await broker.start("127.0.0.1:9877")
         (entry,) = await broker.services.coordinator.brokers()
@@ -275,11 +275,11 @@ def test_a_broker_is_entered_with_what_clients_and_governors_need(advertise: str
         assert (entry.http_address, entry.zone, entry.capacity_bytes_s) == ("127.0.0.1:9877", "zone-a", 7_000_000)
         assert not entry.draining
 
-    on_lines(work)
+    on_memory_network(work)
 
 
 def test_behind_its_start_a_broker_has_its_partitions_and_their_logs() -> None:
-    async def work(cluster: Rig, lines: Lines) -> None:
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
         topic = topic_named("clicks", 1, 3)
         await MemoryCoordinator(cluster.shared).create_topic(topic)
         broker = await cluster.start("one", audit=False)
@@ -287,11 +287,11 @@ def test_behind_its_start_a_broker_has_its_partitions_and_their_logs() -> None:
         assert len(cluster.queue.logs) == 3
         assert broker.partitions.processor(topic, 0).partition == 0
 
-    on_lines(work)
+    on_memory_network(work)
 
 
 def test_a_change_that_comes_while_a_start_governs_is_noticed() -> None:
-    async def work(cluster: Rig, lines: Lines) -> None:
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
         broker = cluster.made("one", audit=False)
         view, other = broker.services.coordinator.loads, MemoryCoordinator(cluster.shared)
 
@@ -305,22 +305,22 @@ def test_a_change_that_comes_while_a_start_governs_is_noticed() -> None:
         await skip(1)
         assert cluster.owner(topic_named("late", 1)).broker == "one"
 
-    on_lines(work)
+    on_memory_network(work)
 
 
 @pytest.mark.parametrize("audit", [True, False])
 def test_the_topic_of_reports_is_there_behind_a_start_where_clients_report(audit: bool) -> None:
-    async def work(cluster: Rig, lines: Lines) -> None:
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
         broker = await cluster.start("one", audit=audit)
         assert topics_of(broker) == ["_memq_audit"] * audit
         await skip(60)
         assert topics_of(broker) == ["_memq_audit"] * audit
 
-    on_lines(work)
+    on_memory_network(work)
 
 
 def test_a_start_waits_ten_seconds_for_the_topic_of_reports_which_is_made_later() -> None:
-    async def work(cluster: Rig, lines: Lines) -> None:
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
         broker = cluster.made("one")
         calls = Calls(broker.services.coordinator, "create_topic")
         calls.takes_s["create_topic"] = 25
@@ -330,14 +330,14 @@ def test_a_start_waits_ten_seconds_for_the_topic_of_reports_which_is_made_later(
         await skip(20)
         assert topics_of(broker) == ["_memq_audit"]
 
-    on_lines(work)
+    on_memory_network(work)
 
 
 # ---- closes ------------------------------------------------------------------------------------------
 
 
 def test_behind_its_close_a_broker_asks_for_nothing_and_is_known_to_nobody() -> None:
-    async def work(cluster: Rig, lines: Lines) -> None:
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
         broker = cluster.made("one", audit=False)
         watched: list[bool] = []
         watch = broker.services.coordinator.watch
@@ -363,14 +363,14 @@ def test_behind_its_close_a_broker_asks_for_nothing_and_is_known_to_nobody() -> 
         assert {name: len(at_s) for name, at_s in calls.at_s.items()} == asked
         assert broker.failure is None
 
-    on_lines(work)
+    on_memory_network(work)
 
 
 def test_a_close_gives_back_the_memory_of_what_was_published() -> None:
-    async def work(cluster: Rig, lines: Lines) -> None:
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
         broker = await cluster.start("one", audit=False)
         topic = await broker.partitions.create("clicks", 1, TopicSettings(), exist_ok=False)
-        client = lines.call(broker.address).greet()
+        client = network.call(broker.address).greet()
         await skip(0.5)
         first = await produced(client, topic, 0, 200_000)
         await produced(client, topic, first, 200_000)
@@ -378,32 +378,32 @@ def test_a_close_gives_back_the_memory_of_what_was_published() -> None:
         await broker.close()
         assert broker.services.pool.leased_bytes == broker.intake.slab.size
 
-    on_lines(work)
+    on_memory_network(work)
 
 
 def test_a_close_while_the_coordinator_is_away_says_so_and_ends(caplog: pytest.LogCaptureFixture) -> None:
-    async def work(cluster: Rig, lines: Lines) -> None:
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
         broker = await cluster.start("one", audit=False)
         calls = Calls(broker.services.coordinator, "unregister")
         calls.fails["unregister"] = away(1)
         await broker.close()
         assert len(calls.at_s["unregister"]) == 1
 
-    on_lines(work)
+    on_memory_network(work)
     assert log_lines(caplog) == ["unregister-failed: it is away"]
 
 
 def test_a_broker_that_never_started_can_be_closed() -> None:
-    async def work(cluster: Rig, lines: Lines) -> None:
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
         await cluster.made("one").close()
 
-    on_lines(work)
+    on_memory_network(work)
 
 
 def test_a_partition_that_moves_away_during_a_close_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
     """The tasks that would let go of it end before the partitions do."""
 
-    async def work(cluster: Rig, lines: Lines) -> None:
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
         one = await cluster.start("one", audit=False)
         two = await cluster.start("two", audit=False)
         topic = await one.partitions.create("clicks", 2, TopicSettings(), exist_ok=False)
@@ -418,17 +418,17 @@ def test_a_partition_that_moves_away_during_a_close_is_no_failure(caplog: pytest
         assert one.failure is None
         assert two.failure is None
 
-    on_lines(work)
+    on_memory_network(work)
     assert log_lines(caplog, logging.ERROR) == []
 
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_behind_a_close_nothing_is_stored_any_more(shared: bool) -> None:
-    async def work(cluster: Rig, lines: Lines) -> None:
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
         broker = await cluster.start("one", audit=False)
         settings = TopicSettings(shared_objects=shared)
         topic = await broker.partitions.create("clicks", 1, settings, exist_ok=False)
-        client = lines.call(broker.address).greet()
+        client = network.call(broker.address).greet()
         await skip(0.5)
         calls = Calls(cluster.store, "put")
         calls.fails["put"] = away(1_000)
@@ -446,7 +446,7 @@ def test_behind_a_close_nothing_is_stored_any_more(shared: bool) -> None:
         with pytest.raises(ClosedError):
             await broker.services.planner.plan(cast(ClusterView, SimpleNamespace(assignments=range(3_000))))
 
-    on_lines(work)
+    on_memory_network(work)
 
 
 # ---- readiness ---------------------------------------------------------------------------------------
@@ -454,7 +454,7 @@ def test_behind_a_close_nothing_is_stored_any_more(shared: bool) -> None:
 
 @pytest.mark.parametrize("deletes", [True, False])
 def test_a_check_asks_store_and_queue_at_once_and_names_the_first_that_fails(deletes: bool) -> None:
-    async def work(cluster: Rig, lines: Lines) -> None:
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
         broker = await cluster.start("one", audit=False, delete_objects=deletes)
         store, queue = Calls(cluster.store, "check"), Calls(cluster.queue, "check")
         store.takes_s["check"] = queue.takes_s["check"] = 1.0
@@ -475,4 +475,4 @@ def test_a_check_asks_store_and_queue_at_once_and_names_the_first_that_fails(del
         with pytest.raises(UnreachableError, match="store"):
             await broker.check()
 
-    on_lines(work)
+    on_memory_network(work)

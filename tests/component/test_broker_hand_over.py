@@ -18,8 +18,8 @@ from memq.protocol.messages import Open
 from memq.topic import Topic, TopicSettings, read_partitions
 from tests.brokers import block_of, events_of, log_lines, write_frame
 from tests.component.test_broker_cluster import Rig
-from tests.component.test_broker_following import Calls, away, now_s, on_lines, topic_named
-from tests.lines import Lines
+from tests.component.test_broker_following import Calls, away, now_s, on_memory_network, topic_named
+from tests.memory_network import MemoryNetwork
 from tests.skipping_loop import skip
 
 PARTITIONS = 3
@@ -34,7 +34,7 @@ class Leaving:
         self.gates = gates
 
     @classmethod
-    async def at(cls, cluster: Rig, lines: Lines, *, heir: bool = True) -> Leaving:
+    async def at(cls, cluster: Rig, network: MemoryNetwork, *, heir: bool = True) -> Leaving:
         one = await cluster.start("one", audit=False)
         topic = await one.partitions.create("clicks", PARTITIONS, TopicSettings(), exist_ok=False)
         gates = [asyncio.Event() for _ in range(PARTITIONS)]
@@ -47,7 +47,7 @@ class Leaving:
             await put(key, *arguments)  # type: ignore[arg-type]  # whatever the broker says
 
         cluster.store.put = gated  # type: ignore[method-assign, assignment]  # a store that takes its time
-        client = lines.call(one.address).greet()
+        client = network.call(one.address).greet()
         for number in range(PARTITIONS):
             ask = Open(
                 topic=topic.name,
@@ -83,8 +83,8 @@ async def changing(cluster: Rig, every_s: float, times: int) -> None:
 
 @pytest.mark.parametrize("leaves", [True, False])
 def test_who_leaves_waits_as_long_as_one_partition_goes_within_the_limit(leaves: bool) -> None:
-    async def work(cluster: Rig, lines: Lines) -> None:
-        leaving = await Leaving.at(cluster, lines)
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
+        leaving = await Leaving.at(cluster, network)
         begin_s = now_s()
         going = asyncio.create_task(leaving.let_go(every_s=HAND_OVER_S - 5))
         if leaves:
@@ -98,13 +98,13 @@ def test_who_leaves_waits_as_long_as_one_partition_goes_within_the_limit(leaves:
             assert now_s() - begin_s == pytest.approx(HAND_OVER_S, abs=0.1)
         await going
 
-    on_lines(work)
+    on_memory_network(work)
 
 
 @pytest.mark.parametrize("gone", [0, 1])
 def test_who_leaves_waits_no_longer_than_the_limit_for_the_next_partition_whatever_else_changes(gone: int) -> None:
-    async def work(cluster: Rig, lines: Lines) -> None:
-        leaving = await Leaving.at(cluster, lines)
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
+        leaving = await Leaving.at(cluster, network)
         begin_s = now_s()
         changes = asyncio.create_task(changing(cluster, 7, 10))
         if gone:
@@ -117,12 +117,12 @@ def test_who_leaves_waits_no_longer_than_the_limit_for_the_next_partition_whatev
         for gate in leaving.gates:
             gate.set()
 
-    on_lines(work)
+    on_memory_network(work)
 
 
 def test_a_long_hand_over_says_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    async def work(cluster: Rig, lines: Lines) -> None:
-        leaving = await Leaving.at(cluster, lines)
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
+        leaving = await Leaving.at(cluster, network)
         changes = asyncio.create_task(changing(cluster, 8, 1))
         going = asyncio.create_task(leaving.let_go(every_s=15))
         await leaving.one.hand_over(leaves=True)
@@ -130,14 +130,14 @@ def test_a_long_hand_over_says_how_far_it_is(caplog: pytest.LogCaptureFixture) -
         await changes
 
     with caplog.at_level(logging.INFO, "memq"):
-        on_lines(work)
+        on_memory_network(work)
     lines = dict.fromkeys(line for line in log_lines(caplog, logging.INFO) if line.startswith("draining-progress"))
     text = "draining-progress: {} of 3 partitions are closed for others to open"
     assert list(lines) == [text.format(done) for done in range(PARTITIONS)]
 
 
 def test_a_broker_that_was_just_joined_by_another_hands_over_to_it_though_nobody_said_so() -> None:
-    async def work(cluster: Rig, lines: Lines) -> None:
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
         one = cluster.made("one", audit=False)
         one.services.coordinator.watch = lambda callback: lambda: None  # type: ignore[method-assign]  # calls are lost
         await one.start()
@@ -151,17 +151,17 @@ def test_a_broker_that_was_just_joined_by_another_hands_over_to_it_though_nobody
         await done
         assert now_s() - begin_s < 15, "it reads every 10 s"
 
-    on_lines(work)
+    on_memory_network(work)
 
 
 def test_a_broker_is_drained_though_the_hand_over_does_not_end(caplog: pytest.LogCaptureFixture) -> None:
-    async def work(cluster: Rig, lines: Lines) -> None:
-        leaving = await Leaving.at(cluster, lines)
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
+        leaving = await Leaving.at(cluster, network)
         await leaving.one.partitions.refresh()
         begin_s = now_s()
         draining = asyncio.create_task(leaving.one.drain())
         await skip(HAND_OVER_S + 1)
-        assert list(lines.lines) == [("127.0.0.1", 4002)], "the other's: it takes nothing new"
+        assert list(network.listeners) == [("127.0.0.1", 4002)], "the other's: it takes nothing new"
         assert not draining.done()
         for gate in leaving.gates:
             gate.set()
@@ -169,15 +169,15 @@ def test_a_broker_is_drained_though_the_hand_over_does_not_end(caplog: pytest.Lo
         assert now_s() - begin_s == pytest.approx(HAND_OVER_S + 1, abs=1)
         assert leaving.one.partitions.at_work() == []
 
-    on_lines(work)
+    on_memory_network(work)
     assert [line for line in log_lines(caplog) if line.startswith("hand-over-failed")] == [
         "hand-over-failed: 3 partitions: TimeoutError()"
     ]
 
 
 def test_a_broker_is_drained_though_the_coordinator_refuses_the_hand_over(caplog: pytest.LogCaptureFixture) -> None:
-    async def work(cluster: Rig, lines: Lines) -> None:
-        leaving = await Leaving.at(cluster, lines)
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
+        leaving = await Leaving.at(cluster, network)
         await leaving.one.partitions.refresh()
         calls = Calls(leaving.one.services.coordinator, "register")
         calls.fails["register"] = away(1)
@@ -186,26 +186,26 @@ def test_a_broker_is_drained_though_the_coordinator_refuses_the_hand_over(caplog
         await leaving.one.drain()
         assert leaving.one.partitions.at_work() == []
 
-    on_lines(work)
+    on_memory_network(work)
     assert "hand-over-failed" in events_of(caplog)
 
 
 def test_a_broker_that_nobody_succeeds_drains_at_once_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    async def work(cluster: Rig, lines: Lines) -> None:
-        leaving = await Leaving.at(cluster, lines, heir=False)
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
+        leaving = await Leaving.at(cluster, network, heir=False)
         for gate in leaving.gates:
             gate.set()
         begin_s = now_s()
         await leaving.one.drain()
         assert now_s() - begin_s < 1
 
-    on_lines(work)
+    on_memory_network(work)
     assert log_lines(caplog) == []
 
 
 def test_a_request_to_hand_over_that_nobody_meets_leaves_the_broker_as_it_was() -> None:
-    async def work(cluster: Rig, lines: Lines) -> None:
-        leaving = await Leaving.at(cluster, lines, heir=False)
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
+        leaving = await Leaving.at(cluster, network, heir=False)
         with pytest.raises(
             InvalidRequestError, match="no other broker has taken the 3 partitions of broker 'one'"
         ) as caught:
@@ -219,19 +219,19 @@ def test_a_request_to_hand_over_that_nobody_meets_leaves_the_broker_as_it_was() 
         for gate in leaving.gates:
             gate.set()
 
-    on_lines(work)
+    on_memory_network(work)
 
 
 def test_what_is_held_is_described_by_partition() -> None:
-    async def work(cluster: Rig, lines: Lines) -> None:
-        leaving = await Leaving.at(cluster, lines, heir=False)
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
+        leaving = await Leaving.at(cluster, network, heir=False)
         held = leaving.one.held_blocks()
         assert len(held) == PARTITIONS
         assert all(f"partition {number}" in line for number, line in enumerate(held))
         for gate in leaving.gates:
             gate.set()
 
-    on_lines(work)
+    on_memory_network(work)
 
 
 # ---- blocks that were acked with 1 on disk -----------------------------------------------------------
@@ -240,11 +240,11 @@ def test_what_is_held_is_described_by_partition() -> None:
 ON_DISK = TopicSettings(ack1="disk", seal_when_idle=False, batch_age_ms_max=5_000)
 
 
-async def acked_on_disk(cluster: Rig, lines: Lines, disk: MemorySpool) -> tuple[Broker, Topic]:
+async def acked_on_disk(cluster: Rig, network: MemoryNetwork, disk: MemorySpool) -> tuple[Broker, Topic]:
     """Let a broker ack a block with 1 that is in its spool and not in the queue."""
     one = await cluster.start("one", audit=False, spool=disk)
     topic = await one.partitions.create("clicks", 1, ON_DISK, exist_ok=False)
-    client = lines.call(one.address).greet()
+    client = network.call(one.address).greet()
     ask = Open(topic=topic.name, topic_id=topic.id, partition=0, producer=f"{7:016x}", acks=AckLevel.ONE, sequence=0)
     client.ask(Api.OPEN, ask, stream=1)
     await skip(0.1)
@@ -261,20 +261,20 @@ async def records_of(cluster: Rig, topic: Topic) -> int:
 
 
 def test_a_drain_leaves_nothing_in_the_spool() -> None:
-    async def work(cluster: Rig, lines: Lines) -> None:
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
         disk = MemorySpool()
-        one, topic = await acked_on_disk(cluster, lines, disk)
+        one, topic = await acked_on_disk(cluster, network, disk)
         await one.drain()
         assert await records_of(cluster, topic) == 1
         assert disk.segments == {}
 
-    on_lines(work)
+    on_memory_network(work)
 
 
 def test_a_drain_brings_what_an_earlier_run_left_to_the_queue_and_closes_its_partitions() -> None:
-    async def work(cluster: Rig, lines: Lines) -> None:
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
         disk = MemorySpool()
-        one, topic = await acked_on_disk(cluster, lines, disk)
+        one, topic = await acked_on_disk(cluster, network, disk)
         calls = Calls(cluster.store, "put")
         calls.fails["put"] = away(1_000)
         await one.close()
@@ -286,7 +286,7 @@ def test_a_drain_brings_what_an_earlier_run_left_to_the_queue_and_closes_its_par
         assert again.partitions.at_work() == []
         assert cluster.owner(topic).session == "", "given back"
 
-    on_lines(work)
+    on_memory_network(work)
 
 
 def test_a_broker_whose_memory_is_used_up_seals_what_it_has_and_reads_on() -> None:
@@ -294,10 +294,10 @@ def test_a_broker_whose_memory_is_used_up_seals_what_it_has_and_reads_on() -> No
     slow = TopicSettings(batch_bytes_max=64 * MIB, batch_age_ms_max=600_000, seal_when_idle=False)
     size = 200_000
 
-    async def work(cluster: Rig, lines: Lines) -> None:
+    async def work(cluster: Rig, network: MemoryNetwork) -> None:
         broker = await cluster.start("one", audit=False, memory_bytes_max=4 * MIB)
         topic = await broker.partitions.create("clicks", 1, slow, exist_ok=False)
-        client = lines.call(broker.address).greet()
+        client = network.call(broker.address).greet()
         ask = Open(
             topic=topic.name, topic_id=topic.id, partition=0, producer=f"{7:016x}", acks=AckLevel.ALL, sequence=0
         )
@@ -312,4 +312,4 @@ def test_a_broker_whose_memory_is_used_up_seals_what_it_has_and_reads_on() -> No
         assert not left
         assert acked >= 40 - 4 * MIB // size, "the rest waits for its age, or for more"
 
-    on_lines(work)
+    on_memory_network(work)

@@ -16,7 +16,7 @@ from memq.protocol.frames import PREFIX, Api
 from memq.protocol.messages import Draining, decode_message
 from memq.topic import TopicSettings
 from tests.component.test_broker_cluster import rig
-from tests.lines import FULL_BYTES, Client, Lines, line_runtime
+from tests.memory_network import FULL_BYTES, Client, MemoryNetwork, memory_runtime
 from tests.skipping_loop import run_skipping, skip
 
 TIMEOUT_S = 30  # of a HELLO, a frame, and an answer that is not read
@@ -26,12 +26,12 @@ HALF = PREFIX.pack(1_000, Api.METADATA, 0, 0, 1) + b"half"
 class Port:
     """A broker that has been at work for a while, and its port."""
 
-    def __init__(self, broker: Broker, lines: Lines) -> None:
+    def __init__(self, broker: Broker, network: MemoryNetwork) -> None:
         self.broker = broker
-        self.lines = lines
+        self.network = network
 
     def call(self) -> Client:
-        return self.lines.call(self.broker.address)
+        return self.network.call(self.broker.address)
 
     def deaf(self, size: int) -> Client:
         """Return a client for which so many bytes wait, which it does not read."""
@@ -48,12 +48,12 @@ def at_work(work: Callable[[Port], Awaitable[None]], **settings: Any) -> None:
     """Run a test at a broker that began 20.5 s ago: times since its start and times since an event differ."""
 
     async def inside() -> None:
-        runtime, lines = line_runtime()
+        runtime, network = memory_runtime()
         timeouts: dict[str, Any] = {"hello_timeout_ms": TIMEOUT_S * 1_000, "frame_timeout_ms": TIMEOUT_S * 1_000}
         async with rig(runtime, timeout_s=3_000) as cluster:
             broker = await cluster.start("one", audit=False, **timeouts, **settings)
             await skip(20.5)  # between two turns
-            await work(Port(broker, lines))
+            await work(Port(broker, network))
 
     run_skipping(inside())
 
@@ -206,7 +206,7 @@ def test_a_broker_checks_some_partitions_each_second_and_each_of_them_once_in_a_
     monkeypatch.setattr(TopicProcessor, "forget_silent", lambda self, now_ms: looked.append(self.partition))
 
     async def inside() -> None:
-        runtime, _ = line_runtime()
+        runtime, _ = memory_runtime()
         async with rig(runtime, timeout_s=3_000) as cluster:
             broker = await cluster.start("one", audit=False)
             topic = await broker.partitions.create("clicks", partitions, TopicSettings(), exist_ok=False)
@@ -232,7 +232,7 @@ def test_a_drain_closes_the_port_and_says_so_to_all_that_are_ready() -> None:
         assert (frame.api, frame.stream, frame.argument) == (Api.DRAINING, 0, 0)
         assert decode_message(frame.body, Draining).retry_after_ms == 500
         assert early.heard() == []
-        assert port.lines.lines == {}
+        assert port.network.listeners == {}
         assert not ready.is_gone(), "connections stay until the close"
         await port.broker.close()
         assert ready.is_gone()
@@ -245,7 +245,7 @@ def test_a_close_ends_the_port_and_its_connections() -> None:
     async def work(port: Port) -> None:
         client = port.call().greet()
         await port.broker.close()
-        assert port.lines.lines == {}
+        assert port.network.listeners == {}
         assert client.is_gone()
 
     at_work(work, memory_bytes_max=1_024 * KIB)

@@ -22,7 +22,7 @@ from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
 from tests.brokers import run
-from tests.lines import line_runtime
+from tests.memory_network import memory_runtime
 from tests.skipping_loop import run_skipping, skip
 
 
@@ -262,7 +262,9 @@ def test_retention_runs_at_its_interval_and_the_sweep_where_the_broker_governs_a
     monkeypatch.setattr(process, "look_after", noted)
 
     async def work() -> None:
-        ends = life.begin(line_runtime()[0], retention_interval_ms=30_000, sweep_age_ms=400_000, delete_objects=deletes)
+        ends = life.begin(
+            memory_runtime()[0], retention_interval_ms=30_000, sweep_age_ms=400_000, delete_objects=deletes
+        )
         if not governs:
             life.broker.governor = None
         await life.ready.wait()
@@ -287,7 +289,7 @@ def test_a_new_governor_sweeps_at_once_if_a_pass_is_due(life: Life, monkeypatch:
     monkeypatch.setattr(process, "look_after", noted)
 
     async def work() -> None:
-        ends = life.begin(line_runtime()[0], retention_interval_ms=30_000, sweep_age_ms=400_000)
+        ends = life.begin(memory_runtime()[0], retention_interval_ms=30_000, sweep_age_ms=400_000)
         governor, life.broker.governor = life.broker.governor, None
         await life.ready.wait()
         await skip(135)  # a pass was due at 120 s

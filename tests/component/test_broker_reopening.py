@@ -20,7 +20,7 @@ from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, read
 from tests.brokers import block_of, log_lines, write_frame
 from tests.component.test_broker_cluster import Rig
 from tests.component.test_request_answers import Served, open_of, served
-from tests.lines import Client
+from tests.memory_network import Client
 from tests.skipping_loop import skip
 
 RETENTION_MS = 600_000
@@ -43,7 +43,7 @@ def test_a_named_producer_is_forgotten_with_the_records_of_its_time(retention_ms
         for wait_ms in (RETENTION_MS // 3, RETENTION_MS):
             await skip(wait_ms / 1_000)
             again = await at.cluster.start("one", audit=False)
-            next_ = Served(at.cluster, again, at.lines)
+            next_ = Served(at.cluster, again, at.network)
             await at.answered(next_.call(), Api.OPEN, open_of(topic), stream=9)
             pointer = (await log_of(at.cluster, topic))[-1]
             assert pointer.kind == "opened"
@@ -81,7 +81,7 @@ def test_a_partition_whose_log_was_lost_is_opened_when_it_is_back(caplog: pytest
         entries = list(at.cluster.queue.logs[read].entries)
         at.cluster.queue.logs[read].entries.clear()
         again = await at.cluster.start("one", audit=False)
-        next_ = Served(at.cluster, again, at.lines)
+        next_ = Served(at.cluster, again, at.network)
         client = next_.call()
         client.ask(Api.OPEN, open_of(topic, sequence=1), stream=9)
         await skip(LOST_RETRY_S + 1)
@@ -154,7 +154,7 @@ def test_an_opening_passes_over_what_other_partitions_put_into_its_log_for_long(
             await at.cluster.queue.publish(Publication(read, 1, 1, now_ms, encode_pointer(other)))
         await skip(topic.settings.dedup_window_ms / 1_000 + CLOCK_ERROR_MS / 1_000 + 60)
         again = await at.cluster.start("one", audit=False)
-        next_ = Served(at.cluster, again, at.lines)
+        next_ = Served(at.cluster, again, at.network)
         await at.answered(next_.call(), Api.OPEN, open_of(topic, sequence=2), stream=9)
         opened = (await log_of(at.cluster, topic))[-1]
         assert (opened.kind, opened.partition, opened.epoch) == ("opened", 0, 2)

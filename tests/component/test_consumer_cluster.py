@@ -30,7 +30,7 @@ from memq.errors import (
 from memq.runtime.clock import SystemClock
 from memq.testing import Cluster
 from memq.topic import Position
-from tests.moments import moment
+from tests.time_after_acks import time_after_acks
 
 CLICKS = TopicPartition("clicks", 0)
 
@@ -73,7 +73,7 @@ def test_a_record_comes_back_with_all_that_it_had(cluster: Cluster) -> None:
 
 def test_places_mean_what_they_say(cluster: Cluster) -> None:
     send(cluster, b"0", b"1")
-    middle = moment()
+    middle = time_after_acks()
     after_first = cluster.records("clicks")[1].position
     send(cluster, b"2")
     assert read_all(cluster) == [b"0", b"1", b"2"]

@@ -26,7 +26,7 @@ from memq.errors import AuditStateError, GenerationFencedError, NotFoundError
 from memq.format.ranges import RangeSet
 from tests.postgres import postgres_url
 from tests.unit.audited import TOPIC
-from tests.unit.live_desk import MINUTE, PRODUCER, Desk, span
+from tests.unit.live_audit_harness import MINUTE, PRODUCER, LiveAuditHarness, span
 
 KEY = (TOPIC.id, 0)
 
@@ -52,11 +52,13 @@ async def opened(open_database: Callable[[], Database]) -> AsyncIterator[tuple[A
         await database.close()
 
 
-def a_step(owner: str, position: str, desk: Desk) -> Step:
-    """Judge at a desk, and return what an auditor stores of that."""
-    desk.judge()
-    changes = PartitionChanges(TOPIC.name, desk.audit.books, desk.audit.take_rows(), desk.audit.take_findings())
-    return Step(2, owner, next(_numbers), position, desk.home.clients, {KEY: changes})
+def a_step(owner: str, position: str, harness: LiveAuditHarness) -> Step:
+    """Judge at a harness, and return what an auditor stores of that."""
+    harness.judge()
+    changes = PartitionChanges(
+        TOPIC.name, harness.audit.books, harness.audit.take_rows(), harness.audit.take_findings()
+    )
+    return Step(2, owner, next(_numbers), position, harness.home.clients, {KEY: changes})
 
 
 _numbers = itertools.count()
@@ -72,18 +74,18 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
 
 def test_what_one_stored_another_goes_on_with(open_database: Callable[[], Database]) -> None:
     async def work() -> None:
-        desk = Desk()
-        desk.sent(span("sent", (0, 30)), span("acked", (0, 30)))
-        desk.queue((PRODUCER, 0, 10))
+        harness = LiveAuditHarness()
+        harness.sent(span("sent", (0, 30)), span("acked", (0, 30)))
+        harness.queue((PRODUCER, 0, 10))
         async with opened(open_database) as (store, _):
             assert await store.take_home(2, "one") == ("", {})
             assert await store.books(KEY) is None
-            await store.save(a_step("one", "2:7:0", desk))
+            await store.save(a_step("one", "2:7:0", harness))
         async with opened(open_database) as (store, view):
             position, clients = await store.take_home(2, "two")
-            assert (position, clients) == ("2:7:0", desk.home.clients)
+            assert (position, clients) == ("2:7:0", harness.home.clients)
             books = await store.books(KEY)
-            assert books == desk.audit.books
+            assert books == harness.audit.books
             assert [(heard.home, heard.number) for heard in await view.clients()] == [(2, 100)]
 
     run(work)
@@ -103,13 +105,13 @@ def test_auditors_of_one_state_are_one_group(open_database: Callable[[], Databas
 
 def test_who_lost_the_home_stores_nothing(open_database: Callable[[], Database]) -> None:
     async def work() -> None:
-        desk = Desk()
-        desk.queue((PRODUCER, 0, 10))
+        harness = LiveAuditHarness()
+        harness.queue((PRODUCER, 0, 10))
         async with opened(open_database) as (store, view), opened(open_database) as (other, _):
             await store.take_home(2, "one")
             await other.take_home(2, "two")
             with pytest.raises(GenerationFencedError, match="given to another auditor"):
-                await store.save(a_step("one", "2:7:0", desk))
+                await store.save(a_step("one", "2:7:0", harness))
             assert await view.version() == 0
             assert await store.books(KEY) is None
             assert (await other.take_home(2, "two"))[0] == ""
@@ -139,16 +141,16 @@ class Troubled:
 
 def test_a_step_that_is_saved_again_is_stored_once(open_database: Callable[[], Database]) -> None:
     async def work() -> None:
-        desk = Desk()
+        harness = LiveAuditHarness()
         async with opened(lambda: Troubled(open_database())) as (store, view):
             await store.take_home(2, "one")
             for position, first, end in (("2:6:0", 0, 10), ("2:7:0", 10, 15)):
-                desk.sent(span("sent", (first, end)), span("acked", (first, end)))
-                desk.queue((PRODUCER, first, end))
-                await store.save(a_step("one", position, desk))
+                harness.sent(span("sent", (first, end)), span("acked", (first, end)))
+                harness.queue((PRODUCER, first, end))
+                await store.save(a_step("one", position, harness))
             (minute,) = [each async for each in view.minutes("clicks", MINUTE, MINUTE + 1)]
             assert minute.row.side(QUEUE)["committed"] == 15
-            assert await store.take_home(2, "one") == ("2:7:0", desk.home.clients)
+            assert await store.take_home(2, "one") == ("2:7:0", harness.home.clients)
 
     run(work)
 
@@ -158,16 +160,16 @@ def test_all_minutes_of_many_partitions_are_read(
 ) -> None:
     """One statement read the first rows of all partitions by time: the newest minutes were missing."""
     monkeypatch.setattr("memq.audit.live.view.ROWS_MAX", 6)
-    desk = Desk()
+    harness = LiveAuditHarness()
     rows = {minute: MinuteRow() for minute in (MINUTE, MINUTE + 2)}
 
     async def work() -> None:
         async with opened(open_database) as (store, view):
             await store.take_home(2, "one")
-            step = a_step("one", "2:7:0", desk)
+            step = a_step("one", "2:7:0", harness)
             for id_, part in (*(("earlier", part) for part in range(2)), *((TOPIC.id, part) for part in range(5))):
-                step.changes[id_, part] = PartitionChanges(TOPIC.name, desk.audit.books, rows, [])
-            step.changes["other", 0] = PartitionChanges("other", desk.audit.books, rows, [])
+                step.changes[id_, part] = PartitionChanges(TOPIC.name, harness.audit.books, rows, [])
+            step.changes["other", 0] = PartitionChanges("other", harness.audit.books, rows, [])
             await store.save(step)
             for first, minutes in ((MINUTE, [MINUTE, MINUTE + 2]), (MINUTE + 1, [MINUTE + 2])):
                 found = [each async for each in view.minutes("clicks", first, MINUTE + 3)]
@@ -180,12 +182,12 @@ def test_all_minutes_of_many_partitions_are_read(
 
 def test_rows_are_added_up_and_findings_kept_with_their_acknowledgement(open_database: Callable[[], Database]) -> None:
     async def work() -> None:
-        desk = Desk()
+        harness = LiveAuditHarness()
         async with opened(open_database) as (store, view):
             await store.take_home(2, "one")
-            desk.sent(span("sent", (0, 30)), span("acked", (0, 30)))
-            desk.queue((PRODUCER, 0, 10))
-            await store.save(a_step("one", "2:7:0", desk))
+            harness.sent(span("sent", (0, 30)), span("acked", (0, 30)))
+            harness.queue((PRODUCER, 0, 10))
+            await store.save(a_step("one", "2:7:0", harness))
             seen = await view.version()
             (finding,) = await view.findings("clicks")
             assert (finding.kind.value, finding.ranges, finding.records) == ("lost", ((10, 30),), 20)
@@ -193,8 +195,8 @@ def test_rows_are_added_up_and_findings_kept_with_their_acknowledgement(open_dat
             with pytest.raises(NotFoundError, match=r"finding .* does not exist"):
                 await store.acknowledge("nobody", "ada", 5)
 
-            desk.queue((PRODUCER, 10, 20))
-            await store.save(a_step("one", "2:8:0", desk))
+            harness.queue((PRODUCER, 10, 20))
+            await store.save(a_step("one", "2:8:0", harness))
             (minute,) = [each async for each in view.minutes("clicks", MINUTE, MINUTE + 1, since=seen)]
             assert minute.row.side("").counts == {"sent": 30, "acked": 30, "committed": 20, "lost": 10}
             assert (minute.row.word(), minute.partition, [*minute.row.sides]) == ("lost", 0, [QUEUE])
@@ -205,11 +207,11 @@ def test_rows_are_added_up_and_findings_kept_with_their_acknowledgement(open_dat
 
             (summary,) = await view.topics(MINUTE, MINUTE + 1)
             assert (summary.row.word(), summary.findings, summary.partitions[0].records) == ("lost", 1, 20)
-            desk.queue((PRODUCER, 20, 30))
-            await store.save(a_step("one", "2:9:0", desk))
+            harness.queue((PRODUCER, 20, 30))
+            await store.save(a_step("one", "2:9:0", harness))
             assert await view.findings() == []
-            assert [each.resolved_ms for each in await view.findings(all_=True)] == [desk.now_ms]
-            await store.prune(desk.now_ms + 3_600_000)
+            assert [each.resolved_ms for each in await view.findings(all_=True)] == [harness.now_ms]
+            await store.prune(harness.now_ms + 3_600_000)
             assert await view.findings(all_=True) == []
             assert [each async for each in view.minutes("clicks", 0, MINUTE + 100)] == []
 
@@ -250,15 +252,15 @@ def test_an_upgrade_reads_what_was_stored_before_it() -> None:
     books = decode_state(PartitionState, zlib.decompress(base64.b85decode(STORED)))
     (finding,) = books.findings.values()
     assert (finding.kind, finding.ranges, finding.stage, finding.grave) == (Kind.LOST, ((10, 30),), IN_QUEUE, True)
-    desk = Desk()
-    desk.audit = PartitionAudit(TOPIC, 0, books)
+    harness = LiveAuditHarness()
+    harness.audit = PartitionAudit(TOPIC, 0, books)
     assert (books.totals, books.epoch, books.streams[PRODUCER].account.delivered) == (
         RunningTotals(0, 10), 1, RangeSet([(0, 10)])
     )  # fmt: skip
-    desk.offset = books.next_offset
-    desk.queue((PRODUCER, 10, 30))
-    desk.audit.settle(desk.now_ms)
-    assert [(each.id, each.resolved_ms > 0) for each in desk.audit.take_findings()] == [(finding.id, True)]
+    harness.offset = books.next_offset
+    harness.queue((PRODUCER, 10, 30))
+    harness.audit.settle(harness.now_ms)
+    assert [(each.id, each.resolved_ms > 0) for each in harness.audit.take_findings()] == [(finding.id, True)]
     row = decode_state(MinuteRow, STORED_ROW)
     assert (row.word(QUEUE), row.side(QUEUE).counts) == ("lost", {"sent": 30, "acked": 30, "committed": 10, "lost": 20})
 

@@ -42,7 +42,7 @@ from memq.topic import Topic, TopicSettings
 from tests.brokers import block_of, log_lines
 from tests.component.test_broker_cluster import Rig, rig
 from tests.component.test_broker_following import now_s
-from tests.lines import FULL_BYTES, Client, Lines, line_runtime
+from tests.memory_network import FULL_BYTES, Client, MemoryNetwork, memory_runtime
 from tests.skipping_loop import run_skipping, skip
 
 MEMORY_BYTES = 4 * MIB
@@ -52,13 +52,13 @@ LENT_BYTES = MEMORY_BYTES // ANSWERS_SHARE // 2  # to all answers of READ togeth
 class Served:
     """A broker and what its clients ask."""
 
-    def __init__(self, cluster: Rig, broker: Broker, lines: Lines) -> None:
+    def __init__(self, cluster: Rig, broker: Broker, network: MemoryNetwork) -> None:
         self.cluster = cluster
         self.broker = broker
-        self.lines = lines
+        self.network = network
 
     def call(self, client_id: str = "") -> Client:
-        return self.lines.call(self.broker.address).greet(client_id)
+        return self.network.call(self.broker.address).greet(client_id)
 
     async def topic(self, name: str = "clicks", partitions: int = 1) -> Topic:
         return await self.broker.partitions.create(name, partitions, TopicSettings(), exist_ok=True)
@@ -93,12 +93,12 @@ def served(work: Callable[[Served], Awaitable[None]], limits: ClientLimits | Non
     """Run a test at a broker."""
 
     async def inside() -> None:
-        runtime, lines = line_runtime()
+        runtime, network = memory_runtime()
         async with rig(runtime, timeout_s=3_000) as cluster:
             given = {"audit": False, "memory_bytes_max": MEMORY_BYTES, **settings}
             broker = await cluster.start("one", client_limits=limits, **given)
             await skip(0.5)
-            await work(Served(cluster, broker, lines))
+            await work(Served(cluster, broker, network))
 
     run_skipping(inside())
 
@@ -114,7 +114,7 @@ def open_of(topic: Topic, **fields: Any) -> Open:
 @pytest.mark.parametrize(("audit", "audit_ms"), [(True, 7_000), (False, 0)])
 def test_a_client_that_says_hello_gets_the_cluster_the_broker_and_when_to_report(audit: bool, audit_ms: int) -> None:
     async def work(at: Served) -> None:
-        client = at.lines.call(at.broker.address)
+        client = at.network.call(at.broker.address)
         hello = Hello(least_version=VERSIONS[0], greatest_version=VERSIONS[1])
         client.say(encode_frame(Api.HELLO, 0, HELLO_MAGIC, encode_message(hello)))
         (frame,) = client.heard()
@@ -131,7 +131,7 @@ def test_a_request_that_changed_on_its_way_is_refused_and_may_be_sent_again(posi
     """One is another position, which would be stored; the other is no JSON, and has lost its end."""
 
     async def work(at: Served) -> None:
-        client = at.lines.call(at.broker.address)
+        client = at.network.call(at.broker.address)
         hello = Hello(least_version=VERSIONS[0], greatest_version=VERSIONS[1])
         client.say(encode_frame(Api.HELLO, 0, HELLO_MAGIC, encode_message(hello)))
         topic = await at.topic()
@@ -380,7 +380,7 @@ def test_a_forwarded_block_without_the_checksum_that_its_broker_sends_is_refused
     """A broker of an earlier release sends none."""
 
     async def work(at: Served) -> None:
-        topic, old, new = await at.topic(), at.lines.call(at.broker.address), at.call()
+        topic, old, new = await at.topic(), at.network.call(at.broker.address), at.call()
         hello = Hello(least_version=VERSIONS[0], greatest_version=VERSIONS[1])
         old.say(encode_frame(Api.HELLO, 0, HELLO_MAGIC, msgspec.json.encode(hello)))
         old.heard()

@@ -15,7 +15,7 @@ from memq.notification import NotificationQueue, Publication
 from memq.notification.memory import MemoryQueue
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.topic import Committed, Position, ReadPartition, Totals
-from tests.contract.lent_queue import LentQueue
+from tests.contract.loopback_queue import LoopbackQueue
 from tests.contract.manual_clock import ManualClock
 
 STALE_MS = 30_000
@@ -34,7 +34,7 @@ QUEUES: dict[str, Kind] = {
     "memory": Kind(lambda folder, clock: MemoryQueue(clock), "epoch"),
     "memory-age": Kind(lambda folder, clock: MemoryQueue(clock, refuse="age"), "age"),
     "sqlite": Kind(lambda folder, clock: SqliteQueue(folder / "queue.sqlite", clock, poll_interval_ms=2), "epoch"),
-    "remote": Kind(lambda folder, clock: LentQueue(MemoryQueue(clock), clock), "epoch"),
+    "remote": Kind(lambda folder, clock: LoopbackQueue(MemoryQueue(clock), clock), "epoch"),
 }
 
 Scenario = Callable[[NotificationQueue, ManualClock], Awaitable[None]]

@@ -123,7 +123,7 @@ def test_a_sick_disk_fails_until_it_is_well_and_keeps_what_it_had(kind: str) -> 
 
     async def work(disk: SpoolDisk) -> None:
         await disk.append(ONE, [b"one"])
-        host.sicken(kind, 60.0)
+        host.fail_until(kind, 60.0)
         for now_s[0] in (0.0, 59.0):
             with pytest.raises(SpoolError):
                 await disk.append(ONE, [b"more"])

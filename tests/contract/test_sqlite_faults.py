@@ -19,8 +19,8 @@ from tests.contract import test_queue_groups, test_queue_log
 from tests.contract.coordinators import topic
 from tests.contract.manual_clock import ManualClock
 from tests.contract.queues import HANG_S, STALE_MS, Scenario, part, publication, scenarios_of
-from tests.integration.patient_coordinator import PatientCoordinator
-from tests.integration.patient_queue import PatientQueue
+from tests.integration.retrying_coordinator import RetryingCoordinator
+from tests.integration.retrying_queue import RetryingQueue
 from tests.soak import SOAKING
 
 SLOW = [
@@ -85,7 +85,7 @@ def over(scenario: Scenario, path: Path, faults: Faults) -> None:
         faults.on = True
         try:
             async with asyncio.timeout(HANG_S):
-                await scenario(PatientQueue(queue), clock)
+                await scenario(RetryingQueue(queue), clock)
         finally:
             await queue.close()
 
@@ -149,7 +149,7 @@ def test_topics(tmp_path: Path, faults: Faults) -> None:
         faults.on = False
         inner = StandaloneCoordinator(path, "test", SystemClock())
         faults.on = True
-        coordinator = PatientCoordinator(inner, lambda: faults.met)
+        coordinator = RetryingCoordinator(inner, lambda: faults.met)
         for number in range(1, 10):
             await coordinator.create_topic(topic(f"t{number}", number))
         made = list(await coordinator.topics())

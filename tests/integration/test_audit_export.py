@@ -12,17 +12,17 @@ from memq.cli.exporter import audit_metrics
 from tests.component.test_live_state import a_step
 from tests.integration.test_lag_export import exporter, scraped
 from tests.unit.audited import TOPIC
-from tests.unit.live_desk import MINUTE, PRODUCER, Desk, span
+from tests.unit.live_audit_harness import MINUTE, PRODUCER, LiveAuditHarness, span
 
 
 async def judged(database: SqliteDatabase) -> None:
     """Store what is judged of 30 records that were acked, of which the queue has ten."""
-    desk = Desk()
-    desk.sent(span("sent", (0, 30)), span("acked", (0, 30)))
-    desk.queue((PRODUCER, 0, 10))
+    harness = LiveAuditHarness()
+    harness.sent(span("sent", (0, 30)), span("acked", (0, 30)))
+    harness.queue((PRODUCER, 0, 10))
     store = AuditStore(database)
     await store.take_home(2, "one")
-    await store.save(a_step("one", "2:7:0", desk))
+    await store.save(a_step("one", "2:7:0", harness))
 
 
 def test_what_is_lost_is_a_finding_of_its_topic(tmp_path: Path) -> None:

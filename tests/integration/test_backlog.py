@@ -11,7 +11,7 @@ from pathlib import Path
 from memq.aio import Admin, Consumer, Producer
 from memq_localstack.servers import Server
 from tests.integration.queued_broker import QUEUES, queued_broker
-from tests.moments import moment
+from tests.time_after_acks import time_after_acks
 
 TOPIC = "clicks"
 PARTITIONS = 12
@@ -41,7 +41,7 @@ async def fill(address: str) -> tuple[Sent, list[tuple[datetime, Sent]]]:
                 await producer.flush(60)
             if turn % (len(every) // MARKS) == 0:
                 await producer.flush(60)
-                marks.append((moment(), [len(values) for values in sent]))
+                marks.append((time_after_acks(), [len(values) for values in sent]))
             for _ in range(count):
                 await producer.send(TOPIC, b"%d" % number, partition=partition)
                 sent[partition].append(number)

@@ -113,7 +113,7 @@ def test_a_loss_a_doubling_and_damage_on_memq_dev_are_seen(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    injure = import_module("injury").injure
+    inject = import_module("faults").inject_faults
     options = ("--audit-interval-ms", "200", "--dashboard-port", "0")
     server = DevServer(tmp_path / "data", *options)
     try:
@@ -129,18 +129,18 @@ def test_a_loss_a_doubling_and_damage_on_memq_dev_are_seen(
             tab.page.locator(".funnel b", has_text="600").nth(2).wait_for()  # sent, acked, committed
             topic = admin.topic("flights").topic
         with ThreadPoolExecutor(1) as aside:  # it runs a loop of its own, and this thread has the browser's
-            injuries = aside.submit(injure, server.data, topic).result()
+            injected = aside.submit(inject, server.data, topic).result()
         with memq.Consumer(
             server.address, ["flights"], group="demo", end="end", on_damaged="skip", read="direct"
         ) as consumer:
             assert sum(len(batch.values()) for batch in consumer)
             consumer.commit()
         tab.open("#/loss")
-        for injury in injuries:
-            tab.page.get_by_role("row", name=re.compile(f"^{injury.what} open")).first.wait_for()
+        for fault in injected:
+            tab.page.get_by_role("row", name=re.compile(f"^{fault.what} open")).first.wait_for()
         tab.keep("findings")
         tab.page.get_by_role("row", name=re.compile("^corrupt open")).first.click()
-        (damaged,) = (injury for injury in injuries if injury.what == "corrupt")
+        (damaged,) = (fault for fault in injected if fault.what == "corrupt")
         tab.see(f"{damaged.producer:016x}")
         tab.page.get_by_role("link", name=damaged.object).click()
         tab.page.get_by_text("1 damaged").wait_for()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from memq_localstack.servers import S3Server, Server
-from tests.integration.held_kafka import Door, held_kafka
+from tests.integration.delayed_kafka import Door, delayed_kafka
 from tests.load import Sender, check_read, create
 from tests.owners import owned_by, settled, wait_for_takeover
 from tests.processes import BrokerProcess, broker_processes
@@ -22,7 +22,7 @@ Rig = tuple[list[BrokerProcess], Door]
 def rig(tmp_path: Path, zookeeper: Server, reads_s3: S3Server) -> Iterator[Rig]:
     """Run two brokers: the second one reaches Kafka through the door."""
     with (
-        held_kafka(tmp_path / "kafka") as kafka,
+        delayed_kafka(tmp_path / "kafka") as kafka,
         broker_processes(tmp_path, zookeeper, kafka.server, reads_s3, count=1) as brokers,
     ):
         config = tmp_path / "held.toml"

@@ -39,7 +39,7 @@ from tests.integration.kafka_answers import (
     Refused,
 )
 from tests.integration.kafka_proxy import ApiKey, Fault, KafkaProxy, Phase, kafka_behind_proxy
-from tests.integration.patient_queue import PatientQueue
+from tests.integration.retrying_queue import RetryingQueue
 from tests.integration.test_kafka_outage import broker_on
 from tests.soak import SOAKING
 
@@ -154,7 +154,7 @@ async def joined(queue: NotificationQueue) -> Membership:
 def over(proxy: KafkaProxy, fault: Fault, scenario: Scenario) -> None:
     async def run() -> None:
         async with opened(proxy) as queue:
-            await scenario(PatientQueue(queue), behind())
+            await scenario(RetryingQueue(queue), behind())
 
     struck(proxy, fault, run())
 
@@ -320,8 +320,8 @@ def test_a_kafka_that_names_no_broker_at_first_is_asked_again(proxy: KafkaProxy)
         prefix = "no-broker."
         # By a queue of its own: the library remembers up to its next refresh that a topic was missing.
         async with opened(proxy, prefix=prefix) as maker:
-            await PatientQueue(maker).create([part(0)], STALE_MS)
-            assert await PatientQueue(maker).span(part()) == Span(0, 0)
+            await RetryingQueue(maker).create([part(0)], STALE_MS)
+            assert await RetryingQueue(maker).span(part()) == Span(0, 0)
         seldom = {"topic.metadata.refresh.interval.ms": str(5 * 1000 * HANG_S)}
         async with opened(proxy, prefix=prefix, **seldom) as queue:
             for fault in (
@@ -333,7 +333,7 @@ def test_a_kafka_that_names_no_broker_at_first_is_asked_again(proxy: KafkaProxy)
                     with pytest.raises(RetryableError):
                         await queue.check()
             fault.times = 0
-            assert await PatientQueue(queue).span(part()) == Span(0, 0)
+            assert await RetryingQueue(queue).span(part()) == Span(0, 0)
 
     struck(proxy, Fault(ApiKey.METADATA, Phase.FALSE, 0, Fenced()), scenario())
 

@@ -13,7 +13,7 @@ from memq.errors import ClosedError, QueueError
 from memq.limits import MIB
 from memq.notification import Entry, Publication
 from memq.notification.kafka.admin import Asked, KafkaAdmin, Place
-from memq.notification.kafka.library import LastErrors, consumer_of
+from memq.notification.kafka.librdkafka import LastErrors, consumer_of
 from memq.notification.kafka.queue import KafkaQueue
 from memq.notification.kafka.reading import fetcher as fetcher_module
 from memq.notification.kafka.reading.fetcher import EntryFetcher

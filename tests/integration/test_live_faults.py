@@ -33,7 +33,7 @@ from memq.runtime.tasks import TaskOwner
 from memq.topic import Topic
 from memq_localstack.servers import S3Server, Server
 from tests.auditors import AuditorProcess
-from tests.integration.injuries import Batch, Injuries, Named, injuries_of, note
+from tests.integration.stored_faults import Batch, Named, StoredFaults, note, stored_faults_of
 from tests.load import TOPIC, addresses_of
 from tests.owners import owner_of, owners_of
 from tests.postgres import postgres_url
@@ -202,30 +202,30 @@ def kill_an_owner(brokers: list[BrokerProcess]) -> BrokerProcess:
     return owner
 
 
-async def injure(
+async def inject(
     folder: Path, kafka: Server, topic: Topic, draw: Random
 ) -> tuple[Named, list[Place], list[Place], int]:
     """Do faults at store and queue; return what must be named, and what a faulty reader passes over and repeats.
 
     And how many records there are more in the queue.
     """
-    async with injuries_of(folder, kafka, topic, (SOUND, FAULTY), draw) as injuries:
-        batches = await injuries.batches()
+    async with stored_faults_of(folder, kafka, topic, (SOUND, FAULTY), draw) as injected:
+        batches = await injected.batches()
         partitions = draw.sample(range(PARTITIONS), draw.randint(1, PARTITIONS))
         for partition in partitions:
-            await injuries.overlap(partition)
-        for do in (injuries.lose, injuries.cut, injuries.flip, injuries.copy):
+            await injected.overlap(partition)
+        for do in (injected.lose, injected.cut, injected.flip, injected.copy):
             for _ in range(draw.randint(1, 2)):
                 await do(batches.pop())
-        lost = [_misread(injuries, batches.pop(), "lost") for _ in range(draw.randint(1, 2))]
-        twice = [_misread(injuries, batches.pop(), "doubled") for _ in range(draw.randint(1, 2))]
-        return injuries.named, lost, twice, len(partitions)
+        lost = [_misread(injected, batches.pop(), "lost") for _ in range(draw.randint(1, 2))]
+        twice = [_misread(injected, batches.pop(), "doubled") for _ in range(draw.randint(1, 2))]
+        return injected.named, lost, twice, len(partitions)
 
 
-def _misread(injuries: Injuries, batch: Batch, kind: str) -> Place:
+def _misread(injected: StoredFaults, batch: Batch, kind: str) -> Place:
     for block in batch.blocks:
         place = (batch.pointer.partition, block.producer_id)
-        note(injuries.named, (kind, "consumer", FAULTY), *place, block.first_sequence, block.next_sequence)
+        note(injected.named, (kind, "consumer", FAULTY), *place, block.first_sequence, block.next_sequence)
     return batch.pointer.partition, batch.offset  # partitions are never split here
 
 
@@ -303,7 +303,7 @@ def test_what_was_done_to_a_cluster_that_crashes_is_named_and_nothing_else(
         with memq.Admin(addresses_of(cluster)) as admin:
             topic = admin.topic(TOPIC).topic
         if faults:
-            named, lost, twice, more = asyncio.run(injure(tmp_path, kafka, topic, draw))
+            named, lost, twice, more = asyncio.run(inject(tmp_path, kafka, topic, draw))
             load.pretend(topic, named)
         readers = {SOUND: Reader(cluster, SOUND, stack), FAULTY: Reader(cluster, FAULTY, stack, lost, twice)}
         for reader in readers.values():

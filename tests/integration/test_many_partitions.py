@@ -14,7 +14,7 @@ from memq.limits import MIB
 from memq.runtime.clock import SystemClock
 from memq_localstack.servers import S3Server, Server
 from tests.integration.kafka import running_kafka
-from tests.memory import peak_bytes
+from tests.process_memory import peak_bytes
 from tests.processes import BrokerProcess, settings_text
 from tests.servers import dev_server
 from tests.soak import repetitions, report

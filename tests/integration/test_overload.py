@@ -19,7 +19,7 @@ from memq.limits import KIB, MIB
 from memq.protocol.frames import HELLO_MAGIC, VERSIONS, Api, encode_frame
 from memq.protocol.messages import Hello, ReadRequest, encode_message
 from memq.runtime.network import parse_address
-from tests.memory import peak_bytes, resident_bytes
+from tests.process_memory import peak_bytes, resident_bytes
 from tests.servers import DevServer, dev_server
 from tests.stalling import stalling_broker
 

@@ -121,7 +121,7 @@ def rename_cluster(data: Path) -> tuple[Path, str]:
     return objects_of(data, "clicks")[0], "is of cluster"
 
 
-INJURIES = (
+FAULTS = (
     delete_one,
     swap_batches,
     swap_topics,
@@ -133,16 +133,16 @@ INJURIES = (
 )
 
 
-@pytest.mark.parametrize("injure", INJURIES, ids=lambda injure: injure.__name__)
-def test_what_is_wrong_is_named(filled: DevServer, tmp_path: Path, injure: Callable[[Path], tuple[Path, str]]) -> None:
+@pytest.mark.parametrize("inject", FAULTS, ids=lambda inject: inject.__name__)
+def test_what_is_wrong_is_named(filled: DevServer, tmp_path: Path, inject: Callable[[Path], tuple[Path, str]]) -> None:
     data = tmp_path / "copy"
     shutil.copytree(filled.data, data)
-    path, text = injure(data)
+    path, text = inject(data)
     code, report = verify(str(data))
     assert code == 1
     found = [each for each in report["findings"] if text in each["text"]]
     assert found, report["findings"]
-    assert injure is delete_row or str(path) in {each["object"] for each in found}
+    assert inject is delete_row or str(path) in {each["object"] for each in found}
 
 
 def refused(data: Path) -> str:

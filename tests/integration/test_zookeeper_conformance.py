@@ -22,7 +22,7 @@ from memq.topic import equal_slots
 from memq_localstack.servers import Server
 from tests.contract import test_coordinator
 from tests.contract.coordinators import HANG_S, broker, open_zookeeper, path_of, topic
-from tests.integration.patient_coordinator import PatientCoordinator, pause
+from tests.integration.retrying_coordinator import RetryingCoordinator, pause
 from tests.integration.zookeeper_proxy import FINAL, PASSING, TRANSPORT, Fault, Op, Phase, ZookeeperProxy
 from tests.soak import SOAKING
 
@@ -144,9 +144,9 @@ def over(
         try:
             async with asyncio.timeout(HANG_S):
                 if scenario is life:
-                    await life(PatientCoordinator(behind, lambda: fault.met), sound, proxy)
+                    await life(RetryingCoordinator(behind, lambda: fault.met), sound, proxy)
                 else:
-                    await scenario(PatientCoordinator(behind, lambda: fault.met))
+                    await scenario(RetryingCoordinator(behind, lambda: fault.met))
         finally:
             async with asyncio.timeout(HANG_S):
                 await behind.close()

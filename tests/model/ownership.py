@@ -2,14 +2,14 @@
 
 A schedule is any order of these steps: pauses, crashes, lost and late answers, and a queue that refuses what it has
 taken are orders of steps, too. The rules are those of docs/ownership.md; `Rules` says which of them hold. The steps
-that are possible at a moment are in `tests.model.possible`, what must hold at the end in `tests.model.promises`.
+that are possible at a moment are in `tests.model.possible_steps`, what must hold at the end in `tests.model.promises`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.model import possible, promises
+from tests.model import possible_steps, promises
 from tests.model.parts import (
     Batch,
     Beginning,
@@ -26,7 +26,7 @@ from tests.model.parts import (
     Request,
     Rules,
 )
-from tests.model.possible import OPEN, STORED, Action
+from tests.model.possible_steps import OPEN, STORED, Action
 
 SENT, DONE = "sent", "done"
 SPOOLS = 0  # the broker that keeps on disk what it acks with 1
@@ -84,7 +84,7 @@ class Model:
 
     def actions(self) -> list[Action]:
         """Return the steps that are possible now."""
-        return possible.actions(self)
+        return possible_steps.actions(self)
 
     def step(self, action: Action) -> None:
         """Take a step. Raises: BrokenPromiseError."""

@@ -1,6 +1,6 @@
 """Random schedules of the ownership model, one for each seed; and the rules, each left out: what must then be found.
 
-Seven more rules are left out in `tests.model.directed`, by schedules that are written down.
+Seven more rules are left out in `tests.model.directed_schedules`, by schedules that are written down.
 
 `python -m tests.model.schedules [VARIANT] [SCHEDULES] [FIRST SEED]` runs one variant, or all of them.
 """
@@ -15,7 +15,7 @@ from itertools import accumulate
 
 from tests.model.ownership import Model
 from tests.model.parts import ALL, NAME, ONE, Rules
-from tests.model.possible import Action
+from tests.model.possible_steps import Action
 from tests.model.promises import BrokenPromiseError
 
 ALL_RULES = Rules()

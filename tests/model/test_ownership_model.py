@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.model.directed import DIRECTED, follow
+from tests.model.directed_schedules import DIRECTED, follow
 from tests.model.ownership import Model
 from tests.model.parts import Block, Forwarder, Rules
 from tests.model.promises import BrokenPromiseError

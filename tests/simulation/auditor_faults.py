@@ -24,7 +24,7 @@ from memq.runtime.runtime import Runtime
 from memq.topic import Topic
 from tests.simulation.auditor_rules import AuditorRules
 from tests.simulation.live_faults import ALL, STRANGER, LiveFaults
-from tests.simulation.live_play import History, Named
+from tests.simulation.live_replay import History, Named
 from tests.simulation.live_rules import both
 from tests.simulation.reader import LogEntry
 

@@ -14,7 +14,7 @@ from tests.simulation.auditor import LIVE_AUDITOR, AuditDatabase, StoredAudit, r
 from tests.simulation.auditor_faults import STATION, AuditorFaults, send_report
 from tests.simulation.auditor_rules import AuditorRules
 from tests.simulation.checked_cluster import CheckedCluster
-from tests.simulation.live_play import LATER_MS
+from tests.simulation.live_replay import LATER_MS
 from tests.simulation.live_rules import LiveRules
 from tests.simulation.plan import Plan
 

@@ -15,7 +15,7 @@ from memq.audit.minutes import MinuteRow
 from memq.format.ranges import RangeSet
 from memq.topic import ReadPartition, Topic
 from tests.simulation.auditor import StoredAudit
-from tests.simulation.live_play import IDS, Named
+from tests.simulation.live_replay import IDS, Named
 from tests.simulation.live_rules import LiveRules
 from tests.simulation.read_log import ReadLog
 from tests.simulation.reader import Source

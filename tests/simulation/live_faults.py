@@ -22,7 +22,7 @@ from memq.format.pointer import Pointer, ProducerRanges
 from memq.format.ranges import Range, RangeSet
 from memq.format.report import Begin, Report, ReportedDamage, ReportPart, ReportSpan
 from memq.topic import Position, Topic
-from tests.simulation.live_play import History, Named, Unreadable, Wait
+from tests.simulation.live_replay import History, Named, Unreadable, Wait
 from tests.simulation.reader import LogBlock, LogEntry, Source
 
 ALL = 2
@@ -32,7 +32,7 @@ Found = tuple[int, Report, ReportPart, ReportSpan]
 
 
 @dataclass(frozen=True, slots=True)
-class Injury:
+class InjectedFault:
     """What landed with a fault in it, and what the audit names beyond what it names without.
 
     `counted` is a count of the queue that grows by so many records; `unreadable` the offset of a pointer that it can't
@@ -65,7 +65,7 @@ class LiveFaults:
 
     # ---- a client, after its ack ---------------------------------------------------------------------
 
-    def acked_and_not_sent(self) -> Injury | None:
+    def acked_and_not_sent(self) -> InjectedFault | None:
         """A client reports an ack of records that it never sent."""
         spans = [each for each in self._spans("acked") if each[3].level == ALL and self._has(each[2].partition)]
         if not spans:
@@ -74,9 +74,9 @@ class LiveFaults:
         first = self._reach((part.partition, span.producer)) + 10
         wrong = replace(span, ranges=(*span.ranges, (first, first + 3)))
         key = (Kind.LOST, IN_QUEUE, "", part.partition, span.producer)
-        return Injury(self._with(at, part, span, (wrong,)), {key: RangeSet([(first, first + 3)])})
+        return InjectedFault(self._with(at, part, span, (wrong,)), {key: RangeSet([(first, first + 3)])})
 
-    def half_a_block_again(self) -> Injury | None:
+    def half_a_block_again(self) -> InjectedFault | None:
         """A client sends the last record of a block again, in a block with a new one: readers deliver it twice."""
         blocks = [
             (entry, block)
@@ -90,23 +90,23 @@ class LiveFaults:
         block = LogBlock(last.source, last.following - 1, last.following + 1, 0, (b"", b""))
         key = (Kind.DOUBLED, IN_QUEUE, "", *last.source)
         doubled = RangeSet([(last.following - 1, last.following)])
-        return Injury([*self._history, self._behind(entry.pointer, (block,))], {key: doubled})
+        return InjectedFault([*self._history, self._behind(entry.pointer, (block,))], {key: doubled})
 
-    def producer_heard_late(self) -> Injury | None:
+    def producer_heard_late(self) -> InjectedFault | None:
         """All reports of a producer come when all else is over."""
         return self._heard_late("producer")
 
-    def report_damaged(self) -> Injury | None:
+    def report_damaged(self) -> InjectedFault | None:
         """A report can't be read: its number is missing then."""
         reports = [each for each in self._history if isinstance(each, tuple)]
         if not reports:
             return None
         damaged = self._draw.choice(reports)
-        return Injury([landed for landed in self._history if landed is not damaged], silent=True)
+        return InjectedFault([landed for landed in self._history if landed is not damaged], silent=True)
 
     # ---- a broker ------------------------------------------------------------------------------------
 
-    def block_left_out(self) -> Injury | None:
+    def block_left_out(self) -> InjectedFault | None:
         """A broker acks a batch, and leaves a block of it out."""
         batches = [entry for entry in self._whole_and_acked(ALL) if len(entry.blocks) > 1]
         if not batches:
@@ -116,23 +116,23 @@ class LiveFaults:
         left = tuple(block for block in entry.blocks if block is not lost)
         less = LogEntry(entry.offset, entry.time_ms, _with_blocks(entry.pointer, left), left)
         history = [less if landed is entry else landed for landed in self._unread([lost])]
-        return Injury(history, _named(Kind.LOST, IN_QUEUE, [lost]))
+        return InjectedFault(history, _named(Kind.LOST, IN_QUEUE, [lost]))
 
-    def acked_with_1_and_lost(self) -> Injury | None:
+    def acked_with_1_and_lost(self) -> InjectedFault | None:
         """A broker dies with a batch that it has acked with 1, and nobody has it."""
         return self._lost(self._whole_and_acked(1))
 
-    def batch_again_too_late(self) -> Injury | None:
+    def batch_again_too_late(self) -> InjectedFault | None:
         """A broker publishes a batch once more when its readers have forgotten it."""
         return self._again(2 * window_ms(self._topic.settings), lambda entry: True)
 
-    def queue_stands_still(self) -> Injury | None:
+    def queue_stands_still(self) -> InjectedFault | None:
         """Nothing lands for a while, as long as pointers may be late; what was sent and acked is judged meanwhile."""
         at = self._draw.randrange(len(self._history) + 1)
         wait = Wait(self._draw.randint(1, self._topic.settings.stale_publish_ms))
-        return Injury([*self._history[:at], wait, *self._history[at:]])
+        return InjectedFault([*self._history[:at], wait, *self._history[at:]])
 
-    def block_damaged(self) -> Injury | None:
+    def block_damaged(self) -> InjectedFault | None:
         """A bit of a block's payload flips before it is stored: readers know whose it is."""
         found = self._pick_read()
         if found is None:
@@ -143,20 +143,20 @@ class LiveFaults:
 
     # ---- the queue -----------------------------------------------------------------------------------
 
-    def pointer_lost(self) -> Injury | None:
+    def pointer_lost(self) -> InjectedFault | None:
         """A pointer is gone."""
         return self._lost(self._whole_and_acked(ALL))
 
-    def pointer_again(self) -> Injury | None:
+    def pointer_again(self) -> InjectedFault | None:
         """A pointer comes again, soon enough to be known: readers drop the copy."""
         last_ms = max((entry.time_ms for entry in self._entries), default=0)
-        injury = self._again(0, lambda entry: entry.time_ms > last_ms - window_ms(self._topic.settings) // 2)
-        if injury is None:
+        injected = self._again(0, lambda entry: entry.time_ms > last_ms - window_ms(self._topic.settings) // 2)
+        if injected is None:
             return None
-        records = sum(ranges.total for ranges in injury.named.values())
-        return Injury(injury.history, counted=("copies", records))
+        records = sum(ranges.total for ranges in injected.named.values())
+        return InjectedFault(injected.history, counted=("copies", records))
 
-    def pointer_late(self) -> Injury | None:
+    def pointer_late(self) -> InjectedFault | None:
         """A pointer of an older epoch comes among those of a newer one."""
         epochs: dict[int, int] = {}
         late: list[LogEntry] = []
@@ -173,20 +173,20 @@ class LiveFaults:
             entry.offset, entry.time_ms, replace(entry.pointer, epoch=entry.pointer.epoch - 1), entry.blocks
         )
         history: History = [older if landed is entry else landed for landed in self._history]
-        return Injury(history, counted=("late", _records(entry.blocks)))
+        return InjectedFault(history, counted=("late", _records(entry.blocks)))
 
-    def pointer_damaged(self) -> Injury | None:
+    def pointer_damaged(self) -> InjectedFault | None:
         """A pointer can't be read any more."""
         batches = self._whole_and_acked(ALL)
         if not batches:
             return None
         entry = self._draw.choice(batches)
         history = [Unreadable(entry) if landed is entry else landed for landed in self._unread(entry.blocks)]
-        return Injury(history, _named(Kind.LOST, IN_QUEUE, entry.blocks), unreadable=entry.offset)
+        return InjectedFault(history, _named(Kind.LOST, IN_QUEUE, entry.blocks), unreadable=entry.offset)
 
     # ---- the store -----------------------------------------------------------------------------------
 
-    def object_gone(self) -> Injury | None:
+    def object_gone(self) -> InjectedFault | None:
         """An object is gone."""
         found = self._pick_read()
         if found is None:
@@ -195,7 +195,7 @@ class LiveFaults:
         damage = self._damage(entry, entry.blocks[0], records=entry.pointer.records)
         return self._read_badly(entry, entry.blocks, named(damage, entry.pointer, ()))
 
-    def object_cut(self) -> Injury | None:
+    def object_cut(self) -> InjectedFault | None:
         """An object ends too soon, and its index is gone with its end: the headers of what is left tell the rest."""
         entry, entries = self._pick_indexed()
         if entry is None:
@@ -204,7 +204,7 @@ class LiveFaults:
         damage = self._damage(entry, entry.blocks[left], records=_records(entry.blocks[left:]))
         return self._read_badly(entry, entry.blocks[left:], named(damage, entry.pointer, entries[:left]))
 
-    def header_damaged(self) -> Injury | None:
+    def header_damaged(self) -> InjectedFault | None:
         """A block's header is damaged: the object's index says whose it is."""
         entry, entries = self._pick_indexed()
         if entry is None:
@@ -214,19 +214,19 @@ class LiveFaults:
 
     # ---- a consumer ----------------------------------------------------------------------------------
 
-    def passed_over(self) -> Injury | None:
+    def passed_over(self) -> InjectedFault | None:
         """A member commits behind records that it did not process."""
         return self._in_group(Kind.LOST, lambda span: ())
 
-    def processed_twice(self) -> Injury | None:
+    def processed_twice(self) -> InjectedFault | None:
         """A member processes records twice."""
         return self._in_group(Kind.DOUBLED, lambda span: (span, span))
 
-    def consumer_heard_late(self) -> Injury | None:
+    def consumer_heard_late(self) -> InjectedFault | None:
         """All reports of a consumer come when all else is over."""
         return self._heard_late("consumer")
 
-    def died_after_fetch(self) -> Injury | None:
+    def died_after_fetch(self) -> InjectedFault | None:
         """One more member of a group begins where the group is, fetches, and dies."""
         spans = list(self._spans("fetched"))
         if not spans:
@@ -243,7 +243,7 @@ class LiveFaults:
         said = replace(part, spans=(span,), damages=(), committed="", begins=begins)
         stranger = replace(report, client=STRANGER, number=0, last=False, parts=(said,))
         home = next(landed[0] for landed in self._history if isinstance(landed, tuple) and landed[1] is report)
-        return Injury([*self._history[: at + 1], (home, stranger), *self._history[at + 1 :]])
+        return InjectedFault([*self._history[: at + 1], (home, stranger), *self._history[at + 1 :]])
 
     # ---- what there is to do it to -------------------------------------------------------------------
 
@@ -332,20 +332,20 @@ class LiveFaults:
 
     # ---- what is done --------------------------------------------------------------------------------
 
-    def _lost(self, batches: Sequence[LogEntry]) -> Injury | None:
+    def _lost(self, batches: Sequence[LogEntry]) -> InjectedFault | None:
         if not batches:
             return None
         lost = self._draw.choice(batches)
         history = [landed for landed in self._unread(lost.blocks) if landed is not lost]
-        return Injury(history, _named(Kind.LOST, IN_QUEUE, lost.blocks))
+        return InjectedFault(history, _named(Kind.LOST, IN_QUEUE, lost.blocks))
 
-    def _again(self, after_ms: int, usable: Callable[[LogEntry], bool]) -> Injury | None:
+    def _again(self, after_ms: int, usable: Callable[[LogEntry], bool]) -> InjectedFault | None:
         batches = [entry for entry in self._whole() if usable(entry)]
         if not batches:
             return None
         entry = self._draw.choice(batches)
         again = self._behind(entry.pointer, entry.blocks, after_ms)
-        return Injury([*self._history, again], _named(Kind.DOUBLED, IN_QUEUE, entry.blocks))
+        return InjectedFault([*self._history, again], _named(Kind.DOUBLED, IN_QUEUE, entry.blocks))
 
     def _behind(self, pointer: Pointer, blocks: tuple[LogBlock, ...], after_ms: int = 0) -> LogEntry:
         """Return an entry behind all others of a read partition, with these blocks of a batch."""
@@ -361,7 +361,7 @@ class LiveFaults:
         """Return the history in which nobody reports to have read these blocks."""
         return self._map_parts(lambda part: _without(part, blocks))
 
-    def _read_badly(self, entry: LogEntry, blocks: Sequence[LogBlock], damages: list[ReportedDamage]) -> Injury:
+    def _read_badly(self, entry: LogEntry, blocks: Sequence[LogBlock], damages: list[ReportedDamage]) -> InjectedFault:
         """Whoever fetched any of these blocks reports damage in their place."""
 
         def read(part: ReportPart) -> ReportPart:
@@ -375,7 +375,7 @@ class LiveFaults:
             )
             return replace(without, damages=(*part.damages, *damages)) if fetched else without
 
-        return Injury(self._map_parts(read), _named(Kind.CORRUPT, IN_OBJECT, blocks))
+        return InjectedFault(self._map_parts(read), _named(Kind.CORRUPT, IN_OBJECT, blocks))
 
     def _damage(self, entry: LogEntry, block: LogBlock, *, records: int = 0, **source: int) -> ReportedDamage:
         return ReportedDamage(
@@ -387,16 +387,16 @@ class LiveFaults:
             **source,
         )
 
-    def _heard_late(self, kind: str) -> Injury | None:
+    def _heard_late(self, kind: str) -> InjectedFault | None:
         reports = [landed for landed in self._history if isinstance(landed, tuple) and landed[1].kind == kind]
         if not reports:
             return None
         client = self._draw.choice(reports)[1].client
         late = [landed for landed in reports if landed[1].client == client]
         rest = [landed for landed in self._history if not isinstance(landed, tuple) or landed[1].client != client]
-        return Injury([*rest, *late])
+        return InjectedFault([*rest, *late])
 
-    def _in_group(self, kind: Kind, change: Callable[[ReportSpan], tuple[ReportSpan, ...]]) -> Injury | None:
+    def _in_group(self, kind: Kind, change: Callable[[ReportSpan], tuple[ReportSpan, ...]]) -> InjectedFault | None:
         """Change one span of a group that processed its records once, and never went elsewhere."""
         spans = [each for each in self._spans("processed") if each[2].committed]
         self._draw.shuffle(spans)
@@ -407,7 +407,7 @@ class LiveFaults:
             return None
         at, report, part, span = found
         key = (kind, IN_GROUP, report.name, part.partition, span.producer)
-        return Injury(self._with(at, part, span, change(span)), {key: RangeSet(span.ranges)})
+        return InjectedFault(self._with(at, part, span, change(span)), {key: RangeSet(span.ranges)})
 
     def _is_committed(self, wanted: Found) -> bool:
         """Whether the group has come to the end of all batches that hold a span: the audit judges whole batches."""
@@ -501,7 +501,7 @@ class LiveFaults:
         return changed
 
 
-FAULTS: dict[str, tuple[Callable[[LiveFaults], Injury | None], ...]] = {
+FAULTS: dict[str, tuple[Callable[[LiveFaults], InjectedFault | None], ...]] = {
     "client": (
         LiveFaults.acked_and_not_sent,
         LiveFaults.half_a_block_again,

@@ -18,8 +18,8 @@ from memq.format.object import open_object
 from memq.format.ranges import RangeSet
 from memq.format.report import Report, ReportedDamage
 from memq.topic import Topic
-from tests.simulation.live_faults import FAULTS, Injury, LiveFaults
-from tests.simulation.live_play import History, LivePlay, Named, Said
+from tests.simulation.live_faults import FAULTS, InjectedFault, LiveFaults
+from tests.simulation.live_replay import History, LivePlay, Named, Said
 from tests.simulation.reader import LogEntry, Source, delivered_twice
 
 FAULT_RATE = 0.5  # of the faults are done in one run: all of them took a tenth of all runs' time
@@ -58,12 +58,12 @@ class LiveRules:
         self.check_sound(sound.named)
         self._agree("nothing", self._history, sound, draw)
         for stage, known in FAULTS.items():
-            for injure in known:
-                injury = injure(faults) if draw.random() < FAULT_RATE else None
-                if injury is not None:
-                    name = f"{stage} {injure.__name__}"
+            for inject in known:
+                injected = inject(faults) if draw.random() < FAULT_RATE else None
+                if injected is not None:
+                    name = f"{stage} {inject.__name__}"
                     self.injected[name] = self.injected.get(name, 0) + 1
-                    self._hold(name, injury, sound, draw)
+                    self._hold(name, injected, sound, draw)
 
     def check_sound(self, said: Named) -> None:
         """Check what an audit names in the run as it was."""
@@ -102,21 +102,21 @@ class LiveRules:
             self._refused.setdefault((partition, each.producer), RangeSet()).add(each.first, each.next)
         return found
 
-    def _hold(self, name: str, injury: Injury, sound: Said, draw: random.Random) -> None:
+    def _hold(self, name: str, injected: InjectedFault, sound: Said, draw: random.Random) -> None:
         """Check what is said of a history with a fault, and that two more auditors say the same."""
-        said = self._play(injury.history, draw)
-        for key in sorted({**said.named, **injury.named, **sound.named}, key=repr):  # kinds have no order
-            wanted = both(sound.named, injury.named, key)
+        said = self._play(injected.history, draw)
+        for key in sorted({**said.named, **injected.named, **sound.named}, key=repr):  # kinds have no order
+            wanted = both(sound.named, injected.named, key)
             found = said.named.get(key, RangeSet())
-            if apart(found, wanted) or (apart(wanted, found) and not injury.silent):
+            if apart(found, wanted) or (apart(wanted, found) and not injected.silent):
                 self._fail(f"after '{name}' the live audit says {found} of {key}, not {wanted}")
-        count, records = injury.counted
+        count, records = injected.counted
         if count and said.count(count) != sound.count(count) + records:
             self._fail(f"after '{name}' {said.count(count)} are {count}, not {sound.count(count)} and {records}")
-        if injury.unreadable >= 0 and injury.unreadable not in said.unreadable:
-            self._fail(f"after '{name}' the live audit says nothing of pointer {injury.unreadable}")
+        if injected.unreadable >= 0 and injected.unreadable not in said.unreadable:
+            self._fail(f"after '{name}' the live audit says nothing of pointer {injected.unreadable}")
         if draw.random() < AGREE_RATE:
-            self._agree(name, injury.history, said, draw)
+            self._agree(name, injected.history, said, draw)
 
     def _agree(self, name: str, history: History, said: Said, draw: random.Random) -> None:
         """Let one auditor play that dies again and again, and one that comes ten minutes late: both say the same."""

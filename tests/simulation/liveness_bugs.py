@@ -1,4 +1,4 @@
-"""Planted bugs that show while one log is sick; see `tests.simulation.planted`."""
+"""Planted bugs that show while one log fails; see `tests.simulation.planted_bugs`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tests.simulation.bug import Planted, swap
 
 LIVENESS_BUGS = (
     Planted(
-        "one sick log fails a whole poll",
+        "one failing log fails a whole poll",
         "memq.broker.api.group_requests",
         "GroupRequests.poll_entries",
         swap("errors and len(errors) == len(found)", "errors"),
@@ -15,7 +15,7 @@ LIVENESS_BUGS = (
         aspects=("part",),
     ),
     Planted(
-        "one sick log makes a consumer poll all again",
+        "one failing log makes a consumer poll all again",
         "memq.client.consumer.fetch.polling",
         "Polling._take_common",
         swap("self._failing[polled.partition] = None", "raise polled.error or QueueError(polled.partition.topic)"),
@@ -24,7 +24,7 @@ LIVENESS_BUGS = (
         aspects=("part",),
     ),
     Planted(
-        "one sick log hides the ends of all",
+        "one failing log hides the ends of all",
         "memq.broker.api.group_requests",
         "GroupRequests.poll_spans",
         swap("errors and len(errors) == len(spans)", "errors"),

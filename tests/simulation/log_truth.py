@@ -1,7 +1,7 @@
-"""Ends, totals, lag and the dashboard, asked while the log of one partition is sick: right, or unknown.
+"""Ends, totals, lag and the dashboard, asked while the log of one partition fails: right, or unknown.
 
 Each answer is compared with the pointers that landed. It must be one that held at some moment between question and
-answer, and only a log that was sick in that time may be unknown.
+answer, and only a log that failed in that time may be unknown.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.log_answers import LOG_S, LogAnswers
 from memq.errors import MemqError, UnreachableError
 from memq.runtime.runtime import Runtime
-from memq.simulation.ports.sick_part import SickPart
+from memq.simulation.ports.failing_partition import FailingPartition
 from memq.topic import Position, ReadPartition, Topic
+from tests.simulation.failing_partition_rules import START_S
 from tests.simulation.read_log import ReadLog
-from tests.simulation.sick_part_rules import START_S
 
 WATCHER = "watcher"
 ASK_S = 1.0
@@ -57,13 +57,13 @@ class LogTruth:
         self,
         partitions: Iterable[ReadPartition],
         logs: dict[ReadPartition, ReadLog],
-        sick: SickPart,
+        failing: FailingPartition,
         now: Callable[[], float],
         fail: Callable[[str], None],
     ) -> None:
         self._partitions = {each.partition: each for each in partitions}
         self._logs = logs
-        self._sick = sick
+        self._failing = failing
         self._now = now
         self._fail = fail
         self._known = {number: _Known() for number in self._partitions}
@@ -112,8 +112,8 @@ class LogTruth:
         self.checked += found is not None
         passed_s = self._now() - asked.at_s
         if found is None:
-            if asked.at_s >= START_S and not self._sick.was_log_sick(number, asked.at_s):
-                self._fail(f"the {what} of partition {number} is unknown for {passed_s:.1f} s, its log is not sick")
+            if asked.at_s >= START_S and not self._failing.did_log_fail(number, asked.at_s):
+                self._fail(f"the {what} of partition {number} is unknown for {passed_s:.1f} s, its log does not fail")
         elif not least <= found <= most:
             self._fail(f"the {what} of partition {number} is {found}, it was {least} to {most} in {passed_s:.1f} s")
 

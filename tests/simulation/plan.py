@@ -16,7 +16,7 @@ from memq.limits import KIB, MIB
 from memq.simulation.cluster import SETTINGS, WRITE_PARTITIONS_MAX, ClusterShape
 from memq.simulation.ports.disk import DiskFaults
 from memq.simulation.ports.faults import LEVELS, WorldFaults
-from memq.simulation.ports.lies import COORDINATOR_LIES, QUEUE_LIES, STORE_LIES, Lies
+from memq.simulation.ports.wrong_answers import COORDINATOR_LIES, QUEUE_LIES, STORE_LIES, WrongAnswerRates
 from memq.topic import CLOCK_ERROR_MS, TopicSettings
 from tests.simulation.thin import CLOCK_ERROR, Constants, draw_constants
 
@@ -382,11 +382,11 @@ def _with_audit_commands(plan: Plan, _level: str, _draw: random.Random) -> Plan:
 def _with_lies(plan: Plan, _level: str, draw: random.Random) -> Plan:
     """Let one or two services give wrong answers, some kinds of them, for single calls and for up to minutes."""
     known = {"store": STORE_LIES, "queue": QUEUE_LIES, "coordinator": COORDINATOR_LIES}
-    lies: dict[str, Lies] = {}
+    lies: dict[str, WrongAnswerRates] = {}
     for service in draw.sample(list(known), draw.choice([1, 1, 2])):
         kinds = tuple(draw.sample(known[service], draw.randint(1, 3)))
         rate = draw.choice([0.0, 0.01, 0.05])
-        lies[service] = Lies(kinds, rate, draw.choice([5.0, 15.0, 40.0]), draw.choice([2.0, 20.0, 60.0]))
+        lies[service] = WrongAnswerRates(kinds, rate, draw.choice([5.0, 15.0, 40.0]), draw.choice([2.0, 20.0, 60.0]))
     return replace(plan, faults=replace(plan.faults, lies=lies))
 
 

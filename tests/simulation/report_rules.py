@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from memq.format.ranges import Range, RangeSet
 from memq.format.report import Report, ReportPart, decode_report
 from memq.topic import Position, ReadPartition
-from tests.simulation.live_play import History
+from tests.simulation.live_replay import History
 from tests.simulation.read_log import ReadLog
 from tests.simulation.reader import LogEntry, Source
 

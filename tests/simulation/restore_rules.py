@@ -30,7 +30,7 @@ class KilledError(Exception):
     """The restore is killed."""
 
 
-class LentQueue(MemoryQueue):
+class LoopbackQueue(MemoryQueue):
     """A queue whose publisher is killed behind so many publications; -1: never."""
 
     left = -1
@@ -64,7 +64,7 @@ class RestoreRules:
 
     async def check(self, clock: Clock, draw: random.Random) -> None:
         """Restore into a new queue, and read it as one reads a log with compacted parts."""
-        store, queue = MemoryHandler(clock), LentQueue(clock)
+        store, queue = MemoryHandler(clock), LoopbackQueue(clock)
         for key, body in self._objects.items():
             await store.put(key, [body], crc32c(body))
         queue.left = draw.randrange(1 + sum(len(log.entries) for log in self._logs.values()))

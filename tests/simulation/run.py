@@ -18,7 +18,7 @@ from memq.simulation.world.world import SimulationError
 from tests.simulation.coverage import Summary
 from tests.simulation.fresh_seeds import fresh_start
 from tests.simulation.plan import ASPECTS, draw_plan
-from tests.simulation.planted import BUGS, find
+from tests.simulation.planted_bugs import BUGS, find
 from tests.simulation.scenario import Report, run_plan
 
 FAILED_SHOWN_MAX = 20

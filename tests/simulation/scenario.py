@@ -31,6 +31,8 @@ from tests.simulation.checked_cluster import CheckedCluster
 from tests.simulation.compactor import COMPACTOR, run_compactor
 from tests.simulation.consumers import run_consumer
 from tests.simulation.direct_life import Checkpoint, DirectLife
+from tests.simulation.failing_partition_rules import LOOK_S as LOOK_AT_OTHERS_S
+from tests.simulation.failing_partition_rules import OthersGoOn
 from tests.simulation.live_rules import LiveRules
 from tests.simulation.log_truth import WATCHER, LogTruth, run_watcher
 from tests.simulation.lost_log_rules import LostLogRules
@@ -40,8 +42,6 @@ from tests.simulation.named_rules import NamedRules
 from tests.simulation.plain_producer import PlainProducer, Running
 from tests.simulation.plan import Plan
 from tests.simulation.restore_rules import RestoreRules
-from tests.simulation.sick_part_rules import LOOK_S as LOOK_AT_OTHERS_S
-from tests.simulation.sick_part_rules import OthersGoOn
 from tests.simulation.staged_rules import StagedRules
 from tests.simulation.staged_writer import StagedLife
 from tests.simulation.thin import scaled
@@ -102,7 +102,9 @@ class Scenario:
         self._lives: dict[str, int] = {}
         self._checkpoints: dict[str, Checkpoint] = {}
         self.audits = MomentAudits(object_reader(self.cluster.objects), plan.audits_later_ms, world.fail)
-        self.others = OthersGoOn(self.cluster.cloud.sick_part, self.checker, self.groups, lambda: world.now, world.fail)
+        self.others = OthersGoOn(
+            self.cluster.cloud.failing_partition, self.checker, self.groups, lambda: world.now, world.fail
+        )
         self.chaos = Chaos(self.cluster, plan.faults.chaos, self.restart)
         self.auditor = AuditorLife(world, plan, self.cluster, lambda: self.chaos.running) if plan.audited else None
 
@@ -312,9 +314,9 @@ class Scenario:
         self.cluster.spawn(AUDIT_COMMAND, main)
 
     def _start_watcher(self) -> None:
-        cluster, sick = self.cluster, self.cluster.cloud.sick_part
+        cluster, failing = self.cluster, self.cluster.cloud.failing_partition
         truth = cluster.truth = LogTruth(
-            cluster.read_partitions, self.checker.logs, sick, lambda: self.world.now, self.world.fail
+            cluster.read_partitions, self.checker.logs, failing, lambda: self.world.now, self.world.fail
         )
 
         async def main(_node: SimNode, runtime: Runtime, _doors: Doors) -> None:

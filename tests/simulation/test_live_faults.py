@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from memq.format.report import Begin, Report, ReportedDamage, ReportPart, ReportSpan
 from tests.simulation.live_faults import LiveFaults
-from tests.simulation.live_play import History
+from tests.simulation.live_replay import History
 from tests.simulation.reader import LogBlock, LogEntry
 from tests.unit.audited import TOPIC, data_pointer
 

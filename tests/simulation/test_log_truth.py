@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from memq.audit.dashboard.view import PartitionRow
-from memq.simulation.ports.sick_part import SickPart
+from memq.simulation.ports.failing_partition import FailingPartition
 from memq.topic import Position, ReadPartition
+from tests.simulation.failing_partition_rules import START_S
 from tests.simulation.log_truth import PAGE_S, LogTruth
-from tests.simulation.sick_part_rules import START_S
 from tests.simulation.test_checker import Log, block
 
-SICK, HEALTHY = 1, 0
+FAILING, HEALTHY = 1, 0
 
 
 class Compared:
-    """A log of partition 0 with batches of one record each; the log of partition 1 is sick for 10 s."""
+    """A log of partition 0 with batches of one record each; the log of partition 1 fails for 10 s."""
 
     def __init__(self) -> None:
-        self.log, self.sick = Log(), SickPart()
+        self.log, self.failing = Log(), FailingPartition()
         self.log.open(1)
         self.log.world.now = START_S
-        self.sick.sicken(SICK, START_S + 10.0, service="queue", hangs=True)
-        partitions = [ReadPartition("t", "5eed" * 8, number) for number in (HEALTHY, SICK)]
+        self.failing.fail_until(FAILING, START_S + 10.0, service="queue", hangs=True)
+        partitions = [ReadPartition("t", "5eed" * 8, number) for number in (HEALTHY, FAILING)]
         (where,) = self.log.checker.logs
         partitions[HEALTHY] = where
-        self.truth = LogTruth(partitions, self.log.checker.logs, self.sick, self.log.now, self.log.findings.append)
+        self.truth = LogTruth(partitions, self.log.checker.logs, self.failing, self.log.now, self.log.findings.append)
         self.sent = 0
 
     def land(self) -> None:
@@ -59,7 +59,7 @@ def test_only_a_sick_log_may_be_unknown() -> None:
     world = Compared()
     world.truth.check_ends(world.truth.asks(), {HEALTHY: world.end})
     assert world.log.findings == []
-    world.truth.check_ends(world.truth.asks(), {SICK: 0})
+    world.truth.check_ends(world.truth.asks(), {FAILING: 0})
     assert len(world.log.findings) == 1
     world.log.world.now = START_S + 11.0
     world.truth.check_totals(world.truth.asks(), {HEALTHY: 0})
@@ -68,9 +68,9 @@ def test_only_a_sick_log_may_be_unknown() -> None:
 
 def test_a_sick_log_may_be_known_but_not_wrong() -> None:
     world = Compared()
-    world.truth.check_totals(world.truth.asks(), {HEALTHY: 0, SICK: 0})
+    world.truth.check_totals(world.truth.asks(), {HEALTHY: 0, FAILING: 0})
     assert world.log.findings == []
-    world.truth.check_totals(world.truth.asks(), {HEALTHY: 0, SICK: 1})
+    world.truth.check_totals(world.truth.asks(), {HEALTHY: 0, FAILING: 1})
     assert len(world.log.findings) == 1
 
 
@@ -110,4 +110,4 @@ def test_a_page_names_the_error_of_each_total_that_is_unknown_and_of_no_other() 
     world.page(0, "no leader")
     assert len(world.log.findings) == 1
     world.page(None, "no leader")
-    assert len(world.log.findings) == 2, "the log was never sick"
+    assert len(world.log.findings) == 2, "the log never failed"

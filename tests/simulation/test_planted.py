@@ -8,7 +8,7 @@ import pytest
 
 from tests.simulation.bug import Change, Planted, after, before, body, each, first, instead, omit, swap
 from tests.simulation.fresh_seeds import some_of
-from tests.simulation.planted import BUGS, find
+from tests.simulation.planted_bugs import BUGS, find
 from tests.soak import SOAKING
 
 SEEDS_MAX = 60  # within so many seeds each must be found

@@ -22,7 +22,7 @@ from memq.spark.pipelines.__main__ import pipelines
 from memq.spark.pipelines.audit import audit, plan_audit
 from tests.servers import DevServer
 from tests.soak import repetitions
-from tests.spark.injured_topic import GROUP, MINUTE_MS, Stream, injure
+from tests.spark.faulty_topic import GROUP, MINUTE_MS, Stream, inject_faults
 from tests.unit.blocks import NOW_MS
 
 pytestmark = pytest.mark.soak
@@ -31,7 +31,7 @@ KINDS = ("delivered", "copies", "lost", "corrupt", "doubled", "unknown", "late")
 
 @pytest.mark.parametrize("seed", range(repetitions(few=3, many=50)))
 def test_reported_is_what_was_injected_and_what_memq_audit_says(spark: SparkSession, tmp_path: Path, seed: int) -> None:
-    topic = injure(tmp_path, seed)
+    topic = inject_faults(tmp_path, seed)
     options = replace(read_options(topic.options, "batch"), partition_bytes=8_192)  # a few pieces of each partition
     verdict, table = audit(spark, options, io_thread().run(plan_audit(options)))
     assert verdict == topic.audited()

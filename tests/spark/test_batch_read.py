@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 
 from tests.servers import DevServer
 from tests.soak import repetitions
-from tests.spark.mixed import check_mixed, send_mixed
+from tests.spark.mixed_records import check_mixed, send_mixed
 from tests.spark.topics import make_topic, read
 
 

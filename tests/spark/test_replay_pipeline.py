@@ -21,7 +21,7 @@ from memq.spark.pipelines.inputs import options_of
 from memq.spark.pipelines.replay import ReplayTarget, replay
 from tests.servers import DevServer
 from tests.soak import repetitions
-from tests.spark.injured_topic import injure
+from tests.spark.faulty_topic import inject_faults
 from tests.spark.produced import numbers_in, produce
 from tests.spark.standalone import JAVA_OPTIONS
 
@@ -107,7 +107,7 @@ def test_what_a_second_run_would_not_find_again_is_refused(spark: SparkSession, 
 
 
 def test_a_start_that_retention_moves_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    topic = injure(tmp_path, 1)
+    topic = inject_faults(tmp_path, 1)
     topic.trim(0, 3)
     target = ReplayTarget("target", None, "again")
     with pytest.raises(InvalidRequestError, match="a second run would start elsewhere") as caught:

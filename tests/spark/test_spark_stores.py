@@ -14,7 +14,7 @@ from tests.integration.kafka import running_kafka
 from tests.processes import BrokerProcess
 from tests.s3_servers import BUCKET, S3Place, moto, seaweedfs
 from tests.soak import SOAKING
-from tests.spark.mixed import check_mixed, send_mixed
+from tests.spark.mixed_records import check_mixed, send_mixed
 from tests.spark.stored_copies import contents, piped_copies, written_copies
 from tests.spark.streams import run_to_end
 from tests.spark.topics import make_topic, read

@@ -20,7 +20,7 @@ from memq.runtime.clock import SystemClock
 from memq.runtime.logs import EventLog
 from memq.runtime.network import Address, SocketNetwork, format_address
 from tests.brokers import log_lines, run
-from tests.lines import Client, line_runtime
+from tests.memory_network import Client, memory_runtime
 from tests.skipping_loop import run_skipping, skip
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -197,10 +197,10 @@ class Probe:
     """A port whose check hangs until its gate is open, and then fails as often as it is asked to."""
 
     def __init__(self) -> None:
-        self.runtime, self.lines = line_runtime()
+        self.runtime, self.network = memory_runtime()
         self.gate = asyncio.Event()
         self.fails = self.begun = self.ended = 0
-        self.port = HttpPort(self.lines, self.check, CollectorRegistry(), EventLog(self.runtime.clock))
+        self.port = HttpPort(self.network, self.check, CollectorRegistry(), EventLog(self.runtime.clock))
         self.address = ""
 
     async def check(self) -> None:
@@ -214,7 +214,7 @@ class Probe:
             raise StoreError("the store is away")
 
     def call(self, data: bytes) -> Client:
-        client = self.lines.call(self.address)
+        client = self.network.call(self.address)
         client.say(data)
         return client
 
@@ -294,7 +294,7 @@ def test_a_stop_ends_the_port_its_connections_and_what_they_wait_for() -> None:
         client = probe.call(READY)
         await skip(0.5)
         await probe.port.stop()
-        assert probe.lines.lines == {}
+        assert probe.network.listeners == {}
         assert client.is_aborted()
         assert (probe.begun, probe.ended) == (1, 1)
 

@@ -15,7 +15,7 @@ from memq.notification import Entries, Span
 from memq.notification.memory import MemoryQueue
 from memq.notification.remote import Polled
 from memq.topic import ReadPartition
-from tests.contract.lent_queue import LentQueue
+from tests.contract.loopback_queue import LoopbackQueue
 from tests.contract.manual_clock import ManualClock
 from tests.contract.queues import STALE_MS, part, publication
 from tests.skipping_loop import run_skipping
@@ -60,7 +60,7 @@ class Polls:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.sick = SickQueue(self.clock)
-        self.queue = LentQueue(self.sick, self.clock)
+        self.queue = LoopbackQueue(self.sick, self.clock)
 
     async def fill(self) -> None:
         await self.queue.create([part(number) for number in range(LOGS)], STALE_MS)

@@ -36,7 +36,7 @@ from memq.topic import ReadPartition, Topic, TopicSettings, Totals, equal_slots,
 from tests.compaction import DAY_MS, SWEEP_AGE_MS, CompactionParts, parts_on
 from tests.contract.manual_clock import ManualClock
 from tests.simulation.bug import Planted, after, omit, swap
-from tests.simulation.planted import plant
+from tests.simulation.planted_bugs import plant
 from tests.unit.blocks import build, seal
 
 TOPIC = Topic(name="clicks", id="00112233445566778899aabbccddeeff", created_ms=0, partitions=equal_slots(1))

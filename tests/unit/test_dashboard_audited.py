@@ -150,8 +150,8 @@ def test_an_acknowledgement_in_the_middle_of_a_round_disturbs_nothing(tmp_path: 
         database = await state_of_topics(tmp_path, "a", "b", "c")
         feed, source = Feed("run"), LiveSource(database, SystemClock())
         about = About(cluster="", audited=True, acknowledge=True, contents=False)
-        desk = Poller(AsyncAdmin("127.0.0.1:1"), source, feed, Runtime(), about)
-        await asyncio.gather(desk.poll_audit(), desk.acknowledge("aa", "mia"), desk.poll_audit())
+        poller = Poller(AsyncAdmin("127.0.0.1:1"), source, feed, Runtime(), about)
+        await asyncio.gather(poller.poll_audit(), poller.acknowledge("aa", "mia"), poller.poll_audit())
         shown = feed.board.get("finding", "aa")
         assert isinstance(shown, dict)
         assert shown["acknowledged_by"] == "mia"
@@ -173,8 +173,8 @@ def test_a_finding_that_holds_stays_on_the_board_before_those_that_are_over(
             step.changes["id-a", 0].findings.append(replace(lost("a", 0), id=id_, resolved_ms=1))
         await AuditStore(database).save(step)
         feed, about = Feed("run"), About(cluster="", audited=True, acknowledge=True, contents=False)
-        desk = Poller(AsyncAdmin("127.0.0.1:1"), LiveSource(database, SystemClock()), feed, Runtime(), about)
-        await desk.poll_audit()
+        poller = Poller(AsyncAdmin("127.0.0.1:1"), LiveSource(database, SystemClock()), feed, Runtime(), about)
+        await poller.poll_audit()
         shown = [id_ for id_ in ("aa", "bb", "cc") if feed.board.get("finding", id_) is not None]
         assert shown == ["aa", "cc"]
         await database.close()

@@ -17,7 +17,7 @@ from memq.runtime.clock import SystemClock
 from memq.runtime.logs import EventLog
 from memq.topic import ReadPartition, Topic, TopicSettings, equal_slots
 from tests.unit.blocks import NOW_MS
-from tests.unit.live_desk import PRODUCER, span
+from tests.unit.live_audit_harness import PRODUCER, span
 
 TOPIC = Topic(name="clicks", id="0a" * 16, created_ms=0, settings=TopicSettings(), partitions=equal_slots(2))
 MISSING = {PRODUCER: ((0, 10),)}

@@ -19,7 +19,7 @@ from memq.notification.kafka.groups import member as member_module
 from memq.notification.kafka.groups.holdings import Holdings
 from memq.notification.kafka.groups.hosted_groups import EXPIRY_S, HostedGroups, Parts
 from memq.notification.kafka.groups.member import Commit, HostedMember
-from memq.notification.kafka.library import LastErrors
+from memq.notification.kafka.librdkafka import LastErrors
 from memq.notification.kafka.settings import Names, kafka_settings
 from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner

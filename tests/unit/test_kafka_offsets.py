@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 from memq.errors import NotFoundError, QueueError
 from memq.notification.kafka import topic_metadata_cache as looks_module
 from memq.notification.kafka.admin import KafkaAdmin
-from memq.notification.kafka.library import LastErrors
+from memq.notification.kafka.librdkafka import LastErrors
 from memq.notification.kafka.reading.offsets import PLACES_MAX, Offsets
 from memq.notification.kafka.request_coalescer import REQUESTS_MAX, RequestCoalescer
 from memq.notification.kafka.settings import kafka_settings

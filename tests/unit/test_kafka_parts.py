@@ -16,7 +16,7 @@ from memq.errors import GenerationFencedError, InvalidNameError, InvalidRequestE
 from memq.notification import Entry
 from memq.notification.kafka.groups.holdings import Holdings
 from memq.notification.kafka.groups.hosted_groups import decode_commit, encode_metadata
-from memq.notification.kafka.library import LastErrors
+from memq.notification.kafka.librdkafka import LastErrors
 from memq.notification.kafka.reading import fetcher as fetcher_module
 from memq.notification.kafka.reading import follower as follower_module
 from memq.notification.kafka.reading.fetcher import LOOKS_MAX, AssignedConsumer, EntryFetcher

@@ -14,7 +14,7 @@ from memq.errors import QueueError, QueueRefusedError
 from memq.notification import Entries, Entry, Publication, Span
 from memq.notification.kafka import queue as queue_module
 from memq.notification.kafka.admin import Place
-from memq.notification.kafka.library import LastErrors
+from memq.notification.kafka.librdkafka import LastErrors
 from memq.notification.kafka.queue import KafkaQueue
 from memq.notification.kafka.reading.fetcher import EntryFetcher
 from memq.notification.kafka.reading.follower import Follower

@@ -22,12 +22,12 @@ from memq.errors import (
     UnreachableError,
 )
 from memq.notification import Publication, Span
-from memq.notification.kafka import library as library_module
+from memq.notification.kafka import librdkafka as library_module
 from memq.notification.kafka import queue as queue_module
 from memq.notification.kafka import topics as topics_module
 from memq.notification.kafka.admin import KafkaAdmin
 from memq.notification.kafka.groups import requests
-from memq.notification.kafka.library import LastErrors
+from memq.notification.kafka.librdkafka import LastErrors
 from memq.notification.kafka.queue import KafkaQueue
 from memq.notification.kafka.reading import offsets as offsets_module
 from memq.notification.kafka.reading.source import KafkaSource, SourceTopic

@@ -18,7 +18,7 @@ from memq.format.pointer import INTEGER_END
 from memq.format.report import ReportSpan
 from memq.limits import FORWARD_S_MAX, SEQUENCE_END
 from tests.unit.audited import TOPIC
-from tests.unit.live_desk import GROUP, MINUTE, PRODUCER, READER, SENDER, Desk, span
+from tests.unit.live_audit_harness import GROUP, MINUTE, PRODUCER, READER, SENDER, LiveAuditHarness, span
 
 LATE_MS = active_ms(TOPIC.settings) + 1
 HELD_MS = int(FORWARD_S_MAX * 1000)
@@ -26,77 +26,77 @@ LOST = ("lost", "queue", "", PRODUCER)
 
 
 def test_what_went_all_the_way_is_ok() -> None:
-    desk = Desk()
-    desk.sent(span("sent", (0, 10)), span("acked", (0, 10)))
-    desk.queue((PRODUCER, 0, 10))
-    desk.read(span("fetched", (0, 10)), span("processed", (0, 10)), begin="0:0:0", committed="0:1:0")
-    desk.settle()
-    assert desk.found(grave=False) == []
-    assert (desk.word(), desk.word(GROUP)) == ("ok", "ok")
-    assert desk.rows[MINUTE].side("").counts == {"sent": 10, "acked": 10, "committed": 10}
-    assert desk.rows[MINUTE].side(GROUP).counts == {"fetched": 10, "processed": 10}
+    harness = LiveAuditHarness()
+    harness.sent(span("sent", (0, 10)), span("acked", (0, 10)))
+    harness.queue((PRODUCER, 0, 10))
+    harness.read(span("fetched", (0, 10)), span("processed", (0, 10)), begin="0:0:0", committed="0:1:0")
+    harness.settle()
+    assert harness.found(grave=False) == []
+    assert (harness.word(), harness.word(GROUP)) == ("ok", "ok")
+    assert harness.rows[MINUTE].side("").counts == {"sent": 10, "acked": 10, "committed": 10}
+    assert harness.rows[MINUTE].side(GROUP).counts == {"fetched": 10, "processed": 10}
 
 
 def test_pointers_say_how_old_their_records_were_and_copies_are_not_timed() -> None:
-    desk = Desk()
-    desk.queue((PRODUCER, 0, 10), latency=((4, 7), (9, 3)))
-    desk.queue((PRODUCER, 0, 10), latency=((15, 10),))
-    desk.queue((PRODUCER, 10, 12), latency=((4, 2),))
-    desk.queue((PRODUCER, 12, 14))  # as a restore makes them
-    desk.settle()
-    assert desk.rows[MINUTE].side("").latency == {"committed": {4: 9, 9: 3}}
+    harness = LiveAuditHarness()
+    harness.queue((PRODUCER, 0, 10), latency=((4, 7), (9, 3)))
+    harness.queue((PRODUCER, 0, 10), latency=((15, 10),))
+    harness.queue((PRODUCER, 10, 12), latency=((4, 2),))
+    harness.queue((PRODUCER, 12, 14))  # as a restore makes them
+    harness.settle()
+    assert harness.rows[MINUTE].side("").latency == {"committed": {4: 9, 9: 3}}
 
 
 def test_what_is_acked_with_all_and_in_no_pointer_is_lost_until_it_comes() -> None:
-    desk = Desk()
-    desk.sent(span("sent", (0, 30)), span("acked", (0, 30)), last=True)
-    desk.queue((PRODUCER, 0, 10))
-    desk.queue((PRODUCER, 20, 30))
-    desk.settle()
-    assert desk.found() == [(*LOST, ((10, 20),))]
-    assert desk.word() == "lost"
-    desk.settle(LATE_MS)
-    assert desk.found() == [(*LOST, ((10, 20),))]
-    desk.queue((PRODUCER, 10, 15))
-    desk.settle()
-    assert desk.found() == [(*LOST, ((15, 20),))]
-    desk.queue((PRODUCER, 15, 20))
-    desk.settle()
-    assert desk.found() == []
-    assert [finding.resolved_ms for finding in desk.findings.values()] == [desk.now_ms]
-    assert desk.word() == "ok"
+    harness = LiveAuditHarness()
+    harness.sent(span("sent", (0, 30)), span("acked", (0, 30)), last=True)
+    harness.queue((PRODUCER, 0, 10))
+    harness.queue((PRODUCER, 20, 30))
+    harness.settle()
+    assert harness.found() == [(*LOST, ((10, 20),))]
+    assert harness.word() == "lost"
+    harness.settle(LATE_MS)
+    assert harness.found() == [(*LOST, ((10, 20),))]
+    harness.queue((PRODUCER, 10, 15))
+    harness.settle()
+    assert harness.found() == [(*LOST, ((15, 20),))]
+    harness.queue((PRODUCER, 15, 20))
+    harness.settle()
+    assert harness.found() == []
+    assert [finding.resolved_ms for finding in harness.findings.values()] == [harness.now_ms]
+    assert harness.word() == "ok"
 
 
 def test_what_is_acked_with_less_is_lost_only_when_it_can_not_come_any_more() -> None:
-    desk = Desk()
-    desk.sent(span("sent", (0, 10), level=1), span("acked", (0, 10), level=1))
-    desk.sent(span("sent", (0, 5), level=0, producer=6), client=101)
-    desk.settle()
-    assert (desk.found(), desk.word()) == ([], "in flight")
-    desk.settle(LATE_MS)
-    assert desk.found() == []
-    desk.settle(HELD_MS)
-    assert desk.found() == [(*LOST, ((0, 10),)), ("lost", "queue", "", 6, ((0, 5),))]
+    harness = LiveAuditHarness()
+    harness.sent(span("sent", (0, 10), level=1), span("acked", (0, 10), level=1))
+    harness.sent(span("sent", (0, 5), level=0, producer=6), client=101)
+    harness.settle()
+    assert (harness.found(), harness.word()) == ([], "in flight")
+    harness.settle(LATE_MS)
+    assert harness.found() == []
+    harness.settle(HELD_MS)
+    assert harness.found() == [(*LOST, ((0, 10),)), ("lost", "queue", "", 6, ((0, 5),))]
 
 
 def test_what_is_sent_and_never_acked_is_unproven_and_what_is_given_up_is_not_missing() -> None:
-    desk = Desk()
-    desk.sent(span("sent", (0, 10)), span("gave-up", (5, 10)))
-    desk.settle()
-    assert desk.word() == "in flight"
-    desk.settle(LATE_MS)
-    assert desk.found() == []
-    assert desk.found(grave=False) == [("unproven hole", "queue", "", PRODUCER, ((0, 5),))]
-    assert desk.word() == "unknown"
+    harness = LiveAuditHarness()
+    harness.sent(span("sent", (0, 10)), span("gave-up", (5, 10)))
+    harness.settle()
+    assert harness.word() == "in flight"
+    harness.settle(LATE_MS)
+    assert harness.found() == []
+    assert harness.found(grave=False) == [("unproven hole", "queue", "", PRODUCER, ((0, 5),))]
+    assert harness.word() == "unknown"
 
 
 def test_what_an_instance_gave_up_does_not_date_what_the_next_one_sends() -> None:
-    desk = Desk()
-    desk.sent(span("gave-up", (0, 10)))
-    desk.queue((PRODUCER, 0, 10))
-    desk.sent(span("sent", (0, 10), minute=MINUTE + 1), client=101)
-    desk.settle()
-    assert desk.rows[MINUTE + 1].side("")["committed"] == 10
+    harness = LiveAuditHarness()
+    harness.sent(span("gave-up", (0, 10)))
+    harness.queue((PRODUCER, 0, 10))
+    harness.sent(span("sent", (0, 10), minute=MINUTE + 1), client=101)
+    harness.settle()
+    assert harness.rows[MINUTE + 1].side("")["committed"] == 10
 
 
 @pytest.mark.parametrize("later", [1, 60], ids=["a minute", "an hour"])
@@ -106,30 +106,30 @@ def test_what_an_instance_gave_up_does_not_date_what_the_next_one_sends() -> Non
 def test_a_sequence_that_a_later_instance_uses_again_is_counted_in_the_minute_of_the_record_in_the_queue(
     later: int, gave_up: tuple[ReportSpan, ...], order: tuple[str, ...], apart: bool
 ) -> None:
-    desk = Desk()
+    harness = LiveAuditHarness()
     then = MINUTE + later
     reports: dict[str, tuple[Callable[[], None], ...]] = {
-        "before": (lambda: desk.sent(span("sent", (0, 10)), span("acked", (0, 5)), *gave_up),),
+        "before": (lambda: harness.sent(span("sent", (0, 10)), span("acked", (0, 5)), *gave_up),),
         "after": (
-            lambda: desk.sent(span("sent", (5, 10), minute=then), client=101),
-            lambda: desk.sent(span("acked", (5, 10), minute=then), client=101),
+            lambda: harness.sent(span("sent", (5, 10), minute=then), client=101),
+            lambda: harness.sent(span("acked", (5, 10), minute=then), client=101),
         ),
         "reader": (
-            lambda: desk.read(span("processed", (0, 5)), begin="0:0:0", committed="0:1:0"),
-            lambda: desk.read(span("processed", (5, 10), minute=then), committed="0:2:0"),
+            lambda: harness.read(span("processed", (0, 5)), begin="0:0:0", committed="0:1:0"),
+            lambda: harness.read(span("processed", (5, 10), minute=then), committed="0:2:0"),
         ),
     }
-    desk.queue((PRODUCER, 0, 5))
-    desk.queue((PRODUCER, 5, 10))
+    harness.queue((PRODUCER, 0, 5))
+    harness.queue((PRODUCER, 5, 10))
     for report in (each for who in order for each in reports[who]):
         report()
         if apart:
-            desk.settle()
-    desk.settle()
-    assert desk.found(grave=False) == []
+            harness.settle()
+    harness.settle()
+    assert harness.found(grave=False) == []
     for minute in (MINUTE, then):
-        assert (desk.word(minute=minute), desk.word(GROUP, minute)) == ("ok", "ok")
-        assert [desk.rows[minute].side("")[name] for name in ("sent", "acked", "committed")] == [5, 5, 5]
+        assert (harness.word(minute=minute), harness.word(GROUP, minute)) == ("ok", "ok")
+        assert [harness.rows[minute].side("")[name] for name in ("sent", "acked", "committed")] == [5, 5, 5]
 
 
 @pytest.mark.parametrize("order", list(permutations(("first try", "second try", "reader"))), ids="-".join)
@@ -138,323 +138,323 @@ def test_the_minute_that_a_reader_names_holds_against_an_ack_of_another_try(
     order: tuple[str, ...], apart: bool
 ) -> None:
     """The block of the first try is in the queue; the second try has other records, and gets the ack of a copy."""
-    desk = Desk()
+    harness = LiveAuditHarness()
     reports: dict[str, Callable[[], None]] = {
-        "first try": lambda: desk.sent(span("sent", (0, 10))),
-        "second try": lambda: desk.sent(
+        "first try": lambda: harness.sent(span("sent", (0, 10))),
+        "second try": lambda: harness.sent(
             span("sent", (0, 10), minute=MINUTE + 1), span("acked", (0, 10), minute=MINUTE + 1), client=101
         ),
-        "reader": lambda: desk.read(span("processed", (0, 10)), begin="0:0:0", committed="0:1:0"),
+        "reader": lambda: harness.read(span("processed", (0, 10)), begin="0:0:0", committed="0:1:0"),
     }
-    desk.queue((PRODUCER, 0, 10))
+    harness.queue((PRODUCER, 0, 10))
     for each in order:
         reports[each]()
         if apart:
-            desk.settle()
-    desk.settle()
-    assert nonzero(desk, MINUTE) == {"sent": 10, "acked": 10, "committed": 10}
-    assert nonzero(desk, MINUTE + 1) == {}
-    assert (desk.word(), desk.word(GROUP), desk.word(minute=MINUTE + 1)) == ("ok", "ok", "ok")
+            harness.settle()
+    harness.settle()
+    assert nonzero(harness, MINUTE) == {"sent": 10, "acked": 10, "committed": 10}
+    assert nonzero(harness, MINUTE + 1) == {}
+    assert (harness.word(), harness.word(GROUP), harness.word(minute=MINUTE + 1)) == ("ok", "ok", "ok")
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["at once", "one by one"])
 def test_without_a_reader_the_last_ack_names_the_minute(apart: bool) -> None:
-    desk = Desk()
-    desk.queue((PRODUCER, 0, 10))
+    harness = LiveAuditHarness()
+    harness.queue((PRODUCER, 0, 10))
     for minute in (MINUTE, MINUTE + 1):
-        desk.sent(span("sent", (0, 10), minute=minute), span("acked", (0, 10), minute=minute), client=minute)
+        harness.sent(span("sent", (0, 10), minute=minute), span("acked", (0, 10), minute=minute), client=minute)
         if apart:
-            desk.settle()
-    desk.settle()
-    assert nonzero(desk, MINUTE) == {}
-    assert nonzero(desk, MINUTE + 1) == {"sent": 10, "acked": 10, "committed": 10}
+            harness.settle()
+    harness.settle()
+    assert nonzero(harness, MINUTE) == {}
+    assert nonzero(harness, MINUTE + 1) == {"sent": 10, "acked": 10, "committed": 10}
 
 
 def test_a_guessed_minute_takes_one_entry_however_many_acks_confirm_or_move_it() -> None:
-    desk = Desk()
-    desk.queue((PRODUCER, 0, 1_000))
+    harness = LiveAuditHarness()
+    harness.queue((PRODUCER, 0, 1_000))
     for minute in (MINUTE, MINUTE + 1, MINUTE + 1):
         for first in range(0, 1_000, 10):
-            desk.sent(span("acked", (first, first + 10), minute=minute))
-        desk.settle()
-    (stream,) = desk.audit.books.streams.values()
+            harness.sent(span("acked", (first, first + 10), minute=minute))
+        harness.settle()
+    (stream,) = harness.audit.books.streams.values()
     assert stream.guessed == [(0, 1_000, MINUTE + 1, False)]
     for first in range(0, 1_000, 20):
-        desk.read(span("processed", (first, first + 10), minute=MINUTE + 1))
-    desk.settle()
-    (stream,) = desk.audit.books.streams.values()
+        harness.read(span("processed", (first, first + 10), minute=MINUTE + 1))
+    harness.settle()
+    (stream,) = harness.audit.books.streams.values()
     assert sum(next_ - first for first, next_, _, _ in stream.guessed) == 500
 
 
 def test_guessed_minutes_that_alternate_are_bounded() -> None:
-    desk = Desk()
+    harness = LiveAuditHarness()
     ends = 2 * PIECES_MAX
-    desk.queue((PRODUCER, 0, ends))
+    harness.queue((PRODUCER, 0, ends))
     for odd in (0, 1):
         pieces = [(first, first + 1) for first in range(odd, ends, 2)]
         for at in range(0, len(pieces), 1_024):  # a report has 64 KiB at most
-            desk.sent(span("acked", *pieces[at : at + 1_024], minute=MINUTE + odd))
-    desk.settle()
-    (stream,) = desk.audit.books.streams.values()
+            harness.sent(span("acked", *pieces[at : at + 1_024], minute=MINUTE + odd))
+    harness.settle()
+    (stream,) = harness.audit.books.streams.values()
     assert len(stream.guessed) == PIECES_MAX
-    assert [desk.rows[minute].side("")["committed"] for minute in (MINUTE, MINUTE + 1)] == [PIECES_MAX] * 2
+    assert [harness.rows[minute].side("")["committed"] for minute in (MINUTE, MINUTE + 1)] == [PIECES_MAX] * 2
 
 
-def nonzero(desk: Desk, minute: int) -> dict[str, int]:
+def nonzero(harness: LiveAuditHarness, minute: int) -> dict[str, int]:
     """Return the counts of the queue's side of a minute that are not 0."""
-    counts = desk.rows[minute].side("").counts if minute in desk.rows else {}
+    counts = harness.rows[minute].side("").counts if minute in harness.rows else {}
     return {name: records for name, records in counts.items() if records}
 
 
 def test_what_a_dead_instance_sent_is_not_in_flight_for_ever_when_the_next_one_sends_it_an_hour_later() -> None:
-    desk = Desk()
-    desk.sent(span("sent", (0, 10)), span("acked", (0, 5)), last=True)
-    desk.queue((PRODUCER, 0, 5))
-    desk.settle(LATE_MS)
-    assert desk.word() == "unknown"
-    desk.settle(3_600_000)
+    harness = LiveAuditHarness()
+    harness.sent(span("sent", (0, 10)), span("acked", (0, 5)), last=True)
+    harness.queue((PRODUCER, 0, 5))
+    harness.settle(LATE_MS)
+    assert harness.word() == "unknown"
+    harness.settle(3_600_000)
     for stage in ("sent", "acked"):
-        desk.sent(span(stage, (5, 10), minute=MINUTE + 60), client=101)
+        harness.sent(span(stage, (5, 10), minute=MINUTE + 60), client=101)
         if stage == "sent":
-            desk.queue((PRODUCER, 5, 10))
-        desk.settle()
-    assert (desk.word(), desk.word(minute=MINUTE + 60)) == ("ok", "ok")
-    assert [desk.rows[minute].side("")["committed"] for minute in (MINUTE, MINUTE + 60)] == [5, 5]
+            harness.queue((PRODUCER, 5, 10))
+        harness.settle()
+    assert (harness.word(), harness.word(minute=MINUTE + 60)) == ("ok", "ok")
+    assert [harness.rows[minute].side("")["committed"] for minute in (MINUTE, MINUTE + 60)] == [5, 5]
 
 
 def test_a_hole_below_the_end_that_a_producer_told_is_lost_when_no_late_pointer_can_land() -> None:
-    desk = Desk()
-    desk.sent(span("sent", (0, 20)), span("acked", (0, 10)))
-    desk.queue((PRODUCER, 0, 10))
-    desk.end(20, (15, 20))
-    desk.settle()
-    assert desk.found() == []
-    desk.settle(LATE_MS)
-    assert desk.found() == [(*LOST, ((10, 15),))]
+    harness = LiveAuditHarness()
+    harness.sent(span("sent", (0, 20)), span("acked", (0, 10)))
+    harness.queue((PRODUCER, 0, 10))
+    harness.end(20, (15, 20))
+    harness.settle()
+    assert harness.found() == []
+    harness.settle(LATE_MS)
+    assert harness.found() == [(*LOST, ((10, 15),))]
 
 
 def test_a_hole_below_an_end_waits_for_forwarding_where_an_ack_with_1_was_not_heard() -> None:
-    desk = Desk()
-    desk.sent(span("sent", (0, 20), level=1), span("acked", (0, 10), level=1))
-    desk.queue((PRODUCER, 0, 10))
-    desk.end(20, (15, 20))
-    desk.settle(LATE_MS)
-    assert desk.found() == []
-    desk.settle(HELD_MS)
-    assert desk.found() == [(*LOST, ((10, 15),))]
+    harness = LiveAuditHarness()
+    harness.sent(span("sent", (0, 20), level=1), span("acked", (0, 10), level=1))
+    harness.queue((PRODUCER, 0, 10))
+    harness.end(20, (15, 20))
+    harness.settle(LATE_MS)
+    assert harness.found() == []
+    harness.settle(HELD_MS)
+    assert harness.found() == [(*LOST, ((10, 15),))]
 
 
 def test_a_hole_below_an_end_waits_for_forwarding_where_no_report_told_the_level_and_stays_lost() -> None:
-    desk = Desk()
-    desk.queue((PRODUCER, 0, 10))
-    desk.end(20, (15, 20))
-    desk.settle(LATE_MS)
-    assert desk.found() == []
-    desk.settle(HELD_MS)
-    assert desk.found() == [(*LOST, ((10, 15),))]
-    desk.sent(span("sent", (0, 20), level=0))  # the report comes late
-    desk.settle()
-    assert desk.found() == [(*LOST, ((10, 15),))]
-    desk.settle(LATE_MS + HELD_MS)
-    assert desk.found() == [(*LOST, ((10, 15),))]
+    harness = LiveAuditHarness()
+    harness.queue((PRODUCER, 0, 10))
+    harness.end(20, (15, 20))
+    harness.settle(LATE_MS)
+    assert harness.found() == []
+    harness.settle(HELD_MS)
+    assert harness.found() == [(*LOST, ((10, 15),))]
+    harness.sent(span("sent", (0, 20), level=0))  # the report comes late
+    harness.settle()
+    assert harness.found() == [(*LOST, ((10, 15),))]
+    harness.settle(LATE_MS + HELD_MS)
+    assert harness.found() == [(*LOST, ((10, 15),))]
 
 
 def test_a_copy_is_dropped_and_half_a_copy_is_doubled() -> None:
-    desk = Desk()
-    desk.queue((PRODUCER, 0, 10))
-    desk.queue((PRODUCER, 0, 10), (PRODUCER, 10, 20))
-    desk.settle()
-    assert desk.found() == []
-    assert desk.rows[MINUTE].side("")["copies"] == 10
-    desk.queue((PRODUCER, 15, 25))
-    desk.settle()
-    assert desk.found() == [("doubled", "queue", "", PRODUCER, ((15, 20),))]
+    harness = LiveAuditHarness()
+    harness.queue((PRODUCER, 0, 10))
+    harness.queue((PRODUCER, 0, 10), (PRODUCER, 10, 20))
+    harness.settle()
+    assert harness.found() == []
+    assert harness.rows[MINUTE].side("")["copies"] == 10
+    harness.queue((PRODUCER, 15, 25))
+    harness.settle()
+    assert harness.found() == [("doubled", "queue", "", PRODUCER, ((15, 20),))]
 
 
 def test_blocks_that_the_pointer_skips_are_not_counted() -> None:
-    desk = Desk()
-    desk.queue((PRODUCER, 0, 10))
-    desk.queue((PRODUCER, 0, 10), (PRODUCER, 10, 20), skip=(0,))
-    desk.settle(60_001)  # nobody tells their minute: that of the pointer holds
-    assert (desk.found(), desk.rows[MINUTE].side("").counts) == ([], {"committed": 20})
+    harness = LiveAuditHarness()
+    harness.queue((PRODUCER, 0, 10))
+    harness.queue((PRODUCER, 0, 10), (PRODUCER, 10, 20), skip=(0,))
+    harness.settle(60_001)  # nobody tells their minute: that of the pointer holds
+    assert (harness.found(), harness.rows[MINUTE].side("").counts) == ([], {"committed": 20})
 
 
 def test_what_a_member_passed_over_is_lost_for_its_group_alone() -> None:
-    desk = Desk()
+    harness = LiveAuditHarness()
     for first in (0, 10, 20):
-        desk.queue((PRODUCER, first, first + 10))
-    desk.read(span("processed", (0, 10), (20, 30)), begin="0:0:0", committed="0:3:0")
-    desk.read(span("processed", (0, 30)), begin="0:0:0", committed="0:3:0", client=201, group="other")
-    desk.settle()
-    assert desk.found() == [("lost", "consumer", GROUP, PRODUCER, ((10, 20),))]
-    assert (desk.word(GROUP), desk.word("other"), desk.word()) == ("lost", "ok", "ok")
+        harness.queue((PRODUCER, first, first + 10))
+    harness.read(span("processed", (0, 10), (20, 30)), begin="0:0:0", committed="0:3:0")
+    harness.read(span("processed", (0, 30)), begin="0:0:0", committed="0:3:0", client=201, group="other")
+    harness.settle()
+    assert harness.found() == [("lost", "consumer", GROUP, PRODUCER, ((10, 20),))]
+    assert (harness.word(GROUP), harness.word("other"), harness.word()) == ("lost", "ok", "ok")
 
 
 def test_the_last_member_may_have_processed_what_the_next_one_did_not() -> None:
-    desk = Desk()
+    harness = LiveAuditHarness()
     for first in (0, 10, 20):
-        desk.queue((PRODUCER, first, first + 10))
-    desk.read(span("processed", (10, 30)), begin="0:1:0", committed="0:3:0", client=201)
-    desk.settle()
-    assert desk.found() == []
-    desk.read(span("processed", (0, 10)), begin="0:0:0", committed="0:1:0", last=True)
-    desk.settle()
-    assert (desk.found(), desk.word(GROUP)) == ([], "ok")
+        harness.queue((PRODUCER, first, first + 10))
+    harness.read(span("processed", (10, 30)), begin="0:1:0", committed="0:3:0", client=201)
+    harness.settle()
+    assert harness.found() == []
+    harness.read(span("processed", (0, 10)), begin="0:0:0", committed="0:1:0", last=True)
+    harness.settle()
+    assert (harness.found(), harness.word(GROUP)) == ([], "ok")
 
 
 def test_what_is_processed_twice_is_doubled_unless_the_group_went_back() -> None:
-    desk = Desk()
+    harness = LiveAuditHarness()
     for first in (0, 10):
-        desk.queue((PRODUCER, first, first + 10))
-    desk.read(span("processed", (0, 20)), begin="0:0:0", committed="0:2:0")
-    desk.settle()
-    desk.read(span("processed", (10, 20)), begin="0:1:0", reason="seek", committed="0:2:0")
-    desk.settle()
-    assert desk.found() == []
-    desk.read(span("processed", (5, 10)), committed="0:2:0")
-    desk.settle()
-    assert desk.found() == [("doubled", "consumer", GROUP, PRODUCER, ((5, 10),))]
+        harness.queue((PRODUCER, first, first + 10))
+    harness.read(span("processed", (0, 20)), begin="0:0:0", committed="0:2:0")
+    harness.settle()
+    harness.read(span("processed", (10, 20)), begin="0:1:0", reason="seek", committed="0:2:0")
+    harness.settle()
+    assert harness.found() == []
+    harness.read(span("processed", (5, 10)), committed="0:2:0")
+    harness.settle()
+    assert harness.found() == [("doubled", "consumer", GROUP, PRODUCER, ((5, 10),))]
 
 
 def test_work_of_a_member_that_is_heard_after_the_next_one_began_doubles_nothing() -> None:
-    desk = Desk()
+    harness = LiveAuditHarness()
     for first in (0, 10, 20):
-        desk.queue((PRODUCER, first, first + 10))
-    desk.read(begin="0:0:0", reason="start")
-    desk.read(begin="0:1:0", client=201)  # a commit landed late: the group's position went back from 0:2:0
-    desk.settle()
-    desk.read(span("processed", (0, 20)), committed="0:2:0")
-    desk.settle()
-    desk.read(span("processed", (10, 30)), committed="0:3:0", client=201)
-    desk.settle()
-    assert (desk.found(), desk.word(GROUP)) == ([], "ok")
-    desk.read(span("processed", (25, 30)), client=201)
-    desk.settle()
-    assert desk.found() == [("doubled", "consumer", GROUP, PRODUCER, ((25, 30),))]
+        harness.queue((PRODUCER, first, first + 10))
+    harness.read(begin="0:0:0", reason="start")
+    harness.read(begin="0:1:0", client=201)  # a commit landed late: the group's position went back from 0:2:0
+    harness.settle()
+    harness.read(span("processed", (0, 20)), committed="0:2:0")
+    harness.settle()
+    harness.read(span("processed", (10, 30)), committed="0:3:0", client=201)
+    harness.settle()
+    assert (harness.found(), harness.word(GROUP)) == ([], "ok")
+    harness.read(span("processed", (25, 30)), client=201)
+    harness.settle()
+    assert harness.found() == [("doubled", "consumer", GROUP, PRODUCER, ((25, 30),))]
 
 
 def test_what_a_member_processes_from_before_its_beginning_is_doubled() -> None:
-    desk = Desk()
+    harness = LiveAuditHarness()
     for first in (0, 10):
-        desk.queue((PRODUCER, first, first + 10))
-    desk.read(begin="0:0:0", reason="start")
-    desk.read(begin="0:1:0", client=201)
-    desk.settle()
-    desk.read(span("processed", (0, 10)), committed="0:1:0")
-    desk.read(span("processed", (5, 20)), committed="0:2:0", client=201)
-    desk.settle()
-    assert desk.found() == [("doubled", "consumer", GROUP, PRODUCER, ((5, 10),))]
+        harness.queue((PRODUCER, first, first + 10))
+    harness.read(begin="0:0:0", reason="start")
+    harness.read(begin="0:1:0", client=201)
+    harness.settle()
+    harness.read(span("processed", (0, 10)), committed="0:1:0")
+    harness.read(span("processed", (5, 20)), committed="0:2:0", client=201)
+    harness.settle()
+    assert harness.found() == [("doubled", "consumer", GROUP, PRODUCER, ((5, 10),))]
 
 
 def test_a_missing_report_may_have_told_that_its_member_began_again() -> None:
-    desk = Desk()
+    harness = LiveAuditHarness()
     for first in (0, 10):
-        desk.queue((PRODUCER, first, first + 10))
-    desk.read(span("processed", (0, 20)), begin="0:0:0", committed="0:2:0")
-    desk.read(span("processed", (0, 20)), committed="0:2:0", number=2)
-    desk.settle()
-    assert desk.found() == []
+        harness.queue((PRODUCER, first, first + 10))
+    harness.read(span("processed", (0, 20)), begin="0:0:0", committed="0:2:0")
+    harness.read(span("processed", (0, 20)), committed="0:2:0", number=2)
+    harness.settle()
+    assert harness.found() == []
 
 
 def test_the_members_that_began_longest_ago_are_forgotten() -> None:
-    desk = Desk()
-    desk.queue((PRODUCER, 0, 10))
+    harness = LiveAuditHarness()
+    harness.queue((PRODUCER, 0, 10))
     for client in range(MEMBERS_MAX):
-        desk.read(begin="0:0:0", client=1_000 + client)
-    desk.read(begin="0:0:0", client=1_000)
-    desk.read(begin="0:0:0", client=READER)
-    desk.settle()
-    members = desk.audit.books.groups[GROUP].members
+        harness.read(begin="0:0:0", client=1_000 + client)
+    harness.read(begin="0:0:0", client=1_000)
+    harness.read(begin="0:0:0", client=READER)
+    harness.settle()
+    members = harness.audit.books.groups[GROUP].members
     assert (len(members), 1_000 in members, 1_001 in members, READER in members) == (MEMBERS_MAX, True, False, True)
 
 
 def test_a_missing_report_makes_the_minute_unknown_and_holds_nothing_against_its_group() -> None:
-    desk = Desk()
+    harness = LiveAuditHarness()
     for first in (0, 10, 20):
-        desk.queue((PRODUCER, first, first + 10))
-    desk.read(span("processed", (0, 10)), begin="0:0:0", committed="0:1:0")
-    desk.read(span("processed", (20, 30)), committed="0:3:0", number=2)
-    desk.settle()
-    assert desk.found() == []
-    assert desk.found(grave=False) == [("unproven hole", "consumer", GROUP, PRODUCER, ((10, 20),))]
-    assert (desk.word(GROUP), desk.word()) == ("unknown", "ok")
+        harness.queue((PRODUCER, first, first + 10))
+    harness.read(span("processed", (0, 10)), begin="0:0:0", committed="0:1:0")
+    harness.read(span("processed", (20, 30)), committed="0:3:0", number=2)
+    harness.settle()
+    assert harness.found() == []
+    assert harness.found(grave=False) == [("unproven hole", "consumer", GROUP, PRODUCER, ((10, 20),))]
+    assert (harness.word(GROUP), harness.word()) == ("unknown", "ok")
 
 
 def test_a_missing_report_may_have_been_about_what_a_client_names_later() -> None:
-    desk = Desk()
-    desk.queue((PRODUCER, 0, 20))
-    desk.report(SENDER, "producer", "", None, {"number": 3})  # the first that is heard of it, and it says nothing
-    desk.settle()
-    assert desk.word() == "ok"
-    desk.sent(span("sent", (10, 20)), span("acked", (10, 20)))
-    desk.settle()
-    assert desk.word() == "unknown"
+    harness = LiveAuditHarness()
+    harness.queue((PRODUCER, 0, 20))
+    harness.report(SENDER, "producer", "", None, {"number": 3})  # the first that is heard of it, and it says nothing
+    harness.settle()
+    assert harness.word() == "ok"
+    harness.sent(span("sent", (10, 20)), span("acked", (10, 20)))
+    harness.settle()
+    assert harness.word() == "unknown"
 
 
 def test_a_client_that_breaks_its_promise_makes_its_minutes_unknown_until_it_comes_back() -> None:
-    desk = Desk()
-    desk.sent(span("sent", (0, 10)), span("acked", (0, 10)))
-    desk.queue((PRODUCER, 0, 10))
-    desk.settle()
-    assert desk.word() == "ok"
-    desk.settle(60_000)
-    assert desk.word() == "unknown"
-    desk.sent(span("sent", (10, 20)), span("acked", (10, 20)), since_ms=desk.now_ms - 60_000)
-    desk.queue((PRODUCER, 10, 20))
-    desk.settle()
-    assert desk.word() == "ok"
-    desk.sent(last=True)
-    desk.settle(3_600_000)
-    assert desk.word() == "ok"
+    harness = LiveAuditHarness()
+    harness.sent(span("sent", (0, 10)), span("acked", (0, 10)))
+    harness.queue((PRODUCER, 0, 10))
+    harness.settle()
+    assert harness.word() == "ok"
+    harness.settle(60_000)
+    assert harness.word() == "unknown"
+    harness.sent(span("sent", (10, 20)), span("acked", (10, 20)), since_ms=harness.now_ms - 60_000)
+    harness.queue((PRODUCER, 10, 20))
+    harness.settle()
+    assert harness.word() == "ok"
+    harness.sent(last=True)
+    harness.settle(3_600_000)
+    assert harness.word() == "ok"
 
 
 def test_a_pointer_that_can_not_be_read_is_told_and_what_it_named_is_lost() -> None:
-    desk = Desk()
-    desk.queue((PRODUCER, 0, 10))
-    desk.audit.take_unreadable(1, desk.now_ms, CorruptDataError("pointer of 3 bytes can't be read"))
-    desk.offset = 2
-    desk.sent(span("sent", (0, 20)), span("acked", (0, 20)))
-    desk.settle()
-    assert desk.found() == [(*LOST, ((10, 20),)), ("unreadable pointer", "queue", "", 0, ())]
+    harness = LiveAuditHarness()
+    harness.queue((PRODUCER, 0, 10))
+    harness.audit.take_unreadable(1, harness.now_ms, CorruptDataError("pointer of 3 bytes can't be read"))
+    harness.offset = 2
+    harness.sent(span("sent", (0, 20)), span("acked", (0, 20)))
+    harness.settle()
+    assert harness.found() == [(*LOST, ((10, 20),)), ("unreadable pointer", "queue", "", 0, ())]
 
 
 def test_a_record_that_the_totals_count_and_no_pointer_shows_is_told() -> None:
-    desk = Desk()
-    desk.queue((PRODUCER, 0, 10))
-    desk.totals = desk.totals.plus(7, 1)
-    desk.queue((PRODUCER, 17, 20))
-    desk.settle()
-    (finding,) = desk.findings.values()
+    harness = LiveAuditHarness()
+    harness.queue((PRODUCER, 0, 10))
+    harness.totals = harness.totals.plus(7, 1)
+    harness.queue((PRODUCER, 17, 20))
+    harness.settle()
+    (finding,) = harness.findings.values()
     assert (finding.kind, finding.records, finding.offset) == (Kind.TOTALS, 7, 1)
 
 
 def test_a_repeated_report_changes_nothing() -> None:
-    desk = Desk()
-    desk.queue((PRODUCER, 0, 10))
-    desk.read(span("processed", (0, 10)), begin="0:0:0", committed="0:1:0", number=0)
-    desk.read(span("processed", (0, 10)), begin="0:0:0", committed="0:1:0", number=0)
-    desk.settle()
-    assert desk.found() == []
-    assert desk.rows[MINUTE].side(GROUP)["processed"] == 10
+    harness = LiveAuditHarness()
+    harness.queue((PRODUCER, 0, 10))
+    harness.read(span("processed", (0, 10)), begin="0:0:0", committed="0:1:0", number=0)
+    harness.read(span("processed", (0, 10)), begin="0:0:0", committed="0:1:0", number=0)
+    harness.settle()
+    assert harness.found() == []
+    assert harness.rows[MINUTE].side(GROUP)["processed"] == 10
 
 
 def test_a_member_whose_report_is_missing_may_have_gone_back() -> None:
-    desk = Desk()
-    desk.queue((PRODUCER, 0, 20))
-    desk.read(span("processed", (0, 20)), begin="0:0:0", committed="0:1:0")
-    desk.settle()
-    desk.read(span("processed", (0, 20)), committed="0:1:0", number=2)
-    desk.settle()
-    assert desk.found() == []
-    assert desk.word(GROUP) == "unknown"
+    harness = LiveAuditHarness()
+    harness.queue((PRODUCER, 0, 20))
+    harness.read(span("processed", (0, 20)), begin="0:0:0", committed="0:1:0")
+    harness.settle()
+    harness.read(span("processed", (0, 20)), committed="0:1:0", number=2)
+    harness.settle()
+    assert harness.found() == []
+    assert harness.word(GROUP) == "unknown"
 
 
 def test_counts_of_reports_that_claim_all_sequences_can_be_stored() -> None:
-    desk = Desk()
+    harness = LiveAuditHarness()
     for producer in (5, 6, 7):
         everything = span("sent", (0, SEQUENCE_END), producer=producer)
-        desk.sent(msgspec.structs.replace(everything, latency=((3, INTEGER_END - 1),) * 2_000))
-    desk.settle()
-    row = desk.rows[MINUTE]
+        harness.sent(msgspec.structs.replace(everything, latency=((3, INTEGER_END - 1),) * 2_000))
+    harness.settle()
+    row = harness.rows[MINUTE]
     assert decode_state(MinuteRow, encode_state(row)) == row
     assert row.side(QUEUE)["sent"] == INTEGER_END - 1

@@ -14,7 +14,7 @@ from memq.format.ranges import RangeSet
 from memq.format.report import ReportedDamage, ReportSpan
 from tests.soak import repetitions
 from tests.unit.audited import KEY
-from tests.unit.live_desk import MINUTE, Desk, span
+from tests.unit.live_audit_harness import MINUTE, LiveAuditHarness, span
 
 GROUPS = ("g", "h")
 Named = dict[tuple[str, str, str, int], RangeSet]  # kind, stage, group, producer
@@ -39,7 +39,7 @@ class History:
     def __init__(self, draw: random.Random, faults: bool) -> None:
         self.draw = draw
         self.faults = faults
-        self.desk = Desk()
+        self.harness = LiveAuditHarness()
         self.injected: Named = {}
         self.nexts = {5: 0, 6: 0, 7: 0}
         self.acked: dict[int, list[ReportSpan]] = {producer: [] for producer in self.nexts}
@@ -64,7 +64,7 @@ class History:
         for producer in self.draw.sample(sorted(self.nexts), self.draw.randint(1, 3)):
             first = self.nexts[producer]
             self.nexts[producer] = next_ = first + self.draw.randint(1, 50)
-            minute = MINUTE + self.desk.now_ms // 60_000 % 3
+            minute = MINUTE + self.harness.now_ms // 60_000 % 3
             run = (producer, first, next_)
             stages = [span(stage, (first, next_), producer=producer, minute=minute) for stage in ("sent", "acked")]
             self.acked[producer] += stages
@@ -88,7 +88,7 @@ class History:
         known = [run for past in self.log[-5:] for run in past]
         copies = [self.draw.choice(known)] if known and self.draw.random() < 0.1 else []
         if batch or copies:
-            self.desk.queue(*batch, *copies)
+            self.harness.queue(*batch, *copies)
             self.log.append(batch)
 
     def land(self) -> None:
@@ -140,7 +140,7 @@ class History:
 
     def report(self, member: Member, *, last: bool = False) -> None:
         begin, member.begin = member.begin, ""
-        self.desk.read(
+        self.harness.read(
             *member.processed,
             begin=begin,
             reason="seek" if member.seek else "stored",
@@ -154,7 +154,7 @@ class History:
 
     def report_producers(self) -> None:
         for producer, spans in self.acked.items():
-            self.desk.sent(*spans, client=100 + producer)
+            self.harness.sent(*spans, client=100 + producer)
             spans.clear()
 
     def read_on(self, group: str) -> None:
@@ -172,7 +172,7 @@ class History:
         if self.draw.random() < 0.05:
             self.hand_over(self.draw.choice(GROUPS))
         if self.draw.random() < 0.2:
-            self.desk.settle(self.draw.randint(0, 5_000))
+            self.harness.settle(self.draw.randint(0, 5_000))
 
     def end(self) -> Named:
         self.land()
@@ -182,9 +182,9 @@ class History:
                 self.consume(member)
         for member in self.members.values():
             self.report(member, last=True)
-        self.desk.settle(600_000)
+        self.harness.settle(600_000)
         found: Named = {}
-        for kind, stage, group, producer, ranges in self.desk.found():
+        for kind, stage, group, producer, ranges in self.harness.found():
             for piece in ranges:
                 found.setdefault((kind, stage, group, producer), RangeSet()).add(*piece)
         return found
@@ -220,7 +220,7 @@ def test_nothing_is_found_in_a_sound_history(seed: int) -> None:
     history = run(seed, faults=False)
     assert history.end() == {}
     counts = dict.fromkeys(("sent", "acked", "committed"), 0)
-    for row in history.desk.rows.values():
+    for row in history.harness.rows.values():
         for name in counts:
             counts[name] += row.side("")[name]
     assert set(counts.values()) == {sum(history.nexts.values())}

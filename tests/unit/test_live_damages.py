@@ -7,29 +7,29 @@ import pytest
 from memq.audit.finding import Kind
 from memq.format.report import ReportedDamage
 from tests.unit.audited import KEY
-from tests.unit.live_desk import MINUTE, PRODUCER, READER, Desk, span
+from tests.unit.live_audit_harness import MINUTE, PRODUCER, READER, LiveAuditHarness, span
 
 
 def test_a_damaged_block_is_corrupt_with_its_place_and_not_lost() -> None:
-    desk = Desk()
+    harness = LiveAuditHarness()
     for first in (0, 10, 20):
-        desk.queue((PRODUCER, first, first + 10))
+        harness.queue((PRODUCER, first, first + 10))
     damage = ReportedDamage(
         object=KEY, block=0, offset=1, records=10, cause="checksum", producer=PRODUCER, first=10, next=20
     )
     nameless = ReportedDamage(object="other", block=0, offset=2, records=10, cause="magic")
-    desk.read(span("processed", (0, 10)), begin="0:0:0", committed="0:3:0", damages=[damage, nameless])
-    desk.read(begin="0:0:0", committed="0:1:0", damages=[damage], client=201, group="other")
-    desk.settle()
-    found = [finding for finding in desk.findings.values() if finding.kind is Kind.CORRUPT]
+    harness.read(span("processed", (0, 10)), begin="0:0:0", committed="0:3:0", damages=[damage, nameless])
+    harness.read(begin="0:0:0", committed="0:1:0", damages=[damage], client=201, group="other")
+    harness.settle()
+    found = [finding for finding in harness.findings.values() if finding.kind is Kind.CORRUPT]
     assert [(each.object, each.block, each.offset, each.ranges) for each in found] == [
         (KEY, 0, 1, ((10, 20),)),
         ("other", 0, 2, ()),
     ]
-    assert [each for each in desk.found() if each[0] != "corrupt"] == [
+    assert [each for each in harness.found() if each[0] != "corrupt"] == [
         ("lost", "consumer", "other", PRODUCER, ((0, 10),))
     ]
-    assert desk.word() == "corrupt"
+    assert harness.word() == "corrupt"
 
 
 def batch_damage(producer: int, first: int, next_: int, *, block: int = 0, records: int = 0) -> ReportedDamage:
@@ -61,27 +61,27 @@ def test_each_damaged_record_is_named_and_counted_once_whatever_reports_say_of_i
     reports: tuple[tuple[ReportedDamage, ...], ...],
     apart: bool,
 ) -> None:
-    desk = Desk()
-    desk.queue((PRODUCER, 0, 10), (PRODUCER, 10, 20), (6, 0, 10))
+    harness = LiveAuditHarness()
+    harness.queue((PRODUCER, 0, 10), (PRODUCER, 10, 20), (6, 0, 10))
     for number, damages in enumerate(reports):
-        desk.read(begin="0:0:0", damages=damages, client=READER + number)
+        harness.read(begin="0:0:0", damages=damages, client=READER + number)
         if apart:
-            desk.settle()
-    desk.settle()
-    found = [each for each in desk.findings.values() if not each.resolved_ms]
+            harness.settle()
+    harness.settle()
+    found = [each for each in harness.findings.values() if not each.resolved_ms]
     named = [(each.producer, number) for each in found for piece in each.ranges for number in range(*piece)]
     assert sorted(named) == [*((PRODUCER, number) for number in range(20)), *((6, number) for number in range(10))]
     assert [each.records for each in found if not each.ranges] == []
-    assert desk.rows[MINUTE].side("")["corrupt"] == 30
+    assert harness.rows[MINUTE].side("")["corrupt"] == 30
 
 
 def test_a_batch_that_one_reader_did_not_get_stays_damaged_though_a_block_of_it_is_named() -> None:
-    desk = Desk()
-    desk.queue((PRODUCER, 0, 20), (6, 0, 10))
-    desk.read(begin="0:0:0", damages=NAMELESS_BATCH)
-    desk.read(begin="0:0:0", damages=[batch_damage(PRODUCER, 0, 20)], client=READER + 1)
-    desk.settle()
-    found = sorted((each.records, each.producer) for each in desk.findings.values() if not each.resolved_ms)
+    harness = LiveAuditHarness()
+    harness.queue((PRODUCER, 0, 20), (6, 0, 10))
+    harness.read(begin="0:0:0", damages=NAMELESS_BATCH)
+    harness.read(begin="0:0:0", damages=[batch_damage(PRODUCER, 0, 20)], client=READER + 1)
+    harness.settle()
+    found = sorted((each.records, each.producer) for each in harness.findings.values() if not each.resolved_ms)
     assert found == [(20, PRODUCER), (30, 0)]
 
 
@@ -89,10 +89,10 @@ def test_a_block_that_nobody_dates_is_of_its_pointers_minute_whenever_it_is_foun
     damage = ReportedDamage(object=KEY, block=0, offset=0, records=20, cause="c", producer=PRODUCER, first=0, next=20)
     minutes = []
     for later_ms in (0, 600_000):
-        desk = Desk()
-        desk.queue((PRODUCER, 0, 20))
-        desk.settle(later_ms)
-        desk.read(begin="0:0:0", committed="0:1:0", damages=[damage])
-        desk.settle(later_ms)
-        minutes += [each.minute for each in desk.findings.values()]
+        harness = LiveAuditHarness()
+        harness.queue((PRODUCER, 0, 20))
+        harness.settle(later_ms)
+        harness.read(begin="0:0:0", committed="0:1:0", damages=[damage])
+        harness.settle(later_ms)
+        minutes += [each.minute for each in harness.findings.values()]
     assert minutes == [MINUTE, MINUTE]

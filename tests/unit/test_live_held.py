@@ -9,56 +9,56 @@ from memq.audit.held import HELD_MS, HeldAnswer, HeldQuestions, Sought
 from memq.audit.minutes import active_ms
 from memq.format.ranges import RangeSet
 from tests.unit.audited import TOPIC, pointer
-from tests.unit.live_desk import PRODUCER, Desk, span
+from tests.unit.live_audit_harness import PRODUCER, LiveAuditHarness, span
 
 LATE_MS = active_ms(TOPIC.settings) + 1
 LOST = ("lost", "queue", "", PRODUCER)
 
 
 def test_what_a_broker_holds_is_in_flight_for_as_long_as_it_holds_it() -> None:
-    desk = Desk()
-    desk.sent(span("sent", (0, 10), level=1), span("acked", (0, 10), level=1), last=True)
-    desk.answer = HeldAnswer({(0, PRODUCER): RangeSet([(0, 10)])}, frozenset({"one"}))
-    desk.settle(LATE_MS + HELD_MS)
-    assert (desk.found(grave=False), desk.word()) == ([], "in flight")
-    desk.queue((PRODUCER, 0, 4))
-    desk.answer = HeldAnswer({(0, PRODUCER): RangeSet([(4, 6)])}, frozenset({"one"}))
-    desk.settle()
-    assert desk.found() == [(*LOST, ((6, 10),))]
-    desk.queue((PRODUCER, 4, 10))
-    desk.settle()
-    assert (desk.found(), desk.word()) == ([], "ok")
+    harness = LiveAuditHarness()
+    harness.sent(span("sent", (0, 10), level=1), span("acked", (0, 10), level=1), last=True)
+    harness.answer = HeldAnswer({(0, PRODUCER): RangeSet([(0, 10)])}, frozenset({"one"}))
+    harness.settle(LATE_MS + HELD_MS)
+    assert (harness.found(grave=False), harness.word()) == ([], "in flight")
+    harness.queue((PRODUCER, 0, 4))
+    harness.answer = HeldAnswer({(0, PRODUCER): RangeSet([(4, 6)])}, frozenset({"one"}))
+    harness.settle()
+    assert harness.found() == [(*LOST, ((6, 10),))]
+    harness.queue((PRODUCER, 4, 10))
+    harness.settle()
+    assert (harness.found(), harness.word()) == ([], "ok")
 
 
 @pytest.mark.parametrize("ended", [False, True])
 def test_what_a_broker_may_hold_that_is_gone_is_unknown_until_it_says_so(ended: bool) -> None:
-    desk = Desk()
-    desk.publish(pointer(kind="opened", broker="one"))
+    harness = LiveAuditHarness()
+    harness.publish(pointer(kind="opened", broker="one"))
     if not ended:
-        desk.sent(span("sent", (0, 10), level=1), span("acked", (0, 10), level=1))
+        harness.sent(span("sent", (0, 10), level=1), span("acked", (0, 10), level=1))
     else:
-        desk.end(10)
-    desk.answer = HeldAnswer(failed={"one": "it did not answer"})
+        harness.end(10)
+    harness.answer = HeldAnswer(failed={"one": "it did not answer"})
     for _ in range(2):  # the second time by an auditor that has not asked yet
-        desk.settle(LATE_MS + HELD_MS)
-        assert desk.found(grave=False) == [("unproven hole", "queue", "", PRODUCER, ((0, 10),))]
-    assert desk.word() == "unknown"
-    desk.answer = HeldAnswer(answered=frozenset({"one"}))
-    desk.settle()
-    assert desk.found(grave=False) == [(*LOST, ((0, 10),))]
-    desk.answer = HeldAnswer(error="away")
-    desk.settle()
-    assert desk.found(grave=False) == [(*LOST, ((0, 10),))], "what was nowhere is nowhere"
+        harness.settle(LATE_MS + HELD_MS)
+        assert harness.found(grave=False) == [("unproven hole", "queue", "", PRODUCER, ((0, 10),))]
+    assert harness.word() == "unknown"
+    harness.answer = HeldAnswer(answered=frozenset({"one"}))
+    harness.settle()
+    assert harness.found(grave=False) == [(*LOST, ((0, 10),))]
+    harness.answer = HeldAnswer(error="away")
+    harness.settle()
+    assert harness.found(grave=False) == [(*LOST, ((0, 10),))], "what was nowhere is nowhere"
 
 
 def test_nobody_is_asked_for_what_was_acked_with_all() -> None:
-    desk = Desk()
-    desk.answer = HeldAnswer(error="away")
-    desk.end(10, acks=2)
-    desk.sent(span("sent", (0, 5), producer=6), span("acked", (0, 5), producer=6), client=101)
-    desk.settle(LATE_MS + HELD_MS)
-    assert desk.found() == [(*LOST, ((0, 10),)), ("lost", "queue", "", 6, ((0, 5),))]
-    assert desk.audit.sought(again=True) == []
+    harness = LiveAuditHarness()
+    harness.answer = HeldAnswer(error="away")
+    harness.end(10, acks=2)
+    harness.sent(span("sent", (0, 5), producer=6), span("acked", (0, 5), producer=6), client=101)
+    harness.settle(LATE_MS + HELD_MS)
+    assert harness.found() == [(*LOST, ((0, 10),)), ("lost", "queue", "", 6, ((0, 5),))]
+    assert harness.audit.sought(again=True) == []
 
 
 def test_what_is_not_settled_is_asked_for_again_and_what_is_new_at_once() -> None:

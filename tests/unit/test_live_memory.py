@@ -13,7 +13,7 @@ from memq.limits import MIB
 from tests.soak import repetitions
 from tests.unit.audited import TOPIC, data_pointer
 from tests.unit.blocks import NOW_MS
-from tests.unit.live_desk import MINUTE
+from tests.unit.live_audit_harness import MINUTE
 
 ALL_PARTITIONS, PRODUCERS, BLOCKS, RECORDS = 50, 20, 100, 100  # ten million records
 PARTITIONS = repetitions(3, ALL_PARTITIONS)

@@ -12,15 +12,15 @@ from memq.format.ranges import RangeSet
 from memq.format.report import Begin, ReportedDamage, ReportPart, ReportSpan
 from tests.soak import repetitions
 from tests.unit.audited import KEY, TOPIC
-from tests.unit.live_desk import PRODUCER, Desk, span
+from tests.unit.live_audit_harness import PRODUCER, LiveAuditHarness, span
 
 STREAM = "spark"
 LOST = ("lost", "consumer", STREAM, PRODUCER)
 HOLE = ("unproven hole", "consumer", STREAM, PRODUCER)
 
 
-class StreamDesk(Desk):
-    """A desk at which a stream reports: its drivers, and tasks that are a client each."""
+class StreamHarness(LiveAuditHarness):
+    """A harness at which a stream reports: its drivers, and tasks that are a client each."""
 
     def __init__(self, batches: int = 0) -> None:
         super().__init__()
@@ -52,188 +52,188 @@ def fetched(*ranges: tuple[int, int]) -> ReportSpan:
 
 
 def test_what_tasks_fetched_is_processed_when_the_checkpoint_is_behind_it() -> None:
-    desk = StreamDesk(4)
-    desk.driver("0:0:0", "start")
-    desk.task(("0:0:0", "0:2:0"), fetched((0, 20)))
-    desk.task(("0:2:0", "0:4:0"), fetched((20, 40)))
-    desk.settle()
-    assert (desk.processed(), desk.word(STREAM)) == (0, "in flight")
-    desk.driver(committed="0:2:0")
-    desk.settle()
-    assert (desk.processed(), desk.word(STREAM)) == (20, "in flight")
-    desk.driver(committed="0:4:0")
-    desk.settle()
-    assert (desk.processed(), desk.word(STREAM)) == (40, "ok")
-    desk.settle(WAIT_MS)
-    assert desk.found(grave=False) == []
+    harness = StreamHarness(4)
+    harness.driver("0:0:0", "start")
+    harness.task(("0:0:0", "0:2:0"), fetched((0, 20)))
+    harness.task(("0:2:0", "0:4:0"), fetched((20, 40)))
+    harness.settle()
+    assert (harness.processed(), harness.word(STREAM)) == (0, "in flight")
+    harness.driver(committed="0:2:0")
+    harness.settle()
+    assert (harness.processed(), harness.word(STREAM)) == (20, "in flight")
+    harness.driver(committed="0:4:0")
+    harness.settle()
+    assert (harness.processed(), harness.word(STREAM)) == (40, "ok")
+    harness.settle(WAIT_MS)
+    assert harness.found(grave=False) == []
 
 
 def test_what_a_task_passed_over_is_lost() -> None:
-    desk = StreamDesk(4)
-    desk.driver("0:0:0", "start")
-    desk.task(("0:0:0", "0:3:0"), fetched((0, 10), (20, 30)))
-    desk.task(("0:3:0", "0:4:0"), fetched((30, 40)))
-    desk.driver(committed="0:4:0")
-    desk.settle()
-    assert desk.found(grave=False) == [(*LOST, ((10, 20),))]
-    assert desk.word(STREAM) == "lost"
+    harness = StreamHarness(4)
+    harness.driver("0:0:0", "start")
+    harness.task(("0:0:0", "0:3:0"), fetched((0, 10), (20, 30)))
+    harness.task(("0:3:0", "0:4:0"), fetched((30, 40)))
+    harness.driver(committed="0:4:0")
+    harness.settle()
+    assert harness.found(grave=False) == [(*LOST, ((10, 20),))]
+    assert harness.word(STREAM) == "lost"
 
 
 def test_a_report_that_comes_late_is_waited_for_and_one_that_is_missing_leaves_a_doubt() -> None:
-    desk = StreamDesk(4)
-    desk.driver("0:0:0", "start")
-    desk.task(("0:0:0", "0:1:0"), fetched((0, 10)))
-    desk.task(("0:3:0", "0:4:0"), fetched((35, 40)))
-    desk.driver(committed="0:4:0")
-    desk.settle()
-    desk.settle(WAIT_MS - 1)
-    assert desk.found(grave=False) == []
-    desk.task(("0:1:0", "0:2:0"), fetched((10, 20)))
-    desk.settle()
-    desk.settle(WAIT_MS - 1)  # of the next gap
-    assert (desk.found(grave=False), desk.processed()) == ([], 25)
-    desk.settle(1)
-    assert desk.found(grave=False) == [(*LOST, ((30, 35),)), (*HOLE, ((20, 30),))]
-    desk.task(("0:2:0", "0:3:0"), fetched((20, 30)))
-    desk.settle()
-    assert (desk.found(grave=False), desk.processed()) == ([(*LOST, ((30, 35),))], 35)
+    harness = StreamHarness(4)
+    harness.driver("0:0:0", "start")
+    harness.task(("0:0:0", "0:1:0"), fetched((0, 10)))
+    harness.task(("0:3:0", "0:4:0"), fetched((35, 40)))
+    harness.driver(committed="0:4:0")
+    harness.settle()
+    harness.settle(WAIT_MS - 1)
+    assert harness.found(grave=False) == []
+    harness.task(("0:1:0", "0:2:0"), fetched((10, 20)))
+    harness.settle()
+    harness.settle(WAIT_MS - 1)  # of the next gap
+    assert (harness.found(grave=False), harness.processed()) == ([], 25)
+    harness.settle(1)
+    assert harness.found(grave=False) == [(*LOST, ((30, 35),)), (*HOLE, ((20, 30),))]
+    harness.task(("0:2:0", "0:3:0"), fetched((20, 30)))
+    harness.settle()
+    assert (harness.found(grave=False), harness.processed()) == ([(*LOST, ((30, 35),))], 35)
 
 
 def test_a_task_one_of_whose_reports_is_lost_proves_nothing_and_what_it_said_counts() -> None:
-    desk = StreamDesk(2)
-    desk.driver("0:0:0", "start")
-    desk.task(("0:0:0", "0:2:0"), fetched((10, 20)), number=1)
-    desk.driver(committed="0:2:0")
-    desk.settle()
-    desk.settle(WAIT_MS)
-    assert (desk.found(grave=False), desk.processed()) == ([(*HOLE, ((0, 10),))], 10)
+    harness = StreamHarness(2)
+    harness.driver("0:0:0", "start")
+    harness.task(("0:0:0", "0:2:0"), fetched((10, 20)), number=1)
+    harness.driver(committed="0:2:0")
+    harness.settle()
+    harness.settle(WAIT_MS)
+    assert (harness.found(grave=False), harness.processed()) == ([(*HOLE, ((0, 10),))], 10)
 
 
 def test_a_task_may_say_what_it_did_in_several_reports() -> None:
-    desk = StreamDesk(2)
-    desk.driver("0:0:0", "start")
-    client = desk.task(None, fetched((0, 10)), last=False)
-    desk.settle()
+    harness = StreamHarness(2)
+    harness.driver("0:0:0", "start")
+    client = harness.task(None, fetched((0, 10)), last=False)
+    harness.settle()
     part = made(fetched((10, 20)), read=("0:0:0", "0:2:0"))
-    desk.report(client, "spark-task", STREAM, part, {"last": True, "number": 1})
-    desk.driver(committed="0:2:0")
-    desk.settle()
-    assert (desk.found(grave=False), desk.word(STREAM)) == ([], "ok")
+    harness.report(client, "spark-task", STREAM, part, {"last": True, "number": 1})
+    harness.driver(committed="0:2:0")
+    harness.settle()
+    assert (harness.found(grave=False), harness.word(STREAM)) == ([], "ok")
 
 
 def test_a_micro_batch_that_is_run_again_counts_once_however_it_is_cut() -> None:
-    desk = StreamDesk(4)
-    desk.driver("0:0:0", "start")
-    desk.task(("0:0:0", "0:1:0"), fetched((0, 10)))
-    desk.task(("0:1:0", "0:4:0"), fetched((10, 40)))
-    desk.task(None, fetched((0, 5)))  # one that failed
-    desk.settle()
-    desk.driver("0:0:0", client=301)  # the first was killed before its checkpoint came on
-    desk.task(("0:0:0", "0:3:0"), fetched((0, 30)))
-    desk.task(("0:3:0", "0:4:0"), fetched((30, 40)))
-    desk.driver(committed="0:4:0", client=301)
-    desk.settle()
-    desk.task(("0:0:0", "0:3:0"), fetched((0, 30)))  # a straggler of the same
-    desk.settle(WAIT_MS)
-    assert (desk.found(grave=False), desk.word(STREAM), desk.processed()) == ([], "ok", 40)
+    harness = StreamHarness(4)
+    harness.driver("0:0:0", "start")
+    harness.task(("0:0:0", "0:1:0"), fetched((0, 10)))
+    harness.task(("0:1:0", "0:4:0"), fetched((10, 40)))
+    harness.task(None, fetched((0, 5)))  # one that failed
+    harness.settle()
+    harness.driver("0:0:0", client=301)  # the first was killed before its checkpoint came on
+    harness.task(("0:0:0", "0:3:0"), fetched((0, 30)))
+    harness.task(("0:3:0", "0:4:0"), fetched((30, 40)))
+    harness.driver(committed="0:4:0", client=301)
+    harness.settle()
+    harness.task(("0:0:0", "0:3:0"), fetched((0, 30)))  # a straggler of the same
+    harness.settle(WAIT_MS)
+    assert (harness.found(grave=False), harness.word(STREAM), harness.processed()) == ([], "ok", 40)
 
 
 def test_a_driver_that_died_is_succeeded_by_the_next_one_with_its_checkpoint() -> None:
-    desk = StreamDesk(4)
-    desk.driver("0:0:0", "start")
-    desk.task(("0:0:0", "0:4:0"), fetched((0, 10), (20, 40)))
-    desk.settle(10 * WAIT_MS)  # nobody hears of it any more
-    assert (desk.found(grave=False), desk.word(STREAM), desk.processed()) == ([], "in flight", 0)
-    desk.driver("0:4:0", client=301)  # the checkpoint had come on
-    desk.settle()
-    assert (desk.found(), desk.processed()) == ([(*LOST, ((10, 20),))], 30)
+    harness = StreamHarness(4)
+    harness.driver("0:0:0", "start")
+    harness.task(("0:0:0", "0:4:0"), fetched((0, 10), (20, 40)))
+    harness.settle(10 * WAIT_MS)  # nobody hears of it any more
+    assert (harness.found(grave=False), harness.word(STREAM), harness.processed()) == ([], "in flight", 0)
+    harness.driver("0:4:0", client=301)  # the checkpoint had come on
+    harness.settle()
+    assert (harness.found(), harness.processed()) == ([(*LOST, ((10, 20),))], 30)
 
 
 def test_a_stream_that_goes_back_doubles_nothing_and_one_that_reads_twice_does() -> None:
-    desk = StreamDesk(4)
-    desk.driver("0:0:0", "start")
-    desk.task(("0:0:0", "0:4:0"), fetched((0, 40)))
-    desk.driver(committed="0:4:0")
-    desk.settle()
-    desk.driver("0:2:0", client=301)  # an older copy of the checkpoint
-    desk.task(("0:2:0", "0:4:0"), fetched((20, 40)))
-    desk.driver(committed="0:4:0", client=301)
-    desk.driver("0:0:0", "start", client=302)  # a new one
-    desk.task(("0:0:0", "0:4:0"), fetched((0, 40)))
-    desk.driver(committed="0:4:0", client=302)
-    desk.settle(WAIT_MS)
-    assert (desk.found(grave=False), desk.word(STREAM)) == ([], "ok")
-    desk.queue((PRODUCER, 40, 50))
-    desk.task(("0:4:0", "0:5:0"), fetched((35, 50)))
-    desk.driver(committed="0:5:0", client=302)
-    desk.settle()
-    assert desk.found() == [("doubled", "consumer", STREAM, PRODUCER, ((35, 40),))]
+    harness = StreamHarness(4)
+    harness.driver("0:0:0", "start")
+    harness.task(("0:0:0", "0:4:0"), fetched((0, 40)))
+    harness.driver(committed="0:4:0")
+    harness.settle()
+    harness.driver("0:2:0", client=301)  # an older copy of the checkpoint
+    harness.task(("0:2:0", "0:4:0"), fetched((20, 40)))
+    harness.driver(committed="0:4:0", client=301)
+    harness.driver("0:0:0", "start", client=302)  # a new one
+    harness.task(("0:0:0", "0:4:0"), fetched((0, 40)))
+    harness.driver(committed="0:4:0", client=302)
+    harness.settle(WAIT_MS)
+    assert (harness.found(grave=False), harness.word(STREAM)) == ([], "ok")
+    harness.queue((PRODUCER, 40, 50))
+    harness.task(("0:4:0", "0:5:0"), fetched((35, 50)))
+    harness.driver(committed="0:5:0", client=302)
+    harness.settle()
+    assert harness.found() == [("doubled", "consumer", STREAM, PRODUCER, ((35, 40),))]
 
 
 def test_micro_batches_end_within_batches() -> None:
-    desk = StreamDesk(3)
-    desk.driver("0:0:4", "start")  # what lies before it was never asked for
-    desk.task(("0:0:4", "0:1:3"), fetched((4, 13)))
-    desk.driver(committed="0:1:3")
-    desk.settle()
-    desk.task(("0:1:3", "0:2:5"), fetched((13, 25)))
-    desk.driver(committed="0:2:5")
-    desk.settle()
-    desk.task(("0:2:5", "0:3:0"), fetched((25, 28)))
-    desk.driver(committed="0:3:0")
-    desk.settle()
-    assert desk.found(grave=False) == [(*LOST, ((28, 30),))]
-    assert desk.processed() == 24
+    harness = StreamHarness(3)
+    harness.driver("0:0:4", "start")  # what lies before it was never asked for
+    harness.task(("0:0:4", "0:1:3"), fetched((4, 13)))
+    harness.driver(committed="0:1:3")
+    harness.settle()
+    harness.task(("0:1:3", "0:2:5"), fetched((13, 25)))
+    harness.driver(committed="0:2:5")
+    harness.settle()
+    harness.task(("0:2:5", "0:3:0"), fetched((25, 28)))
+    harness.driver(committed="0:3:0")
+    harness.settle()
+    assert harness.found(grave=False) == [(*LOST, ((28, 30),))]
+    assert harness.processed() == 24
 
 
 def test_a_batch_in_which_a_gap_ends_is_not_judged() -> None:
-    desk = StreamDesk(2)
-    desk.driver("0:0:0", "start")
-    desk.driver(committed="0:0:4")  # the report of the task that came there is missing
-    desk.settle()
-    desk.settle(WAIT_MS)
-    desk.task(("0:0:4", "0:2:0"), fetched((4, 15)))
-    desk.driver(committed="0:2:0")
-    desk.settle()
-    desk.settle(WAIT_MS)
-    assert desk.found(grave=False) == [(*LOST, ((15, 20),))]
+    harness = StreamHarness(2)
+    harness.driver("0:0:0", "start")
+    harness.driver(committed="0:0:4")  # the report of the task that came there is missing
+    harness.settle()
+    harness.settle(WAIT_MS)
+    harness.task(("0:0:4", "0:2:0"), fetched((4, 15)))
+    harness.driver(committed="0:2:0")
+    harness.settle()
+    harness.settle(WAIT_MS)
+    assert harness.found(grave=False) == [(*LOST, ((15, 20),))]
 
 
 def test_damage_is_told_by_who_failed_at_it_and_is_not_lost() -> None:
-    desk = StreamDesk(3)
+    harness = StreamHarness(3)
     damage = ReportedDamage(
         object=KEY, block=0, offset=1, records=10, cause="checksum", producer=PRODUCER, first=10, next=20
     )
-    desk.driver("0:0:0", "start")
-    desk.report(400, "spark-task", STREAM, made(damages=(damage,)), {"last": True})
-    desk.task(("0:0:0", "0:3:0"), fetched((0, 10), (20, 30)))
-    desk.driver(committed="0:3:0")
-    desk.settle()
-    assert [(kind, ranges) for kind, _, _, _, ranges in desk.found(grave=False)] == [("corrupt", ((10, 20),))]
+    harness.driver("0:0:0", "start")
+    harness.report(400, "spark-task", STREAM, made(damages=(damage,)), {"last": True})
+    harness.task(("0:0:0", "0:3:0"), fetched((0, 10), (20, 30)))
+    harness.driver(committed="0:3:0")
+    harness.settle()
+    assert [(kind, ranges) for kind, _, _, _, ranges in harness.found(grave=False)] == [("corrupt", ((10, 20),))]
 
 
 def test_a_stream_that_nobody_drives_makes_nothing_unknown() -> None:
-    desk = StreamDesk(1)
-    desk.driver("0:0:0", "start")
-    desk.task(("0:0:0", "0:1:0"), fetched((0, 10)))
-    desk.driver(committed="0:1:0")
-    desk.settle()
-    desk.settle(10 * WAIT_MS)
-    assert desk.word(STREAM) == "ok"
-    assert [client.silent for client in desk.home.clients.values()] == [True]
-    desk.driver(committed="0:1:0")
-    assert [client.silent for client in desk.home.clients.values()] == [False]
-    desk.settle(10 * WAIT_MS)
-    desk.driver("0:1:0", client=301)
-    assert list(desk.home.clients) == [301]
+    harness = StreamHarness(1)
+    harness.driver("0:0:0", "start")
+    harness.task(("0:0:0", "0:1:0"), fetched((0, 10)))
+    harness.driver(committed="0:1:0")
+    harness.settle()
+    harness.settle(10 * WAIT_MS)
+    assert harness.word(STREAM) == "ok"
+    assert [client.silent for client in harness.home.clients.values()] == [True]
+    harness.driver(committed="0:1:0")
+    assert [client.silent for client in harness.home.clients.values()] == [False]
+    harness.settle(10 * WAIT_MS)
+    harness.driver("0:1:0", client=301)
+    assert list(harness.home.clients) == [301]
 
 
 def test_tasks_that_wait_are_bounded() -> None:
-    desk = StreamDesk(1)
+    harness = StreamHarness(1)
     for _ in range(TASKS_MAX + 5):
-        desk.task(("0:0:0", "0:1:0"), fetched((0, 10)))
-    desk.settle()
-    stream = desk.audit.books.groups[STREAM].stream
+        harness.task(("0:0:0", "0:1:0"), fetched((0, 10)))
+    harness.settle()
+    stream = harness.audit.books.groups[STREAM].stream
     assert stream is not None
     assert len(stream.tasks) == TASKS_MAX
 
@@ -243,7 +243,7 @@ def test_random_streams_under_kills_lose_and_double_what_was_injected_and_nothin
     for seed in range(repetitions(few=60, many=2_000)):
         run = RandomStream(random.Random(seed))
         run.go()
-        found = run.desk.found(grave=False)
+        found = run.harness.found(grave=False)
         assert found == run.expected(), f"seed {seed}"
 
 
@@ -253,14 +253,14 @@ class RandomStream:
     def __init__(self, draw: random.Random) -> None:
         self.draw = draw
         self.records = 10 * draw.randint(3, 20)
-        self.desk = StreamDesk(self.records // 10)
+        self.harness = StreamHarness(self.records // 10)
         self.lost = RangeSet()
         self.at = 0
         self.client = 300
         self.begun = False
 
     def go(self) -> None:
-        self.desk.driver("0:0:0", "start")
+        self.harness.driver("0:0:0", "start")
         while self.at < self.records:
             end = min(self.records, self.at + self.draw.randint(1, 35))
             self.micro_batch(self.at, end, injected=self.injected(self.at, end))
@@ -270,10 +270,10 @@ class RandomStream:
             else:
                 self.restart()
             if self.draw.random() < 0.3:
-                self.desk.settle(self.draw.choice((0, WAIT_MS // 3)))
+                self.harness.settle(self.draw.choice((0, WAIT_MS // 3)))
         self.come()
-        self.desk.settle()
-        self.desk.settle(WAIT_MS)
+        self.harness.settle()
+        self.harness.settle(WAIT_MS)
 
     def injected(self, first: int, end: int) -> RangeSet:
         """Let a whole batch within the micro-batch be passed over, now and then."""
@@ -298,16 +298,16 @@ class RandomStream:
         for low, high in stretches:
             read = (place(low), place(high))
             if whole or self.draw.random() < 0.5:
-                self.desk.task(read, *(fetched(hole) for hole in injected.holes(low, high)))
+                self.harness.task(read, *(fetched(hole) for hole in injected.holes(low, high)))
             else:
-                self.desk.task(None, fetched((low, self.draw.randint(low + 1, high))))
+                self.harness.task(None, fetched((low, self.draw.randint(low + 1, high))))
 
     def come(self) -> None:
-        self.desk.driver(committed=place(self.at), client=self.client)
+        self.harness.driver(committed=place(self.at), client=self.client)
 
     def restart(self, at: int | None = None) -> None:
         self.client += 1
-        self.desk.driver(place(self.at if at is None else at), client=self.client)
+        self.harness.driver(place(self.at if at is None else at), client=self.client)
 
     def expected(self) -> list[object]:
         return [(*LOST, tuple(self.lost))] if self.lost else []

@@ -20,7 +20,7 @@ from memq.notification import Entries, Span
 from memq.notification.remote import Polled
 from memq.runtime.logs import EventLog
 from memq.topic import ReadPartition, Topic, TopicSettings, Totals, equal_slots
-from tests.contract.lent_queue import LentQueue
+from tests.contract.loopback_queue import LoopbackQueue
 from tests.contract.manual_clock import ManualClock
 from tests.contract.queues import STALE_MS, publication
 from tests.skipping_loop import run_skipping, skip
@@ -37,7 +37,7 @@ class Followed:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.sick = SickQueue(self.clock)
-        self.lent = LentQueue(self.sick, self.clock)
+        self.lent = LoopbackQueue(self.sick, self.clock)
         self.store: MemqError | None = None
         self.hangs = False
         self.follower = LogFollower(self.lent, self.read, EventLog(self.clock))
@@ -153,7 +153,7 @@ def test_a_log_that_had_no_room_in_an_answer_is_not_taken_for_read() -> None:
     run_skipping(work())
 
 
-class ForgetfulQueue(LentQueue):
+class ForgetfulQueue(LoopbackQueue):
     """Leaves the pointers at `missing` offsets out of the next `answers`, and says that there is more behind them."""
 
     missing: frozenset[int] = frozenset()
@@ -196,7 +196,7 @@ def test_pointers_that_one_answer_leaves_out_are_read_and_two_answers_are_believ
     run_skipping(work())
 
 
-class LateBeginning(LentQueue):
+class LateBeginning(LoopbackQueue):
     """Says in one answer that the logs begin at offset `begin`, and leaves out what lies before it, if `hides`."""
 
     begin = 3

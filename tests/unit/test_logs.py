@@ -90,6 +90,6 @@ def test_there_is_one_way_to_log() -> None:
         "runtime/process.py",
         "audit/dashboard/server.py",
         "governor/zookeeper/session.py",
-        "notification/kafka/library.py",
+        "notification/kafka/librdkafka.py",
     }
     assert doors - theirs == {"runtime/logs.py", "cli/output.py"}, "log by EventLog: it bounds the rate of each event"

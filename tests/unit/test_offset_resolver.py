@@ -209,7 +209,7 @@ def test_a_reader_looks_back_over_the_window_and_no_further(start: int) -> None:
         log.batch(Block(number + 1, 0), time_ms=number * window // 3)
     flow = PartitionCursor(PARTITION, Position(0, start), window_ms=window)
     ask(OffsetResolver(LogReader(log)).look_back(flow, SETTINGS, [0], no_index))
-    remembered = [number for number in range(9) if flow.lookback.seen(0, number + 1, 0, 1)]
+    remembered = [number for number in range(9) if flow.dedup_window.seen(0, number + 1, 0, 1)]
     assert remembered == list(range(max(0, start - (3 if start < 9 else 4)), start))
 
 

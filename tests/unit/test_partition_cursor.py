@@ -343,7 +343,7 @@ def test_a_pointer_that_cannot_be_read_ends_no_look_back() -> None:
     log.batch(Block(1, 0))
     flow = flow_from(place(2))
     assert flow.look_back(log.entries) == []
-    assert flow.lookback.seen(0, 1, 0, 3) == [(0, 3)], "a copy of what is behind it is left out"
+    assert flow.dedup_window.seen(0, 1, 0, 3) == [(0, 3)], "a copy of what is behind it is left out"
 
 
 def retained(known: Totals | None, *, skip: bool = False) -> PartitionCursor:

@@ -157,10 +157,10 @@ def _is_ours(headers: Headers, host: str) -> bool:
 
 
 class Pages:
-    """Answers requests out of the desk, its feed, and what reads records and objects."""
+    """Answers requests from poller, feed, record reader and object inspector."""
 
-    def __init__(self, desk: Poller, feed: Feed, records: RecordReader, objects: ObjectInspector) -> None:
-        self._desk = desk
+    def __init__(self, poller: Poller, feed: Feed, records: RecordReader, objects: ObjectInspector) -> None:
+        self._poller = poller
         self._feed = feed
         self._records = records
         self._objects = objects
@@ -216,7 +216,7 @@ class Pages:
             raise InvalidRequestError(f"span = {span} is none of {', '.join(map(str, SPANS))} minutes")
         name = request.path_params["topic"]
         check_name(name, internal=True)
-        return _json(await self._desk.topic_page(name, span, request.query_params.get("group")))
+        return _json(await self._poller.topic_page(name, span, request.query_params.get("group")))
 
     async def _search(self, request: Request) -> Response:
         asked = request.query_params
@@ -235,7 +235,7 @@ class Pages:
         topic = request.query_params.get("topic", "")
         check_name(topic, internal=True)
         rate = min(max(_number(request, "rate", 10), 1), TAIL_RECORDS_S_MAX)
-        await self._desk.topic(topic)
+        await self._poller.topic(topic)
         return _stream(tail_events(self._records.tail(topic, rate), self._feed), self._feed.tails)
 
     async def _object(self, request: Request) -> Response:
@@ -251,7 +251,7 @@ class Pages:
         kind = request.query_params.get("format", "json")
         if kind not in ("csv", "json"):
             raise InvalidRequestError(f"format = '{kind[:60]}' is neither csv nor json")
-        found = await self._desk.findings()
+        found = await self._poller.findings()
         answer = (
             _json([each.to_json() for each in found])
             if kind == "json"
@@ -262,11 +262,11 @@ class Pages:
 
     async def _verify(self, request: Request) -> Response:
         with self._checks.one():
-            return _json(await self._objects.verify(await self._desk.finding(request.path_params["finding"])))
+            return _json(await self._objects.verify(await self._poller.finding(request.path_params["finding"])))
 
     async def _acknowledge(self, request: Request) -> Response:
         user = str(request.scope.get("user_name", ANONYMOUS.name))  # set by the guard
-        await self._desk.acknowledge(request.path_params["finding"], user)
+        await self._poller.acknowledge(request.path_params["finding"], user)
         return _json({})
 
 
@@ -375,8 +375,8 @@ class Dashboard:
         self._admin = AsyncAdmin(brokers, runtime=runtime)
         records = RecordReader(brokers, runtime, contents=settings.dashboard_contents)
         self._objects = ObjectInspector(brokers, runtime, records)
-        self._desk = Poller(self._admin, audit, self.feed, runtime, about)
-        self._pages = Pages(self._desk, self.feed, records, self._objects)
+        self._poller = Poller(self._admin, audit, self.feed, runtime, about)
+        self._pages = Pages(self._poller, self.feed, records, self._objects)
         self._state = ServerState()
         self._listener: Listener | None = None
 
@@ -408,7 +408,7 @@ class Dashboard:
         # It is no BufferedProtocol: a real loop takes either kind.
         factory = cast(ProtocolFactory, connection)
         self._listener = await SocketNetwork().listen(host, port, factory, self._tls)
-        self._desk.start()
+        self._poller.start()
         self._events.info("dashboard.ready", self.url)
         return self
 
@@ -418,7 +418,7 @@ class Dashboard:
         if self._listener is not None:
             self._listener.close()
         self.feed.close()
-        await self._desk.stop()
+        await self._poller.stop()
         for connection in list(self._state.connections):
             connection.shutdown()
         tasks = list(self._state.tasks)

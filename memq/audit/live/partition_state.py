@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from memq.audit.account import Account
 from memq.audit.finding import Finding
-from memq.audit.live.marks import Marks
+from memq.audit.live.sequence_marks import Marks
 from memq.audit.pointer_facts import PointerFacts
 from memq.format.ranges import RangeSet
 from memq.format.report import ReportPart

@@ -11,7 +11,7 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCol
 from confluent_kafka.admin import OffsetSpec
 
 from memq.errors import ClosedError, MemqError, QueueError
-from memq.notification.kafka.library import LastErrors, admin_of, answered, code_of, end_threads
+from memq.notification.kafka.librdkafka import LastErrors, admin_of, answered, code_of, end_threads
 from memq.notification.kafka.settings import KafkaSettings
 from memq.runtime.process import keep_to_end
 from memq.runtime.threads import ThreadPool

@@ -10,7 +10,7 @@ from memq.notification import Entries, Entry, GroupState, Membership, Publicatio
 from memq.notification.kafka.admin import KafkaAdmin, Place
 from memq.notification.kafka.groups.hosted_groups import HostedGroups, Parts
 from memq.notification.kafka.groups.requests import KafkaGroupRequests
-from memq.notification.kafka.library import LastErrors, admin_of
+from memq.notification.kafka.librdkafka import LastErrors, admin_of
 from memq.notification.kafka.reading.fetcher import EntryFetcher
 from memq.notification.kafka.reading.follower import Follower
 from memq.notification.kafka.reading.offsets import Offsets

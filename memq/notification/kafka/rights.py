@@ -11,7 +11,7 @@ from confluent_kafka.admin import AclOperation
 from memq.errors import DeniedError, NotFoundError, QueueError
 from memq.notification.kafka.admin import KafkaAdmin
 from memq.notification.kafka.groups.requests import KafkaGroupRequests
-from memq.notification.kafka.library import code_of
+from memq.notification.kafka.librdkafka import code_of
 from memq.notification.kafka.settings import KafkaSettings
 from memq.notification.kafka.topics import READY_PAUSE_S, READY_TRIES, KafkaTopics
 

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from memq.errors import ClosedError, MemqError, QueueError, QueueRefusedError, TooLargeError
 from memq.notification import Publication
 from memq.notification.kafka.admin import KafkaAdmin
-from memq.notification.kafka.library import end_threads, producer_of
+from memq.notification.kafka.librdkafka import end_threads, producer_of
 from memq.notification.kafka.settings import KafkaSettings
 from memq.runtime.process import keep_to_end
 from memq.runtime.tasks import TaskOwner

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from memq.errors import DeniedError, InvalidSettingError, MemqError, NotFoundError, QueueError
 from memq.limits import POINTER_BYTES_MAX
 from memq.notification.kafka.admin import KafkaAdmin
-from memq.notification.kafka.library import code_of
+from memq.notification.kafka.librdkafka import code_of
 from memq.notification.kafka.reading.offsets import Offsets
 from memq.notification.kafka.request_coalescer import RequestCoalescer
 from memq.notification.kafka.settings import KafkaSettings

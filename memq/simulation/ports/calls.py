@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from memq.errors import DeniedError, InvalidRequestError, MemqError, NotFoundError, QueueRefusedError
 from memq.simulation.ports.faults import CallFaults
-from memq.simulation.ports.lies import Liar
+from memq.simulation.ports.wrong_answers import WrongAnswers
 from memq.simulation.world.node import SimNode
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ class Caller:
         name: str,
         faults: CallFaults,
         error: Callable[[str], MemqError],
-        liar: Liar | None = None,
+        wrong: WrongAnswers | None = None,
     ) -> None:
         self.node = node
         self.service = service
@@ -107,7 +107,7 @@ class Caller:
         self.faults = faults
         self.error = error
         self.blocked_until = 0.0
-        self._liar = liar
+        self._wrong = wrong
         self.met: Met = {}
         self._random = node.world.random(f"calls/{name}")
 
@@ -139,9 +139,9 @@ class Caller:
 
     def lie(self, *possible: str) -> str:
         """Return one of the `possible` lies for this call; "" for a true answer."""
-        kind = (
-            "" if self._liar is None or not possible else self._liar.lie(self.node.name, self.node.world.now, possible)
-        )
+        if self._wrong is None or not possible:
+            return ""
+        kind = self._wrong.lie(self.node.name, self.node.world.now, possible)
         if kind:
             self._meet(kind)
         return kind

@@ -12,12 +12,12 @@ from memq.governor.memory import MemoryCluster
 from memq.notification.memory import MemoryQueue
 from memq.simulation.ports.calls import Caller, Met
 from memq.simulation.ports.coordinator import SimCoordinator
+from memq.simulation.ports.failing_partition import FailingPartition
 from memq.simulation.ports.faults import CallFaults, WorldFaults
-from memq.simulation.ports.lies import Liar, Lies
 from memq.simulation.ports.ownership_monitor import OwnershipMonitor
 from memq.simulation.ports.queue import QueueObserver, SimQueue
-from memq.simulation.ports.sick_part import SickPart
 from memq.simulation.ports.store import Sickness, SimStore
+from memq.simulation.ports.wrong_answers import WrongAnswerRates, WrongAnswers
 from memq.simulation.world.node import SimNode
 from memq.simulation.world.world import World
 from memq.storage_handlers.memory import MemoryHandler
@@ -66,10 +66,10 @@ class Cloud:
         self.queue = MemoryQueue(self.node.clock, refuse)
         self.cluster = MemoryCluster("sim", self.node.clock)
         self.sickness = Sickness()
-        self.sick_part = SickPart()
+        self.failing_partition = FailingPartition()
         self.monitor = OwnershipMonitor(world.fail, refuse)
-        self.liars = {
-            name: Liar(world.random(f"lies/{name}"), faults.lies.get(name, Lies()))
+        self.wrong_answers = {
+            name: WrongAnswers(world.random(f"lies/{name}"), faults.lies.get(name, WrongAnswerRates()))
             for name in ("store", "queue", "coordinator")
         }
         self._callers: list[Caller] = []
@@ -80,8 +80,8 @@ class Cloud:
         queue = self._caller(node, "queue", self.faults.queue, QueueError)
         coordinator = self._caller(node, "coordinator", self.faults.coordinator, UnreachableError)
         return Doors(
-            SimStore(store, self.handler, self._stored, self.observer.deleted, self.sickness, self.sick_part),
-            SimQueue(queue, self.queue, self.observer, self.monitor, self.sick_part),
+            SimStore(store, self.handler, self._stored, self.observer.deleted, self.sickness, self.failing_partition),
+            SimQueue(queue, self.queue, self.observer, self.monitor, self.failing_partition),
             SimCoordinator(coordinator, self.cluster, self.monitor),
             (store, queue, coordinator),
         )
@@ -111,7 +111,7 @@ class Cloud:
         faults: CallFaults,
         error: Callable[[str], StoreError | QueueError | UnreachableError],
     ) -> Caller:
-        caller = Caller(node, self.node, name, faults, error, self.liars[name])
+        caller = Caller(node, self.node, name, faults, error, self.wrong_answers[name])
         self._callers.append(caller)
         return caller
 

@@ -46,7 +46,7 @@ class HostDisk:
     sickness: str = ""  # until `sick_until_s` (virtual)
     sick_until_s: float = 0.0
 
-    def sicken(self, kind: str, until_s: float) -> None:
+    def fail_until(self, kind: str, until_s: float) -> None:
         """Let calls fail in the way `kind` until `until_s` (virtual)."""
         self.sickness, self.sick_until_s = kind, until_s
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from memq.simulation.ports.disk import DiskFaults
-from memq.simulation.ports.lies import Lies
+from memq.simulation.ports.wrong_answers import WrongAnswerRates
 from memq.simulation.world.network import NetworkFaults
 
 
@@ -70,7 +70,7 @@ class WorldFaults:
     coordinator: CallFaults = field(default_factory=CallFaults)
     disk: DiskFaults = field(default_factory=DiskFaults)
     chaos: ChaosFaults = field(default_factory=ChaosFaults)
-    lies: Mapping[str, Lies] = field(default_factory=dict)  # by service: store, queue, coordinator
+    lies: Mapping[str, WrongAnswerRates] = field(default_factory=dict)  # by service: store, queue, coordinator
 
     def is_only_a_part_sick(self) -> bool:
         """Whether the only faults are those of single logs and of partitions' objects."""

@@ -14,8 +14,8 @@ from memq.format.pointer import decode_pointer
 from memq.notification import Entries, GroupState, Membership, Publication, Span
 from memq.notification.memory import MemoryQueue
 from memq.simulation.ports.calls import Caller
+from memq.simulation.ports.failing_partition import FailingPartition
 from memq.simulation.ports.ownership_monitor import OwnershipMonitor, Task
-from memq.simulation.ports.sick_part import SickPart
 from memq.simulation.world.loop import SimTask
 from memq.simulation.world.node import EPOCH_MS, SimNode
 from memq.topic import Committed, Position, ReadPartition
@@ -65,13 +65,18 @@ class SimQueue:
     """See `memq.notification.NotificationQueue`. `observer` is notified of all changes."""
 
     def __init__(
-        self, caller: Caller, queue: MemoryQueue, observer: QueueObserver, monitor: OwnershipMonitor, sick: SickPart
+        self,
+        caller: Caller,
+        queue: MemoryQueue,
+        observer: QueueObserver,
+        monitor: OwnershipMonitor,
+        failing: FailingPartition,
     ) -> None:
         self._caller = caller
         self._queue = queue
         self._observer = observer
         self._monitor = monitor
-        self._sick = sick
+        self._failing = failing
         self._proven: dict[ReadPartition, int] = {}  # the greatest end that this process knows
 
     # ---- pointers ----------------------------------------------------------------------------
@@ -136,7 +141,7 @@ class SimQueue:
         return entries
 
     async def _reach(self, partition: ReadPartition) -> None:
-        await self._sick.reach_log(partition, self._caller.node.world.now)
+        await self._failing.reach_log(partition, self._caller.node.world.now)
 
     def _task(self, partition: ReadPartition) -> Task:
         """Return the running task; report to the monitor the epoch for which it publishes or forwards."""

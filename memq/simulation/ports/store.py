@@ -17,7 +17,7 @@ from awscrt.checksums import crc32c
 
 from memq.errors import CorruptDataError, MemqError, RetryableError, StoreError
 from memq.simulation.ports.calls import Caller
-from memq.simulation.ports.sick_part import SickPart
+from memq.simulation.ports.failing_partition import FailingPartition
 from memq.simulation.world.node import SimNode
 from memq.storage_handlers import Buffer, ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
@@ -96,14 +96,14 @@ class SimStore:
         stored: Callable[[str], None],
         deleted: Callable[[str], None],
         sickness: Sickness,
-        sick_part: SickPart,
+        failing_partition: FailingPartition,
     ) -> None:
         self._caller = caller
         self._handler = handler
         self._stored = stored
         self._deleted = deleted
         self._sickness = sickness
-        self._sick_part = sick_part
+        self._failing_partition = failing_partition
 
     @property
     def url(self) -> str:
@@ -117,7 +117,7 @@ class SimStore:
 
     async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
         """See `ObjectWriter.put`. A cancellation waits until the buffers are read."""
-        await self._sick_part.reach_object(key, self.node.world.now)
+        await self._failing_partition.reach_object(key, self.node.world.now)
         body = PutBody(buffers, self._caller.draw)
 
         async def land() -> None:
@@ -126,7 +126,7 @@ class SimStore:
                 self._caller.node.world.fail(f"{self.node.name} changed the bytes of '{key}' while they were put")
                 return
             if self._sickness.has(key, self.node.world.now):
-                raise StoreError(f"object '{key}' lies in a part of the store that is sick")
+                raise StoreError(f"object '{key}' is in a part of the store that fails")
             await self._handler.put(key, [data], checksum)
             self._stored(key)
 
@@ -158,7 +158,7 @@ class SimStore:
 
     async def _read(self, key: str, what: str, read: Callable[[], Coroutine[Any, Any, bytes]]) -> bytes:
         """Return the arriving bytes; count a wrong answer that seems right in the node's `misread`."""
-        await self._sick_part.reach_object(key, self.node.world.now)
+        await self._failing_partition.reach_object(key, self.node.world.now)
         try:
             body = await self._caller.call(what, read, lies=READ_LIES)
         except RetryableError:
@@ -186,7 +186,7 @@ class SimStore:
 
     async def size(self, key: str) -> int:
         """See `ObjectReader.size`."""
-        await self._sick_part.reach_object(key, self.node.world.now)
+        await self._failing_partition.reach_object(key, self.node.world.now)
         return await self._caller.call(f"size {key}", lambda: self._handler.size(key), lies=READ_LIES)
 
     async def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:

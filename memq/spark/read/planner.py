@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 from pyspark.sql.datasource import InputPartition
 
-from memq.client.consumer.fetch.lookback import Lookback
+from memq.client.consumer.fetch.dedup_window import DedupWindow
 from memq.errors import MemqError
 from memq.format.batch import BlockPiece
 from memq.format.blocks.header import StoredBlock
@@ -113,7 +113,7 @@ class EarlierBatches:
     def note(self, time_ms: int, pointer: Pointer) -> None:
         """Remember a batch, all of whose producers are in its pointer."""
         self._batches.append((time_ms, pointer))
-        while self._batches[0][0] < time_ms - 2 * self._window_ms:  # a lookback forgets in slices, later than this one
+        while self._batches[0][0] < time_ms - 2 * self._window_ms:  # the dedup window forgets later, in slices
             self._batches.popleft()
         if len(self._batches) > BATCHES_MAX:
             self._forgotten_ms, _ = self._batches.popleft()
@@ -240,7 +240,7 @@ class PartitionPlan:
         self._end = end
         self._wanted = wanted
         self._dedup = dedup
-        self._lookback = Lookback(window_ms)
+        self._dedup_window = DedupWindow(window_ms)
         self._earlier = EarlierBatches(window_ms) if dedup and keep_earlier else None
 
     def go_on(self, start: Position, end: Position) -> None:
@@ -255,7 +255,7 @@ class PartitionPlan:
 
     def look_back(self, time_ms: int, pointer: Pointer) -> None:
         """Take a pointer of the window before the start."""
-        self._lookback.advance(time_ms)
+        self._dedup_window.advance(time_ms)
         self._note(time_ms, pointer)
 
     def take(self, entry: Entry, pointer: Pointer | MemqError, *, orphan: bool = False) -> BatchPart | None:
@@ -267,7 +267,7 @@ class PartitionPlan:
             return BatchPart(partition, entry.offset, None, cause=pointer)
         if pointer.kind != "data":
             return None
-        self._lookback.advance(entry.time_ms)
+        self._dedup_window.advance(entry.time_ms)
         seen = self._seen(pointer) if self._dedup else ()
         earlier = self._earlier.holders(entry.time_ms, pointer, seen) if self._earlier and seen else ()
         self._note(entry.time_ms, pointer)
@@ -284,7 +284,7 @@ class PartitionPlan:
             (producer.producer, seen)
             for producer in pointer.producers
             for first, next_ in producer.ranges
-            for seen in self._lookback.seen(pointer.partition, producer.producer, first, next_)
+            for seen in self._dedup_window.seen(pointer.partition, producer.producer, first, next_)
         )
 
     def _note(self, time_ms: int, pointer: Pointer) -> None:
@@ -293,7 +293,7 @@ class PartitionPlan:
         if self._dedup:
             for producer in pointer.producers:
                 for first, next_ in producer.ranges:
-                    self._lookback.note(pointer.partition, producer.producer, first, next_)
+                    self._dedup_window.note(pointer.partition, producer.producer, first, next_)
 
     def _slim(self, pointer: Pointer) -> Pointer:
         """Leave out what a task does not need. A reader of all stored data leaves nothing out."""

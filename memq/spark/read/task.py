@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from memq.client.consumer.fetch.dedup_window import DedupWindow, Novelty
 from memq.client.consumer.fetch.fetcher import BatchFetcher
-from memq.client.consumer.fetch.lookback import Lookback, Novelty
 from memq.client.io_thread import io_thread
 from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.client.observers.reporter import STEP_S_MAX, JobReporter
@@ -197,7 +197,7 @@ def _rows_of(
 ) -> Iterator[pyarrow.RecordBatch]:
     """Yield the records of one batch, without seen ones and those that its pointer skips."""
     part, pieces = fetched.part, fetched.pieces
-    seen = Lookback(1)
+    seen = DedupWindow(1)
     pointer = part.pointer
     writer, skip = (pointer.partition, frozenset(pointer.skip)) if pointer is not None else (0, frozenset())
     for producer, (first, next_) in fetched.seen:
@@ -229,7 +229,7 @@ def _rows_of(
             report.note(stage, part, piece.header, low, high)
 
 
-def _judge(seen: Lookback, writer: int, piece: BlockPiece) -> Novelty:
+def _judge(seen: DedupWindow, writer: int, piece: BlockPiece) -> Novelty:
     header = piece.header
     assert header is not None
     return seen.judge(writer, header.producer_id, header.first_sequence, header.next_sequence)

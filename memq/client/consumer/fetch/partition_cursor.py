@@ -21,7 +21,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from memq.client.consumer.batch import Slice
-from memq.client.consumer.fetch.lookback import Lookback, Novelty
+from memq.client.consumer.fetch.dedup_window import DedupWindow, Novelty
 from memq.client.consumer.progress import Gap, ReadProgress, expired_error
 from memq.errors import CorruptDataError, IdentityConflictError, MemqError, UnsupportedFormatError
 from memq.format.batch import BlockPiece, NumberedEntry, is_whole
@@ -199,7 +199,7 @@ class PartitionCursor:
         self._pass_expired = pass_expired
         self._start = start
         self._known = known
-        self.lookback = Lookback(window_ms)
+        self.dedup_window = DedupWindow(window_ms)
         self._progress = ReadProgress()
         self._slots: deque[PointerSlot] = deque()
         self._unfetched: deque[PointerSlot] = deque()  # those of them that are not fetched yet
@@ -233,11 +233,11 @@ class PartitionCursor:
             pointer = read_pointer(entry.body, newer="return")
             if not isinstance(pointer, Pointer):
                 continue  # an earlier reader processed it
-            self.lookback.advance(entry.time_ms)
+            self.dedup_window.advance(entry.time_ms)
             self._progress.pass_over(pointer)
             for producer in pointer.producers:
                 for first, next_ in producer.ranges:
-                    self.lookback.note(pointer.partition, producer.producer, first, next_)
+                    self.dedup_window.note(pointer.partition, producer.producer, first, next_)
             if not pointer.producers_complete:
                 incomplete.append(pointer)
         return incomplete
@@ -245,7 +245,7 @@ class PartitionCursor:
     def note_index(self, pointer: Pointer, blocks: Iterable[BlockEntry]) -> None:
         """Take seen blocks: of a batch that `look_back` returned, or before a start within a batch."""
         for entry in blocks:
-            self.lookback.note(pointer.partition, entry.producer_id, entry.first_sequence, entry.next_sequence)
+            self.dedup_window.note(pointer.partition, entry.producer_id, entry.first_sequence, entry.next_sequence)
 
     def begin(self) -> None:
         """Start to read: the look-back is complete."""
@@ -411,7 +411,7 @@ class PartitionCursor:
             return self._deliver_gap(slot, slot.gap)
         pointer = slot.pointer
         assert pointer is not None
-        self.lookback.advance(slot.time_ms)
+        self.dedup_window.advance(slot.time_ms)
         self._progress.start_at(pointer)
         if not slot.pieces:
             self._pass(slot)
@@ -461,7 +461,7 @@ class PartitionCursor:
         return self.position == self._start and self._known is None
 
     def _passed_totals(self) -> Totals:
-        """Return the known totals before the position; after an expired start the lookback lacks them."""
+        """Return the known totals before the position; after an expired start the dedup window lacks them."""
         known = self._known if self.position == self._start else None
         return self.behind.totals if known is None else known
 
@@ -495,7 +495,7 @@ class PartitionCursor:
         """Judge the pieces from record index `start` up to `end`; stop before damage that is not passed over."""
         found = _Assembly()
         skip = frozenset(pointer.skip)
-        gaps, size = self.lookback.gaps, 0
+        gaps, size = self.dedup_window.gaps, 0
         pieces = slot.pieces or ()
         if slot.judged >= len(pieces) or pieces[slot.judged].first != start:
             slot.judged = 0  # the start lies inside, or the batch was fetched again and cut otherwise
@@ -524,21 +524,21 @@ class PartitionCursor:
                     found.slices.append(Slice(piece, max(0, start - piece.first), high))
                     size += piece.header.raw_length
             slot.judged += 1
-        self.counts.gap_sequences += self.lookback.gaps - gaps
+        self.counts.gap_sequences += self.dedup_window.gaps - gaps
         return found
 
     def _note(self, pointer: Pointer, header: BlockHeader) -> None:
-        self.lookback.note(pointer.partition, header.producer_id, header.first_sequence, header.next_sequence)
+        self.dedup_window.note(pointer.partition, header.producer_id, header.first_sequence, header.next_sequence)
 
     def _claims(self, slot: PointerSlot, pointer: Pointer) -> list[Claim]:
         """Return the blocks of a batch whose sequences were seen."""
         headers = [piece.header for piece in slot.pieces or () if piece.header and piece.number not in pointer.skip]
-        return [claim for claim in map(claim_of, headers) if self.lookback.seen(pointer.partition, *claim)]
+        return [claim for claim in map(claim_of, headers) if self.dedup_window.seen(pointer.partition, *claim)]
 
     def _is_new(self, slot: PointerSlot, pointer: Pointer, piece: BlockPiece, header: BlockHeader) -> bool | None:
         """Whether a block is delivered; None when its sequences were seen and contents must be compared."""
         claim = claim_of(header)
-        verdict = self.lookback.judge(pointer.partition, *claim)
+        verdict = self.dedup_window.judge(pointer.partition, *claim)
         if verdict is Novelty.PARTLY:
             self.counts.overlapping_blocks += 1
         if verdict is not Novelty.SEEN:

@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from memq.errors import ClosedError, DeniedError, GenerationFencedError, InvalidRequestError, MemqError
 from memq.notification.kafka.groups.holdings import Holdings
-from memq.notification.kafka.library import LastErrors, consumer_of, end_threads
+from memq.notification.kafka.librdkafka import LastErrors, consumer_of, end_threads
 from memq.notification.kafka.settings import Names
 from memq.runtime.threads import ThreadPool
 from memq.topic import ReadPartition

@@ -21,7 +21,7 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, 
 from confluent_kafka.admin import AdminClient
 
 from memq.notification.kafka.admin import KafkaAdmin
-from memq.notification.kafka.library import LastErrors, answered, consumer_of, end_threads
+from memq.notification.kafka.librdkafka import LastErrors, answered, consumer_of, end_threads
 from memq.notification.kafka.settings import KafkaSettings
 from memq.runtime.process import keep_for_ever, keep_to_end
 from memq.runtime.tasks import TimedSemaphore

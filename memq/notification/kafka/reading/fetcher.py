@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from memq.errors import ClosedError, MemqError, QueueError
 from memq.limits import MIB
 from memq.notification import Entries, Entry
-from memq.notification.kafka.library import LastErrors, consumer_of, end_threads
+from memq.notification.kafka.librdkafka import LastErrors, consumer_of, end_threads
 from memq.notification.kafka.settings import KafkaSettings
 from memq.runtime.clock import Clock
 from memq.runtime.tasks import TaskOwner

@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from memq.limits import MIB
 from memq.notification import Entry
 from memq.notification.kafka.admin import Place
-from memq.notification.kafka.library import LastErrors, consumer_of, end_threads, is_not_there
+from memq.notification.kafka.librdkafka import LastErrors, consumer_of, end_threads, is_not_there
 from memq.notification.kafka.reading.fetcher import entry_of
 from memq.notification.kafka.settings import KafkaSettings
 from memq.runtime.clock import Clock

@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError
 
 from memq.errors import LogCutError, MemqError, NotFoundError, QueueError
 from memq.notification.kafka.admin import Asked, KafkaAdmin, Place, asking_for
-from memq.notification.kafka.library import code_of
+from memq.notification.kafka.librdkafka import code_of
 from memq.notification.kafka.request_coalescer import RequestCoalescer
 from memq.notification.kafka.topic_metadata_cache import TopicMetadataCache
 from memq.runtime.tasks import TaskOwner

@@ -16,7 +16,7 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Kafka
 from memq.errors import GenerationFencedError, MemqError, NotFoundError, QueueError, UnreachableError
 from memq.notification.kafka.admin import Asked, KafkaAdmin, Place
 from memq.notification.kafka.groups.requests import Positions
-from memq.notification.kafka.library import SILENT, LastErrors, code_of, consumer_of, end_threads
+from memq.notification.kafka.librdkafka import SILENT, LastErrors, code_of, consumer_of, end_threads
 from memq.notification.kafka.reading.fetcher import PASSING
 from memq.notification.kafka.settings import KafkaSettings
 from memq.runtime.clock import Clock

@@ -55,7 +55,7 @@ class Door(FramedProxy):
 
 
 @dataclass(frozen=True)
-class HeldKafka:
+class DelayedKafka:
     """The server, and the door next to its own."""
 
     server: Server
@@ -63,7 +63,7 @@ class HeldKafka:
 
 
 @contextmanager
-def held_kafka(folder: Path) -> Iterator[HeldKafka]:
+def delayed_kafka(folder: Path) -> Iterator[DelayedKafka]:
     """Run a Kafka that sends who comes through the door there again."""
     (inner,) = free_ports(1)
     door = Door(inner)
@@ -75,6 +75,6 @@ def held_kafka(folder: Path) -> Iterator[HeldKafka]:
     }
     try:
         with start_kafka(folder, settings=settings) as server:
-            yield HeldKafka(server, door)
+            yield DelayedKafka(server, door)
     finally:
         door.close()

@@ -50,7 +50,7 @@ def note(named: Named, wrong: Wrong, partition: int, producer: int, first: int, 
     named.setdefault((*wrong, partition, f"{producer:016x}"), RangeSet()).add(first, next_)
 
 
-class Injuries:
+class StoredFaults:
     """Does faults to a topic. `named` is what must be named for them; `groups` are those that will read it."""
 
     def __init__(self, topic: Topic, queue: KafkaQueue, store: S3Handler, groups: Iterable[str], draw: Random) -> None:
@@ -162,16 +162,16 @@ class Injuries:
 
 
 @asynccontextmanager
-async def injuries_of(
+async def stored_faults_of(
     folder: Path, kafka: Server, topic: Topic, groups: Iterable[str], draw: Random
-) -> AsyncIterator[Injuries]:
+) -> AsyncIterator[StoredFaults]:
     """Open queue and store of the cluster whose settings lie in `folder`."""
     config = tomllib.loads((folder / "memq.toml").read_text())
     keys = {name: (value, "the test") for name, value in config["s3"].items()}
     queue = kafka_queue(kafka.address, prefix=f"{folder.name}.")
     store = open_store(config["store"], Runtime(), keys)
     try:
-        yield Injuries(topic, queue, store, groups, draw)
+        yield StoredFaults(topic, queue, store, groups, draw)
     finally:
         await queue.close()
         await store.close()

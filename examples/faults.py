@@ -30,7 +30,7 @@ OFFSET_END = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
-class Injury:
+class Fault:
     """What was done: the records of one producer, half-open, and where."""
 
     what: str
@@ -45,13 +45,13 @@ class Injury:
         return f"{self.what}: partition {self.partition} {records}, object {self.object}"
 
 
-def injure(data: Path, topic: Topic) -> list[Injury]:
-    """Lose, damage and double records of the first partitions that have enough batches, one injury in each batch."""
+def inject_faults(data: Path, topic: Topic) -> list[Fault]:
+    """Lose, damage and double records of the first partitions that have enough batches, one fault in each batch."""
     batches = [(part.partition, *found) for part in topic.partitions for found in _batches(data, topic, part.partition)]
     usable = [found for found in batches if len(found[2].producers) == 1 and len(found[2].producers[0].ranges) == 1]
     if len(usable) < 3:
         raise SystemExit(
-            f"memq: error: {len(usable)} batches of one producer are too few to injure (send more records)"
+            f"memq: error: {len(usable)} batches of one producer are too few to inject_faults (send more records)"
         )
     lost, damaged = usable[0], usable[len(usable) // 2]
     last = {partition: pointer for partition, _, pointer in usable}
@@ -72,19 +72,19 @@ def _batches(data: Path, topic: Topic, partition: int) -> list[tuple[int, Pointe
     return [(row, pointer) for row, pointer in pointers if pointer.kind == "data"]
 
 
-def _told(what: str, pointer: Pointer, first: int, next_: int) -> Injury:
+def _told(what: str, pointer: Pointer, first: int, next_: int) -> Fault:
     (producer,) = pointer.producers
-    return Injury(what, pointer.partition, producer.producer, first, next_, pointer.locations[0].key)
+    return Fault(what, pointer.partition, producer.producer, first, next_, pointer.locations[0].key)
 
 
-def _lose(data: Path, _: int, row: int, pointer: Pointer) -> Injury:
+def _lose(data: Path, _: int, row: int, pointer: Pointer) -> Fault:
     """Take a pointer out of the queue: nobody finds its batch any more."""
     with closing(sqlite3.connect(data / "queue.sqlite", timeout=30)) as queue, queue:
         queue.execute("DELETE FROM entries WHERE id = ?", (row,))
     return _told("lost", pointer, *pointer.producers[0].ranges[0])
 
 
-def _damage(data: Path, _: int, __: int, pointer: Pointer) -> Injury:
+def _damage(data: Path, _: int, __: int, pointer: Pointer) -> Fault:
     """Flip a bit in the payload of a batch's first block."""
     location = pointer.locations[0]
     path = data / "objects" / location.key
@@ -95,7 +95,7 @@ def _damage(data: Path, _: int, __: int, pointer: Pointer) -> Injury:
     return _told("corrupt", pointer, header.first_sequence, header.next_sequence)
 
 
-async def _double(data: Path, topic: Topic, pointer: Pointer) -> Injury:
+async def _double(data: Path, topic: Topic, pointer: Pointer) -> Fault:
     """Publish a block of the last records of a batch and a new one: readers that know half of it deliver all of it."""
     (producer,) = pointer.producers
     end = producer.ranges[-1][1]

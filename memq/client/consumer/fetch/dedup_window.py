@@ -25,7 +25,7 @@ class Novelty(Enum):
     PARTLY = auto()
 
 
-class Lookback:
+class DedupWindow:
     """The sequences that were seen in the last `window_ms` of queue time of one read partition.
 
     `gaps` counts sequences that were passed over between blocks: given up by their producer, or still to come.

@@ -1,4 +1,4 @@
-"""The rule that no record waits for the sick part of another partition: what is late, and what waits rightly."""
+"""The rule that no record waits for another partition that fails: what is late, and what waits rightly."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Sequence
 import pytest
 
 from memq.client.bulk import staged_writer
-from memq.simulation.ports.sick_part import SickPart
+from memq.simulation.ports.failing_partition import FailingPartition
+from tests.simulation.failing_partition_rules import ACK_S, START_S, OthersGoOn
 from tests.simulation.owner_rules import MISREAD_MIN
-from tests.simulation.sick_part_rules import ACK_S, START_S, OthersGoOn
 from tests.simulation.staged_rules import StagedRules
 from tests.simulation.test_checker import Log, block
 
-SICK, HEALTHY = 1, 0
+FAILING, HEALTHY = 1, 0
 
 
 class Staged:
-    """A writer that staged rows for some partitions, in a world in which one of these is sick."""
+    """A writer that staged rows for some partitions, in a world in which one of these fails."""
 
     def __init__(self, *partitions: int) -> None:
-        self.log, sick = Log(), SickPart()
+        self.log, failing = Log(), FailingPartition()
         self.log.open(1)
-        sick.sicken(SICK, START_S + 60.0, service="queue", hangs=True)
-        self.others = OthersGoOn(sick, self.log.checker, (), self.log.now, self.log.findings.append)
+        failing.fail_until(FAILING, START_S + 60.0, service="queue", hangs=True)
+        self.others = OthersGoOn(failing, self.log.checker, (), self.log.now, self.log.findings.append)
         self.rules = StagedRules(self.log.checker, self.log.findings.append)
         self.values = self.stage("first", partitions)
 
@@ -61,14 +61,14 @@ def test_rows_that_landed_are_late_when_no_row_of_their_batch_is_sick() -> None:
 
 
 def test_a_batch_with_rows_in_the_sick_partition_must_land_elsewhere() -> None:
-    staged = Staged(HEALTHY, SICK)
+    staged = Staged(HEALTHY, FAILING)
     staged.rules.offered("w", 0, ["first"])
     (finding,) = staged.findings()
     assert staged.values[0].decode() in finding
 
 
 def test_rows_that_landed_wait_for_the_sick_part_of_their_batch() -> None:
-    staged = Staged(HEALTHY, SICK)
+    staged = Staged(HEALTHY, FAILING)
     staged.rules.offered("w", 0, ["first"])
     staged.land_healthy()
     assert staged.findings() == []
@@ -76,7 +76,7 @@ def test_rows_that_landed_wait_for_the_sick_part_of_their_batch() -> None:
 
 def test_a_commit_of_one_partition_at_a_time_may_wait_for_the_sick_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staged_writer, "PARTITIONS_AT_ONCE_MAX", 1)
-    staged = Staged(HEALTHY, SICK)
+    staged = Staged(HEALTHY, FAILING)
     staged.rules.offered("w", 0, ["first"])
     assert staged.findings() == []
 

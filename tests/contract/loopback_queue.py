@@ -47,7 +47,7 @@ class _Topics:
         return Topic(name=name, id=topic_id, created_ms=0, settings=TopicSettings(), partitions=parts)
 
 
-class LentQueue(RemoteQueue):
+class LoopbackQueue(RemoteQueue):
     """Reads and groups go through a broker's handlers; publishing and upkeep are the broker's own."""
 
     def __init__(self, lender: NotificationQueue, clock: Clock) -> None:

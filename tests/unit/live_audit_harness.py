@@ -27,7 +27,7 @@ def span(stage: Any, *ranges: Range, producer: int = PRODUCER, minute: int = MIN
     return ReportSpan(stage=stage, producer=producer, minute=minute, ranges=tuple(ranges), level=level)
 
 
-class Desk:
+class LiveAuditHarness:
     """Gives a home, and the one partition in it, what the test says, and asks for its judgement.
 
     Everything goes through the formats, and after each judgement through the stored state.

@@ -16,7 +16,7 @@ T = TypeVar("T")
 PAUSE_S = 0.02
 
 
-class PatientCoordinator:
+class RetryingCoordinator:
     """See `memq.governor.Coordinator`. It makes a call again that was not answered, or that met a fault and failed.
 
     `met` counts the faults. A call that met none must give the right answer. A change in doubt is looked for, as

@@ -1,4 +1,4 @@
-"""The desk of the dashboard over a real cluster: which topics a round asks about."""
+"""The poller of the dashboard over a real cluster: which topics a round asks about."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 import memq
-from memq.audit.dashboard import poller as desk_module
+from memq.audit.dashboard import poller as poller_module
 from memq.audit.dashboard.poller import Poller
 from memq.audit.dashboard.stream import Feed
 from memq.audit.dashboard.view import About, TopicRow
@@ -59,16 +59,18 @@ def producer(cluster: Cluster) -> Iterator[memq.Producer]:
 def test_only_topics_that_have_grown_are_asked_for_their_totals(
     cluster: Cluster, producer: memq.Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(desk_module, "TOTALS_MAX", 2)
-    monkeypatch.setattr(desk_module, "ENDS_MAX", 4)  # so a round begins where the last one ended
+    monkeypatch.setattr(poller_module, "TOTALS_MAX", 2)
+    monkeypatch.setattr(poller_module, "ENDS_MAX", 4)  # so a round begins where the last one ended
 
     async def run() -> None:
         admin, feed = Counting(cluster.address), Feed("test")
-        desk = Poller(admin, None, feed, Runtime(), About(cluster="", audited=False, acknowledge=False, contents=False))
+        poller = Poller(
+            admin, None, feed, Runtime(), About(cluster="", audited=False, acknowledge=False, contents=False)
+        )
 
         async def look() -> list[str]:
-            await desk.poll_topics()
-            await desk.poll_totals()
+            await poller.poll_topics()
+            await poller.poll_totals()
             return admin.taken()
 
         def rate(name: str) -> float | None:
@@ -82,7 +84,7 @@ def test_only_topics_that_have_grown_are_asked_for_their_totals(
             assert [rate(f"t{number}") for number in range(TOPICS)] == [0.0] * TOPICS
             await asyncio.to_thread(lambda: producer.send("t3", b"1").result(TIMEOUT_S))
             assert sorted([*await look(), *await look()]) == ["t3"]
-            await desk.poll_topics()
+            await poller.poll_topics()
             assert [rate(f"t{number}") for number in (0, 1, 2, 4)] == [0.0] * 4
             assert (rate("t3") or 0.0) >= 0.0  # another look may have followed at once
             await admin.delete_topic("t0")

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from memq.runtime.clock import SystemClock
 
 
-def moment() -> datetime:
+def time_after_acks() -> datetime:
     """Return a time that no batch was sealed at, behind all that were acked before."""
     clock = SystemClock()
     start_ms = clock.wall_ms()

@@ -52,7 +52,7 @@ class Batch:
 
 
 @dataclass
-class Injured:
+class FaultyTopic:
     """Where the topic is, and the truth: how many records of each kind, by stream; and how many GROUP has processed."""
 
     queue: Path
@@ -95,15 +95,15 @@ class Injured:
             await queue.close()
 
 
-def injure(folder: Path, seed: int) -> Injured:
+def inject_faults(folder: Path, seed: int) -> FaultyTopic:
     """Make a topic of PARTITIONS x PRODUCERS x BLOCKS blocks, of which each has a fate that the seed draws."""
-    made = Injured(folder / "queue.sqlite", folder / "objects")
+    made = FaultyTopic(folder / "queue.sqlite", folder / "objects")
     made.store.mkdir(parents=True)
     asyncio.run(_fill(made, random.Random(seed)))
     return made
 
 
-async def _fill(made: Injured, draw: random.Random) -> None:
+async def _fill(made: FaultyTopic, draw: random.Random) -> None:
     queue, store = SqliteQueue(made.queue, SystemClock()), FilesystemHandler(made.store, made.store)
     places = [ReadPartition(TOPIC.name, TOPIC.id, number) for number in range(PARTITIONS)]
     await queue.create(places, 30_000)

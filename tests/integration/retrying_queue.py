@@ -16,7 +16,7 @@ PAUSE_S = 0.02
 ALL = 1 << 30
 
 
-class PatientQueue:
+class RetryingQueue:
     """See `memq.notification.NotificationQueue`. Only errors that may pass are tried again; any other one is a fault.
 
     A publish that went wrong is looked for before the next try, as owners do.

@@ -1,11 +1,11 @@
-"""The rule that no other partition waits for the one whose log or objects are sick."""
+"""The rule that no other partition waits for the one whose log or objects fail."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
 from memq.client.bulk import staged_writer
-from memq.simulation.ports.sick_part import SickPart
+from memq.simulation.ports.failing_partition import FailingPartition
 from memq.topic import ReadPartition
 from tests.simulation.checker import Checker, SentRecord
 
@@ -16,17 +16,17 @@ LOOK_S = 0.5
 
 
 class OthersGoOn:
-    """In a world in which one part is sick and nothing else: all other partitions take records, and are read."""
+    """In a world in which one part fails and nothing else: all other partitions take records, and are read."""
 
     def __init__(
         self,
-        sick: SickPart,
+        failing: FailingPartition,
         checker: Checker,
         groups: Iterable[str],
         now: Callable[[], float],
         fail: Callable[[str], None],
     ) -> None:
-        self._sick = sick
+        self._failing = failing
         self._checker = checker
         self._groups = tuple(groups)
         self._now = now
@@ -36,7 +36,7 @@ class OthersGoOn:
         self._moved: dict[tuple[str, ReadPartition], tuple[int, float]] = {}  # the place of a group, and since when
 
     def look(self) -> None:
-        """Check that nobody waits too long for what has nothing to do with the sick part."""
+        """Check that nobody waits too long for what has nothing to do with the failing partition."""
         self._look_at_records()
         for partition, log in self._checker.logs.items():
             for group in self._groups:
@@ -54,27 +54,27 @@ class OthersGoOn:
                 continue
             if record.staged and not record.batch:
                 continue
-            healthy_s = max(self._sick.healthy_s.get(partition, 0.0) for partition in _waits_for(record))
+            healthy_s = max(self._failing.healthy_s.get(partition, 0.0) for partition in _waits_for(record))
             since_s = max(record.sent_s, START_S, healthy_s)
             if now_s > since_s + ACK_S:
-                self._fail(f"record {value[:40]!r} waits {now_s - since_s:.1f} s while another partition is sick")
+                self._fail(f"record {value[:40]!r} waits {now_s - since_s:.1f} s while another partition fails")
 
     def _look_at_group(self, group: str, partition: ReadPartition, end: int) -> None:
         now_s, reached = self._now(), self._checker.groups.reached(group, partition)
         before, since_s = self._moved.get((group, partition), (-1, now_s))
-        healthy_s = self._sick.healthy_s.get(partition.partition, 0.0)
+        healthy_s = self._failing.healthy_s.get(partition.partition, 0.0)
         if reached >= end or reached != before or now_s < max(healthy_s, START_S):
             since_s = now_s
         self._moved[group, partition] = (reached, since_s)
         if now_s > since_s + READ_S:
-            words = f"{READ_S:g} s while another partition is sick"
+            words = f"{READ_S:g} s while another partition fails"
             self._fail(f"group {group} gets none of {end - reached} records of {partition} for {words}")
 
 
 def _waits_for(record: SentRecord) -> frozenset[int]:
     """Return the partitions without which a record can't continue: its own to land, all of a staged batch for the ack.
 
-    A commit that asks fewer owners at once than its batch has partitions may wait for the sick one before the others.
+    A commit that asks fewer owners at once than its batch has partitions may wait for the failing one first.
     """
     if record.place is None and len(record.batch) <= staged_writer.PARTITIONS_AT_ONCE_MAX:
         return frozenset((record.stream[1],))

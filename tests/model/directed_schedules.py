@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 from tests.model.ownership import Model
 from tests.model.parts import ALL, NAME, ONE, Cast, Rules
-from tests.model.possible import Action
+from tests.model.possible_steps import Action
 
 A, B = 0, 1  # the brokers; A has a spool
 TICK: Action = ("tick", 0, 0)

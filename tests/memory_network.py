@@ -147,7 +147,7 @@ class Client:
 
 
 @dataclass
-class Line:
+class Listener:
     """A bound port."""
 
     address: Address
@@ -155,22 +155,22 @@ class Line:
     close: Callable[[], None]
 
 
-class Lines:
-    """A `Network` in memory; `lines` are the ports that are bound."""
+class MemoryNetwork:
+    """A `Network` in memory; `listeners` are the ports that are bound."""
 
     def __init__(self) -> None:
-        self.lines: dict[Address, Line] = {}
+        self.listeners: dict[Address, Listener] = {}
         self._ports, self._peers = count(4001), count(50_001)
 
-    async def listen(self, host: str, port: int, factory: ProtocolFactory) -> Line:
+    async def listen(self, host: str, port: int, factory: ProtocolFactory) -> Listener:
         """See `Network.listen`."""
         address = (host, port or next(self._ports))
 
         def close() -> None:
-            self.lines.pop(address, None)
+            self.listeners.pop(address, None)
 
-        self.lines[address] = Line(address, factory, close)
-        return self.lines[address]
+        self.listeners[address] = Listener(address, factory, close)
+        return self.listeners[address]
 
     async def connect(
         self, host: str, port: int, factory: ProtocolFactory, *, timeout_s: float = 10.0
@@ -180,13 +180,13 @@ class Lines:
 
     def call(self, address: str) -> Client:
         """Connect to a port that is bound."""
-        protocol = self.lines[parse_address(address)].factory()
+        protocol = self.listeners[parse_address(address)].factory()
         wire = Wire(protocol, ("10.0.0.9", next(self._peers)))
         protocol.connection_made(wire)
         return Client(wire)
 
 
-def line_runtime() -> tuple[Runtime, Lines]:
+def memory_runtime() -> tuple[Runtime, MemoryNetwork]:
     """Return a runtime on virtual time whose network is in memory."""
-    lines = Lines()
-    return replace(skipping_runtime(), network=lines), lines
+    network = MemoryNetwork()
+    return replace(skipping_runtime(), network=network), network

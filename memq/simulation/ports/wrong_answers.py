@@ -16,7 +16,7 @@ WRONG_BYTES = frozenset({"flipped", "foreign", "short"})
 
 
 @dataclass(frozen=True, slots=True)
-class Lies:
+class WrongAnswerRates:
     """The lies of a service: for a share of its calls, and for all calls of an episode. Times in seconds."""
 
     kinds: tuple[str, ...] = ()
@@ -35,11 +35,11 @@ class Episode:
 
 
 @dataclass(slots=True)
-class Liar:
+class WrongAnswers:
     """Decides which answers of one service are wrong."""
 
     draw: random.Random
-    lies: Lies = field(default_factory=Lies)
+    lies: WrongAnswerRates = field(default_factory=WrongAnswerRates)
     episode: Episode | None = None
 
     def lie(self, node: str, now_s: float, possible: tuple[str, ...]) -> str:
@@ -70,4 +70,4 @@ class Liar:
 
     def end(self) -> None:
         """End all lies."""
-        self.lies, self.episode = Lies(), None
+        self.lies, self.episode = WrongAnswerRates(), None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import memq
 from benchmarks.children.samples import lines
 from benchmarks.dev import dev_broker
-from benchmarks.spark.turns import Meter
+from benchmarks.spark.interleaved_timing import Meter
 from memq_localstack.java import spark_environment
 
 if TYPE_CHECKING:

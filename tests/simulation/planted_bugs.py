@@ -18,8 +18,8 @@ from memq.simulation.world.world import SimulationError
 from tests.simulation.auditor_bugs import AUDITOR_BUGS
 from tests.simulation.bug import Planted, before, body, first, instead, omit, swap
 from tests.simulation.compaction_bugs import COMPACTION_BUGS
+from tests.simulation.durability_bugs import KEEPING_BUGS
 from tests.simulation.identity_bugs import IDENTITY_BUGS
-from tests.simulation.keeping_bugs import KEEPING_BUGS
 from tests.simulation.liveness_bugs import LIVENESS_BUGS
 from tests.simulation.ownership_bugs import OWNERSHIP_BUGS
 from tests.simulation.plan import Plan, draw_plan, with_quick_failover
@@ -179,8 +179,8 @@ BUGS = (
     ),
     Planted(
         "reader without dedup",
-        "memq.client.consumer.fetch.lookback",
-        "Lookback.judge",
+        "memq.client.consumer.fetch.dedup_window",
+        "DedupWindow.judge",
         swap("self._compare(source, first, next_)", "Novelty.NEW"),
         seed=1003,
     ),
