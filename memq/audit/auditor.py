@@ -16,7 +16,7 @@ from memq.audit.finding import IN_OBJECT, IN_QUEUE, Finding, Kind
 from memq.audit.held import HeldAnswer, Sought, Source, doubt_of
 from memq.audit.minutes import Minutes, ReadBlock, active_ms, late_ms, window_ms
 from memq.audit.pointer_facts import PointerFacts
-from memq.audit.verdict import BALANCES_MAX, THROUGH_STORE, Coverage, PartitionCoverage, Tallies, Verdict
+from memq.audit.verdict import BALANCES_MAX, THROUGH_STORE, Coverage, FindingCounts, PartitionCoverage, Verdict
 from memq.errors import CorruptDataError, MemqError, TooLargeError
 from memq.format.blocks.header import BlockHeader, StoredBlock
 from memq.format.pointer import Pointer
@@ -92,7 +92,7 @@ class Auditor:
         self._writes: dict[int, _WritePartition] = {}
         self._contents = Contents()
         self._accounts: dict[tuple[int, int], Account] = {}
-        self._found = Tallies()
+        self._found = FindingCounts()
         self._asked: dict[Source, RangeSet] = {}
         self._answer: HeldAnswer | None = None
 
@@ -191,7 +191,7 @@ class Auditor:
 
     def verdict(self, now_ms: int) -> Verdict:
         """Return the verdict; producers seen shortly before `now_ms` (Unix ms) may still be sending."""
-        balances, found = self.balances(now_ms), Tallies(self._found)
+        balances, found = self.balances(now_ms), FindingCounts(self._found)
         for balance in balances:
             _tell_balance(balance, found)
         for partition, write in sorted(self._writes.items()):
@@ -240,7 +240,7 @@ class Auditor:
             producers_in_flight=sum(balance.tail is TailKnowledge.IN_FLIGHT for balance in balances),
             burned=sum(balance.burned for balance in balances),
             expired=sum(balance.expired for balance in balances),
-            unread=sum(tally.count for tally in self._found if tally.kind is Kind.UNREAD),
+            unread=sum(each.count for each in self._found if each.kind is Kind.UNREAD),
         )
 
     # ---- inside --------------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ def _finding(kind: Kind, block: BlockCheck, met: ReadBlock, key: str, cause: str
     )
 
 
-def _tell_balance(balance: Balance, found: Tallies) -> None:
+def _tell_balance(balance: Balance, found: FindingCounts) -> None:
     """Add the missing records of one producer.
 
     Damaged, unread and doubled blocks were told where they were met.
@@ -354,7 +354,7 @@ def _tell_balance(balance: Balance, found: Tallies) -> None:
         found.add(next_ - first if kind.unit == "record" else 1, place)
 
 
-def _tell_batches(partition: int, write: _WritePartition, found: Tallies) -> None:
+def _tell_batches(partition: int, write: _WritePartition, found: FindingCounts) -> None:
     """Batch sequences are dense within an epoch: a hole is a batch whose pointer is gone.
 
     They start at 0, except in epochs whose start retention may have taken.

@@ -23,7 +23,7 @@ _BY_WRITE_PARTITION = (Kind.LOST, Kind.HELD, Kind.HOLE, Kind.IN_FLIGHT, Kind.UNK
 
 
 @dataclass(slots=True)
-class Tally:
+class FindingCount:
     """The findings of one kind: how many units, and the first places."""
 
     kind: Kind
@@ -36,22 +36,22 @@ class Tally:
         return {"kind": self.kind.value, "count": self.count, "unit": self.kind.unit, "places": places}
 
 
-class Tallies:
-    """Counts findings by kind, beginning with `told`."""
+class FindingCounts:
+    """Counts findings by kind, in addition to `counts`."""
 
-    def __init__(self, tallies: Iterable[Tally] = ()) -> None:
-        self._tallies = {each.kind: Tally(each.kind, each.count, list(each.places)) for each in tallies}
+    def __init__(self, counts: Iterable[FindingCount] = ()) -> None:
+        self._counts = {each.kind: FindingCount(each.kind, each.count, list(each.places)) for each in counts}
 
-    def add(self, count: int, place: Finding) -> None:
-        """Add units of a kind, with their place."""
-        tally = self._tallies.setdefault(place.kind, Tally(place.kind))
-        tally.count += count
-        if len(tally.places) < PLACES_MAX:
-            tally.places.append(place)
+    def add(self, units: int, finding: Finding) -> None:
+        """Add units of the kind of a finding, which is their place."""
+        known = self._counts.setdefault(finding.kind, FindingCount(finding.kind))
+        known.count += units
+        if len(known.places) < PLACES_MAX:
+            known.places.append(finding)
 
-    def __iter__(self) -> Iterator[Tally]:
-        """Yield what there is, in the order of the kinds."""
-        return (self._tallies[kind] for kind in Kind if kind in self._tallies)
+    def __iter__(self) -> Iterator[FindingCount]:
+        """Yield the counts, in the order of the kinds."""
+        return (self._counts[kind] for kind in Kind if kind in self._counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Verdict:
 
     topic: str
     topic_id: str
-    findings: tuple[Tally, ...] = ()
+    findings: tuple[FindingCount, ...] = ()
     coverage: Coverage = field(default_factory=Coverage)
     balances: tuple[Balance, ...] = ()
 
@@ -132,9 +132,9 @@ class Verdict:
         """Whether there is no fault: the verdict is clean or incomplete."""
         return self.outcome in (Outcome.CLEAN, Outcome.INCOMPLETE)
 
-    def finding(self, kind: Kind) -> Tally:
-        """Return the tally of a kind, which may be empty."""
-        return next((found for found in self.findings if found.kind is kind), Tally(kind))
+    def finding(self, kind: Kind) -> FindingCount:
+        """Return the count of a kind, which may be empty."""
+        return next((found for found in self.findings if found.kind is kind), FindingCount(kind))
 
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as JSON values; producers are 16 hex digits, ranges are half-open pairs."""
@@ -176,15 +176,15 @@ def merge_verdicts(parts: Sequence[Verdict]) -> Verdict:
     )
 
 
-def _merge_findings(parts: Sequence[Verdict]) -> Iterator[Tally]:
+def _merge_findings(parts: Sequence[Verdict]) -> Iterator[FindingCount]:
     for kind in Kind:
         found = [part.finding(kind) for part in parts]
-        count = sum(tally.count for tally in found)
-        places = [place for tally in found for place in tally.places]
+        count = sum(each.count for each in found)
+        places = [place for each in found for place in each.places]
         if kind in _BY_WRITE_PARTITION:
             places.sort(key=lambda place: place.partition)
         if count:
-            yield Tally(kind, count, places[:PLACES_MAX])
+            yield FindingCount(kind, count, places[:PLACES_MAX])
 
 
 def _merge_coverage(parts: Sequence[Coverage]) -> Coverage:

@@ -131,7 +131,7 @@ async def check_mark(parts: PartSettings, settings: BrokerSettings) -> str:
     """Compare the store's mark with the coordinator's, and describe the result. Raises: MemqError."""
     async with opened_mark(parts, settings) as mark:
         await mark.compare()
-        known = (await mark.look()).known
+        known = (await mark.read()).known
     return f"the store is the cluster's, {known}" if known else "no mark yet; the next start of a broker writes it"
 
 

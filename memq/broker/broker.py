@@ -114,7 +114,7 @@ class Broker:
         self._sharing = SharedObjects(self.services, self._task_failed)
         self.partitions = Partitions(self.services, self._sharing, self.govern)
         if self.governor is not None:
-            self.governor.look = self.partitions.refresh
+            self.governor.refresh = self.partitions.refresh
         self.replay = Replay(self.services, self.partitions.forwarder, self.partitions.topics)
         self.intake = Intake(pool)
         self.intake.starving = self._memory_short
@@ -373,7 +373,7 @@ class Broker:
         clock, coordinator, traffic = self.services.runtime.clock, self.services.coordinator, Traffic()
         published = None
         while True:
-            loads = traffic.look(self.partitions.stored_bytes(), clock.monotonic())
+            loads = traffic.sample(self.partitions.stored_bytes(), clock.monotonic())
             if loads != published:
                 try:
                     await coordinator.report(self._entry, loads)
@@ -414,7 +414,7 @@ def _close_overdue(connection: Connection, now_s: float, settings: BrokerSetting
     since_s = connection.half_since_s
     if since_s is not None and not connection.paused and now_s - since_s > settings.frame_timeout_ms / 1000:
         connection.refuse(ProtocolError(f"a frame was not complete within {settings.frame_timeout_ms} ms"))
-    connection.outbox.look(now_s)
+    connection.outbox.note_progress(now_s)
     if connection.outbox.is_stuck(now_s, settings.frame_timeout_ms):
         connection.abort()  # the client does not read, so it would not read an error either
     if connection.leaving_since_s is not None and now_s - connection.leaving_since_s > settings.frame_timeout_ms / 1000:

@@ -163,7 +163,7 @@ class Traffic:
     _last: dict[Place, int] = field(default_factory=dict)
     _last_s: float = 0.0
 
-    def look(self, stored_bytes: Mapping[Place, int], now_s: float) -> list[Load]:
+    def sample(self, stored_bytes: Mapping[Place, int], now_s: float) -> list[Load]:
         """Return the rates since the last call, rounded so that a steady rate is reported once.
 
         Idle partitions are left out. `stored_bytes` are the bytes that each partition committed since its creation.

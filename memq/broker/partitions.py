@@ -90,7 +90,7 @@ class Partitions:
         self._brokers: dict[str, str] = {}
         self.heirs: list[str] = []  # the other brokers that take partitions
         self.namesake: BrokerEntry | None = None  # the live broker that took this one's id
-        self._looks = self._looks_taken = 0
+        self._reads = self._reads_applied = 0
         self._leaving = TaskOwner(self._leave_failed, services.events)
         self._left: dict[TopicProcessor, asyncio.Task[None]] = {}  # released, but still at work
 
@@ -102,14 +102,14 @@ class Partitions:
         If two calls run at the same time, the answers to the earlier one never replace the answers to the later one.
         """
         coordinator = self._services.coordinator
-        self._looks += 1
-        look = self._looks
+        self._reads += 1
+        number = self._reads
         topics = await coordinator.topics()
         brokers = await coordinator.brokers()
         assignments = await coordinator.assignments()
-        if look < self._looks_taken:
+        if number < self._reads_applied:
             return
-        self._looks_taken = look
+        self._reads_applied = number
         self._topics = {topic.name: topic for topic in topics}
         self._addresses = {broker.id: broker.address for broker in brokers}
         self._brokers = {broker.address: broker.zone for broker in brokers}

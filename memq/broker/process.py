@@ -13,7 +13,7 @@ from memq.broker.broker import Broker
 from memq.broker.http import HttpPort
 from memq.broker.metrics import CounterCollector, QuotaCollector, StoreCollector
 from memq.broker.partition.topic_processor import given_up_text
-from memq.broker.upkeep.retention import look_after
+from memq.broker.upkeep.retention import run_upkeep
 from memq.errors import InvalidSettingError, MemqError, UnreachableError
 from memq.runtime.network import format_address
 from memq.runtime.process import Signals
@@ -132,7 +132,7 @@ async def _keep_house(broker: Broker, settings: BrokerSettings) -> None:
             swept_s = clock.monotonic()
         if not broker.governs:
             broker.services.swept.pending_objects = broker.services.swept.pending_bytes = 0
-        await look_after(broker.services, broker.partitions, sweeps=sweeps)
+        await run_upkeep(broker.services, broker.partitions, sweeps=sweeps)
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:

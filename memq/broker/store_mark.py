@@ -44,7 +44,7 @@ class StoreMark:
         self._store = store
         self._coordinator = coordinator
 
-    async def look(self) -> StoreMarks:
+    async def read(self) -> StoreMarks:
         """Return both marks and change nothing. Raises: as store and coordinator; CorruptDataError."""
         known = await self._coordinator.store_mark()
         found = await self._found()
@@ -53,8 +53,8 @@ class StoreMark:
         return StoreMarks(known, found)
 
     async def compare(self) -> None:
-        """Raise InvalidSettingError when this is another store than the cluster's; as `look`."""
-        marks = await self.look()
+        """Raise InvalidSettingError when this is another store than the cluster's; as `read`."""
+        marks = await self.read()
         if marks.differ:
             there = f"has the mark {marks.found}" if marks.found else "has no mark"
             raise InvalidSettingError(
@@ -66,14 +66,14 @@ class StoreMark:
     async def settle(self, random: Random) -> None:
         """Compare the marks and write missing ones: of a new cluster, or of one older than the marks."""
         await self.compare()
-        marks = await self.look()
+        marks = await self.read()
         if not marks.known:
             await self._coordinator.store_mark(marks.found or await self._make(random))
             await self.compare()  # another broker may have been faster, with another store
 
     async def accept(self, random: Random) -> StoreMarks:
-        """Make this store the cluster's; return the old marks. Raises: InvalidRequestError; as `look`."""
-        marks = await self.look()
+        """Make this store the cluster's; return the old marks. Raises: InvalidRequestError; as `read`."""
+        marks = await self.read()
         live = [broker.id for broker in await self._coordinator.brokers()]
         if live:
             raise InvalidRequestError(

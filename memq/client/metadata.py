@@ -44,13 +44,13 @@ class ClusterMetadata:
     Newer is what has the higher version of the topic, and for each owner the higher epoch.
     """
 
-    def __init__(self, runtime: Runtime, pool: LinkPool, heard: Callable[[Topic], None] | None = None) -> None:
-        """`heard` receives every topic of an answer; it must not raise."""
+    def __init__(self, runtime: Runtime, pool: LinkPool, on_topic: Callable[[Topic], None] | None = None) -> None:
+        """`on_topic` receives every topic of an answer; it must not raise."""
         self.cluster = ""
         self.stores: tuple[StoreMetadata, ...] = ()
         self._runtime = runtime
         self._pool = pool
-        self._heard = heard
+        self._on_topic = on_topic
         self._topics: dict[str, TopicMetadata] = {}
         self._doubted: dict[str, None] = {}
         self._next: dict[bool, _Refresh] = {}  # not sent yet, by `create`
@@ -212,8 +212,8 @@ class ClusterMetadata:
             name = found.topic.name
             newest = _newest(known.get(name), found, confirmed=name in gone or name not in answer.unconfirmed)
             self._topics[name] = newest
-            if self._heard is not None:
-                self._heard(newest.topic)
+            if self._on_topic is not None:
+                self._on_topic(newest.topic)
 
 
 def _check_topics(address: Address, answer: Metadata) -> None:

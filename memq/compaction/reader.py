@@ -167,7 +167,7 @@ class CompactedLogReader:
         known = self._known.get(partition)
         if known is not None and known.manifest is not None and offset < known.manifest.next == known.reach:
             if self._clock.monotonic() >= known.seen_s + REFRESH_S:
-                known = await self._look(partition, known.reach)
+                known = await self._find_manifest(partition, known.reach)
             found = await self._read_compacted(known.manifest, offset, bytes_max)
             if found is not None:
                 return found
@@ -205,7 +205,7 @@ class CompactedLogReader:
         """Return the manifest as it was at most `age_s` ago; `begin` is the queue's first offset."""
         known = self._known.get(partition)
         if known is None or self._clock.monotonic() >= known.seen_s + age_s:
-            known = await self._look(partition, begin)
+            known = await self._find_manifest(partition, begin)
         return known.manifest
 
     def forget(self, partition: ReadPartition) -> None:
@@ -223,10 +223,10 @@ class CompactedLogReader:
         if begin == 0 and known is None:
             return None  # nothing has left the queue so far
         if known is None or begin > known.reach:
-            known = await self._look(partition, begin)
+            known = await self._find_manifest(partition, begin)
         return known.manifest
 
-    async def _look(self, partition: ReadPartition, begin: int) -> _Known:
+    async def _find_manifest(self, partition: ReadPartition, begin: int) -> _Known:
         known = self._known.get(partition)
         now_s = self._clock.monotonic()
         manifest = await self._files.seen(partition, known.manifest if known is not None else None)

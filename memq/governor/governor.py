@@ -64,15 +64,15 @@ async def view_of(coordinator: Coordinator, now_ms: int) -> ClusterView:
 
 
 CHANGES_AT_ONCE_MAX = 64  # sent concurrently: a coordinator stores several with one fsync
-CHANGES_UNSEEN_MAX = 1_024  # changes between two calls of `Governor.look`
+CHANGES_UNSEEN_MAX = 1_024  # changes between two calls of `Governor.refresh`
 
 
 async def _unseen() -> None:
-    """Do nothing: the default of `Governor.look`."""
+    """Do nothing: the default of `Governor.refresh`."""
 
 
 class Governor:
-    """Acts for one broker while it governs. `look` is called every `CHANGES_UNSEEN_MAX` changes of an act.
+    """Acts for one broker while it governs. `refresh` is called every `CHANGES_UNSEEN_MAX` changes.
 
     The reason: the governor's own broker must release its moved partitions long before an act has moved 10,000.
     """
@@ -85,7 +85,7 @@ class Governor:
         self._term = 0
         self._turn = asyncio.Lock()
         self._noted_s: dict[str, float] = {}  # text of a note before its colon: when it was logged last
-        self.look: Callable[[], Awaitable[None]] = _unseen
+        self.refresh: Callable[[], Awaitable[None]] = _unseen
 
     @property
     def term(self) -> int:
@@ -127,7 +127,7 @@ class Governor:
         plan = await self._planner.plan(await self._view() if done else view)
         for start in range(0, len(plan.changes), CHANGES_AT_ONCE_MAX):
             if start and start % CHANGES_UNSEEN_MAX == 0:
-                await self.look()
+                await self.refresh()
             sets = [self._set(change) for change in plan.changes[start : start + CHANGES_AT_ONCE_MAX]]
             ends = await asyncio.gather(*sets, return_exceptions=True)
             done += sum(end is True for end in ends)

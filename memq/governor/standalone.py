@@ -194,7 +194,7 @@ class StandaloneCoordinator(LocalCoordinator):
         Waiting changes may be stored in one transaction.
         """
         request = _Request(decide, asyncio.get_running_loop().create_future())
-        request.done.add_done_callback(_hear)
+        request.done.add_done_callback(_ignore_error)
         self._waiting.append(request)
         try:
             async with self._turn:
@@ -274,7 +274,7 @@ def _refuse(requests: Sequence[tuple[_Request, RegistryChange]], error: MemqErro
             request.done.set_exception(error)
 
 
-def _hear(done: asyncio.Future[RegistryChange]) -> None:
+def _ignore_error(done: asyncio.Future[RegistryChange]) -> None:
     """Retrieve the error of a request whose caller was cancelled: else asyncio logs it as never retrieved."""
     if not done.cancelled():
         done.exception()

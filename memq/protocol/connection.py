@@ -78,17 +78,17 @@ class Conversation:
 
     def __init__(self) -> None:
         self.state = ConnectionState.GREETING
-        self._client_said_hello = False
+        self._client_sent_hello = False
 
-    def said(self, side: Side, api: int) -> None:
+    def sent(self, side: Side, api: int) -> None:
         """Record that `side` sent a frame. Raises: ProtocolError when it may not send this frame now."""
         if api not in ALLOWED[self.state][side]:
             name = Api(api).name if api in Api.__members__.values() else str(api)
-            raise ProtocolError(f"{side.name.lower()} said {name} in state {self.state.name}")
+            raise ProtocolError(f"{side.name.lower()} sent {name} in state {self.state.name}")
         if self.state is ConnectionState.GREETING and side is Side.CLIENT:
-            if self._client_said_hello:
+            if self._client_sent_hello:
                 raise ProtocolError("client sent HELLO twice")
-            self._client_said_hello = True
+            self._client_sent_hello = True
         self.state = NEXT.get((self.state, side, api), self.state)
 
     def close(self) -> None:

@@ -226,7 +226,7 @@ class Link(asyncio.BufferedProtocol):
             client=f"{client}/{VERSION}",
             client_id=client_id,
         )
-        self._conversation.said(Side.CLIENT, Api.HELLO)
+        self._conversation.sent(Side.CLIENT, Api.HELLO)
         self.write(encode_frame(Api.HELLO, 0, HELLO_MAGIC, encode_message(hello)))
         frame = await self._answer_of(0, Api.HELLO, timeout_s)
         answer = decode_message(frame.body, HelloAnswer)
@@ -263,7 +263,7 @@ class Link(asyncio.BufferedProtocol):
 
     def _take(self, frame: Frame) -> None:
         """Take a frame. Raises: ProtocolError; the broker's error when it refuses the whole connection."""
-        self._conversation.said(Side.BROKER, frame.api)
+        self._conversation.sent(Side.BROKER, frame.api)
         if frame.api in _STREAM_APIS:
             self._take_of_stream(frame)
         elif frame.argument in self._opens and frame.api in (Api.OPEN, Api.ERROR):

@@ -12,7 +12,7 @@ import msgspec
 
 from memq.broker.broker import Broker
 from memq.broker.metrics import Counters
-from memq.broker.upkeep.retention import look_after
+from memq.broker.upkeep.retention import run_upkeep
 from memq.compaction.plan import CompactionRule
 from memq.errors import MemqError, VersionConflictError
 from memq.governor import BrokerEntry
@@ -196,7 +196,7 @@ class SimCluster:
         """Run retention and sweep, as the broker's process does every 30 s."""
         while True:
             await asyncio.sleep(self.shape.housekeeping_s)
-            await look_after(broker.services, broker.partitions, sweeps=True)
+            await run_upkeep(broker.services, broker.partitions, sweeps=True)
             self.rounds[broker.services.settings.broker_id] += 1
 
     async def _started(self, settings: BrokerSettings, runtime: Runtime, doors: Doors) -> Broker:

@@ -27,7 +27,7 @@ from memq.topic import check_name, parse_settings
 Level = Literal["calm", "breezy", "stormy", "sleepy"]
 BROKERS_MAX = 10
 PARTITIONS_MAX = 64
-LOOK_S = 0.05  # virtual time between two calls of `done`
+POLL_S = 0.05  # virtual time between two calls of `done`
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class Simulation:
         """
         self._check_entered()
         check_seconds(seconds)
-        self._world.run(seconds, done=done, look_s=LOOK_S)
+        self._world.run(seconds, done=done, poll_s=POLL_S)
 
     def heal(self) -> None:
         """End all faults, and start all processes that are dead. Nothing fails from now on."""

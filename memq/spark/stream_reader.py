@@ -81,14 +81,14 @@ class StreamReport:
             self._at[partition] = position
             topic = self._topics[partition.topic]
             for writer in topic.partitions[partition]:
-                tally = self._reporter.part(topic, writer)
-                if tally is not None and before is not None and before < position:
-                    tally.commit(str(position))
+                recorder = self._reporter.part(topic, writer)
+                if recorder is not None and before is not None and before < position:
+                    recorder.commit(str(position))
                     came = True
-                elif tally is not None:
-                    tally.begin(str(position), reason)
+                elif recorder is not None:
+                    recorder.begin(str(position), reason)
         if came:
-            await self._reporter.tell(STEP_S_MAX)
+            await self._reporter.flush(STEP_S_MAX)
 
     async def close(self) -> None:
         """Send the last report; connections stay open."""

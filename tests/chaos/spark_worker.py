@@ -26,7 +26,7 @@ from tests.spark.conftest import CONFIG, ROOT
 
 EVERY = "5 seconds"
 RECORDS_MAX = "50000"  # of a micro-batch
-LOOK_S = 1.0
+POLL_S = 1.0
 END_S = 600
 SETTINGS = {**CONFIG, "spark.driver.memory": "1g"}
 NAMED = re.compile(r"\b\w+Error\b")
@@ -57,7 +57,7 @@ class Queries:
         They start one after another: Spark gives the Python of a source 10 s to start, which two at once may exceed.
         """
         found: dict[str, StreamingQuery] = {}
-        while not self._worker.ending.wait(LOOK_S):
+        while not self._worker.ending.wait(POLL_S):
             for name in QUERIES:
                 query = found.get(name)
                 if query is not None and query.isActive:

@@ -446,14 +446,14 @@ def test_who_governs_looks_while_it_still_moves_very_many(monkeypatch: pytest.Mo
         async with rig() as cluster:
             one = await cluster.start("one")
             assert one.governor is not None
-            assert one.governor.look == one.partitions.refresh
+            assert one.governor.refresh == one.partitions.refresh
 
             async def look() -> None:
                 await one.partitions.refresh()
                 seen.append(len(one.partitions.held()) - before)
 
             before = len(one.partitions.held())  # those of reports
-            one.governor.look = look
+            one.governor.refresh = look
             await one.partitions.create("clicks", partitions, TopicSettings(), exist_ok=False)
             assert len(one.partitions.held()) == before + partitions
 
@@ -504,8 +504,8 @@ def test_a_coordinator_that_goes_away_ends_the_act() -> None:
 
 def test_traffic_is_what_was_committed_between_two_looks() -> None:
     traffic = Traffic()
-    assert traffic.look({("t", 0): 1_000, ("t", 1): 5_000}, 10.0) == []
-    assert traffic.look({("t", 0): 1_001_234, ("t", 1): 5_000, ("t", 2): 9}, 20.0) == [
+    assert traffic.sample({("t", 0): 1_000, ("t", 1): 5_000}, 10.0) == []
+    assert traffic.sample({("t", 0): 1_001_234, ("t", 1): 5_000, ("t", 2): 9}, 20.0) == [
         Load(topic_id="t", partition=0, bytes_s=100_000)
     ]
-    assert traffic.look({}, 20.0) == []
+    assert traffic.sample({}, 20.0) == []

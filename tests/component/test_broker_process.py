@@ -259,7 +259,7 @@ def test_retention_runs_at_its_interval_and_the_sweep_where_the_broker_governs_a
         assert (services, partitions) == (life.broker.services, life.broker.partitions)
         looks.append((round(asyncio.get_running_loop().time()), sweeps))
 
-    monkeypatch.setattr(process, "look_after", noted)
+    monkeypatch.setattr(process, "run_upkeep", noted)
 
     async def work() -> None:
         ends = life.begin(
@@ -286,7 +286,7 @@ def test_a_new_governor_sweeps_at_once_if_a_pass_is_due(life: Life, monkeypatch:
     async def noted(services: Services, partitions: Partitions, *, sweeps: bool) -> None:
         passes.extend([round(asyncio.get_running_loop().time())] * sweeps)
 
-    monkeypatch.setattr(process, "look_after", noted)
+    monkeypatch.setattr(process, "run_upkeep", noted)
 
     async def work() -> None:
         ends = life.begin(memory_runtime()[0], retention_interval_ms=30_000, sweep_age_ms=400_000)

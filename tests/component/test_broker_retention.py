@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memq.broker.broker import Broker
-from memq.broker.upkeep.retention import expired, look_after, retire, sweep
+from memq.broker.upkeep.retention import expired, retire, run_upkeep, sweep
 from memq.compaction.compaction import manifest_of
 from memq.compaction.plan import CompactionRule
 from memq.errors import NotFoundError, StoreError
@@ -279,7 +279,7 @@ def test_what_a_store_error_left_over_goes_with_the_sweep() -> None:
             rig.store.deleting = failing
             await retire(broker.services, broker.partitions)  # logs it, and continues with the next topic
             assert len(rig.store.objects) == 3
-            await look_after(broker.services, broker.partitions)  # logs it, and does not raise
+            await run_upkeep(broker.services, broker.partitions)  # logs it, and does not raise
             rig.store.deleting = nothing_of
             await sweep_twice(broker.services, HOUR_MS)
             assert list(rig.store.objects) == [kept]
@@ -490,7 +490,7 @@ def test_a_topic_whose_queue_is_gone_is_an_error_that_stops_nothing(caplog: pyte
             rig = await Rig.make(broker)
             await rig.batch()
             await broker.services.queue.drop(read_partitions(rig.topic))
-            await look_after(broker.services, broker.partitions)
+            await run_upkeep(broker.services, broker.partitions)
             assert await sweep_twice(broker.services, 0) == (0, 0)  # nobody knows what it named
             await rig.client.close()
 
@@ -511,12 +511,12 @@ def test_a_round_that_fails_is_named_and_the_next_one_tries_again(
 
             await rig.batch()
             rig.store.listed = failing
-            await look_after(broker.services, broker.partitions, sweeps=False)
+            await run_upkeep(broker.services, broker.partitions, sweeps=False)
             assert "housekeeping-failed" not in events_of(caplog)
-            await look_after(broker.services, broker.partitions)
+            await run_upkeep(broker.services, broker.partitions)
             assert events_of(caplog).count("housekeeping-failed") == 1
             rig.store.listed = nothing
-            await look_after(broker.services, broker.partitions)
+            await run_upkeep(broker.services, broker.partitions)
             assert events_of(caplog).count("housekeeping-failed") == 1
             await rig.client.close()
 

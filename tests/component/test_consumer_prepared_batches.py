@@ -205,7 +205,7 @@ def test_batches_that_are_done_are_not_kept(cluster: Cluster) -> None:
 class Model:
     """Handouts, compared with a plain list of what should come out."""
 
-    handouts: ReadyBatches = field(default_factory=ReadyBatches)
+    ready_batches: ReadyBatches = field(default_factory=ReadyBatches)
     assigned: list[Assigned] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     waiting: list[tuple[int, int]] = field(default_factory=list)  # partition and offset
@@ -223,12 +223,12 @@ class Model:
         place = TopicPartition("clicks", number)
         batch = Batch(place, (Position(number, offset), Position(number, offset + 1)), [], [], "o")
         self.assigned[number].ledger.hand(Committed(batch.next))
-        self.handouts.add(ReadyBatch(self.assigned[number], batch, Totals(offset, 0)))
+        self.ready_batches.add(ReadyBatch(self.assigned[number], batch, Totals(offset, 0)))
         self.waiting.append((number, offset))
 
     def take(self) -> None:
-        self.handouts.finish()
-        batch = self.handouts.take()
+        self.ready_batches.finish()
+        batch = self.ready_batches.take()
         self.waiting = [each for each in self.waiting if not self.assigned[each[0]].removed]
         ready = [each for each in self.waiting if not self.assigned[each[0]].flow.paused]
         assert (batch and (batch.partition, batch.first.pointer_offset)) == (ready[0] if ready else None)
@@ -238,7 +238,7 @@ class Model:
 
     def check(self) -> None:
         """All that was taken and left behind is done, and nothing else."""
-        self.handouts.settle()
+        self.ready_batches.settle()
         for number, assigned in enumerate(self.assigned):
             if assigned.removed:
                 continue
@@ -246,7 +246,7 @@ class Model:
             due = assigned.ledger.prefix
             assert (due.position.pointer_offset if due is not None else 0) >= len(done)
             first = next((offset for partition, offset in self.waiting if partition == number), None)
-            ahead = self.handouts.ahead_of(assigned)
+            ahead = self.ready_batches.ahead_of(assigned)
             assert (None if ahead is None else ahead[0].pointer_offset) == first
             assert due is None or due.position.pointer_offset <= len(done) + 1
             if first is not None and due is not None:
@@ -260,14 +260,14 @@ def test_only_the_batch_of_the_question_under_way_is_put_back() -> None:
     model.add(0)
     batches: list[Batch | None] = []
     for _ in range(2):
-        model.handouts.ask()
-        model.handouts.finish()
-        batches.append(model.handouts.take())
-    model.handouts.take_back()
-    assert model.handouts.take() is batches[1]
-    model.handouts.ask()
-    model.handouts.take_back()
-    assert model.handouts.take() is None, "it has arrived"
+        model.ready_batches.ask()
+        model.ready_batches.finish()
+        batches.append(model.ready_batches.take())
+    model.ready_batches.take_back()
+    assert model.ready_batches.take() is batches[1]
+    model.ready_batches.ask()
+    model.ready_batches.take_back()
+    assert model.ready_batches.take() is None, "it has arrived"
 
 
 STEPS = st.lists(st.tuples(st.sampled_from(["add", "add", "take", "pause", "resume", "remove"]), st.integers(0, 2)))

@@ -85,8 +85,8 @@ CLIENT_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         COMMITTER,
         "two commits of one consumer run at once",
-        "        async with self._busy:\n            self._handouts.settle()",
-        "        if True:\n            self._handouts.settle()",
+        "        async with self._busy:\n            self._ready_batches.settle()",
+        "        if True:\n            self._ready_batches.settle()",
     ),
     (
         LOOKBACK,

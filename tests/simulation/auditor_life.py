@@ -19,7 +19,7 @@ from tests.simulation.live_rules import LiveRules
 from tests.simulation.plan import Plan
 
 READS_S_MAX = 120.0
-LOOK_S = 1.0
+POLL_S = 1.0
 JUDGES_S = 12.0  # a log that nobody reports about is read each fifth round
 DATABASE_FAULT_RATE = 0.05  # of its transactions, in bad weather
 
@@ -51,7 +51,7 @@ class AuditorLife:
         node = self._world.nodes[LIVE_AUDITOR]
         if not node.alive:
             self.start()
-        self._world.run(READS_S_MAX, done=self._rules.has_read_all, look_s=LOOK_S)
+        self._world.run(READS_S_MAX, done=self._rules.has_read_all, poll_s=POLL_S)
         if not self._rules.has_read_all():
             self._world.fail(f"the auditor does not come to the end within {READS_S_MAX:g} s in a healed world")
         self._world.nodes[LIVE_AUDITOR].clock.offset_ms += LATER_MS
@@ -84,7 +84,7 @@ class AuditorLife:
         return self._weather() and self._world.random("audit database").random() < rate
 
     def _until(self, done: Callable[[], bool]) -> bool:
-        self._world.run(READS_S_MAX, done=done, look_s=LOOK_S)
+        self._world.run(READS_S_MAX, done=done, poll_s=POLL_S)
         return done()
 
     def _report(self, said: Report, home: int) -> None:

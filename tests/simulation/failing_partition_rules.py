@@ -12,7 +12,7 @@ from tests.simulation.checker import Checker, SentRecord
 ACK_S = 6.0  # of a record in another partition: its opening, and a back-off of up to 2 s
 READ_S = 20.0  # without progress of a group in another partition: two POLLs in a row may wait for a log that hangs
 START_S = 12.0  # of the world: brokers that start wait for a log that hangs
-LOOK_S = 0.5
+POLL_S = 0.5
 
 
 class OthersGoOn:

@@ -31,7 +31,7 @@ from tests.simulation.checked_cluster import CheckedCluster
 from tests.simulation.compactor import COMPACTOR, run_compactor
 from tests.simulation.consumers import run_consumer
 from tests.simulation.direct_life import Checkpoint, DirectLife
-from tests.simulation.failing_partition_rules import LOOK_S as LOOK_AT_OTHERS_S
+from tests.simulation.failing_partition_rules import POLL_S as OTHERS_POLL_S
 from tests.simulation.failing_partition_rules import OthersGoOn
 from tests.simulation.live_rules import LiveRules
 from tests.simulation.log_truth import WATCHER, LogTruth, run_watcher
@@ -55,10 +55,10 @@ AUDIT_S = 10.0
 REPORT_S = 3.0  # what a report takes at most to land, in a healed world
 SWEEP_ROUNDS = 6  # under way, finds, two while what was found waits for its confirmation, deletes; one to spare
 SWEEP_ROUND_S_MAX = 300.0  # thin margins make a pass read all logs and lists for every few objects
-SWEEP_LOOK_S = 1.0
+SWEEP_POLL_S = 1.0
 COMPACTION_SWEEP_S = 15.0  # what the manifests of one partition take that retention makes while the sweep is at work
 KEYS = 8  # of a producer that sends by keys
-LOOK_S = 0.02  # how often a run looks whether it is at its end
+POLL_S = 0.02  # how often a run looks whether it is at its end
 CHURNED = 4  # topics that one life of a process makes and deletes
 LEARN_RATE = 0.1  # how often it asks for the map of its topic: else it does once a minute
 
@@ -121,13 +121,13 @@ class Scenario:
         self.chaos.start()
         if self.plan.faults.is_only_a_part_sick():
             self._look_at_others()
-        world.run(self.plan.active_s, done=self._all_done, look_s=LOOK_S)
+        world.run(self.plan.active_s, done=self._all_done, poll_s=POLL_S)
         self.chaos.end()
         if WATCHER in self.world.nodes:
             self.world.nodes[WATCHER].kill()
         for name in self.cluster.brokers:
             self.restart(name)
-        world.run(self.plan.end_s, done=self._all_done, look_s=LOOK_S)
+        world.run(self.plan.end_s, done=self._all_done, poll_s=POLL_S)
         self._check_life()
         self._wait_for_reports()
         if self.plan.audits:
@@ -152,7 +152,7 @@ class Scenario:
         """Look now and then until the world is healed."""
         if self.chaos.running:
             self.others.look()
-            self.world.schedule(LOOK_AT_OTHERS_S, self._look_at_others)
+            self.world.schedule(OTHERS_POLL_S, self._look_at_others)
 
     def _all_done(self) -> bool:
         """Say whether all producers have ended, all groups have read to the end, and nothing acked is missing."""
@@ -193,7 +193,7 @@ class Scenario:
                 ended = any(self.cluster.rounds[name] >= count for name, count in enough.items())
                 return ended or not self.cluster.left_objects(since_s)
 
-            self.world.run(SWEEP_ROUNDS * SWEEP_ROUND_S_MAX, done=done, look_s=SWEEP_LOOK_S)
+            self.world.run(SWEEP_ROUNDS * SWEEP_ROUND_S_MAX, done=done, poll_s=SWEEP_POLL_S)
             left = self.cluster.left_objects(since_s)
             if left:
                 self.world.fail(f"{len(left)} objects are left that no pointer names, the first is '{left[0]}'")

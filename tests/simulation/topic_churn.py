@@ -25,7 +25,7 @@ BLOCKS_MAX = 12
 PARTITIONS_MAX = 2
 PACE_S_MAX = 0.2
 RETRY_S_MAX = 0.5
-LOOK_S = 0.1
+POLL_S = 0.1
 WRITES_ON_RATE = 0.5  # how often records are sent while the topic is deleted
 SIZES = (0, 10, 300)
 BOTH = "readers-of-both"  # of the topic that stays and of one that comes and goes
@@ -68,7 +68,7 @@ class TopicChurn:
         wanted = [alone, both] if self._draw.random() < BOTH_RATE else [alone]
         reading = [asyncio.create_task(self._read(group, topics), name="read") for group, topics in wanted]
         while not all(self._is_drained(topic, group) for group, _ in wanted):  # noqa: ASYNC110  the checker knows it
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
         if self._draw.random() < 0.5:
             reading[0].cancel()
         writing = None
@@ -165,7 +165,7 @@ class TopicChurn:
         partitions = [each for each in checker.logs if each.topic_id == self._cluster.topic.id]
         ends = {partition: len(checker.logs[partition].stream) for partition in partitions}
         while any(checker.groups.reached(BOTH, each) < end for each, end in ends.items()):  # noqa: ASYNC110  as above
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     def _is_drained(self, topic: Topic, group: str) -> bool:
         groups, logs = self._checker.groups, self._checker.logs

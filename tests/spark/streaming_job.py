@@ -15,7 +15,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from tests.spark.conftest import CONFIG
 from tests.spark.streams import NOT_STARTED, STARTS
 
-LOOK_S = 1
+POLL_S = 1
 
 
 def main(address: str, topic: str, folder: str) -> None:
@@ -54,12 +54,12 @@ def watch(query: StreamingQuery, copy: StreamingQuery) -> None:
     """Tell of each micro-batch of the first query until both have ended."""
     seen = -1
     while True:
-        ended = query.awaitTermination(LOOK_S)
+        ended = query.awaitTermination(POLL_S)
         for progress in query.recentProgress:
             if progress["batchId"] > seen:
                 seen = progress["batchId"]
                 print(f"batch {seen}", flush=True)
-        if ended and copy.awaitTermination(LOOK_S):
+        if ended and copy.awaitTermination(POLL_S):
             print("all read", flush=True)
             return
 

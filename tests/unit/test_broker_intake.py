@@ -490,13 +490,13 @@ def test_a_client_is_late_when_it_read_nothing_for_the_whole_time() -> None:
         assert not outbox.is_stuck(clock.monotonic(), 5_000)
         clock.advance(1)
         assert outbox.is_stuck(clock.monotonic(), 5_000)
-        outbox.look(clock.monotonic())
+        outbox.note_progress(clock.monotonic())
         assert outbox.is_stuck(clock.monotonic(), 5_000), "nothing was read"
         wire.unsent = 899
-        outbox.look(clock.monotonic())
+        outbox.note_progress(clock.monotonic())
         assert not outbox.is_stuck(clock.monotonic(), 5_000)
         clock.advance(5_001)
-        outbox.look(clock.monotonic())
+        outbox.note_progress(clock.monotonic())
         assert outbox.is_stuck(clock.monotonic(), 5_000), "it read one byte, and then no more"
         waiting = asyncio.create_task(outbox.writable())
         await asyncio.sleep(0)

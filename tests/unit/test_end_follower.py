@@ -27,7 +27,7 @@ def audit_with_a_hole(number: int) -> PartitionAudit:
     """Return an audit that misses ten acked records."""
     audit = PartitionAudit(TOPIC, number)
     part = ReportPart(topic="clicks", topic_id=TOPIC.id, partition=number, spans=(span("acked", (0, 10)),))
-    audit.tell(ReceivedReport(1, None, part, NOW_MS))
+    audit.add_report(ReceivedReport(1, None, part, NOW_MS))
     audit.settle(NOW_MS)
     return audit
 

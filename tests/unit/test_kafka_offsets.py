@@ -143,7 +143,7 @@ def test_what_is_not_there_or_has_no_leader_is_answered_without_asking_for_it() 
             await offsets.end("a", 0)
         clock.advance(int(GONE_S * 1000))
         for _ in range(2):
-            with pytest.raises(NotFoundError, match="looking at"):
+            with pytest.raises(NotFoundError, match="reading the metadata of"):
                 await offsets.end("a", 0)
 
     over(library, work)

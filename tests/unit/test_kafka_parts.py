@@ -19,7 +19,7 @@ from memq.notification.kafka.groups.hosted_groups import decode_commit, encode_m
 from memq.notification.kafka.librdkafka import LastErrors
 from memq.notification.kafka.reading import fetcher as fetcher_module
 from memq.notification.kafka.reading import follower as follower_module
-from memq.notification.kafka.reading.fetcher import LOOKS_MAX, AssignedConsumer, EntryFetcher
+from memq.notification.kafka.reading.fetcher import METADATA_REQUESTS_MAX, AssignedConsumer, EntryFetcher
 from memq.notification.kafka.reading.follower import Follower
 from memq.notification.kafka.reading.tail_cache import ENTRY_BYTES, TailCache
 from memq.notification.kafka.settings import OWN, KafkaSettings, Names, kafka_settings
@@ -281,13 +281,13 @@ def test_a_reader_looks_at_the_few_topics_that_are_new_to_it_and_leaves_many_to_
             looks.append((topic, timeout_s))
 
     reader = AssignedConsumer(cast(Consumer, Library()))
-    reader.look_at(["a", "b"], 3.0)
-    reader.look_at(["b", "c"], 3.0)
-    reader.look_at(["b", "c"], 3.0)
+    reader.request_metadata(["a", "b"], 3.0)
+    reader.request_metadata(["b", "c"], 3.0)
+    reader.request_metadata(["b", "c"], 3.0)
     assert looks == [("a", 3.0), ("b", 3.0), ("c", 3.0)]
-    reader.look_at([f"t{number}" for number in range(LOOKS_MAX + 1)], 3.0)
+    reader.request_metadata([f"t{number}" for number in range(METADATA_REQUESTS_MAX + 1)], 3.0)
     assert len(looks) == 3
-    reader.look_at([f"t{number}" for number in range(LOOKS_MAX)], 3.0)
+    reader.request_metadata([f"t{number}" for number in range(METADATA_REQUESTS_MAX)], 3.0)
     assert len(looks) == 3, "it was assigned them"
 
 

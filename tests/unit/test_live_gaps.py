@@ -167,7 +167,7 @@ def test_what_waits_for_the_queue_is_judged_once_it_was_read() -> None:
 
 
 def test_only_so_many_reports_wait_and_what_the_oldest_said_stays_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition, "TOLD_MAX", 2)
+    monkeypatch.setattr(partition, "WAITING_REPORTS_MAX", 2)
     harness = LiveAuditHarness()
     for first in (0, 10, 20):
         harness.queue((PRODUCER, first, first + 10))

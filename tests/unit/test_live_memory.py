@@ -38,7 +38,7 @@ def in_flight(audit: PartitionAudit) -> PartitionAudit:
     everything: Range = (0, BLOCKS * RECORDS)
     for producer in range(1, PRODUCERS + 1):
         sent = ReportSpan(stage="sent", producer=producer, minute=MINUTE, ranges=(everything,), level=1)
-        audit.tell(
+        audit.add_report(
             ReceivedReport(
                 producer, None, ReportPart(topic=TOPIC.name, topic_id=TOPIC.id, partition=0, spans=(sent,)), NOW_MS
             )

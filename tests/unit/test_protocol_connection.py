@@ -21,7 +21,7 @@ ROUTES: dict[ConnectionState, list[tuple[Side, Api]]] = {
 def conversation_in(state: ConnectionState) -> Conversation:
     conversation = Conversation()
     for side, api in ROUTES[state]:
-        conversation.said(side, api)
+        conversation.sent(side, api)
     assert conversation.state is state
     return conversation
 
@@ -30,11 +30,11 @@ def conversation_in(state: ConnectionState) -> Conversation:
 def test_all_that_may_be_said_and_all_that_may_not(state: ConnectionState, side: Side, api: int) -> None:
     conversation = conversation_in(state)
     if api in ALLOWED[state][side]:
-        conversation.said(side, api)
+        conversation.sent(side, api)
         assert conversation.state is NEXT.get((state, side, Api(api)), state)
     else:
-        with pytest.raises(ProtocolError, match=f"{side.name.lower()} said .* in state {state.name}"):
-            conversation.said(side, api)
+        with pytest.raises(ProtocolError, match=f"{side.name.lower()} sent .* in state {state.name}"):
+            conversation.sent(side, api)
         assert conversation.state is state
 
 
@@ -44,25 +44,25 @@ def test_every_state_can_close_and_then_nothing_may_be_said(state: ConnectionSta
     conversation.close()
     for side, api in product(Side, Api):
         with pytest.raises(ProtocolError, match="CLOSED"):
-            conversation.said(side, api)
+            conversation.sent(side, api)
 
 
 def test_hello_is_said_once() -> None:
     conversation = Conversation()
-    conversation.said(Side.CLIENT, Api.HELLO)
+    conversation.sent(Side.CLIENT, Api.HELLO)
     with pytest.raises(ProtocolError, match="HELLO twice"):
-        conversation.said(Side.CLIENT, Api.HELLO)
-    conversation.said(Side.BROKER, Api.HELLO)
+        conversation.sent(Side.CLIENT, Api.HELLO)
+    conversation.sent(Side.BROKER, Api.HELLO)
     for side in Side:
         with pytest.raises(ProtocolError, match="HELLO in state READY"):
-            conversation.said(side, Api.HELLO)
+            conversation.sent(side, Api.HELLO)
 
 
 def test_a_draining_broker_answers_and_never_takes_it_back() -> None:
     conversation = conversation_in(ConnectionState.DRAINING)
-    conversation.said(Side.BROKER, Api.DRAINING)
-    conversation.said(Side.CLIENT, Api.WRITE)
-    conversation.said(Side.BROKER, Api.ACK)
+    conversation.sent(Side.BROKER, Api.DRAINING)
+    conversation.sent(Side.CLIENT, Api.WRITE)
+    conversation.sent(Side.BROKER, Api.ACK)
     assert conversation.state is ConnectionState.DRAINING
 
 

@@ -123,8 +123,8 @@ def test_a_changed_limit_holds_at_once_and_debts_stay() -> None:
     bucket = TokenBucket(100.0, 0.0)
     bucket.take(300.0)
     bucket.change(1_000.0, 0.0)
-    assert bucket.look(0.0) == -200.0
-    assert bucket.look(0.2) == 0.0
+    assert bucket.refill(0.0) == -200.0
+    assert bucket.refill(0.2) == 0.0
     limiter = Limiter("topic", "t", RatePerSecond("hard", bytes_s=1), 0.0)
     limiter.take(1, 1_000_000)
     limiter.change(RatePerSecond("hard", requests_s=10), 1.0, 0.0)

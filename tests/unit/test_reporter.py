@@ -167,7 +167,7 @@ def test_what_nobody_wants_to_know_is_not_noted(audit_ms: int, topic: str) -> No
         client = Client(audit_ms)
         assert client.reporter.part(Named(topic), 0) is None
         assert not client.reporter.wanted(Named(topic))
-        await client.reporter.tell(1.0)
+        await client.reporter.flush(1.0)
         await client.reporter.close(1.0)
         assert (client.carrier.made, client.reporter.lost, client.reporter.noted) == (0, 0, False)
 
@@ -198,24 +198,24 @@ def test_what_can_not_be_sent_is_lost_and_counted() -> None:
 def test_what_was_noted_can_be_sent_at_once() -> None:
     async def work() -> None:
         client = Client()
-        await client.reporter.tell(2.0)
+        await client.reporter.flush(2.0)
         assert client.carrier.made == 0
         client.note(3)
-        await client.reporter.tell(2.0)
+        await client.reporter.flush(2.0)
         assert (client.said, client.carrier.writes) == ([(0, 3)], [2.0])
         client.note(1)
         client.carrier.hang = True
         begin_s = client.runtime.clock.monotonic()
-        await client.reporter.tell(2.0)
+        await client.reporter.flush(2.0)
         assert client.runtime.clock.monotonic() - begin_s == pytest.approx(2.0)
         assert client.reporter.lost == 1
         client.carrier.hang = False
         client.carrier.homes_errors = [UnreachableError("away")]
-        await client.reporter.tell(2.0)
+        await client.reporter.flush(2.0)
         assert client.reporter.lost == 2
         await client.reporter.close(1.0)
         writes = len(client.carrier.writes)
-        await client.reporter.tell(2.0)
+        await client.reporter.flush(2.0)
         assert len(client.carrier.writes) == writes, "it is closed"
         await client.tasks.stop()
 
@@ -226,7 +226,7 @@ def test_the_last_reports_say_that_they_are() -> None:
     async def work() -> None:
         client = Client()
         client.note(3)
-        await client.reporter.tell(2.0)
+        await client.reporter.flush(2.0)
         client.note(1)
         await client.reporter.close(CLOSE_S_MAX)
         assert client.said == [(0, 3), (1, 1)]
@@ -246,7 +246,7 @@ def test_a_close_is_not_held_up_by_reports(how: str) -> None:
     async def work() -> None:
         client = Client()
         client.note(3)
-        await client.reporter.tell(2.0)
+        await client.reporter.flush(2.0)
         client.note(1)
         client.carrier.hang = how == "hangs"
         client.carrier.homes_errors = [UnreachableError("away")]
@@ -284,9 +284,9 @@ def test_reports_of_a_group_member_do_not_share_a_connection_with_its_heartbeats
     async def work() -> None:
         client = Client(kind=kind)
         client.note()
-        await client.reporter.tell(1.0)
+        await client.reporter.flush(1.0)
         client.note()
-        await client.reporter.tell(1.0)
+        await client.reporter.flush(1.0)
         assert len(client.said) == 2
         own = [] if kind == "producer" else client.pool.others[:1]
         assert client.pool.others == own

@@ -56,10 +56,10 @@ def test_a_first_start_marks_both_and_later_ones_compare() -> None:
     async def work() -> None:
         store, cluster = a_store(), MemoryCluster()
         await marked(store, cluster).settle(Random(1))
-        marks = await marked(store, cluster).look()
+        marks = await marked(store, cluster).read()
         assert marks.known == marks.found == (await store.get(KEY)).decode()
         await marked(store, cluster).settle(Random(2))
-        assert await marked(store, cluster).look() == marks
+        assert await marked(store, cluster).read() == marks
 
     run(work())
 
@@ -95,7 +95,7 @@ def test_a_new_coordinator_takes_the_mark_that_the_store_has() -> None:
         store, cluster = a_store(), MemoryCluster()
         await marked(store, MemoryCluster()).settle(Random(1))
         await marked(store, cluster).settle(Random(2))
-        assert not (await marked(store, cluster).look()).differ
+        assert not (await marked(store, cluster).read()).differ
 
     run(work())
 

@@ -212,7 +212,7 @@ class TopicRates:
                 topic_id, at_ms, minute, begun=minute, partitions=dict(partitions), unknown=unknown
             )
             return
-        passed_s = max(at_ms - known.at_ms, 1) / 1000  # two looks within 1 ms may differ, too
+        passed_s = max(at_ms - known.at_ms, 1) / 1000  # two samples within 1 ms may differ, too
         doubtful = unknown | known.unknown
         for partition in doubtful:  # what came meanwhile belongs to no minute for sure
             since = range(max(known.minute, minute - SPARK_MINUTES), minute + 1)
@@ -249,12 +249,12 @@ class TopicRates:
             del self._topics[gone]
 
     def records_s(self, topic: str) -> float | None:
-        """Return records per s between the last two looks, None when there were no two."""
+        """Return records per s between the last two samples, None when there were no two."""
         known = self._topics.get(topic)
         return known.records_s if known is not None else None
 
     def bytes_s(self, topic: str) -> float | None:
-        """Return stored bytes per s between the last two looks, None when there were no two."""
+        """Return stored bytes per s between the last two samples, None when there were no two."""
         known = self._topics.get(topic)
         return known.bytes_s if known is not None else None
 

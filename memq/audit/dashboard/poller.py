@@ -233,13 +233,13 @@ class Poller:
                 continue
             self._next_topic = topic.name
             if asked and asked + len(known) > TOTALS_MAX:
-                return self._sick_logs()
+                return self._failing_logs()
             asked += len(known)
             self._ends.pop(topic.name, None)  # a log that answers again is asked, also when nothing was added
             if await self._take_totals(topic, known):
                 self._ends[topic.name] = now
         self._next_topic = following
-        return self._sick_logs()
+        return self._failing_logs()
 
     async def _take_totals(self, topic: Topic, ends: LogAnswers[int, int]) -> bool:
         """Ask the logs of a topic that have an end for their totals; return whether all logs answered."""
@@ -258,7 +258,7 @@ class Poller:
         self._failed[topic.name] = {number: str(error) for number, error in failed.items()}
         return not failed
 
-    def _sick_logs(self) -> str:
+    def _failing_logs(self) -> str:
         logs = [f"'{name}'/{number}: {why}" for name, each in self._failed.items() for number, why in each.items()]
         return _counted(logs)
 
@@ -348,7 +348,7 @@ class Poller:
         first, begun = minute - SPARK_MINUTES + 1, min(verdict.committed)
         audited = [verdict.committed.get(each, 0) if each >= begun else None for each in range(first, minute + 1)]
         pairs = zip(seen or [None] * SPARK_MINUTES, audited, strict=True)
-        return tuple(looked if looked is not None else said for looked, said in pairs)
+        return tuple(own if own is not None else minute for own, minute in pairs)
 
     async def poll_cluster(self) -> None:
         """Ask for the brokers and their load, and show each."""
@@ -400,7 +400,7 @@ class Poller:
                 self._feed.board.put("topic", name, self._topic_row(self._known.topics[name], minute))
 
     async def poll_clients(self) -> None:
-        """Ask the audit for the clients that it hears, and show each."""
+        """Ask the audit for the clients that report, and show each."""
         assert self._audit is not None, "rounds of the audit are started only where there is one"
         heard = [each.to_json() for each in await self._audit.clients()]
         heard.sort(key=lambda row: (not row["silent"], row["kind"], row["name"], row["client"]))

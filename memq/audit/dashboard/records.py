@@ -35,7 +35,7 @@ from memq.runtime.threads import ThreadPool
 from memq.topic import Position
 
 RESULTS_MAX = 200
-LOOKED_AT_MAX = 500_000
+SEARCHED_MAX = 500_000
 SEARCH_S_MAX = 15.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SKEW = timedelta(minutes=10)  # by which a producer's clock may be ahead
@@ -67,7 +67,7 @@ class Query:
     end_ms: int | None = None
 
     def fits(self, record: Record) -> bool:
-        """Whether the record is looked for."""
+        """Whether the record matches."""
         return (
             (self.key is None or record.key == self.key)
             and (self.tag is None or record.tag == self.tag)
@@ -100,7 +100,7 @@ class RecordReader:
         found: list[RecordRow] = []
         clock = self._runtime.clock
         deadline_s = clock.monotonic() + SEARCH_S_MAX
-        looked_at, damaged, why = 0, 0, ""
+        searched, damaged, why = 0, 0, ""
         async with self._consumer(query.topic, _start(query), "end") as consumer:
             while not why:
                 batch = await consumer.poll(max(deadline_s - clock.monotonic(), 0.001))
@@ -109,16 +109,16 @@ class RecordReader:
                     break
                 fitting = (record for record in batch if query.fits(record))
                 found += [self.row(query.topic, record) for record in islice(fitting, RESULTS_MAX + 1 - len(found))]
-                looked_at += len(batch)
+                searched += len(batch)
                 damaged += sum(damage.records for damage in batch.damaged)
                 if len(found) > RESULTS_MAX:
                     why = f"there are more than {RESULTS_MAX} of them"
-                elif looked_at >= LOOKED_AT_MAX:
-                    why = f"{LOOKED_AT_MAX:,} records were looked at"
+                elif searched >= SEARCHED_MAX:
+                    why = f"{SEARCHED_MAX:,} records were searched"
                 await asyncio.sleep(0)  # batches at hand come without a wait, and others share the loop
         if damaged and not why:
             why = f"records in damaged blocks: {damaged:,}"
-        return SearchResult(records=tuple(found[:RESULTS_MAX]), looked_at=looked_at, complete=not why, why=why)
+        return SearchResult(records=tuple(found[:RESULTS_MAX]), searched=searched, complete=not why, why=why)
 
     async def tail(self, topic: str, records_s: int) -> AsyncGenerator[TailPart, None]:
         """Yield what comes from now on, at most `records_s` per s, and how many were left out.

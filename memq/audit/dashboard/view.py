@@ -152,7 +152,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     records: tuple[RecordRow, ...]
-    looked_at: int
+    searched: int
     complete: bool
     why: str = ""
 

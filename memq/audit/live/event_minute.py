@@ -47,7 +47,7 @@ class EventMinutes:
             else:
                 waiting.append((due_ms, first, next_, minute, late))
 
-    def tell(
+    def take_report(
         self, minute: int, pieces: Sequence[Range], row: Callable[[int], MinuteRow], *, sure: bool, read: bool
     ) -> None:
         """Take a report on a minute: of a reader (`read`), `sure` when it is that or an ack with `all`.
@@ -56,16 +56,16 @@ class EventMinutes:
         """
         if sure:
             known = common(pieces, self._stream.read)
-            told = RangeSet([*apart(pieces, self._stream.read), *self._told(known)[1]])
-            self._move(minute, told, row)
+            reported = RangeSet([*apart(pieces, self._stream.read), *self._with_minute(known)[1]])
+            self._move(minute, reported, row)
         else:
-            told = RangeSet(self._told(pieces)[1])
+            reported = RangeSet(self._with_minute(pieces)[1])
         for piece in pieces if read else ():
             self._stream.read.add(*piece)
-        if told:
-            self._count_guessed(minute, told, row, read=read)
+        if reported:
+            self._count_guessed(minute, reported, row, read=read)
         known_here = self._stream.minutes.setdefault(minute, RangeSet())
-        for piece in told:
+        for piece in reported:
             known_here.add(*piece)
 
     def place(self, row: Callable[[int], MinuteRow], now_ms: int) -> None:
@@ -73,8 +73,8 @@ class EventMinutes:
         left: list[tuple[int, int, int, int, bool]] = []
         room = len(self._stream.unplaced) - PIECES_MAX
         for due_ms, first, next_, guess, late in self._stream.unplaced:
-            told, unknown = self._told([(first, next_)])
-            for minute, low, high in told:
+            reported, unknown = self._with_minute([(first, next_)])
+            for minute, low, high in reported:
                 _count(row(minute), (low, high), 1, late=late)
                 for piece in apart([(low, high)], self._stream.read):  # an ack may be of another
                     self._guess(piece, minute, late=late)
@@ -90,48 +90,50 @@ class EventMinutes:
 
     def dated(self, pieces: Sequence[Range], fallback: int) -> list[Dated]:
         """Return minute, first and next of all `pieces`: as reported, else by their pointer, else `fallback`."""
-        told, left = self._told(pieces)
+        reported, left = self._with_minute(pieces)
         if not left:
-            return told
+            return reported
         wanted = RangeSet(left)
         guessed = ((minute, first, next_) for first, next_, minute, _ in self._stream.guessed)
         waiting = ((minute, first, next_) for _, first, next_, minute, _ in self._stream.unplaced)
         here = [each for each in (*guessed, *waiting) if wanted.overlaps(*each[1:])]
         shown, left = _dated_by([(minute, RangeSet([(first, next_)])) for minute, first, next_ in here], left)
-        return [*told, *shown, *((fallback, *piece) for piece in left)]
+        return [*reported, *shown, *((fallback, *piece) for piece in left)]
 
     def minute_of(self, sequence: int, fallback: int) -> int:
         """Return the minute of one sequence."""
         return self.dated([(sequence, sequence + 1)], fallback)[0][0]
 
-    def _told(self, pieces: Sequence[Range]) -> tuple[list[Dated], list[Range]]:
+    def _with_minute(self, pieces: Sequence[Range]) -> tuple[list[Dated], list[Range]]:
         """Return the parts of `pieces` with a known minute, and the rest."""
         return _dated_by(self._stream.minutes.items(), pieces)
 
-    def _move(self, minute: int, told: RangeSet, row: Callable[[int], MinuteRow]) -> None:
+    def _move(self, minute: int, reported: RangeSet, row: Callable[[int], MinuteRow]) -> None:
         """Move the reported ranges of a minute out of all other minutes, with their sent and acked records."""
         for other, ranges in list(self._stream.minutes.items()):
-            moved = common(told, ranges) if other != minute else []
+            moved = common(reported, ranges) if other != minute else []
             if moved:
-                self._stream.minutes[other] = RangeSet(apart(ranges, told))
+                self._stream.minutes[other] = RangeSet(apart(ranges, reported))
                 for name, known in (("sent", self._stream.sent), ("acked", self._stream.acked)):
                     records = sum(next_ - first for first, next_ in common(moved, known))
                     row(other).side(QUEUE).count(name, -records)
                     row(minute).side(QUEUE).count(name, records)
 
-    def _count_guessed(self, minute: int, told: RangeSet, row: Callable[[int], MinuteRow], *, read: bool) -> None:
+    def _count_guessed(self, minute: int, reported: RangeSet, row: Callable[[int], MinuteRow], *, read: bool) -> None:
         """Move reported ranges out of the minutes in which they were guessed; those that were `read` leave."""
-        guessed, low, high = self._stream.guessed, told.least, told.next
+        guessed, low, high = self._stream.guessed, reported.least, reported.next
         touched = (at for at, (first, next_, _, _) in enumerate(guessed) if first < high and low < next_)
         begin = next(touched, len(guessed))  # most reports are about the newest: what lies before is left as it is
         rest = guessed[begin:]
         del guessed[begin:]
         for first, next_, guess, late in rest:
-            here = common([(first, next_)], told) if told.overlaps(first, next_) else []
+            here = common([(first, next_)], reported) if reported.overlaps(first, next_) else []
             for piece in here if guess != minute else ():
                 _count(row(guess), piece, -1, late=late)
                 _count(row(minute), piece, 1, late=late)
-            left = [(piece, guess) for piece in apart([(first, next_)], told)] if here else [((first, next_), guess)]
+            left = (
+                [(piece, guess) for piece in apart([(first, next_)], reported)] if here else [((first, next_), guess)]
+            )
             left += [] if read else [(piece, minute) for piece in here]
             for piece, its in sorted(left):  # in order, neighbours of one minute become one
                 self._guess(piece, its, late=late)

@@ -4,7 +4,7 @@ Rules. What was acked with `all` must be in the queue: once that was read up to 
 report came, a hole is a loss. An end that the queue shows may be too low, so owners have to prove it first (`ends`).
 What was acked with less, or sent without acks, may be on its way until its producer must have given up and no late
 pointer can land any more; then brokers are asked whether they hold it (`sought`). What was sent and never acked proves
-nothing: it is unproven then. What is below an end that its producer told is judged as by `Account`. What may be in
+nothing: it is unproven then. What is below an end that its producer reported is judged as by `Account`. What may be in
 pointers that were not read is never a loss: see `PartitionState.miss`. Groups are judged in `group_readers.py`.
 So whoever drives it calls `settle` when it has given all pointers up to such an end, and never before.
 """
@@ -34,13 +34,13 @@ from memq.topic import Topic
 STREAMS_MAX = 20_000  # producers of one write partition; those that were seen longest ago are forgotten
 DAMAGED_MAX = 4_096
 GAP_MINUTES_MAX = 24 * 60  # that are unknown behind a gap
-TOLD_MAX = 4_096  # parts of reports that wait for the queue
+WAITING_REPORTS_MAX = 4_096  # parts of reports that wait for the queue
 OBJECTS_MAX = 256  # newest pointers of a write partition whose objects a finding can name
 SPARK_READER, SPARK_TASK = "spark-reader", "spark-task"
 _GROUP_STAGES = ("fetched", "dropped", "processed")
 _LOST_ACKED = "acked with all, in no pointer"
 _LOST_WEAK = "acked with 1 or sent without acks, in no pointer: a dead broker takes such records with it"
-_LOST_BELOW_END = "below the end that its producer told, in no pointer"
+_LOST_BELOW_END = "below the end that its producer reported, in no pointer"
 _UNPROVEN_HELD = "acked with 1 or sent without acks, in no pointer: a broker that did not answer may hold such records"
 _UNPROVEN = "sent, neither acked nor given up, in no pointer"
 _UNPROVEN_BLIND = "acked, and the pointers of that time were not read"
@@ -77,9 +77,9 @@ class PartitionAudit:
             self.books.miss(NO_END_MS)
             self.books.next_offset = offset
 
-    def tell(self, told: ReceivedReport) -> None:
-        """Take what a client said; it counts when the queue was read."""
-        self.books.told.append(told)
+    def add_report(self, report: ReceivedReport) -> None:
+        """Take a report; it counts when the queue was read."""
+        self.books.told.append(report)
         self._changed = True
 
     def needs_blocks(self, pointer: Pointer) -> bool:
@@ -180,7 +180,7 @@ class PartitionAudit:
 
     def distrust(self, client: int, group: str, kind: str = "") -> None:
         """Hold nothing against a member up to its next commit: a report of it is missing."""
-        self.tell(ReceivedReport(client, group, ReportPart(topic="", topic_id="", partition=-1), 0, kind))
+        self.add_report(ReceivedReport(client, group, ReportPart(topic="", topic_id="", partition=-1), 0, kind))
 
     @property
     def waits(self) -> bool:
@@ -193,13 +193,13 @@ class PartitionAudit:
         Only so many reports wait. The word of the oldest is given up, and its minutes stay unknown.
         """
         books = self.books
-        told = {span.minute: None for each in books.told for span in each.part.spans}
-        for minute in (now_ms // MINUTE_MS, *told):
+        reported = {span.minute: None for each in books.told for span in each.part.spans}
+        for minute in (now_ms // MINUTE_MS, *reported):
             if minute not in books.unread:
                 books.unread[minute] = True
                 self.silence(None, (minute,), 1)
                 self._changed = True
-        over = len(books.told) - TOLD_MAX
+        over = len(books.told) - WAITING_REPORTS_MAX
         for dropped in books.told[: max(over, 0)]:
             self.silence(dropped.group, {span.minute: None for span in dropped.part.spans}, 1)
             if dropped.group is not None:
@@ -212,8 +212,8 @@ class PartitionAudit:
         self._changed |= bool(self.books.told or self.books.unread)
         self.silence(None, self.books.unread, -1)
         self.books.unread.clear()
-        for told in self.books.told:
-            self._apply(told)
+        for report in self.books.told:
+            self._apply(report)
         self.books.told.clear()
         for producer, stream in self.books.streams.items():
             if producer in self._dirty or stream.waiting or stream.unplaced:
@@ -278,29 +278,29 @@ class PartitionAudit:
 
     # ---- reports -------------------------------------------------------------------------------------
 
-    def _apply(self, told: ReceivedReport) -> None:
-        part, books = told.part, self.books
-        group = books.groups.setdefault(told.group, AuditedGroup()) if told.group is not None else None
+    def _apply(self, report: ReceivedReport) -> None:
+        part, books = report.part, self.books
+        group = books.groups.setdefault(report.group, AuditedGroup()) if report.group is not None else None
         if part.partition != self.partition:  # see `distrust`
-            if group is not None and told.kind == SPARK_TASK:
-                self._stream_of(told.group or "", group).distrust(told.client)
+            if group is not None and report.kind == SPARK_TASK:
+                self._stream_of(report.group or "", group).distrust(report.client)
             elif group is not None:
-                distrust_reading(group, told.client)
+                distrust_reading(group, report.client)
             return
         for damage in part.damages:
-            self.take_damage(damage, told.time_ms)
+            self.take_damage(damage, report.time_ms)
         for span in part.spans:
-            self._take_span(span, told)
+            self._take_span(span, report)
         if group is not None:
-            self._dirty.update(dict.fromkeys(self._take_reading(group, told)))
+            self._dirty.update(dict.fromkeys(self._take_reading(group, report)))
 
-    def _take_reading(self, group: AuditedGroup, told: ReceivedReport) -> Iterable[int]:
+    def _take_reading(self, group: AuditedGroup, report: ReceivedReport) -> Iterable[int]:
         """Take what a reader says; return the producers whose verdict may change."""
-        if told.kind == SPARK_TASK:
-            return self._stream_of(told.group or "", group).take_task(told.client, told.part, told.time_ms)
-        if told.kind == SPARK_READER:
-            return self._stream_of(told.group or "", group).take_driver(told.part, told.time_ms)
-        return take_reading(self.books, group, told.client, told.part)
+        if report.kind == SPARK_TASK:
+            return self._stream_of(report.group or "", group).take_task(report.client, report.part, report.time_ms)
+        if report.kind == SPARK_READER:
+            return self._stream_of(report.group or "", group).take_driver(report.part, report.time_ms)
+        return take_reading(self.books, group, report.client, report.part)
 
     def _stream_of(self, name: str, group: AuditedGroup) -> StreamAudit:
         def count(minute: int, records: int) -> None:
@@ -308,22 +308,22 @@ class PartitionAudit:
 
         return StreamAudit(self.books, group, count)
 
-    def _take_span(self, span: ReportSpan, told: ReceivedReport) -> None:
+    def _take_span(self, span: ReportSpan, report: ReceivedReport) -> None:
         stream = self._stream(span.producer)
         if span.stage != "gave-up":  # a name's next instance may use the sequences again, for other records
             read = span.stage in _GROUP_STAGES
             sure = read or (span.stage == "acked" and span.level == ACKS_ALL)
-            EventMinutes(stream).tell(span.minute, span.ranges, self._row, sure=sure, read=read)
+            EventMinutes(stream).take_report(span.minute, span.ranges, self._row, sure=sure, read=read)
         records = sum(next_ - first for first, next_ in span.ranges)
         name = QUEUE
         if span.stage in _GROUP_STAGES:
-            name = told.group or QUEUE
-            if told.group is None:
+            name = report.group or QUEUE
+            if report.group is None:
                 return  # a reader without a group: only its damages count
         elif span.stage == "sent":
             self._count_once(stream, stream.sent, span)
             records = 0
-            self._await(stream, span, told.time_ms)
+            self._await(stream, span, report.time_ms)
             if not span.level:
                 _add(stream.weak, span.ranges)
         elif span.stage == "acked":
@@ -332,7 +332,7 @@ class PartitionAudit:
                 records = 0
             else:
                 records = _add(stream.weak, span.ranges)
-                self._await(stream, span, told.time_ms)
+                self._await(stream, span, report.time_ms)
         elif span.stage == "gave-up":
             records = _add(stream.gave_up, span.ranges)
         self._dirty[span.producer] = None
@@ -452,7 +452,7 @@ class PartitionAudit:
     def _below_end(self, producer: int, stream: AuditedProducer, now_ms: int) -> list[Range]:
         """Return the ranges below a producer's reported end that no pointer has.
 
-        What was sent for less than `all`, acked or not, or at a level that no report has told yet, may be held for the
+        What was sent for less than `all`, acked or not, or at a level that no report names yet, may be held for the
         next owner: until that time is over, only what is overdue was sent for `all`.
         """
         if stream.account.end is None or self._undecided(stream, now_ms):

@@ -66,7 +66,7 @@ class ReportPartitionAudit:
 
     def take(self, report: Report, now_ms: int) -> None:
         """Take a report that was heard at `now_ms`; one that was taken before is passed over."""
-        client = self._heard(report, now_ms)
+        client = self._take_number(report, now_ms)
         if client is None:
             return
         for part in report.parts:
@@ -76,7 +76,7 @@ class ReportPartitionAudit:
                 if key not in client.keys:
                     client.keys[key] = None
                     self._doubt(audit, report.client, client)
-                audit.tell(ReceivedReport(report.client, client.group, part, now_ms, client.kind))
+                audit.add_report(ReceivedReport(report.client, client.group, part, now_ms, client.kind))
         if report.last:
             del self.clients[report.client]
 
@@ -95,7 +95,7 @@ class ReportPartitionAudit:
 
     # ---- inside --------------------------------------------------------------------------------------
 
-    def _heard(self, report: Report, now_ms: int) -> Client | None:
+    def _take_number(self, report: Report, now_ms: int) -> Client | None:
         client = self.clients.get(report.client)
         promised_ms = report.next_ms - report.until_ms
         if client is None:

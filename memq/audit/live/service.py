@@ -125,7 +125,7 @@ class LiveAudit:
             await self._save(home)
         if self._round % TOPICS_EVERY_ROUNDS == 0:
             await self._refresh_topics()
-        quiet = await self._hear()
+        quiet = await self._read_reports()
         audits = {key: audit for home in self._homes.values() for key, audit in home.partitions.items()}
         answered = self._holders.take_answers(audits, self._clock.wall_ms())
         ends = self._ends.take_answers()
@@ -160,7 +160,7 @@ class LiveAudit:
 
     # ---- reports -------------------------------------------------------------------------------------
 
-    async def _hear(self) -> bool:
+    async def _read_reports(self) -> bool:
         """Take the reports that are there, note what they are about, and return whether that was all."""
         for number in range(PAGES_MAX):
             page = self._page = self._page or await self._reports.poll(INTERVAL_S if number == 0 else 0.01)

@@ -351,12 +351,12 @@ class Connection(asyncio.BufferedProtocol):
         unsent = self.outbox.unsent_bytes
         if unsent > UNSENT_BYTES_MAX:  # reading stops at once, but one read may hold thousands of requests
             raise ThrottledError(f"{unsent} bytes of answers wait until this client reads them")
-        self.conversation.said(Side.CLIENT, frame.api)
+        self.conversation.sent(Side.CLIENT, frame.api)
         self._handler.request(self, frame)
 
     def _take_forward(self, request: int, slab: Slab, start: int, stop: int) -> None:
         """Take another broker's block in place. From now on the connection counts as one that sends blocks."""
-        self.conversation.said(Side.CLIENT, Api.FORWARD)
+        self.conversation.sent(Side.CLIENT, Api.FORWARD)
         self._forwards = True
         if slab is self._intake.aside:
             error = ThrottledError("the memory budget is used up")
@@ -392,7 +392,7 @@ class Connection(asyncio.BufferedProtocol):
     def send(self, prefix: bytes, body: bytes = b"") -> None:
         """Send an answer; the prefix may include the body. The answer to HELLO starts the connection's clock."""
         api = prefix[4]
-        self.conversation.said(Side.BROKER, api)
+        self.conversation.sent(Side.BROKER, api)
         if api == Api.HELLO:
             self.ready_s = self._services.runtime.clock.monotonic()
         self.outbox.write(prefix)
@@ -483,7 +483,7 @@ class Outbox:
         """Wait until the socket takes more, or the connection is closed."""
         await self._writable.wait()
 
-    def look(self, now_s: float) -> None:
+    def note_progress(self, now_s: float) -> None:
         """Note whether the client has read any byte since the last call."""
         if self.unsent_bytes < self._unsent_bytes_seen:
             self.standing_since_s = now_s

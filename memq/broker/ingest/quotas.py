@@ -53,7 +53,7 @@ class TokenBucket:
         self.tokens = rate
         self._refilled_s = now_s
 
-    def look(self, now_s: float) -> float:
+    def refill(self, now_s: float) -> float:
         """Add the tokens since the last call; return how many the bucket holds now."""
         self.tokens = min(self.rate, self.tokens + self.rate * max(0.0, now_s - self._refilled_s))
         self._refilled_s = now_s
@@ -65,12 +65,12 @@ class TokenBucket:
 
     def change(self, rate: float, now_s: float) -> None:
         """Change the rate; a debt remains."""
-        tokens = self.look(now_s)
+        tokens = self.refill(now_s)
         self.rate = rate
         self.tokens = min(rate, tokens)
 
     def wait_s(self) -> float:
-        """Return the time in s, after the last `look`, until the tokens of ROUND_S have arrived."""
+        """Return the time in s, after the last `refill`, until the tokens of ROUND_S have arrived."""
         return max(0.0, ROUND_S - self.tokens / self.rate)
 
 
@@ -99,8 +99,8 @@ class Limiter:
 
         Both are 0 when no request is allowed.
         """
-        requests = math.inf if self._requests is None else self._requests.look(now_s)
-        size = math.inf if self._bytes is None else self._bytes.look(now_s)
+        requests = math.inf if self._requests is None else self._requests.refill(now_s)
+        size = math.inf if self._bytes is None else self._bytes.refill(now_s)
         if requests > 0 and size > 0:
             return _whole(requests), _whole(size)
         return (_UNBOUNDED, _UNBOUNDED) if self.limit.mode == "observe" else (0, 0)

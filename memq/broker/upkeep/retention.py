@@ -27,7 +27,7 @@ from memq.topic import ReadPartition, Topic, TopicSettings, read_partitions
 
 NEVER_MS = TIME_MS_END
 NAMED_MAX = 20  # objects that one line of the log names
-COMPACTION_LOOK_S = 600.0  # interval between searches for a manifest; each is a listing
+MANIFEST_SEARCH_S = 600.0  # interval between searches for a manifest; each is a listing
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ async def _retire_partition(services: Services, partitions: Partitions, topic: T
 
     span = await services.queue.span(partition)
     first = await services.queue.read(partition, span.begin, 1) if span.begin < span.end else []
-    compacted = await services.pointers.manifest(partition, span.begin, COMPACTION_LOOK_S) if span.begin else None
+    compacted = await services.pointers.manifest(partition, span.begin, MANIFEST_SEARCH_S) if span.begin else None
     old_ms = min(first[0].time_ms if first else now_ms, first_old_ms(compacted)) + settings.retention_ms + 1
     if not settings.retention_bytes and (not settings.retention_ms or old_ms > now_ms):
         return old_ms if settings.retention_ms else NEVER_MS  # the usual case costs one small read
@@ -252,7 +252,7 @@ def pending_text(new: Sequence[Unnamed], done: Swept, confirm_ms: int) -> str:
     )
 
 
-async def look_after(services: Services, partitions: Partitions, *, sweeps: bool = True) -> None:
+async def run_upkeep(services: Services, partitions: Partitions, *, sweeps: bool = True) -> None:
     """Run one round of retention, and of the sweep if `sweeps`.
 
     Errors are logged; the next round retries.

@@ -47,7 +47,7 @@ def doctor(as_json: bool, config: str | None, profile: str | None, **flags: Valu
 
     Exits with 1 when a check fails.
     """
-    findings = list(_look(config, profile, flags))
+    findings = list(_check_all(config, profile, flags))
     if as_json:
         print_json([{"what": one.what, "state": one.state, "text": one.text, "hint": one.hint} for one in findings])
     else:
@@ -56,7 +56,7 @@ def doctor(as_json: bool, config: str | None, profile: str | None, **flags: Valu
     return 1 if any(one.state == "failed" for one in findings) else 0
 
 
-def _look(config: str | None, profile: str | None, flags: dict[str, Value | None]) -> Iterator[CheckResult]:
+def _check_all(config: str | None, profile: str | None, flags: dict[str, Value | None]) -> Iterator[CheckResult]:
     yield CheckResult("memq", "ok", f"{__version__} on Python {platform.python_version()}, {platform.platform()}")
     yield from _packages()
     try:
@@ -155,18 +155,18 @@ def _pointers(parts: PartSettings, own: BrokerSettings) -> CheckResult:
     """Compare what the queue and the store of a cluster have."""
     from memq.broker.assembly import check_pointers
 
-    def look() -> str:
+    def read_pointers() -> str:
         lost = asyncio.run(check_pointers(parts, own))
         if lost:
             raise LogLostError(f"{lost[0]}; of {count_text(len(lost), 'partition')} the queue has lost the log")
         return "the queue has lost no topic and no partition"
 
-    return _checked("pointers", look)
+    return _checked("pointers", read_pointers)
 
 
-def _checked(what: str, look: Callable[[], str]) -> CheckResult:
+def _checked(what: str, check: Callable[[], str]) -> CheckResult:
     try:
-        return CheckResult(what, "ok", look())
+        return CheckResult(what, "ok", check())
     except MemqError as error:
         return CheckResult(what, "failed", str(error), error.hint)
 

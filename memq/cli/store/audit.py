@@ -9,7 +9,7 @@ import click
 
 from memq.audit.collector import audit as audit_topic
 from memq.audit.opened_topic import opened_topic
-from memq.audit.verdict import Tally, Verdict
+from memq.audit.verdict import FindingCount, Verdict
 from memq.cli.options import broker_options, brokers_of, json_option
 from memq.cli.output import ProgressBar, count_text, print_json, print_table, talk
 from memq.cli.run import FAILED, OK
@@ -58,7 +58,7 @@ def print_verdict(verdict: Verdict) -> None:
     click.echo(f"coverage: {_BREAK.join(parts)}")
 
 
-def _row(finding: Tally) -> tuple[object, ...]:
+def _row(finding: FindingCount) -> tuple[object, ...]:
     shown = [_shortened(place.where) for place in finding.places[:PLACES_SHOWN]]
     more = " …" if len(finding.places) > PLACES_SHOWN else ""
     unit = count_text(finding.count, finding.kind.unit).split(" ", 1)[1]

@@ -106,7 +106,7 @@ async def _accept(settings: Settings, *, dry_run: bool) -> str:
 
     runtime = Runtime()
     async with opened_mark(settings.parts(), settings.broker(), runtime=runtime) as mark:
-        marks = await mark.look() if dry_run else await mark.accept(runtime.random)
+        marks = await mark.read() if dry_run else await mark.accept(runtime.random)
     store = f"store '{settings.parts().store}'"
     if not marks.differ:
         return f"{store} is that of the cluster already" if marks.known else f"{store}: the cluster has no mark yet"

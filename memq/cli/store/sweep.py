@@ -58,25 +58,25 @@ def sweep(
         raise click.UsageError("use one of --dry-run, --pending, --keep and --release")
     settings = settings_of(config, profile, **flags)
     confirm_ms = settings.broker().sweep_confirm_ms
-    tally = _Tally(confirm_ms, as_json=as_json)
+    report = _PassReport(confirm_ms, as_json=as_json)
     if pending:
-        asyncio.run(_name_pending(settings, tally))
+        asyncio.run(_name_pending(settings, report))
     elif keep is not None:
-        asyncio.run(_change(settings, tally, "kept", lambda lists, now_ms: lists.keep(keep, now_ms)))
+        asyncio.run(_change(settings, report, "kept", lambda lists, now_ms: lists.keep(keep, now_ms)))
     elif release is not None:
-        asyncio.run(_change(settings, tally, "released", lambda lists, now_ms: lists.release(release, now_ms)))
+        asyncio.run(_change(settings, report, "released", lambda lists, now_ms: lists.release(release, now_ms)))
     else:
         ended = False
         try:
-            asyncio.run(_sweep(settings, tally, dry_run=dry_run))
+            asyncio.run(_sweep(settings, report, dry_run=dry_run))
             ended = True
         finally:
-            if ended or tally.found:
-                tally.sum_up("would be deleted" if dry_run else "deleted")
-    return FAILED if tally.notes else OK
+            if ended or report.found:
+                report.sum_up("would be deleted" if dry_run else "deleted")
+    return FAILED if report.notes else OK
 
 
-class _Tally:
+class _PassReport:
     """The results so far, printed immediately."""
 
     def __init__(self, confirm_ms: int, *, as_json: bool) -> None:
@@ -125,52 +125,52 @@ class _Tally:
             click.echo(f"{key}: {what} ({size_text(size)}, written {time_text(modified_ms)})")
 
 
-async def _sweep(settings: Settings, tally: _Tally, *, dry_run: bool) -> None:
+async def _sweep(settings: Settings, report: _PassReport, *, dry_run: bool) -> None:
     ages_ms = (settings.broker().sweep_age_ms, settings.broker().staged_age_ms)
-    async with _opened(settings, tally) as found:
+    async with _opened(settings, report) as found:
         if not dry_run and not await found.topics():
             raise InvalidRequestError(
                 "the coordinator knows no topic, so every object would be deleted",
                 hint="check the settings coordinator and cluster; --dry-run names the objects",
             )
         async for each in found.find(*ages_ms) if dry_run else found.run(*ages_ms):
-            tally.take(each)
+            report.take(each)
 
 
-async def _name_pending(settings: Settings, tally: _Tally) -> None:
-    async with _opened_lists(settings, tally) as lists:
+async def _name_pending(settings: Settings, report: _PassReport) -> None:
+    async with _opened_lists(settings, report) as lists:
         async for each in lists.all():
-            tally.take_listed(each)
-    if not tally.found:
+            report.take_listed(each)
+    if not report.found:
         talk("no object waits for a later pass")
 
 
 async def _change(
     settings: Settings,
-    tally: _Tally,
+    report: _PassReport,
     verb: str,
     change: Callable[[SweepLists, int], Awaitable[list[ListedObject]]],
 ) -> None:
-    async with _opened_lists(settings, tally) as lists:
+    async with _opened_lists(settings, report) as lists:
         for each in await change(lists, SystemClock().wall_ms()):
-            tally.take_changed(each, verb)
+            report.take_changed(each, verb)
 
 
-def _opened(settings: Settings, tally: _Tally) -> AbstractAsyncContextManager[Sweep]:
+def _opened(settings: Settings, report: _PassReport) -> AbstractAsyncContextManager[Sweep]:
     from memq.broker.upkeep.sweep_cluster import cluster_sweep, folder_sweep
 
     confirm_ms = settings.broker().sweep_confirm_ms
     if _names_parts(settings):
-        return cluster_sweep(settings.broker().cluster, settings.parts(), tally.note, confirm_ms)
-    return folder_sweep(_folder(settings), tally.note, confirm_ms)
+        return cluster_sweep(settings.broker().cluster, settings.parts(), report.note, confirm_ms)
+    return folder_sweep(_folder(settings), report.note, confirm_ms)
 
 
-def _opened_lists(settings: Settings, tally: _Tally) -> AbstractAsyncContextManager[SweepLists]:
+def _opened_lists(settings: Settings, report: _PassReport) -> AbstractAsyncContextManager[SweepLists]:
     from memq.broker.upkeep.sweep_cluster import cluster_lists, folder_lists
 
     if _names_parts(settings):
-        return cluster_lists(settings.broker().cluster, settings.parts(), tally.note)
-    return folder_lists(_folder(settings), tally.note)
+        return cluster_lists(settings.broker().cluster, settings.parts(), report.note)
+    return folder_lists(_folder(settings), report.note)
 
 
 def _names_parts(settings: Settings) -> bool:

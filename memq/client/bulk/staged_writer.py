@@ -315,8 +315,8 @@ class StagedCommits(AsyncClosing):
                 raise NotFoundError(
                     f"topic '{name}' with id {topic_id[:8]} was deleted while records were staged for it"
                 )
-            tally, done = self._tally(topic, manifest, partition, pieces), 0
-            tally.send(self._runtime.clock.wall_ms())
+            recorder, done = self._recorder_of(topic, manifest, partition, pieces), 0
+            recorder.send(self._runtime.clock.wall_ms())
             while done < len(pieces):
                 ask = PublishStaged(
                     topic=name,
@@ -340,15 +340,15 @@ class StagedCommits(AsyncClosing):
                         f" {manifest.batch_id} are published, and it was asked for {asked}",
                         hint="commit it again: published parts are not published twice",
                     )
-                tally.ack(done, self._runtime.clock.wall_ms())
+                recorder.ack(done, self._runtime.clock.wall_ms())
 
-    def _tally(
+    def _recorder_of(
         self, topic: Topic, manifest: Manifest, partition: int, pieces: Sequence[tuple[StagedObject, StagedPiece]]
     ) -> StagedRecorder:
-        """Return what notes the pieces of one partition.
+        """Return the recorder of the pieces of one partition.
 
-        Of a batch as old as the dedup window nothing is said: retention may have taken it from the queue long ago, and
-        who hears that it is acked would look for it there in vain.
+        A batch as old as the dedup window is not reported: retention may have removed it from the queue, and the audit
+        would call its acked records lost.
         """
         part, age_ms = None, self._runtime.clock.wall_ms() - manifest.created_ms
         if self._reporter is not None and age_ms < topic.settings.dedup_window_ms:

@@ -116,7 +116,7 @@ class ConsumerCore:
             self._tasks,
             self._events,
         )
-        self._handouts = ReadyBatches()
+        self._ready_batches = ReadyBatches()
         self._group: GroupSession | None = None
         self._committer: Committer | None = None
         if settings.group is not None:
@@ -127,7 +127,7 @@ class ConsumerCore:
                 session_timeout_ms=settings.session_timeout_ms,
                 changed=self._group_changed,
             )
-            self._committer = Committer(self._reading, self._group, self._handouts, runtime, self._events)
+            self._committer = Committer(self._reading, self._group, self._ready_batches, runtime, self._events)
         self._delivery: tuple[Assigned, ReadyRange] | None = None  # waits for its dead letters
         self._late_damage: deque[tuple[Batch, Damage]] = deque()
         self._late_counts = Counts()
@@ -198,18 +198,18 @@ class ConsumerCore:
         What was handed out before is done.
         Of all that this class has only this may be called on the user's own thread.
         """
-        if self._closed or self._handouts.urgent or self._reading.failure is not None:
+        if self._closed or self._ready_batches.urgent or self._reading.failure is not None:
             return None
-        self._handouts.finish()
-        return self._handouts.take()
+        self._ready_batches.finish()
+        return self._ready_batches.take()
 
     def ask(self) -> None:
         """Note that a thread begins to wait for `next`; called there."""
-        self._handouts.ask()
+        self._ready_batches.ask()
 
     async def interrupted(self) -> None:
         """A thread does not wait for `next` any more: it has no answer, though there may have been one."""
-        self._handouts.take_back()
+        self._ready_batches.take_back()
 
     async def next(self, timeout_s: float | None) -> Batch | AssignmentEvents | None:
         """Return the next batch.
@@ -223,8 +223,8 @@ class ConsumerCore:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._send_late_damage()
-                self._handouts.finish()
-                self._handouts.settle()
+                self._ready_batches.finish()
+                self._ready_batches.settle()
                 return await self._next()
         except TimeoutError:
             return None
@@ -232,11 +232,11 @@ class ConsumerCore:
     async def _next(self) -> Batch | AssignmentEvents | None:
         while True:
             self._changed.clear()
-            self._handouts.urgent = stale = self._stale.is_set()
+            self._ready_batches.urgent = stale = self._stale.is_set()
             self._check()
             found: Batch | AssignmentEvents | None = self._new_changes()
             if found is None and not stale and not self._woken:
-                found = self._handouts.take() or await self._next_batch()
+                found = self._ready_batches.take() or await self._next_batch()
             if found:
                 if isinstance(found, Batch):
                     self._make_ahead()
@@ -250,7 +250,7 @@ class ConsumerCore:
     def ended(self) -> bool:
         """Whether all that is assigned was delivered to the `end` that was asked for."""
         everything_open = self._wanted().keys() <= self._reading.assigned.keys()
-        nothing_left = self._delivery is None and not self._handouts.waiting
+        nothing_left = self._delivery is None and not self._ready_batches.waiting
         return self._started and nothing_left and everything_open and self._reading.ended
 
     def wakeup(self) -> None:
@@ -306,7 +306,7 @@ class ConsumerCore:
 
     def _here(self, assigned: Assigned) -> tuple[Position, Totals | None]:
         """Return the next position of a partition, and the totals before its pointer if known."""
-        return self._handouts.ahead_of(assigned) or (assigned.flow.position, None)
+        return self._ready_batches.ahead_of(assigned) or (assigned.flow.position, None)
 
     async def seek(self, topic: str, partition: int, to: Point) -> None:
         """Continue from another position; prefetched data is dropped.
@@ -340,7 +340,7 @@ class ConsumerCore:
         self._check()
         committer = self._need_group()
         if batch is None:
-            self._handouts.settle_finished()
+            self._ready_batches.settle_finished()
             await self._send_late_damage()
             await committer.commit_surely()
             return
@@ -357,7 +357,7 @@ class ConsumerCore:
         parts = [assigned.flow.counts for assigned in self._reading.assigned.values()]
         for part in (self._late_counts, self._reading.removed_counts, *parts):
             total.add(part)
-        total.records -= self._handouts.records_kept
+        total.records -= self._ready_batches.records_kept
         commits = self._committer.commits if self._committer is not None else 0
         return ConsumerStats(
             total, self._reading.retries, commits, self._dead_letters.sent, self._confirmed.transit_errors
@@ -378,7 +378,7 @@ class ConsumerCore:
                     for name in self.settings.topics:
                         self._metadata.doubt(name)
                     self._stale.set()  # a topic is gone: the others must continue
-                    self._handouts.urgent = True  # and what was fetched of it must not come behind this error
+                    self._ready_batches.urgent = True  # and what was fetched of it must not come behind this error
                 raise failure
         if self._started and not self._topics:
             self._stale.set()
@@ -391,7 +391,7 @@ class ConsumerCore:
 
     def _tell(self) -> None:
         """Wake the caller of `next`, also before prepared batches."""
-        self._handouts.urgent = True
+        self._ready_batches.urgent = True
         self._changed.set()
 
     def _new_changes(self) -> AssignmentEvents | None:
@@ -422,7 +422,7 @@ class ConsumerCore:
             await self._dead_letters.send(assigned.place, batch.damaged)
             self._delivery = None
         self._hand(assigned, delivery, batch)
-        return self._handouts.take()
+        return self._ready_batches.take()
 
     def _make_ahead(self) -> None:
         """Build batches from whole, ready data while they are small compared with the prefetch limit."""
@@ -438,7 +438,7 @@ class ConsumerCore:
     def _hand(self, assigned: Assigned, delivery: ReadyRange, batch: Batch) -> None:
         assigned.ledger.hand(delivery.behind)
         self._tell_audit(assigned, delivery)
-        self._handouts.add(ReadyBatch(assigned, batch, delivery.totals))
+        self._ready_batches.add(ReadyBatch(assigned, batch, delivery.totals))
 
     def _tell_audit(self, assigned: Assigned, delivery: ReadyRange) -> None:
         if assigned.observer is not None:
@@ -462,7 +462,7 @@ class ConsumerCore:
         The next question must reach the I/O side: before its batch is done, and may be committed, this is dealt with.
         """
         self._late_damage.append((batch, damage))
-        self._handouts.urgent = True
+        self._ready_batches.urgent = True
 
     async def _send_late_damage(self) -> None:
         while self._late_damage:

@@ -31,14 +31,19 @@ class Committer:
     """Commits the prefixes of the partitions that are read."""
 
     def __init__(
-        self, reading: FetchScheduler, group: GroupSession, handouts: ReadyBatches, runtime: Runtime, events: EventLog
+        self,
+        reading: FetchScheduler,
+        group: GroupSession,
+        ready_batches: ReadyBatches,
+        runtime: Runtime,
+        events: EventLog,
     ) -> None:
         self.commits = 0
         self._runtime = runtime
         self._events = events
         self._reading = reading
         self._group = group
-        self._handouts = handouts
+        self._ready_batches = ready_batches
         self._busy = asyncio.Lock()
 
     async def commit_surely(self, only: tuple[Assigned, Committed] | None = None) -> None:
@@ -67,7 +72,7 @@ class Committer:
         Raises: GenerationFencedError when a partition is another member's by now; RetryableError.
         """
         async with self._busy:
-            self._handouts.settle()
+            self._ready_batches.settle()
             due: dict[ReadPartition, tuple[Assigned, Committed]] = {}
             for partition in self._reading.assigned if partitions is None else partitions:
                 assigned = self._reading.assigned.get(partition)

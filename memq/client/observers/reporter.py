@@ -139,7 +139,7 @@ class Reporter:
         self._tasks = tasks
         self._make_carrier = carrier
         self._events = EventLog(runtime.clock)
-        self._tally: AuditRecorder | None = None
+        self._recorder: AuditRecorder | None = None
         self._carrier: Carrier | None = None
         self._carrier_pool: LinkPool | None = None
         self._early = asyncio.Event()
@@ -149,12 +149,12 @@ class Reporter:
         """Return the recorder of a write partition; None if the cluster wants no reports."""
         if not self.wanted(topic):
             return None
-        if self._tally is None:
+        if self._recorder is None:
             client = self._runtime.random.getrandbits(64)
             interval_ms, host = self._pool.audit_ms, self._runtime.host
-            self._tally = AuditRecorder(client, self._kind, self._name, host, interval_ms, self._early.set)
-            self._tasks.start(self._run(self._tally, interval_ms / 1000), "report to the audit")
-        return self._tally.part(topic.name, topic.id, partition, self.now_ms())
+            self._recorder = AuditRecorder(client, self._kind, self._name, host, interval_ms, self._early.set)
+            self._tasks.start(self._run(self._recorder, interval_ms / 1000), "report to the audit")
+        return self._recorder.part(topic.name, topic.id, partition, self.now_ms())
 
     def reading(self, topic: Named, writers: Sequence[int], *, commits: bool) -> ReadRecorder | None:
         """Return the recorder of a read partition; None if the cluster wants no reports."""
@@ -167,19 +167,19 @@ class Reporter:
     @property
     def noted(self) -> bool:
         """Whether there was anything to report."""
-        return self._tally is not None
+        return self._recorder is not None
 
     def now_ms(self) -> int:
         """Return the wall time (Unix ms)."""
         return self._runtime.clock.wall_ms()
 
-    async def tell(self, timeout_s: float) -> None:
+    async def flush(self, timeout_s: float) -> None:
         """Send noted events at once, within `timeout_s`: the caller may be killed afterwards."""
-        if self._tally is None or self._closed:
+        if self._recorder is None or self._closed:
             return
         try:
             async with asyncio.timeout(timeout_s):
-                await self._report(self._tally)
+                await self._report(self._recorder)
                 if self._carrier is not None:
                     await self._carrier.write(timeout_s)
         except (MemqError, TimeoutError) as error:
@@ -193,10 +193,10 @@ class Reporter:
         timeout_s = self._close_s_max if timeout_s is None else min(timeout_s, self._close_s_max)
         loop = asyncio.get_running_loop()
         until_s = loop.time() + (timeout_s if self._pool.sessions() else 0.0)
-        if self._tally is not None and until_s > loop.time():
+        if self._recorder is not None and until_s > loop.time():
             try:
                 async with asyncio.timeout_at(until_s):
-                    await self._report(self._tally, last=True)
+                    await self._report(self._recorder, last=True)
             except (MemqError, TimeoutError) as error:
                 self._drop(f"{error!r}")
         if self._carrier is not None:

@@ -139,7 +139,7 @@ class ProducerCore:
         self._runtime = runtime
         self._lent = pool is not None
         self._pool = pool or LinkPool(runtime, bootstrap, client_id=settings.client_id, zone=settings.zone)
-        self._metadata = ClusterMetadata(runtime, self._pool, self._heard)
+        self._metadata = ClusterMetadata(runtime, self._pool, self._topic_refreshed)
         self.events = events or EventLog(runtime.clock)
         self._delayed = self.events.outage("client.waits", "client.answered")
         self._tasks = TaskOwner(self._broke, self.events)
@@ -206,7 +206,7 @@ class ProducerCore:
                 sender = self._senders[partition] = PartitionSender(self._parts, partition)
                 if self._ended is not None:
                     sender.abandon(self._ended)
-            sender.look()
+            sender.take_sealed()
             self._refresh_when_old(partition.topic.name)
         if self._watch is None and self._ended is None:
             self._watch = asyncio.get_running_loop().call_later(self._owed_s / 2, self._look_for_silence)
@@ -354,7 +354,7 @@ class ProducerCore:
                 text = "a callback of a memq producer raised; further errors of callbacks are only in the log of 'memq'"
                 asyncio.get_running_loop().call_exception_handler({"message": text, "exception": error})
 
-    def _heard(self, topic: Topic) -> None:
+    def _topic_refreshed(self, topic: Topic) -> None:
         """A topic may have been altered, or made again: later records follow its new map."""
         self._asked_s[topic.name] = self._runtime.clock.monotonic()
         try:

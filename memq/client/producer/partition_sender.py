@@ -148,14 +148,14 @@ class PartitionSender:
         """Return the blocks of the window with their numbers of records."""
         return [(block, block.next - block.first) for block in self.window.blocks() if isinstance(block, PendingBlock)]
 
-    def look(self) -> None:
+    def take_sealed(self) -> None:
         """Take what was sealed, and seal the open block when it is time."""
         try:
-            self._look()
+            self._take_sealed()
         except Exception as error:  # noqa: BLE001  # in a callback of the loop: no other code would get it
             self._parts.broke(error)
 
-    def _look(self) -> None:
+    def _take_sealed(self) -> None:
         for pending in self._parts.buffer.take_ready(self.buffer):
             self._handle(Spoiled(pending, pending.error) if pending.error is not None else Sealed(pending))
         block = self.buffer.open
@@ -164,7 +164,7 @@ class PartitionSender:
             if due_s <= self._now_s():
                 self._sealed_at_s = self._now_s()
                 self._parts.buffer.seal_open(self.buffer)
-                self._look()
+                self._take_sealed()
                 return
         self._arm()
 
@@ -218,8 +218,8 @@ class PartitionSender:
         """Handle what came from outside, then see whether the open block is due now."""
         try:
             self._handle(event)
-            self._look()
-        except Exception as error:  # noqa: BLE001  # as in `look`
+            self._take_sealed()
+        except Exception as error:  # noqa: BLE001  # as in `take_sealed`
             self._parts.broke(error)
 
     def _execute(self, instruction: Instruction) -> None:

@@ -18,7 +18,7 @@ from memq.runtime.threads import ThreadPool
 
 NOBODY = "nobody"  # after the prefix: name of a topic that `check` requests, whether it exists or not
 _ABOUT_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED)
-LOOK_S = 0.2  # interval at which `check` polls for connection errors
+POLL_S = 0.2  # interval at which `check` polls for connection errors
 _NOTHING_AT_TIME = -1  # Kafka's own answer; librdkafka returns other negative offsets for requests that failed
 _NO_CONTROLLER = "waiting for controller"  # part of librdkafka's text; the code is that of any time-out
 _SPECS = {"begin": "earliest", "end": "latest"}
@@ -50,10 +50,10 @@ class KafkaAdmin:
         Raises: QueueError, DeniedError.
         """
         doing = f"asking Kafka at {self.servers}"
-        waiting = asyncio.create_task(self._heard(f"{self._prefix}{NOBODY}", doing), name="kafka check")
+        waiting = asyncio.create_task(self._await_answer(f"{self._prefix}{NOBODY}", doing), name="kafka check")
         try:
             while not waiting.done():
-                await asyncio.wait((waiting,), timeout=LOOK_S)
+                await asyncio.wait((waiting,), timeout=POLL_S)
                 self.client.poll(0)
                 denial = self.errors.denial(doing)
                 if denial is not None and not waiting.done():
@@ -62,7 +62,7 @@ class KafkaAdmin:
         finally:
             waiting.cancel()
 
-    async def _heard(self, topic: str, doing: str) -> None:
+    async def _await_answer(self, topic: str, doing: str) -> None:
         """Wait for an answer about a topic; an error about the topic is an answer, too."""
         try:
             await self.ask(self.describe_topics([topic])[topic], doing)

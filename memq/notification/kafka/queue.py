@@ -47,9 +47,9 @@ class KafkaQueue:
         self._tasks = TaskOwner(self._fail, EventLog(runtime.clock))
         errors = LastErrors()
         self._admin = KafkaAdmin(settings, errors)
-        self._looks = TopicMetadataCache(self._admin, runtime.clock, self._tasks)
-        self._offsets = Offsets(self._admin, self._looks, self._tasks)
-        self._topics = KafkaTopics(self._admin, settings, self._looks, self._offsets, self._tasks)
+        self._metadata = TopicMetadataCache(self._admin, runtime.clock, self._tasks)
+        self._offsets = Offsets(self._admin, self._metadata, self._tasks)
+        self._topics = KafkaTopics(self._admin, settings, self._metadata, self._offsets, self._tasks)
         self._requests = KafkaGroupRequests(lambda: admin_of(settings.client(), errors.note), self._admin)
         self._rights = Rights(self._admin, settings, self._topics, self._requests)
         self._checked_s: float | None = None
@@ -83,16 +83,16 @@ class KafkaQueue:
         """See `PointerWriter.publish`. One publish is in flight per write partition; others wait."""
         check_publication(publication)
         topic, number = self._place(publication.partition)
-        await self._looks.need(topic, number)
+        await self._metadata.need(topic, number)
         try:
             offset = await self._sender.send(topic, publication)
         except QueueError:
-            self._looks.forget(topic)  # it may have been deleted: librdkafka reports that late
+            self._metadata.forget(topic)  # it may have been deleted: librdkafka reports that late
             raise
         except NotFoundError as error:
-            if number >= await self._looks.count(topic):
+            if number >= await self._metadata.count(topic):
                 raise
-            await self._sender.look_at(topic)
+            await self._sender.refresh_metadata(topic)
             raise QueueError(f"the producer knew Kafka topic '{topic}' as it was before it was widened") from error
         if offset != self._offsets.proven(topic, number):
             await self._check_shown(topic, publication, offset)
@@ -145,7 +145,7 @@ class KafkaQueue:
         try:
             entries = await self._fetcher.fetch(topic, number, max(offset, 0), end, bytes_max)
         except NotFoundError as error:
-            if number >= await self._looks.count(topic):
+            if number >= await self._metadata.count(topic):
                 raise
             raise QueueError(f"{error}, but Kafka shows it to others", hint=error.hint) from error
         self._offsets.prove(topic, number, entries.next)
@@ -222,7 +222,7 @@ class KafkaQueue:
 
     def _gone(self, place: Place) -> None:
         """Wake the waiters of a partition that Kafka does not list: their next read checks a deletion."""
-        self._looks.forget(place[0])
+        self._metadata.forget(place[0])
         partition = self._names.read_partition(*place)
         if partition is not None:
             self._cache.drop(partition)

@@ -91,9 +91,9 @@ class Sender:
             raise found
         return found
 
-    async def look_at(self, topic: str) -> None:
+    async def refresh_metadata(self, topic: str) -> None:
         """Refresh the producer's metadata of a topic: its partition count may be old. Raises: QueueError."""
-        doing = f"looking at Kafka topic '{topic}'"
+        doing = f"reading the metadata of Kafka topic '{topic}'"
         await self._admin.run(self._producer.list_topics, doing, topic, self._admin.timeout_s)
 
     def _hand_over(self, topic: str, publication: Publication, key: LaneKey, lane: PublishLane) -> Report:

@@ -58,7 +58,7 @@ class TopicMetadataCache:
             self._describe, str, ASKED_MAX, tasks, "kafka topics"
         )
 
-    async def look(self, topic: str) -> TopicView:
+    async def refresh(self, topic: str) -> TopicView:
         """Return Kafka's current view of a topic. Raises: NotFoundError, DeniedError, QueueError.
 
         During the request, and after a failure other than NotFoundError, `known` returns the previous view.
@@ -81,12 +81,12 @@ class TopicMetadataCache:
     async def count(self, topic: str) -> int:
         """Return the current number of partitions of a Kafka topic, 0 if it does not exist."""
         try:
-            return (await self.look(topic)).count
+            return (await self.refresh(topic)).count
         except NotFoundError:
             return 0
 
     async def need(self, topic: str, number: int) -> None:
-        """Raise NotFoundError unless a partition exists, or did at the last look.
+        """Raise NotFoundError unless a partition exists, or did at the last refresh.
 
         Without this check, a producer would let Kafka create the topic, or wait for the partition.
         """
@@ -107,11 +107,11 @@ class TopicMetadataCache:
             known.pop(topic, None)
 
     def forget(self, topic: str) -> None:
-        """Forget the view of a topic, so that the next use looks again."""
+        """Forget the view of a topic, so that the next use refreshes it."""
         self._shown.pop(topic, None)
 
     def known(self, topic: str) -> TopicView | None:
-        """Return the view of a topic if it is at most FRESH_S old, else None: the caller must `look`."""
+        """Return the view of a topic if it is at most FRESH_S old, else None: the caller must `refresh`."""
         found = self._shown.get(topic)
         return found if found is not None and self._clock.monotonic() - found.shown_s <= FRESH_S else None
 
@@ -128,7 +128,7 @@ class TopicMetadataCache:
 
     async def _answer(self, topic: str, answer: Any, shown_s: float) -> TopicView | MemqError:
         try:
-            partitions = (await self._admin.ask(answer, f"looking at Kafka topic '{topic}'")).partitions
+            partitions = (await self._admin.ask(answer, f"reading the metadata of Kafka topic '{topic}'")).partitions
         except MemqError as error:
             return error
         leaders = {each.id: None if each.leader is None else each.leader.id for each in partitions}

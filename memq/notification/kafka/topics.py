@@ -48,7 +48,7 @@ class KafkaTopics:
         self,
         admin: KafkaAdmin,
         settings: KafkaSettings,
-        looks: TopicMetadataCache,
+        metadata: TopicMetadataCache,
         offsets: Offsets,
         tasks: TaskOwner,
     ) -> None:
@@ -57,7 +57,7 @@ class KafkaTopics:
         self._timeout_s = admin.timeout_s
         self._settings = settings
         self._offsets = offsets
-        self._looks = looks
+        self._metadata = metadata
         self._set: RequestCoalescer[str, TopicConfig] = RequestCoalescer(
             self._ask_settings, str, ASKED_MAX, tasks, "kafka topic settings"
         )
@@ -68,11 +68,11 @@ class KafkaTopics:
         Raises: InvalidSettingError when the topic has settings that lose pointers; DeniedError, QueueError.
         """
         try:
-            found = await self._looks.count(topic)
+            found = await self._metadata.count(topic)
             if not found and not await self._make(topic, partitions, stale_publish_ms):
                 found = await self._until_shown(topic)
             if found:
-                await self._look_at_settings(topic, stale_publish_ms)
+                await self._check_settings(topic, stale_publish_ms)
                 if found < partitions:
                     await self._widen(topic, partitions)
         except NotFoundError as error:  # from a node of Kafka that does not know the new topic yet
@@ -82,7 +82,7 @@ class KafkaTopics:
     async def make_if_absent(self, topic: str) -> None:
         """Create an empty Kafka topic with one partition. Raises: DeniedError, QueueError."""
         try:
-            found = await self._looks.count(topic)
+            found = await self._metadata.count(topic)
         except DeniedError:
             found = 0  # without the right Describe, a client does not learn whether a topic exists
         if not found:
@@ -109,16 +109,16 @@ class KafkaTopics:
         Raises: QueueError, NotFoundError, DeniedError.
         """
         assert before >= 0
-        if self._looks.known(topic) is None:
-            await self._looks.look(topic)
+        if self._metadata.known(topic) is None:
+            await self._metadata.refresh(topic)
         place = TopicPartition(topic, number, before)
         doing = f"trimming partition {number} of Kafka topic '{topic}'"
         for answer in self._client.delete_records([place], request_timeout=self._timeout_s).values():
             try:
                 left = (await self._admin.ask(answer, doing)).low_watermark
             except MemqError as error:
-                self._looks.forget(topic)
-                if isinstance(error, NotFoundError) and number < await self._looks.count(topic):
+                self._metadata.forget(topic)
+                if isinstance(error, NotFoundError) and number < await self._metadata.count(topic):
                     raise QueueError(f"{error}, but Kafka shows it to others") from error
                 raise
             if left < before:
@@ -165,7 +165,7 @@ class KafkaTopics:
         answer = self._client.create_partitions([new], request_timeout=self._timeout_s)[topic]
         await self._admin.ask(answer, f"widening Kafka topic '{topic}' to {partitions} partitions")
 
-    async def _look_at_settings(self, topic: str, stale_publish_ms: int) -> None:
+    async def _check_settings(self, topic: str, stale_publish_ms: int) -> None:
         found = await self._set.ask(topic)
         wrong = {name: value for name, value in self._required().items() if found.get(name) != value}
         if int(found.get(_LARGEST) or _LARGEST_LEAST) < _LARGEST_LEAST:
@@ -205,7 +205,7 @@ class KafkaTopics:
     async def _until_shown(self, topic: str) -> int:
         """Wait until Kafka lists a topic that it calls existing. Return its number of partitions."""
         for _ in range(READY_TRIES):
-            found = await self._looks.count(topic)
+            found = await self._metadata.count(topic)
             if found:
                 return found
             await asyncio.sleep(READY_PAUSE_S)
@@ -214,8 +214,8 @@ class KafkaTopics:
     async def _until_gone(self, topic: str, doing: str) -> None:
         """Wait until Kafka no longer lists a deleted topic. Raises: DeniedError, QueueError."""
         for _ in range(READY_TRIES):
-            self._looks.drop(topic)  # else the cache would doubt the absence of a topic that it has seen
-            if not await self._looks.count(topic):
+            self._metadata.drop(topic)  # else the cache would doubt the absence of a topic that it has seen
+            if not await self._metadata.count(topic):
                 return
             await asyncio.sleep(READY_PAUSE_S)
         raise QueueError(f"{doing}: Kafka shows it after {READY_TRIES * READY_PAUSE_S:.0f} s")

@@ -62,7 +62,7 @@ def heartbeat(
     stored = _existing(connection, name)
     membership = stored.group.heartbeat(member, generation, released, now_ms)
     if not _save(connection, name, stored):
-        _hear(connection, name, member, now_ms)
+        _note_heartbeat(connection, name, member, now_ms)
     return membership
 
 
@@ -234,7 +234,7 @@ def _save(connection: sqlite3.Connection, name: str, stored: _Stored, *, numbere
     return True
 
 
-def _hear(connection: sqlite3.Connection, name: str, member: str, now_ms: int) -> None:
+def _note_heartbeat(connection: sqlite3.Connection, name: str, member: str, now_ms: int) -> None:
     row = (name, member, now_ms)
     connection.execute(
         "INSERT OR REPLACE INTO heard (group_name, member, heard_ms, checksum) VALUES (?, ?, ?, ?)",

@@ -130,12 +130,12 @@ class World:
         seconds: float | None = None,
         *,
         done: Callable[[], bool] | None = None,
-        look_s: float = 0.0,
+        poll_s: float = 0.0,
         steps_max: int = 50_000_000,
     ) -> None:
         """Run until `done()`, for `seconds` of virtual time, or until no event is left.
 
-        `done` is called before each event, at most once in `look_s` virtual seconds.
+        `done` is called before each event, at most once in `poll_s` virtual seconds.
 
         Raises: SimulationError for a failed check, an unhandled exception, or more than `steps_max` steps.
         """
@@ -143,12 +143,12 @@ class World:
         self._steps_end = self.steps + steps_max
         self._set_mark()
         events, checks = self._events, self._checks
-        look_at = self.now
+        next_poll = self.now
         while events and events[0][0] <= until:
-            if done is not None and events[0][0] >= look_at:
+            if done is not None and events[0][0] >= next_poll:
                 if done():
                     break
-                look_at = self.now + look_s
+                next_poll = self.now + poll_s
             when, _tie, _number, target = heapq.heappop(events)
             if not isinstance(target, SimNode):
                 self.now = when

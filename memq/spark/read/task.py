@@ -332,22 +332,22 @@ class TaskReport:
         notes, self._notes = self._notes, []
         damages, self._damages = self._damages, []
         for stage, part, header, first, next_ in notes:
-            tally = self._reporter.part(self._topic_of(part), _writer_of(part))
-            if tally is not None:
-                tally.pass_stage(stage, header.producer_id, first, next_, header.base_ms, now_ms)
+            recorder = self._reporter.part(self._topic_of(part), _writer_of(part))
+            if recorder is not None:
+                recorder.pass_stage(stage, header.producer_id, first, next_, header.base_ms, now_ms)
         for part, damage in damages:
-            tally = self._reporter.part(self._topic_of(part), _writer_of(part))
-            if tally is not None:
-                tally.damage(damage)
+            recorder = self._reporter.part(self._topic_of(part), _writer_of(part))
+            if recorder is not None:
+                recorder.damage(damage)
 
     async def close(self, *, whole: bool) -> None:
         """Send what was noted; `whole`: the task has come to its end, and this is all."""
         await self.take()
         for stretch in self._audit.stretches if whole else ():
             for writer in stretch.writers:
-                tally = self._reporter.part(stretch, writer)
-                if tally is not None:
-                    tally.end(str(stretch.begin), str(stretch.end))
+                recorder = self._reporter.part(stretch, writer)
+                if recorder is not None:
+                    recorder.end(str(stretch.begin), str(stretch.end))
         with suppress(MemqError):
             if self._reporter.noted:
                 await self._pool.reach(STEP_S_MAX)

@@ -18,7 +18,7 @@ export function searchPage([topic]) {
     try {
       const found = await ask("/api/search", { topic: asked.get("topic"), key: asked.get("key"), tag: asked.get("tag"), first_ms: moment("first"), end_ms: moment("end") });
       const end = found.complete ? "" : `; there may be more: ${found.why}`;
-      result.replaceChildren(h("p", { class: "note", role: "status" }, `${count(found.records.length)} found in ${count(found.looked_at)} records${end}`),
+      result.replaceChildren(h("p", { class: "note", role: "status" }, `${count(found.records.length)} found in ${count(found.searched)} records${end}`),
         found.records.length ? recordTable(found.records, "Records") : h("p", { class: "empty" }, "No record matches."));
     } catch (error) {
       result.replaceChildren(failure(error));

@@ -23,7 +23,9 @@ FETCH_WAIT_MS = 5  # a request that a consumer has in flight after a read delays
 QUEUED_BYTES_MAX = 2 * MIB
 MESSAGES_MAX = 500
 TOGETHER_MAX = 64  # reads that one consumer does at once
-LOOKS_MAX = 8  # more new topics are not looked up: librdkafka itself finds them sooner, all at once within 1 s
+METADATA_REQUESTS_MAX = (
+    8  # more new topics are not looked up: librdkafka itself finds them sooner, all at once within 1 s
+)
 POLL_S = 0.1
 PASSING = (KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._RESOLVE)
 _CUT = "the next try asks for the end again; if Kafka lost the log, see A lost queue in docs/operations.md"
@@ -88,11 +90,11 @@ class AssignedConsumer:
     consumer: Consumer
     topics: list[str] = field(default_factory=list)
 
-    def look_at(self, topics: list[str], timeout_s: float) -> None:
+    def request_metadata(self, topics: list[str], timeout_s: float) -> None:
         """Request the metadata of new topics: librdkafka itself looks up assigned topics only once a second."""
         new = [topic for topic in topics if topic not in self.topics]
         self.topics = topics
-        if len(new) <= LOOKS_MAX:
+        if len(new) <= METADATA_REQUESTS_MAX:
             for topic in new:
                 self.consumer.list_topics(topic, timeout_s)
 
@@ -197,7 +199,7 @@ class EntryFetcher:
         )
         consumer, sound = reader.consumer, False
         try:
-            reader.look_at(list(dict.fromkeys(read.topic for read in reads.values())), self._timeout_s)
+            reader.request_metadata(list(dict.fromkeys(read.topic for read in reads.values())), self._timeout_s)
             consumer.assign([TopicPartition(read.topic, read.number, read.offset) for read in reads.values()])
             sound = self._collect(consumer, loop, reads)
             consumer.unassign()

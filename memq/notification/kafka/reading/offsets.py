@@ -33,14 +33,14 @@ class Offsets:
     in it have answered, so one silent leader would delay the others.
     """
 
-    def __init__(self, admin: KafkaAdmin, looks: TopicMetadataCache, tasks: TaskOwner) -> None:
+    def __init__(self, admin: KafkaAdmin, metadata: TopicMetadataCache, tasks: TaskOwner) -> None:
         self._admin = admin
-        self._looks = looks
+        self._metadata = metadata
         self._tasks = tasks
         self._joined: dict[int, RequestCoalescer[Question, int]] = {}  # by leader
         self._lost: dict[Place, None] = {}  # partitions whose known leader did not answer
         self._proven: dict[Place, int] = {}  # the highest proven end of each partition in use
-        self._said: dict[Place, int] = {}  # the last accepted end, or the proven one if that is greater
+        self._accepted: dict[Place, int] = {}  # the last accepted end, or the proven one if that is greater
         self._lower_s: dict[Place, float] = {}  # since when Kafka answers only lower ends (loop's time in s)
 
     def prove(self, topic: str, number: int, end: int) -> None:
@@ -55,7 +55,7 @@ class Offsets:
 
     def forget(self, topic: str, number: int) -> None:
         """Forget a partition that was deleted."""
-        for known in (self._proven, self._said, self._lower_s, self._lost):
+        for known in (self._proven, self._accepted, self._lower_s, self._lost):
             known.pop((topic, number), None)
 
     async def begin(self, topic: str, number: int) -> int:
@@ -68,7 +68,7 @@ class Offsets:
         QueueError also for an end below one that was proven before the call; LogCutError if such answers remain.
         """
         place = (topic, number)
-        proven, before = self._proven.get(place, 0), self._said.get(place, 0)
+        proven, before = self._proven.get(place, 0), self._accepted.get(place, 0)
         end = await self._ask(("end", place))
         if end < max(proven, before):
             text = f"{asking_for(*place)}: the end is {end}, after it was {max(proven, before)}"
@@ -77,7 +77,7 @@ class Offsets:
             if end < proven or not self._stays_lower(place, SAID_S):
                 raise QueueError(text, hint=_CUT)
         self._lower_s.pop(place, None)
-        self._said[place] = max(end, self._proven.get(place, 0))
+        self._accepted[place] = max(end, self._proven.get(place, 0))
         return end
 
     def _stays_lower(self, place: Place, seconds: float) -> bool:
@@ -119,12 +119,12 @@ class Offsets:
         Raises: NotFoundError; QueueError when the partition has no leader.
         """
         topic, number = place
-        shown = self._looks.known(topic)
+        shown = self._metadata.known(topic)
         leader = shown.leader(number) if shown is not None and place not in self._lost else None
         if leader is not None:
             return leader
         try:
-            shown = await self._looks.look(topic)
+            shown = await self._metadata.refresh(topic)
         except NotFoundError:
             self.forget(topic, number)
             raise

@@ -80,7 +80,7 @@ class KafkaSource:
         try:
             listed = await self._admin.list_topics()  # not `describe_cluster`, which may abort the process
             found = {
-                topic: await self._admin.ask(answer, f"looking at Kafka topic '{topic}'")
+                topic: await self._admin.ask(answer, f"reading the metadata of Kafka topic '{topic}'")
                 for topic, answer in self._admin.describe_topics(topics).items()
             }
         except (NotFoundError, QueueError) as error:
