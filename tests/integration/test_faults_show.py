@@ -290,7 +290,7 @@ async def coordinator_away(folder: Path) -> Values:
         one = await cluster.start("one")
 
         async def away() -> None:
-            raise UnreachableError("the coordinator is away, as planned")
+            raise UnreachableError("the coordinator does not answer, as planned")
 
         one.services.coordinator.topics = away  # type: ignore[method-assign,assignment]  # it does not come back
         await cluster.start("two")  # a change of which it learns
@@ -326,12 +326,12 @@ UNREAD = reading(lambda cluster: cluster.fail("queue.read"), lambda consumer: co
 DAMAGED = reading(damage_it, lambda consumer: consumer.stats().counts.damaged_blocks)
 REJECTED = "memq_broker_rejected_connections_total"
 TABLE = (
-    Shown("the store asks for less", "memq_store_slow_downs_total", "s3-retry", s3("PUT", SLOW_DOWN)),
+    Shown("the store asks for a lower rate", "memq_store_slow_downs_total", "s3-retry", s3("PUT", SLOW_DOWN)),
     Shown("the store fails", RETRIES, "s3-retry", s3("PUT", Fault("answer", 500, "InternalError"))),
     Shown("the store cuts the connection", RETRIES, "s3-retry", s3("PUT", Fault("close"))),
     Shown("the store does not answer", "memq_store_timeouts_total", "s3-retry", s3("PUT", Fault("stall"))),
     Shown("the store's answer is lost", LOST_ANSWERS, "s3-answer-lost", s3("PUT", Fault("lost"))),
-    Shown("the store did it, and does not answer", LOST_ANSWERS, "s3-answer-lost", STALL_DONE),
+    Shown("the store executes the request and does not answer", LOST_ANSWERS, "s3-answer-lost", STALL_DONE),
     Shown("an object comes back damaged", "memq_store_damaged_total", "s3-retry", s3("GET", Fault("changed"))),
     Shown("an object comes back cut off", RETRIES, "s3-retry", s3("GET", Fault("cut"))),
     Shown("a batch can't be stored", "memq_broker_store_retries_total", "store-retry", failing("store.put")),
@@ -343,10 +343,12 @@ TABLE = (
     Shown("a block is damaged on its way", "memq_broker_refused_blocks_total", "block-refused", damaged_block),
     Shown("a peer uses another protocol", REJECTED, "connection-refused", foreign_protocol),
     Shown("a client is over its limit", "memq_broker_over_limit_total", "over-limit", over_a_limit),
-    Shown("a broker slept, and another owns its partition", "memq_broker_fenced_total", "fenced", another_owner),
+    Shown(
+        "a broker was paused, and another one owns its partition", "memq_broker_fenced_total", "fenced", another_owner
+    ),
     Shown("a broker dies", "memq_broker_openings_total", "assigned", dead_broker),
     Shown(
-        "a broker's clock is wrong by more than pointers may be late",
+        "a broker's clock is off by more than the maximum delay of pointers",
         "memq_broker_opening_retries_total",
         "opening-retry",
         wrong_clock,
@@ -358,7 +360,9 @@ TABLE = (
     ),
     Shown("a segment of a spool is damaged", "memq_broker_spool_damages_total", "spool-damaged", damaged_spool),
     Shown("the disk of the spool is full", "memq_broker_spool_refused_blocks_total", "spool-failed", failing_spool),
-    Shown("the coordinator is away", "memq_broker_coordinator_failures_total", "governor-failed", coordinator_away),
+    Shown(
+        "the coordinator does not answer", "memq_broker_coordinator_failures_total", "governor-failed", coordinator_away
+    ),
 )
 
 
