@@ -92,7 +92,7 @@ class UnreachableError(RetryableError):
 
 
 class TimedOutError(RetryableError):
-    """The answer did not come within the time that was asked for."""
+    """No answer arrived within the requested time."""
 
     code = "timed-out"
     default_hint = "try again with a longer timeout"
@@ -149,10 +149,10 @@ class MovedError(RetryableError):
 
 
 class DamagedMessageError(RetryableError):
-    """A message between client and broker has another checksum than its sender gave it."""
+    """A message between client and broker does not match its checksum."""
 
     code = "damaged-message"
-    default_hint = "try again; where it repeats, check memory, network and proxies between client and broker"
+    default_hint = "try again; if it repeats, check memory, network and proxies between client and broker"
 
 
 class StoreError(RetryableError):
@@ -262,7 +262,7 @@ class InvalidSettingError(InvalidRequestError):
     """A setting has a value that is not allowed, alone or together with others."""
 
     code = "invalid-setting"
-    default_hint = "choose a value that the message allows"
+    default_hint = "choose a value that the message names as allowed"
 
 
 class UnsupportedFormatError(InvalidRequestError):
@@ -294,7 +294,7 @@ class ForeignProtocolError(ProtocolError):
 
 
 class OutOfSequenceError(InvalidRequestError):
-    """A block does not follow on the last one of its stream; the stream is closed."""
+    """A block does not continue the sequences of its stream; the stream is closed."""
 
     code = "out-of-sequence"
     default_hint = "open the stream again from the oldest unacked block"
@@ -311,7 +311,7 @@ class TooOldError(InvalidRequestError):
     """A block was first sent longer ago than the topic's delivery timeout."""
 
     code = "too-old"
-    default_hint = "give up the block; its outcome is unknown"
+    default_hint = "do not send the block again; its outcome is unknown"
 
 
 class ClosedError(InvalidRequestError):

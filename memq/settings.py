@@ -74,7 +74,7 @@ class BrokerSettings:
     The unit of a number is in its name; a name without one is a count.
     """
 
-    data: str = _setting("memq-data", "folder of everything that memq dev keeps")
+    data: str = _setting("memq-data", "folder with all data of memq dev")
     host: str = _setting("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
     port: int = _setting(9876, "port of the memq protocol; 0 for any free one", 0, 65_535)
     http_port: int = _setting(9877, "port of /healthz, /readyz, /metrics; 0 for any free one, -1 for none", -1, 65_535)

@@ -38,9 +38,9 @@ _METAVARS = {
     "dashboard_token_file": "FILE",
 }
 _TIME_UNITS = (("h", 3_600_000), ("min", 60_000), ("s", 1_000))
-_PLACES = "@2025-01-31T08:00:00Z, @1738310400000, @-1h or 0:17:3"
-_START_HINT = f"write beginning, end, stored, -100, {_PLACES}"
-_PLACE_HINT = f"write beginning, end, {_PLACES}"
+_POINTS = "@2025-01-31T08:00:00Z, @1738310400000, @-1h or 0:17:3"
+_START_HINT = f"write beginning, end, stored, -100, {_POINTS}"
+_TARGET_HINT = f"write beginning, end, {_POINTS}"
 
 
 def settings_options(command: Command) -> Command:
@@ -141,8 +141,8 @@ class LastRecords:
     records: int
 
 
-Place = str | datetime.datetime | Position
-Start = Place | LastRecords
+Point = str | datetime.datetime | Position
+Start = Point | LastRecords
 
 
 def parse_start(text: str, now_ms: int) -> Start:
@@ -155,18 +155,18 @@ def parse_start(text: str, now_ms: int) -> Start:
         return text
     if re.fullmatch(r"-\d{1,12}", text):
         return LastRecords(int(text[1:]))
-    return _parse_place("start", text, now_ms, _START_HINT)
+    return _parse_point("start", text, now_ms, _START_HINT)
 
 
-def parse_place(text: str, now_ms: int) -> Place:
-    """Return a place for a group: as `parse_start`, but neither `stored` nor `-100`.
+def parse_reset_target(text: str, now_ms: int) -> Point:
+    """Return the target of a reset: as `parse_start`, but neither `stored` nor `-100`.
 
     Raises: InvalidSettingError.
     """
-    return _parse_place("place", text, now_ms, _PLACE_HINT)
+    return _parse_point("target", text, now_ms, _TARGET_HINT)
 
 
-def _parse_place(what: str, text: str, now_ms: int, hint: str) -> Place:
+def _parse_point(what: str, text: str, now_ms: int, hint: str) -> Point:
     if text in ("beginning", "end"):
         return text
     if text.startswith("@"):

@@ -35,7 +35,7 @@ def checked_span(partition: ReadPartition, begin: int, end: int) -> Span:
         raise QueueError(
             f"read partition {partition.partition} of topic '{partition.topic}' begins at {begin} and ends at {end}, "
             "which can't be",
-            hint="the request is tried again; if that stays, check the notification queue",
+            hint="the request is tried again; if it repeats, check the notification queue",
         )
     return Span(begin, end)
 

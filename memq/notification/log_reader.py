@@ -55,7 +55,7 @@ async def valid_seek(queue: PointerReader, partition: ReadPartition, time_ms: in
         raise QueueError(
             f"read partition {partition.partition} of topic '{partition.topic}' shows offset {offset} for time "
             f"{time_ms}, and the entry before it is of {before[0].time_ms}",
-            hint="ask again; if that stays, check the notification queue",
+            hint="ask again; if it repeats, check the notification queue",
         )
     return offset
 
@@ -75,7 +75,7 @@ async def page_before(
         raise QueueError(
             f"read partition {partition.partition} of topic '{partition.topic}' shows nothing at offset {first}, "
             f"and its end was {end} before",
-            hint="read it again; if that stays, see A lost queue in docs/operations.md",
+            hint="read it again; if it repeats, see A lost queue in docs/operations.md",
         )
     return first_run(entries)
 

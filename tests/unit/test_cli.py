@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memq.cli.commands import COMMANDS, INTERRUPTED, PIPE_CLOSED
-from memq.cli.options import LastRecords, parse_place, parse_start, shown_default
+from memq.cli.options import LastRecords, parse_reset_target, parse_start
 from memq.cli.output import JsonLines, TextLines
 from memq.cli.records.consume import last_offset, record_printer
 from memq.cli.records.produce import split_keys, split_records
@@ -28,7 +28,6 @@ from memq.errors import InvalidRequestError, InvalidSettingError, TooLargeError
 from memq.format.batch import BlockPiece
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import parse_header
-from memq.settings import OWNERS, RULES, rules_of
 from memq.topic import Position
 
 content = st.none() | st.binary(max_size=20)
@@ -168,10 +167,10 @@ def test_bad_starts(text: str) -> None:
 @pytest.mark.parametrize("text", ["stored", "-100", "middle", "@x"])
 def test_what_is_no_place_for_a_group_is_not_offered_either(text: str) -> None:
     with pytest.raises(InvalidSettingError) as caught:
-        parse_place(text, NOW_MS)
+        parse_reset_target(text, NOW_MS)
     assert "beginning, end, @" in caught.value.hint
     assert "stored" not in caught.value.hint
-    assert parse_place("0:17:3", NOW_MS) == Position(0, 17, 3)
+    assert parse_reset_target("0:17:3", NOW_MS) == Position(0, 17, 3)
 
 
 @given(st.lists(st.binary(max_size=6)), st.sampled_from([b"\n", b"ab", b"\0\0\0", b"aab"]), st.data())
@@ -281,16 +280,6 @@ def letters_of(name: str) -> set[str]:
     command = program.get_command(click.Context(program), name)
     assert command is not None
     return {letter for part in command.params for letter in part.opts if not letter.startswith("--")}
-
-
-def test_settings() -> None:
-    wanted = []
-    for owner in OWNERS:
-        for name in rules_of(owner):
-            rule = RULES[name]
-            choices = f" ({', '.join(rule.choices)})" if rule.choices else ""
-            wanted.append([f"`{name}`", shown_default(name), rule.doc + choices])
-    assert rows("setting") == wanted
 
 
 def test_commands() -> None:

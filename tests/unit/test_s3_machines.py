@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import fields
-from pathlib import Path
 
 import aiohttp
 import pytest
@@ -44,7 +42,7 @@ from memq.storage_handlers.s3.request_policy import (
     Hedger,
     Latencies,
 )
-from memq.storage_handlers.s3.settings import S3Settings, read_bucket
+from memq.storage_handlers.s3.settings import read_bucket
 from tests.skipping_loop import run_skipping, skip, skipping_runtime
 
 ANSWERS = [
@@ -356,18 +354,6 @@ def test_marks_of_others_are_no_checksum() -> None:
     assert found_of(3, {"memq-crc32c": "0000002a", "memq-put": "7"}).checksum == 42
     for text in ("", "2a", "xxxxxxxx", "0000002a0"):
         assert found_of(3, {"memq-crc32c": text}).checksum is None
-
-
-def test_the_operators_page_has_every_setting() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
-    table = page.split("| setting of `[s3]` | default | what |\n|---|---|---|\n")[1].split("\n\n")[0]
-    wanted = []
-    for part in fields(S3Settings):
-        rule = part.metadata["rule"]
-        choices = ", ".join(choice for choice in rule.choices if choice)
-        what = f"{rule.doc} ({choices})" if choices else rule.doc
-        wanted.append(f"| `{part.name}` | {part.default} | {what} |".replace("|  |", "| |"))
-    assert table.splitlines() == wanted
 
 
 def test_a_hedge_that_the_budget_refused_is_sent_when_it_is_earned() -> None:

@@ -64,8 +64,8 @@ def show(minutes: int, as_json: bool, config: str | None, profile: str | None, *
     """Show each topic's verdict, with its groups, over the last minutes.
 
     Exits with 1 when something is wrong.
-    The last columns say within how many ms of their event time half, 90 % and 99 % of the records were acked, or
-    processed by the group.
+    The last columns are the p50, p90 and p99 latencies, in ms from event time, until records were acked, or processed
+    by the group.
     """
     now = Runtime().clock.wall_ms() // MINUTE_MS
     found = _asked(settings_of(config, profile, **flags), lambda view, _: view.topics(now - minutes, now + 1))
@@ -130,7 +130,7 @@ def acknowledge(finding: str, who: str, config: str | None, profile: str | None,
     show_default=True,
 )
 def metrics(serve: str, config: str | None, profile: str | None, **flags: Value | None) -> int:
-    """Serve what the auditors found as metrics for Prometheus, until a signal."""
+    """Serve the auditors' findings as metrics for Prometheus, until a signal."""
     from memq.cli.exporter import export_audit
 
     settings = settings_of(config, profile, **flags)
@@ -143,9 +143,9 @@ def metrics(serve: str, config: str | None, profile: str | None, **flags: Value 
 @setting_options("brokers", *rules_of(AuditorSettings))
 @click.argument("finding")
 def verify(finding: str, config: str | None, profile: str | None, **flags: Value | None) -> int:
-    """Fetch the object of FINDING again, check its batch, and say what it holds.
+    """Fetch the object of FINDING again, check its batch, and show its contents.
 
-    Exits with 1 for damage or nothing.
+    Exits with 1 if the batch is damaged or missing.
     """
     settings = settings_of(config, profile, **flags)
     found = _asked(settings, lambda view, _: view.finding(finding))

@@ -75,7 +75,7 @@ def list_brokers(as_json: bool, config: str | None, profile: str | None, **flags
 @broker_options
 @json_option
 def clients(name: str, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> None:
-    """Show what clients may have at the broker NAME, by its section [clients], and who was over it."""
+    """Show the limits, the connected clients, and the clients over a limit of the broker NAME."""
     with Admin(brokers_of(config, profile, flags)) as admin:
         found = admin.clients(name)
     if as_json:

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import click
 
-from memq.cli.options import broker_options, brokers_of, json_option, listen_address, parse_place
+from memq.cli.options import broker_options, brokers_of, json_option, listen_address, parse_reset_target
 from memq.cli.output import (
     confirm,
     log_to_stderr,
@@ -68,7 +68,7 @@ def describe(name: str, as_json: bool, config: str | None, profile: str | None, 
 @click.argument("name")
 @click.argument("topic")
 @click.option(
-    "--to", required=True, metavar="PLACE", help="beginning, end, @TIME (RFC 3339, epoch ms, -1h), or a position."
+    "--to", required=True, metavar="POSITION", help="beginning, end, @TIME (RFC 3339, epoch ms, -1h), or a position."
 )
 @click.option("--dry-run", is_flag=True, help="Show the new positions; change nothing.")
 @broker_options
@@ -83,10 +83,10 @@ def reset(
     profile: str | None,
     **flags: Value | None,
 ) -> None:
-    """Put a group without members to another place in TOPIC; a position moves its partition alone."""
-    place = parse_place(to, SystemClock().wall_ms())
+    """Set the positions of a group without members in TOPIC; a single position moves one partition."""
+    target = parse_reset_target(to, SystemClock().wall_ms())
     with Admin(brokers_of(config, profile, flags)) as admin:
-        resets = admin.reset_group(name, topic, place, dry_run=dry_run)
+        resets = admin.reset_group(name, topic, target, dry_run=dry_run)
     rows = [(one.place.topic, one.place.partition, one.before, one.after) for one in resets]
     if as_json:
         names = ("topic", "partition", "before", "after")

@@ -50,7 +50,7 @@ def trace(
     profile: str | None,
     **flags: Value | None,
 ) -> None:
-    """Show the place of a record of TOPIC, its times, and the groups that have committed beyond it.
+    """Show the location of a record of TOPIC, its times, and the groups that have committed beyond it.
 
     Name a record by its position, as `memq consume` prints it (0:17:3), by producer and sequence, as findings do, or by
     its key. For a key, the first hundred records are shown. A copy that readers skip is marked as a copy.

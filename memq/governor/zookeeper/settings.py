@@ -27,18 +27,20 @@ _TOGETHER = {
 class ZookeeperSettings:
     """Settings of the connection to ZooKeeper. Those of TLS and SASL are passed to kazoo."""
 
-    session_timeout_ms: int = section_setting(10_000, "a broker that is silent so long is dead", 1_000, 300_000)
-    connect_timeout_ms: int = section_setting(15_000, "how long a start waits for ZooKeeper", 100, 600_000)
+    session_timeout_ms: int = section_setting(10_000, "silence after which a broker counts as dead", 1_000, 300_000)
+    connect_timeout_ms: int = section_setting(15_000, "time for which a start waits for ZooKeeper", 100, 600_000)
     auth: str = section_setting("", "digest:USER:PASSWORD, or another scheme:credential")
-    acl: str = section_setting("open", "who may touch the nodes", choices=("open", "creator", "creator-or-read"))
-    tls: bool = section_setting(False, "speak TLS")
-    tls_ca_file: str = section_setting("", "PEM file of the authorities to trust, instead of the system's")
+    acl: str = section_setting("open", "access to the nodes", choices=("open", "creator", "creator-or-read"))
+    tls: bool = section_setting(False, "use TLS")
+    tls_ca_file: str = section_setting("", "PEM file of trusted certificate authorities, instead of the system's")
     tls_cert_file: str = section_setting("", "PEM file of this broker's certificate")
     tls_key_file: str = section_setting("", "PEM file of its key")
     tls_key_password: str = section_setting("", "password of that key")
     tls_verify: bool = section_setting(True, "check the server's certificate")
-    tls_check_hostname: bool = section_setting(True, "check that the certificate is the host's")
-    sasl_mechanism: str = section_setting("", "it needs the package pure-sasl", choices=("", "DIGEST-MD5", "GSSAPI"))
+    tls_check_hostname: bool = section_setting(True, "check that the certificate has the host's name")
+    sasl_mechanism: str = section_setting(
+        "", "mechanism of SASL; needs the package pure-sasl", choices=("", "DIGEST-MD5", "GSSAPI")
+    )
     sasl_username: str = section_setting("", "user of DIGEST-MD5")
     sasl_password: str = section_setting("", "password of DIGEST-MD5")
     sasl_service: str = section_setting("", "service of GSSAPI")

@@ -99,20 +99,26 @@ class KafkaSettings:
     `library` has librdkafka's names, `servers` comes from the queue's URL.
     """
 
-    prefix: str = section_setting("memq.", "begins the name of every Kafka topic and group of this cluster")
+    prefix: str = section_setting("memq.", "first part of the name of every Kafka topic and group of this cluster")
     replication_factor: int = section_setting(-1, "copies of each Kafka topic; -1 for Kafka's own default", -1, 100)
     min_insync_replicas: int = section_setting(0, "copies that must have a pointer; 0 for Kafka's own default", 0, 100)
-    request_timeout_ms: int = section_setting(10_000, "how long a request may take", 100, 600_000)
-    publish_timeout_ms: int = section_setting(20_000, "how long one try to publish may take", 100, 600_000)
-    pending_bytes_max: int = section_setting(64 * MIB, "pointers that wait for Kafka", 128 * KIB, 1 << 31)
-    cache_bytes_max: int = section_setting(16 * MIB, "newest pointers that are kept in memory", 64 * KIB, 1 << 34)
-    fetchers_max: int = section_setting(2, "consumers that read older pointers, each those of many partitions", 1, 16)
-    followed_idle_ms: int = section_setting(60_000, "how long a partition is followed after a wait", 1_000, 86_400_000)
-    group_protocol: str = section_setting("classic", "how Kafka runs groups", choices=("classic", "consumer"))
-    static_members: bool = section_setting(False, "a member that comes back in time keeps its partitions")
-    group_members_max: int = section_setting(256, "members of groups that one broker hosts", 1, 10_000)
-    session_timeout_ms_min: int = section_setting(6_000, "what Kafka allows as a member's session", 100, 3_600_000)
-    heartbeat_interval_ms: int = section_setting(1_000, "how often a hosted member asks its group", 10, 60_000)
+    request_timeout_ms: int = section_setting(10_000, "timeout of a request", 100, 600_000)
+    publish_timeout_ms: int = section_setting(20_000, "timeout of one attempt to publish", 100, 600_000)
+    pending_bytes_max: int = section_setting(64 * MIB, "bound on pointers that wait for Kafka", 128 * KIB, 1 << 31)
+    cache_bytes_max: int = section_setting(16 * MIB, "bound on the newest pointers in memory", 64 * KIB, 1 << 34)
+    fetchers_max: int = section_setting(2, "consumers that read older pointers; each reads many partitions", 1, 16)
+    followed_idle_ms: int = section_setting(
+        60_000, "time for which a partition is still followed after a wait", 1_000, 86_400_000
+    )
+    group_protocol: str = section_setting("classic", "group protocol of Kafka", choices=("classic", "consumer"))
+    static_members: bool = section_setting(
+        False, "a member that returns within its session timeout keeps its partitions"
+    )
+    group_members_max: int = section_setting(256, "bound on group members that one broker hosts", 1, 10_000)
+    session_timeout_ms_min: int = section_setting(
+        6_000, "least session timeout of a member that Kafka allows", 100, 3_600_000
+    )
+    heartbeat_interval_ms: int = section_setting(1_000, "interval between heartbeats of a hosted member", 10, 60_000)
     servers: str = ""
     library: Mapping[str, str] = field(default_factory=dict)
 

@@ -130,7 +130,7 @@ class RowMaker:
             at = Position(place.partition, place.pointer_offset, place.first + source.low + decoded.malformed[0])
             raise InvalidRequestError(
                 f"value at {at} of topic '{place.topic}' does not match option 'schema'",
-                hint="mend the schema, or with onMalformed = null let all its fields be null",
+                hint="correct the schema, or with onMalformed = null let all its fields be null",
             )
         return dict(zip(self._fields, decoded.columns, strict=True))
 

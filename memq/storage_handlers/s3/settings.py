@@ -43,33 +43,37 @@ class S3Settings:
     """
 
     data_path: str = section_setting("obstore", "library that moves the bytes", choices=("obstore", "aiobotocore"))
-    endpoint: str = section_setting("", "http(s)://HOST[:PORT] of a server; nothing for the region's own")
-    region: str = section_setting("", "region of the bucket; nothing: that of the profile, else us-east-1")
+    endpoint: str = section_setting("", "http(s)://HOST[:PORT] of a server; empty: the endpoint of the region")
+    region: str = section_setting("", "region of the bucket; empty: the profile's region, else us-east-1")
     addressing: str = section_setting(
         "auto",
-        "bucket in the path or in the host's name; auto: path where there is an endpoint, or no host can be named so",
+        "bucket in the path or in the host name; auto: path if endpoint is set or the name is no host name",
         choices=("auto", "path", "virtual"),
     )  # fmt: skip
-    access_key_id: str = section_setting("", "key id, instead of searching the usual places")
+    access_key_id: str = section_setting("", "key id; empty: boto3 searches for keys")
     secret_access_key: str = section_setting("", "secret of that key id")
     session_token: str = section_setting("", "token of temporary keys")
     profile: str = section_setting("", "profile in the shared configuration of the machine")
     ca_file: str = section_setting(
-        "", "PEM file of an own certificate authority, trusted in addition to the system's; aiobotocore: alone"
+        "", "PEM file of a certificate authority, trusted in addition to the system's; aiobotocore: instead of them"
     )
     sse: str = section_setting("", "encryption at rest", choices=("", "AES256", "aws:kms", "aws:kms:dsse"))
-    sse_kms_key_id: str = section_setting("", "key for aws:kms; nothing for the bucket's own")
+    sse_kms_key_id: str = section_setting("", "key for aws:kms; empty: the bucket's key")
     storage_class: str = section_setting("", "storage class of objects, such as STANDARD or INTELLIGENT_TIERING")
-    connections_max: int = section_setting(64, "idle connections kept; aiobotocore: connections at all", 1, 10_000)
-    connect_timeout_ms: int = section_setting(3_000, "how long a connection may take", 10, 60_000)
-    request_timeout_ms: int = section_setting(
-        10_000, "how long one request may take, and half a second more for each MiB of it", 10, 3_600_000
+    connections_max: int = section_setting(64, "bound on idle connections; aiobotocore: on all connections", 1, 10_000)
+    connect_timeout_ms: int = section_setting(3_000, "timeout of a connect", 10, 60_000)
+    request_timeout_ms: int = section_setting(10_000, "timeout of one request; plus 500 ms for each MiB", 10, 3_600_000)
+    deadline_ms: int = section_setting(30_000, "time for which one call is retried before it fails", 10, 3_600_000)
+    part_bytes: int = section_setting(
+        8 * MIB, "size of ranges and parts that are transferred in parallel", 5 * MIB, 1 << 30
     )
-    deadline_ms: int = section_setting(30_000, "how long one call tries again before it fails", 10, 3_600_000)
-    part_bytes: int = section_setting(8 * MIB, "ranges and parts of this size go in parallel", 5 * MIB, 1 << 30)
-    parts_in_flight_max: int = section_setting(4, "ranges or parts of one object at once", 1, 64)
-    multipart_bytes_min: int = section_setting(64 * MIB, "objects from this size on go in parts", 5 * MIB, 5 << 30)
-    hedge_permille: int = section_setting(50, "second requests for slow ones, of 1000; 0 for none", 0, 1_000)
+    parts_in_flight_max: int = section_setting(4, "ranges or parts of one object in flight", 1, 64)
+    multipart_bytes_min: int = section_setting(
+        64 * MIB, "size from which an object is uploaded in parts", 5 * MIB, 5 << 30
+    )
+    hedge_permille: int = section_setting(
+        50, "share of requests that may be sent a second time because they are slow; 0 for none", 0, 1_000
+    )
 
 
 @dataclass(frozen=True, slots=True)
