@@ -1,4 +1,4 @@
-"""Row 4: what `batch.arrow()` costs per record of 100 bytes, on batches that a consumer has fetched."""
+"""Row 4: cost of `batch.arrow()` per record of 100 bytes, on batches that a consumer has fetched."""
 
 from __future__ import annotations
 

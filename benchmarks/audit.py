@@ -1,8 +1,8 @@
-"""What reporting to the audit costs: producer, broker and consumer with and without it, in turns.
+"""Cost of reports to the audit: producer, broker and consumer with and without reports, in turns.
 
 Two brokers, one of a cluster that audits, each with a producer and a consumer in processes of their own; the CPU is
 that of all three, each at its least, from connect to close, so that last reports count; the rate is the best of each
-side. What is looked for is small, and other work on the machine only adds: so flows are short and many. The bytes are
+side. The difference is small, and other work on the machine only adds to it: so flows are short and many. The bytes are
 what the broker received.
 """
 
@@ -37,13 +37,13 @@ class Side(ConcurrentRuns):
         children = {"broker": self.broker, "writer": self.writer, "reader": self.reader}
         return {f"{name} CPU": child.cpu_s() for name, child in children.items()}
 
-    def flow(self, told: dict[str, object]) -> dict[str, float]:
+    def flow(self, params: dict[str, object]) -> dict[str, float]:
         """Send and read a topic; return CPU seconds, records per second and received bytes."""
         cpu_s, before = self.cpu_s(), self.broker.ask("look")["received_bytes"]
-        wrote = self.writer.ask("produce", partitions=1, **told)
-        self.reader.ask("consume", topic=told["topic"], records=told["records"])
+        wrote = self.writer.ask("produce", partitions=1, **params)
+        self.reader.ask("consume", topic=params["topic"], records=params["records"])
         received = self.broker.ask("look")["received_bytes"] - before
-        rate = int(str(told["records"])) / (wrote["ended_s"] - wrote["began_s"])
+        rate = int(str(params["records"])) / (wrote["ended_s"] - wrote["began_s"])
         cost = {name: seconds - cpu_s[name] for name, seconds in self.cpu_s().items()}
         return {**cost, "rate": rate, "bytes": received}
 
@@ -75,14 +75,14 @@ def run(options: Options) -> list[Figure]:
 
 
 def measure(
-    without: Side, audited: Side, told: dict[str, object], options: Options
+    without: Side, audited: Side, params: dict[str, object], options: Options
 ) -> dict[str, list[tuple[float, float]]]:
     """Return the pairs (without, with) of each figure; who comes first changes from round to round."""
     found: dict[str, list[tuple[float, float]]] = {}
     for number in range(ROUNDS * options.rounds + 1):
-        told = {**told, "topic": f"audit-{told['how']}-{number}"}
+        params = {**params, "topic": f"audit-{params['how']}-{number}"}
         sides = (without, audited) if number % 2 else (audited, without)
-        values = {side: side.flow(told) for side in sides}
+        values = {side: side.flow(params) for side in sides}
         for name, before in values[without].items():
             if number:  # the first round warms up
                 found.setdefault(name, []).append((before, values[audited][name]))

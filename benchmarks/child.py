@@ -1,4 +1,4 @@
-"""A child process from its parent's side: started, asked by lines of JSON, its CPU and memory read, stopped."""
+"""A child process: starts it, sends commands as lines of JSON, reads its CPU and memory, stops it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Child:
     ) -> None:
         self.stop()
 
-    def tell(self, command: str, **options: object) -> None:
+    def send_command(self, command: str, **options: object) -> None:
         """Send a command and go on."""
         assert self.process.stdin is not None, "started with a pipe"
         self.process.stdin.write(json.dumps({"command": command, **options}) + "\n")
@@ -57,7 +57,7 @@ class Child:
             selector.register(self.process.stdout, selectors.EVENT_READ)
             if not selector.select(timeout_s):
                 self.process.kill()
-                raise RuntimeError(f"child '{self.name}' said nothing for {timeout_s:g} s")
+                raise RuntimeError(f"child '{self.name}' did not answer for {timeout_s:g} s")
         line = self.process.stdout.readline()
         if not line:
             raise RuntimeError(f"child '{self.name}' ended with code {self.process.wait(STOP_S_MAX)}")
@@ -66,7 +66,7 @@ class Child:
 
     def ask(self, command: str, **options: object) -> dict[str, Any]:
         """Send a command and wait for its answer."""
-        self.tell(command, **options)
+        self.send_command(command, **options)
         return self.answer()
 
     def cpu_s(self) -> float:

@@ -1,4 +1,4 @@
-"""The cluster's rows: memq with pointers in Kafka and objects in files or S3, beside that very Kafka, ack=all.
+"""The cluster's rows: memq with pointers in Kafka and objects in files or S3, compared with the same Kafka, ack=all.
 
 All sides send the same values with the same codec from one producer into one partition, and read them from the
 beginning. They take turns, piece by piece; the first round warms up, of the others the medians count. A GB is 10^9

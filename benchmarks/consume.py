@@ -1,4 +1,4 @@
-"""Row 3: the client's CPU per record as values, beside confluent-kafka on librdkafka's mock cluster.
+"""Row 3: the client's CPU per record as values, compared with confluent-kafka on librdkafka's mock cluster.
 
 The mock keeps about 5 MiB of a partition, so the peer reads four partitions again and again until it has as many
 records; memq reads them once. The store is the filesystem, as with `memq dev`: memq reads objects directly.

@@ -1,4 +1,4 @@
-"""The dashboard in a browser at 1,000 topics and a day: first content, updates, sorting, its size, a finding's way.
+"""The dashboard in a browser at 1,000 topics and a day: first content, updates, sorting, its size, delay of a finding.
 
 The audit's state is a real SQLite file, filled by the auditors' own store; the topics are a real broker's. Times are
 the browser's own (`performance`), up to the moment behind the frame in which the change was painted.
@@ -89,16 +89,16 @@ def run(options: Options) -> list[Figure]:
 
 
 def _measure(pages: Served, browser: Browser, options: Options, detail: dict[str, float | str]) -> list[Figure]:
-    said: list[str] = []
-    with _page(browser, said) as page:  # until all verdicts are there
+    messages: list[str] = []
+    with _page(browser, messages) as page:  # until all verdicts are there
         page.goto(pages.url)
         page.get_by_text(f"{TOPICS:,} of {TOPICS:,}").wait_for()
         page.get_by_text(f"{TOPICS:,} ok").wait_for()
     first, day = [], []
     for _ in range(options.rounds):
-        first.append(_first(browser, pages.url, _ROWS, said))
-        day.append(_first(browser, f"{pages.url}#/topic/{topic_name(7)}", _DAY, said))
-    with _page(browser, said) as page:
+        first.append(_first(browser, pages.url, _ROWS, messages))
+        day.append(_first(browser, f"{pages.url}#/topic/{topic_name(7)}", _DAY, messages))
+    with _page(browser, messages) as page:
         page.goto(pages.url)
         page.get_by_text(f"{TOPICS:,} ok").wait_for()
         size = page.evaluate(
@@ -121,27 +121,27 @@ def _measure(pages: Served, browser: Browser, options: Options, detail: dict[str
         Figure(NAME, "sort, filter", max(acts), "ms", UPDATE_MS_MAX, detail={"median": median(acts)}),
         Figure(NAME, "size of all files", size, "bytes", BYTES_MAX),
         Figure(NAME, "heap after updates", growth, "x", HEAP_GROWTH_MAX, detail=heap),
-        Figure(NAME, "messages on the console", len(said), "", 0),
+        Figure(NAME, "messages on the console", len(messages), "", 0),
     ]
 
 
 @contextmanager
-def _page(browser: Browser, said: list[str], script: str = "") -> Iterator[Page]:
+def _page(browser: Browser, messages: list[str], script: str = "") -> Iterator[Page]:
     """Open a page of a new user, with nothing cached."""
     context = browser.new_context(viewport={"width": 1360, "height": 850})
     context.set_default_timeout(WAIT_MS)
     page = context.new_page()
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
     if script:
         page.add_init_script(script)
     yield page
     context.close()
 
 
-def _first(browser: Browser, url: str, found: str, said: list[str]) -> float:
-    """Return the ms from the beginning of a page to the frame that shows what is looked for."""
-    with _page(browser, said, f"({_WATCH.replace('FOUND', found)})()") as page:
+def _first(browser: Browser, url: str, found: str, messages: list[str]) -> float:
+    """Return the ms from the beginning of a page to the frame that shows the selector `found`."""
+    with _page(browser, messages, f"({_WATCH.replace('FOUND', found)})()") as page:
         page.goto(url)
         return float(page.evaluate("window.seen.then((moment) => moment - performance.timeOrigin)"))
 
@@ -188,7 +188,7 @@ def _heap_bytes(page: Page) -> float:
 
 def _finding(folder: Path, browser: Browser, options: Options) -> Figure:
     """Measure from a reader's commit behind a damaged block to the finding on the page, with the default settings."""
-    said: list[str] = []
+    messages: list[str] = []
     seconds = []
     state = f"sqlite:{folder / 'finding.sqlite'}"
     log = folder / "auditor.log"
@@ -198,12 +198,12 @@ def _finding(folder: Path, browser: Browser, options: Options) -> Figure:
             try:
                 assert auditor.stdout is not None, "started with a pipe"
                 auditor.stdout.readline()
-                with _page(browser, said) as page:
+                with _page(browser, messages) as page:
                     page.goto(_url_in(log))
                     seconds += [_damaged(cluster, page, f"damaged-{number}") for number in range(options.rounds)]
             finally:
                 auditor.terminate()
-    detail: dict[str, float | str] = {"most": max(seconds), "messages on the console": len(said)}
+    detail: dict[str, float | str] = {"most": max(seconds), "messages on the console": len(messages)}
     return Figure(NAME, "finding, from commit to page", median(seconds), "s", FINDING_S_MAX, detail=detail)
 
 

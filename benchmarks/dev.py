@@ -43,7 +43,7 @@ def dev_broker(folder: Path) -> Iterator[Dev]:
         line = process.stdout.readline()
         try:
             if not line.startswith("memq ready: "):
-                raise RuntimeError(f"memq dev said {line!r}")
+                raise RuntimeError(f"memq dev printed {line!r}")
             yield Dev(line.split(": ", 1)[1].strip(), process.pid)
         finally:
             process.terminate()

@@ -1,4 +1,4 @@
-"""Row 5: producer, broker and consumer as three processes, 1 KB, ack=all, beside confluent-kafka on the mock cluster.
+"""Row 5: producer, broker and consumer as three processes, 1 KB, ack=all, against confluent-kafka on its mock cluster.
 
 The clock runs from the first `send` until the consumer has read the last record. The peer uses one partition as
 well. Its mock forgets what is older than 5 MiB: of plain records its consumer, falling behind, gets only a share, which
@@ -63,7 +63,7 @@ def measure(peers: Peers, codec: str, options: Options) -> Figure:
 def flow(writer: Child, reader: Child, topic: str, records: int, codec: str) -> tuple[float, float, list[float], float]:
     """Return the clients' CPU seconds, records per second, ack latencies in seconds, and the share received."""
     writer.ask("produce", topic=topic, size=SIZE, records=1, partitions=1)  # the topic is there
-    eager: dict[str, object] = {"wait_s": 0.01, "settings": EAGER}  # what the peer's consumer is told
+    eager: dict[str, object] = {"wait_s": 0.01, "settings": EAGER}  # settings of the peer's consumer
     reader.ask("consume", topic=topic, records=1 << 60, partitions=1, connected=True, **eager)
     wrote = writer.ask("produce", topic=topic, size=SIZE, records=records, partitions=1, how="sampled", codec=codec)
     read = reader.answer()

@@ -22,7 +22,7 @@ class Floor:
 
     def write(self, total_bytes: int) -> float:
         """Let it store about so many bytes, then forget them; return the CPU seconds that each byte took."""
-        told = self._sender.ask(
+        params = self._sender.ask(
             "prepare",
             address=self._receiver.ready["address"],
             topic="",
@@ -36,4 +36,4 @@ class Floor:
         used_s = self._receiver.cpu_s() - before_s
         for path in self._folder.iterdir():
             path.unlink()
-        return used_s / float(told["total_bytes"])
+        return used_s / float(params["total_bytes"])

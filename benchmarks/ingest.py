@@ -1,4 +1,4 @@
-"""Row 1: what the broker costs per GB received, beside a plain `recv_into` loop over the same bytes.
+"""Row 1: the broker's cost per GB received, compared with a plain `recv_into` loop over the same bytes.
 
 The broker checks every block, keeps it, builds objects and pointers, and acks; its store discards. A second loop, the
 floor, also keeps what it receives and takes one checksum of each block. The receivers are processes of their own, the
@@ -60,7 +60,7 @@ def take_turns(
 
 def measure(receiver: Child, sender: Child, block_bytes: int, connections: int, total: int) -> tuple[float, float]:
     """Return the receiver's CPU seconds per GB and the rate in GB/s."""
-    told = sender.ask(
+    params = sender.ask(
         "prepare",
         address=receiver.ready["address"],
         topic="bench",
@@ -71,5 +71,5 @@ def measure(receiver: Child, sender: Child, block_bytes: int, connections: int, 
     )
     before = receiver.cpu_s()
     seconds = sender.ask("run")["seconds"]
-    gigabytes = told["total_bytes"] / 1e9
+    gigabytes = params["total_bytes"] / 1e9
     return (receiver.cpu_s() - before) / gigabytes, gigabytes / seconds

@@ -35,7 +35,7 @@ def run(options: Options) -> list[Figure]:
             window_bytes=1 << 60,
         )
         broker.ask("stall")
-        sender.tell("run")
+        sender.send_command("run")
         peak = watch(broker, stall_s)
         leased = broker.ask("go")["leased_bytes"]
         peak = max(peak, watch(broker, 2.0))

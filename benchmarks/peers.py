@@ -1,4 +1,4 @@
-"""What the rows against confluent-kafka start: a broker and the mock cluster, and a client process for each."""
+"""The processes of the rows against confluent-kafka: a broker and the mock cluster, and a client process for each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.concurrent_runs import ConcurrentRuns
 class Peers(ConcurrentRuns):
     """Both sides, with clients that wait for commands.
 
-    librdkafka lets nobody set the congestion control of its sockets, so both sides run with the system's.
+    librdkafka does not allow to set the congestion control of its sockets, so both sides run with the system's.
     """
 
     def __init__(self, store: str = "recent") -> None:

@@ -1,7 +1,7 @@
-"""Row 2: the client's CPU per record from `send` to ack=all, beside confluent-kafka on librdkafka's mock cluster.
+"""Row 2: the client's CPU per record from `send` to ack=all, against confluent-kafka on librdkafka's mock cluster.
 
 The values are the same, so is the codec (zstd 1, then none); broker and mock are other processes, whose CPU does not
-count. Both sides learn of every record what became of it: memq by the delivery that `send` returns, the peer by
+count. Both sides learn the result of every record: memq by the delivery that `send` returns, the peer by
 its delivery callback; the figures without that callback, and of both with key and timestamp, are in the details.
 """
 
@@ -23,14 +23,14 @@ def run(options: Options) -> list[Figure]:
             records = (20_000_000 if options.quick else 60_000_000) // (size + 100)
             costs: dict[str, list[float]] = {}
             for number in range(options.rounds + 1):
-                told = {"topic": f"produce-{size}-{codec}-{number}", "size": size, "records": records, "codec": codec}
+                params = {"topic": f"produce-{size}-{codec}-{number}", "size": size, "records": records, "codec": codec}
                 found = {
-                    "memq": cost(peers.memq, told),
-                    "kafka": cost(peers.kafka, told),
-                    "send_many": cost(peers.memq, {**told, "how": "many"}),
-                    "kafka blind": cost(peers.kafka, {**told, "how": "blind"}),
-                    "keyed": cost(peers.memq, {**told, "how": "keyed"}),
-                    "kafka keyed": cost(peers.kafka, {**told, "how": "keyed"}),
+                    "memq": cost(peers.memq, params),
+                    "kafka": cost(peers.kafka, params),
+                    "send_many": cost(peers.memq, {**params, "how": "many"}),
+                    "kafka blind": cost(peers.kafka, {**params, "how": "blind"}),
+                    "keyed": cost(peers.memq, {**params, "how": "keyed"}),
+                    "kafka keyed": cost(peers.kafka, {**params, "how": "keyed"}),
                 }
                 for name, value in found.items():
                     if number:  # the first round warms up
@@ -43,7 +43,7 @@ def run(options: Options) -> list[Figure]:
     return figures
 
 
-def cost(client: Child, told: dict[str, object]) -> float:
+def cost(client: Child, params: dict[str, object]) -> float:
     """Return the client's CPU in ns per record."""
-    found = client.ask("produce", partitions=1, **told)
-    return float(found["cpu_s"]) / int(str(told["records"])) * 1e9
+    found = client.ask("produce", partitions=1, **params)
+    return float(found["cpu_s"]) / int(str(params["records"])) * 1e9

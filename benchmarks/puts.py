@@ -1,4 +1,4 @@
-"""What a broker on S3 and Kafka costs in all, and how near it comes to a bare loop of obstore PUTs to that server.
+"""Total cost of a broker on S3 and Kafka, compared with a bare loop of obstore PUTs to the same server.
 
 The sender of the ingest row sends pre-built blocks, so that broker and S3 server limit, not a producer. The bare loop
 writes as many bytes in objects of the size that the broker made, as many in flight. They take turns.
@@ -46,7 +46,7 @@ def run(options: Options) -> list[Figure]:
 
 def broker_costs(servers: RealServers, broker: Broker, sender: Child, total: int) -> dict[str, float]:
     """Send pre-built blocks until all are acked."""
-    told = sender.ask(
+    params = sender.ask(
         "prepare",
         address=broker.address,
         topic="puts",
@@ -59,13 +59,13 @@ def broker_costs(servers: RealServers, broker: Broker, sender: Child, total: int
     before = {name: process.cpu_s() for name, process in processes.items()}
     puts, stored = counts(broker)
     seconds = sender.ask("run")["seconds"]
-    gigabytes = told["total_bytes"] / 1e9
+    gigabytes = params["total_bytes"] / 1e9
     found = {f"{name} CPU-s/GB": (each.cpu_s() - before[name]) / gigabytes for name, each in processes.items()}
     puts_after, stored_after = counts(broker)
     return {
         **found,
         "broker MB/s": gigabytes * 1e3 / seconds,
-        "PUTs/GiB": (puts_after - puts) / told["total_bytes"] * (1 << 30),
+        "PUTs/GiB": (puts_after - puts) / params["total_bytes"] * (1 << 30),
         "object bytes": (stored_after - stored) / (puts_after - puts),
     }
 

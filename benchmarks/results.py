@@ -1,4 +1,4 @@
-"""What a row hands back: figures with their bound, as a table for people and as JSON for machines."""
+"""The result of a row: figures with their bound, as a table for people and as JSON for machines."""
 
 from __future__ import annotations
 

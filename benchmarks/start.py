@@ -1,4 +1,4 @@
-"""Row 8: from `memq dev` to the first consumed record, by the commands of the README; `memq --help` beside Python."""
+"""Row 8: from `memq dev` to the first consumed record, by the README's commands; `memq --help` against Python."""
 
 from __future__ import annotations
 

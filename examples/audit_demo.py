@@ -1,8 +1,9 @@
-"""The live audit on real input: flights flow through `memq dev`, three faults are done to them, and it names each.
+"""The live audit on real input: flights go through `memq dev`, three faults are injected, and the audit names each.
 
 Run it with `make audit-demo`. It starts `memq dev` with its auditor on a fresh folder and sends the flight records.
-When the auditor has seen all of them in the queue, one pointer is taken away, one block is damaged on disk, and one
-block comes twice. A consumer group reads on; the auditor must name what is lost, damaged and doubled, and nothing else.
+When the auditor has seen all of them in the queue, one pointer is removed, one block is damaged on disk, and one block
+is published twice. A consumer group continues to read. The auditor must name the lost, damaged and doubled records, and
+no others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two members of a group share a topic, and commit what they have done. Run it with an address, or alone in memory."""
+"""Two members of a group share a topic and commit their batches. Run it with an address, or alone in memory."""
 
 from __future__ import annotations
 

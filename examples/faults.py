@@ -1,6 +1,6 @@
-"""Injures a topic of a running `memq dev` behind its back: a pointer taken away, a block twice, a block damaged.
+"""Injects faults into a topic of a running `memq dev`: removes a pointer, doubles a block, damages a block.
 
-Nothing of memq does such things; a broken disk, a bad restore or a bug might. So this works on its files and tables.
+A broken disk, a bad restore or a bug might have these effects. So this works on the files and tables of memq.
 """
 
 from __future__ import annotations

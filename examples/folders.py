@@ -1,4 +1,4 @@
-"""The folder of a demo: made anew at each run, and never somebody else's."""
+"""The folder of a demo: created again at each run; a folder of other content is refused."""
 
 from __future__ import annotations
 

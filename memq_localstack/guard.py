@@ -1,7 +1,7 @@
-"""Ends what a process has started when that process is gone, however it ended: for those that start servers in passing.
+"""Kills the servers that a process started when that process has ended, also after SIGKILL.
 
-A child process holds the other end of a pipe, on which it is told of each server. When the pipe ends, so has the one
-that wrote to it: what still runs then is killed. Who wants servers to stay, as `memq-localstack up`, never begins.
+A child process reads the id of each server from a pipe. When the pipe closes, the writer has ended, and the child kills
+the servers that still run. `memq-localstack up`, whose servers must stay, does not use it.
 """
 
 from __future__ import annotations

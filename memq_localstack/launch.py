@@ -1,7 +1,7 @@
-"""How one server is started, and the handle on it: wait for its ready line, stop, kill, pause, resume, restart.
+"""Starts one server, and returns a handle: wait for its ready line, stop, kill, pause, resume, restart.
 
-Everything that another process needs to stop or restart the server lies in `server.json` in the server's folder; the
-log lies beside it.
+Another process can stop or restart the server by the file `server.json` in the server's folder; the log is next to
+it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Finds ports for servers that can't bind port 0 and tell: below the range from which the system gives out its own.
+"""Finds free ports for servers that can't bind port 0: below the range of ports that the system assigns.
 
-A port of that range may be given to any client's connection between our look and the server's bind, or while a
-killed server is down; a port below it goes to nobody who did not ask for it. Two launchers that draw the same number
-at the same moment are told apart by the bind itself: the one that fails draws again (see `memq_localstack.servers`).
+The system may assign a port of that range to a connection between our check and the server's bind, or while a killed
+server is down. It does not assign a port below. If two launchers draw the same number at the same time, one bind fails,
+and that launcher draws again (see `memq_localstack.servers`).
 """
 
 from __future__ import annotations

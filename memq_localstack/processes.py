@@ -1,4 +1,4 @@
-"""Processes by identity: a process is its id and its start time, so that an id given out again is never hit."""
+"""Processes by identity: a process is its id and its start time, so a reused id is never killed."""
 
 from __future__ import annotations
 

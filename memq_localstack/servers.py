@@ -1,4 +1,4 @@
-"""Starts real servers on this machine and gives handles on them: what tests, demos and the command line use.
+"""Starts real servers on this machine and returns handles, for tests, demos and the command line.
 
     with start_kafka(folder / "kafka") as kafka, start_s3(folder / "s3") as s3:
         ...  # kafka.address, s3.endpoint, s3.access_key, s3.secret_key

@@ -1,4 +1,4 @@
-"""The servers of one state folder together: brought up, looked at, taken down; by any process that knows the folder."""
+"""Starts, inspects and stops all servers of one state folder, from any process that knows the folder."""
 
 from __future__ import annotations
 

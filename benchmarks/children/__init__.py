@@ -1,1 +1,1 @@
-"""The processes that the rows measure or measure with: each is told what to do by lines of JSON on its stdin."""
+"""The processes that the rows measure or use to measure: each gets commands as lines of JSON on its stdin."""

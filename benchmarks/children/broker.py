@@ -80,13 +80,13 @@ def make_store(kind: str, folder: Path) -> StorageHandler:
 
 
 async def main() -> None:
-    told = options()
+    params = options()
     calm_collector()  # as `memq dev` does
-    network = CubicNetwork() if told.get("cubic") else SocketNetwork()
+    network = CubicNetwork() if params.get("cubic") else SocketNetwork()
     runtime = Runtime(random=random.Random(1), network=network)
-    settings = replace(BrokerSettings(port=0, http_port=-1), **told.get("settings", {}))
+    settings = replace(BrokerSettings(port=0, http_port=-1), **params.get("settings", {}))
     with tempfile.TemporaryDirectory(prefix="memq-bench-") as folder:
-        store = make_store(told["store"], Path(folder))
+        store = make_store(params["store"], Path(folder))
         queue = MemoryQueue(runtime.clock)
         broker = Broker(settings, runtime, {"main": store}, queue, MemoryCoordinator(MemoryCluster()))
         await broker.start()

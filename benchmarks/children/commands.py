@@ -1,4 +1,4 @@
-"""A child's side of the lines of JSON: options from the command line, commands from stdin, answers to stdout."""
+"""Interface of a child process: options from the command line, commands and answers as lines of JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Command = dict[str, Any]
 
 
 def options() -> Command:
-    """Return what the parent said at the start."""
+    """Return the options of the parent."""
     found: Command = json.loads(sys.argv[1])
     return found
 

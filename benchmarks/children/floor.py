@@ -1,6 +1,6 @@
 """The least that any broker does with files: receive, take one checksum, write around the page cache, sync.
 
-No frames, no index, no name that must be free, no pointer: what a broker needs beyond this is its own.
+No frames, no index, no put-if-absent, no pointer: the rest of a broker's CPU is its own.
 """
 
 from __future__ import annotations

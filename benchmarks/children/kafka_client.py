@@ -1,4 +1,4 @@
-"""confluent-kafka's producer and consumer, told the same as memq's."""
+"""confluent-kafka's producer and consumer, with the commands of memq's."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Outcomes:
         self.acked += 1
 
 
-def produce(address: str, told: Command) -> None:
+def produce(address: str, params: Command) -> None:
     """Send records and learn what became of each, by one shared callback; `how` as in memq's client, or "blind"."""
-    values, topic, how = lines(told["size"], told["records"]), told["topic"], told.get("how", "values")
-    settings = {**PRODUCER, **told.get("settings", {}), "bootstrap.servers": address}
-    settings["compression.type"] = told.get("codec", "zstd")
+    values, topic, how = lines(params["size"], params["records"]), params["topic"], params.get("how", "values")
+    settings = {**PRODUCER, **params.get("settings", {}), "bootstrap.servers": address}
+    settings["compression.type"] = params.get("codec", "zstd")
     if settings["compression.type"] == "zstd":
         settings["compression.level"] = 1
     outcomes, latencies = Outcomes(), list[float]()
@@ -56,7 +56,7 @@ def produce(address: str, told: Command) -> None:
     producer = Producer(settings)
     producer.produce(topic, b"first", partition=0)
     producer.flush(30)
-    if told.get("waits"):
+    if params.get("waits"):
         answer(connected=True)
         next(commands())
     began_s, cpu_s = time.monotonic(), time.process_time()
@@ -67,7 +67,7 @@ def produce(address: str, told: Command) -> None:
     elif how == "paced":
         send_paced(producer, topic, values, latencies)
     else:
-        send_values(producer, topic, values, told.get("partitions", 1))
+        send_values(producer, topic, values, params.get("partitions", 1))
     producer.flush(60)
     cpu_s, ended_s = time.process_time() - cpu_s, time.monotonic()
     heard, sent = outcomes.acked + len(latencies), len(values) + 1 + (how == "sampled")
@@ -139,39 +139,41 @@ def _noting(latencies: list[float], sent_s: float) -> Callable[[object, object],
     return note
 
 
-def consume(address: str, told: Command) -> None:
+def consume(address: str, params: Command) -> None:
     """Read `records` values from the beginning, again and again when there are fewer, or up to the end marker."""
-    consumer = Consumer({**CONSUMER, **told.get("settings", {}), "bootstrap.servers": address})
-    places = [TopicPartition(told["topic"], number, OFFSET_BEGINNING) for number in range(told.get("partitions", 1))]
+    consumer = Consumer({**CONSUMER, **params.get("settings", {}), "bootstrap.servers": address})
+    places = [
+        TopicPartition(params["topic"], number, OFFSET_BEGINNING) for number in range(params.get("partitions", 1))
+    ]
     consumer.assign(places)
-    if told.get("connected"):
+    if params.get("connected"):
         answer(reading=True)
-    wanted, found, ended = told["records"], 0, False
-    wait_s = told.get("wait_s", 0.2)  # `consume` waits so long for a list that does not get full
+    wanted, found, ended = params["records"], 0, False
+    wait_s = params.get("wait_s", 0.2)  # `consume` waits so long for a list that does not get full
     began_s, cpu_s = time.monotonic(), time.process_time()
     while found < wanted and not ended:
         values = [message.value() for message in consumer.consume(CONSUME_RECORDS, wait_s) if message.error() is None]
         found += len(values)
         ended = bool(values) and values[-1] == END
-        if not values and told.get("again"):
+        if not values and params.get("again"):
             consumer.assign(places)
     cpu_s, ended_s = time.process_time() - cpu_s, time.monotonic()
     consumer.close()
     answer(cpu_s=cpu_s, began_s=began_s, ended_s=ended_s, records=found)
 
 
-def create(address: str, told: Command) -> None:
+def create(address: str, params: Command) -> None:
     """Make a topic of one partition, and wait until it is there."""
     admin = AdminClient({"bootstrap.servers": address, "log_level": 0})
-    for made in admin.create_topics([NewTopic(told["topic"], 1, 1)]).values():
+    for made in admin.create_topics([NewTopic(params["topic"], 1, 1)]).values():
         made.result(30)
     answer(made=True)
 
 
-def delete(address: str, told: Command) -> None:
+def delete(address: str, params: Command) -> None:
     """Delete a topic; Kafka removes its files a moment later."""
     admin = AdminClient({"bootstrap.servers": address, "log_level": 0})
-    for deleted in admin.delete_topics([told["topic"]]).values():
+    for deleted in admin.delete_topics([params["topic"]]).values():
         deleted.result(30)
     answer(deleted=True)
 
@@ -180,8 +182,8 @@ def main() -> None:
     address = options()["address"]
     work = {"produce": produce, "consume": consume, "create": create, "delete": delete}
     answer(ready=True)
-    for told in commands():
-        work[told["command"]](address, told)
+    for params in commands():
+        work[params["command"]](address, params)
 
 
 if __name__ == "__main__":

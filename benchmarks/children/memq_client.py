@@ -1,4 +1,4 @@
-"""memq's producer and consumer in a process of their own: told what to send or read, they say what it cost."""
+"""memq's producer and consumer in a process of their own; each command returns its CPU and times."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ END = b"the end"
 Deliveries = dict[int, memq.Delivery]
 
 
-def produce(address: str, told: Command) -> None:
+def produce(address: str, params: Command) -> None:
     """Send records and wait for all acks. `how` is one of `WAYS`; with `waits` it goes on at the next command."""
-    values, topic = lines(told["size"], told["records"]), told["topic"]
+    values, topic = lines(params["size"], params["records"]), params["topic"]
     latencies: list[float] = []
-    with memq.Producer(address, acks="all", codec=told.get("codec", "zstd")) as producer:
+    with memq.Producer(address, acks="all", codec=params.get("codec", "zstd")) as producer:
         producer.send(topic, b"first").result(30)  # connected, and the topic is there
-        if told.get("waits"):
+        if params.get("waits"):
             answer(connected=True)
             next(commands())
         began_s, cpu_s = time.monotonic(), time.process_time()
-        WAYS[told.get("how", "values")](producer, topic, values, latencies)
+        WAYS[params.get("how", "values")](producer, topic, values, latencies)
         producer.flush(60)
         cpu_s, ended_s = time.process_time() - cpu_s, time.monotonic()
         acked = producer.stats().records_acked
-    assert acked == len(values) + 1 + (told.get("how") == "sampled"), f"{acked} records acked"
+    assert acked == len(values) + 1 + (params.get("how") == "sampled"), f"{acked} records acked"
     answer(cpu_s=cpu_s, began_s=began_s, ended_s=ended_s, latencies_s=latencies)
 
 
@@ -83,12 +83,12 @@ WAYS: dict[str, Callable[[memq.Producer, str, Sequence[bytes], list[float]], Non
 }
 
 
-def consume(address: str, told: Command) -> None:
+def consume(address: str, params: Command) -> None:
     """Read `records` records of a topic from its beginning, or up to the end marker, as values or as records."""
-    wanted, found, tail = told["records"], 0, b""
-    as_records = told.get("how") == "records"
-    with memq.Consumer(address, told["topic"], read=told.get("read", "auto")) as consumer:
-        if told.get("connected"):
+    wanted, found, tail = params["records"], 0, b""
+    as_records = params.get("how") == "records"
+    with memq.Consumer(address, params["topic"], read=params.get("read", "auto")) as consumer:
+        if params.get("connected"):
             answer(reading=True)
         began_s, cpu_s = time.monotonic(), time.process_time()
         for batch in consumer:
@@ -105,18 +105,18 @@ def consume(address: str, told: Command) -> None:
     answer(cpu_s=cpu_s, began_s=began_s, ended_s=ended_s, records=found)
 
 
-def arrow(address: str, told: Command) -> None:
+def arrow(address: str, params: Command) -> None:
     """Fetch batches, and then turn them into Arrow tables, which alone is measured; several times over."""
     batches, records = [], 0
-    with memq.Consumer(address, told["topic"]) as consumer:
+    with memq.Consumer(address, params["topic"]) as consumer:
         for batch in consumer:
             batches.append(batch)
             records += len(batch)
-            if records >= told["records"]:
+            if records >= params["records"]:
                 break
     batches[0].arrow()  # imports pyarrow
     costs = []
-    for _ in range(told["rounds"]):
+    for _ in range(params["rounds"]):
         cpu_s = time.process_time()
         rows = sum(batch.arrow().num_rows for batch in batches)
         costs.append(time.process_time() - cpu_s)
@@ -128,8 +128,8 @@ def main() -> None:
     address = options()["address"]
     work = {"produce": produce, "consume": consume, "arrow": arrow}
     answer(ready=True)
-    for told in commands():
-        work[told["command"]](address, told)
+    for params in commands():
+        work[params["command"]](address, params)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The limit to compare with: a bare loop of obstore PUTs, told as the handler tells obstore, and nothing else."""
+"""The limit to compare with: a bare loop of obstore PUTs, with the handler's options."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from benchmarks.children.commands import Command, answer, commands_async, option
 from benchmarks.children.samples import lines
 
 
-async def puts(store: S3Store, told: Command, run: int) -> None:
+async def puts(store: S3Store, params: Command, run: int) -> None:
     """Put `total_bytes` in objects of `object_bytes`, so many in flight, each under a new key."""
-    size = told["object_bytes"]
+    size = params["object_bytes"]
     body = b"".join(lines(1_000, size // 1_000 + 1))[:size]
-    keys = (f"bare/{run}/{number}" for number in range(told["total_bytes"] // size))
+    keys = (f"bare/{run}/{number}" for number in range(params["total_bytes"] // size))
 
     async def put_each(mine: Iterator[str]) -> None:
         for key in mine:
@@ -26,19 +26,19 @@ async def puts(store: S3Store, told: Command, run: int) -> None:
 
     began_s, cpu_s = time.monotonic(), time.process_time()
     async with asyncio.TaskGroup() as group:
-        for _ in range(told["in_flight"]):
+        for _ in range(params["in_flight"]):
             group.create_task(put_each(keys))
     seconds = time.monotonic() - began_s
-    answer(seconds=seconds, cpu_s=time.process_time() - cpu_s, total_bytes=told["total_bytes"] // size * size)
+    answer(seconds=seconds, cpu_s=time.process_time() - cpu_s, total_bytes=params["total_bytes"] // size * size)
 
 
 async def main() -> None:
-    told = options()
+    params = options()
     store = S3Store(
-        told["bucket"],
+        params["bucket"],
         config={
-            "endpoint": told["endpoint"],
-            "region": told["region"],
+            "endpoint": params["endpoint"],
+            "region": params["region"],
             "unsigned_payload": True,
             "checksum_algorithm": "CRC64NVME",
             "disable_tagging": True,

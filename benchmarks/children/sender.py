@@ -131,19 +131,19 @@ class Sender:
         self._acked = True
         self._window_bytes = WINDOW_BYTES
 
-    def prepare(self, told: Command) -> None:
+    def prepare(self, params: Command) -> None:
         """Connect, open streams, and build the frames."""
-        connections = told["connections"]
-        size = told["total_bytes"] // connections
+        connections = params["connections"]
+        size = params["total_bytes"] // connections
         if len(self._buffers) != connections or len(self._buffers[0]) != size:
             self._buffers = [bytearray(size) for _ in range(connections)]
-        self._acked = told["acked"]
-        self._window_bytes = told.get("window_bytes", WINDOW_BYTES)
+        self._acked = params["acked"]
+        self._window_bytes = params.get("window_bytes", WINDOW_BYTES)
         for buffer in self._buffers:
             self._producer += 1
-            connection = connect(told["address"])
-            scope = open_stream(connection, told["topic"], self._producer) if self._acked else 1
-            frame_bytes, records, filled = build(buffer, told["block_bytes"], self._producer, scope)
+            connection = connect(params["address"])
+            scope = open_stream(connection, params["topic"], self._producer) if self._acked else 1
+            frame_bytes, records, filled = build(buffer, params["block_bytes"], self._producer, scope)
             connection.setblocking(False)
             self._lanes.append(Lane(connection, frame_bytes, records, memoryview(buffer)[:filled]))
         answer(total_bytes=sum(len(lane.frames) for lane in self._lanes))
@@ -188,9 +188,9 @@ class Sender:
 def main() -> None:
     sender = Sender()
     answer(ready=True)
-    for told in commands():
-        if told["command"] == "prepare":
-            sender.prepare(told)
+    for params in commands():
+        if params["command"] == "prepare":
+            sender.prepare(params)
         else:
             sender.run()
 

@@ -1,6 +1,6 @@
 """The limits to compare with: a plain `recv_into` loop over the same sockets, and the least that a broker does.
 
-The plain one looks at nothing. The other one keeps what it receives for a while and takes one checksum of each block.
+The plain loop does not read the bytes. The other one keeps them for a while and computes one checksum of each block.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Spark reads, follows, writes and compacts a topic, beside what it does with files of its own, all in one run."""
+"""Spark reads, follows, writes and compacts a topic, compared with files of its own, in one run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compactions: a topic to Parquet beside Spark's own write, and a topic of small objects into large ones."""
+"""Compactions: a topic to Parquet, compared with Spark's own write, and a topic of small objects into large ones."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def _compact(scene: Scene, place: str) -> None:
 
 
 def _partition(scene: Scene, place: str) -> None:
-    told = {"brokers": scene.address, "topics": COMPACTED}
-    frame = scene.spark.read.format("memq").options(**told).load()
+    params = {"brokers": scene.address, "topics": COMPACTED}
+    frame = scene.spark.read.format("memq").options(**params).load()
     hours = frame.selectExpr("*", "cast(timestamp AS DATE) AS date", "hour(timestamp) AS hour")
     hours.write.partitionBy("date", "hour").parquet(place, compression="zstd")
 

@@ -1,4 +1,4 @@
-"""Measures ways to do the same in turns: time on the clock, and CPU seconds of the JVM and of its Pythons apart."""
+"""Measures variants in turns: wall time, and CPU seconds of the JVM and of its Python processes."""
 
 from __future__ import annotations
 

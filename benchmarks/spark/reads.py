@@ -1,4 +1,4 @@
-"""Batch reads: a topic beside its objects as binary files, lines of text, Parquet, and the least a source can cost."""
+"""Batch reads: a topic, compared with binary files, lines of text, Parquet, and a source that does nothing."""
 
 from __future__ import annotations
 

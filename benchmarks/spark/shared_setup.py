@@ -1,4 +1,4 @@
-"""What all parts of the row share: Spark on two cores, and the same values as topics, lines of text, and Parquet."""
+"""Shared setup of the row's parts: Spark on two cores, and the same values as topics, lines of text, and Parquet."""
 
 from __future__ import annotations
 

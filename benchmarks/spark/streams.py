@@ -1,4 +1,4 @@
-"""Streaming reads: a topic followed to its end in micro-batches, beside a folder of text that Spark follows itself."""
+"""Streaming reads: a topic followed to its end in micro-batches, compared with a folder of text files."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ CODEC = "zstd"
 
 def stream_figures(scene: Scene, options: Options) -> list[Figure]:
     """Follow both from their beginning, each pass with a checkpoint of its own."""
-    told = scene.reading(CODEC, maxRecordsPerTrigger=str(-(-scene.records // MICRO_BATCHES)))
+    params = scene.reading(CODEC, maxRecordsPerTrigger=str(-(-scene.records // MICRO_BATCHES)))
     spark, numbers = scene.spark, itertools.count()
     files = FILES // MICRO_BATCHES
     frames: dict[str, Callable[[], DataFrame]] = {
-        "memq": lambda: spark.readStream.format("memq").options(**told).load(),
+        "memq": lambda: spark.readStream.format("memq").options(**params).load(),
         "text": lambda: spark.readStream.option("maxFilesPerTrigger", files).text(str(scene.folder / "text")),
     }
     ways = {name: partial(_follow, scene, frame, numbers) for name, frame in frames.items()}

@@ -31,8 +31,8 @@ def write_figures(scene: Scene, options: Options) -> list[Figure]:
     figures: list[Figure] = []
     for mode in MODES:
         passes = options.rounds + 1
-        told = {"brokers": scene.address, "topics": mode, "columns": "partition"}
-        found = scene.spark.read.format("memq").options(**told).load().count()
+        params = {"brokers": scene.address, "topics": mode, "columns": "partition"}
+        found = scene.spark.read.format("memq").options(**params).load().count()
         assert found == passes * scene.records, f"{found} records of {passes} times {scene.records}"
         figures += [
             rate(f"zstd, write {mode}", costs[mode], scene.size),
@@ -43,5 +43,5 @@ def write_figures(scene: Scene, options: Options) -> list[Figure]:
 
 
 def _write(scene: Scene, frame: DataFrame, mode: str) -> None:
-    told = {"brokers": scene.address, "topic": mode, "mode": mode}
-    frame.write.format("memq").mode("append").options(**told).save()
+    params = {"brokers": scene.address, "topic": mode, "mode": mode}
+    frame.write.format("memq").mode("append").options(**params).save()
