@@ -1,4 +1,4 @@
-"""`memq auditor` as a real process, and what its state holds as its commands print it."""
+"""`memq auditor` as a real process, and the content of its state as its commands print it."""
 
 from __future__ import annotations
 

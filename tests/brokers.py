@@ -1,4 +1,4 @@
-"""A broker in this process on memory parts, and a bare client that says what no well-behaved client would."""
+"""A broker in this process on memory parts, and a bare client that can send invalid frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Debian's chromium for tests of the dashboard: tabs whose console must stay empty, and where pictures are kept.
+"""Debian's chromium for tests of the dashboard: tabs with an empty console, and screenshots.
 
 Pictures lie in `tests/screenshots`, which git ignores and CI may collect.
 """

@@ -1,4 +1,4 @@
-"""A topic on a data folder whose oldest pointers are made old, and the parts that compaction works with."""
+"""A topic on a data folder with old pointers, and the parts that compaction needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every test runs under: deterministic property tests, no thread left behind."""
+"""Fixtures and hooks of all tests: deterministic property tests, time limits, no thread left."""
 
 from __future__ import annotations
 

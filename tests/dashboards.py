@@ -1,4 +1,4 @@
-"""A dashboard for tests: on a loop of its own in a thread, on a free port, with an audit that a test writes itself."""
+"""A dashboard for tests: on its own loop in a thread, on a free port, with an audit state that a test writes."""
 
 from __future__ import annotations
 

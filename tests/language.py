@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FIRST_LINE_MAX = 100
 SENTENCE_WORDS_MAX = 25
-OLD_LINES_MAX = 280  # may only shrink
+OLD_LINES_MAX = 160  # may only shrink
 
 # A pattern, and the words to write instead.
 WORDS = (

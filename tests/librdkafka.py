@@ -1,4 +1,4 @@
-"""A librdkafka in memory that answers wrongly on command: the answers that the real one was seen to give.
+"""A librdkafka in memory that gives wrong answers on command, as the real one did.
 
 It takes the place of the library's three clients at the one door where memq makes them. Logs are lists; nothing waits,
 but a delivery report that is held back.

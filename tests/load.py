@@ -1,4 +1,4 @@
-"""Producers and readers under which a cluster is tried: what readers get is each record once, in its sender's order."""
+"""Producers and readers that load a cluster; each reader gets each record once, in its sender's order."""
 
 from __future__ import annotations
 

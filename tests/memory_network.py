@@ -1,4 +1,4 @@
-"""Connections without sockets: a network in memory whose clients say and take what a test wants, on any event loop."""
+"""A network in memory: connections without sockets, whose clients a test drives, on any event loop."""
 
 from __future__ import annotations
 

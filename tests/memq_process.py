@@ -1,4 +1,4 @@
-"""A command of memq that serves, as a real process: waited for by its ready line, ended by its own process id."""
+"""A serving command of memq as a real process: waits for its ready line, ends it by its process id."""
 
 from __future__ import annotations
 

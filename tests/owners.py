@@ -1,4 +1,4 @@
-"""Which broker owns which partition, and which governs, from their own answers; the waits until that settles."""
+"""Owners of partitions and the governor, by the brokers' own answers; waits until these settle."""
 
 from __future__ import annotations
 

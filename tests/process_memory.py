@@ -1,4 +1,4 @@
-"""How much memory a process has, as Linux says it."""
+"""The memory of a process, as Linux reports it."""
 
 from __future__ import annotations
 

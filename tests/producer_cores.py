@@ -1,4 +1,4 @@
-"""The core of a producer that a test makes: what the public class puts records into, and what sends them."""
+"""The core of a producer for tests: the buffer that the public class fills, and the senders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An S3 server of our own that errs on demand: on the loop of the test, in memory, with a port of its own.
+"""An S3 server in memory that errs on demand, on the loop of the test.
 
 It checks the checksums that come with a PUT, keeps what it was asked, and meets planned faults one request each.
 """

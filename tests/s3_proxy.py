@@ -1,4 +1,4 @@
-"""A proxy before a real S3 server that errs on demand: before a request is done, after it, or in the answer's body.
+"""A proxy before a real S3 server that errs on demand: before a request, after it, or in the body.
 
 Signatures hold: requests are sent on as they came, with the host that they were signed for.
 """

@@ -1,4 +1,4 @@
-"""How often a test does its thing: few times in `make check`, as often as its promise says in `make soak`.
+"""How often a test repeats: few times in `make check`, as often as its promise says in `make soak`.
 
 pytestmark = pytest.mark.soak            # `make soak` runs these, with MEMQ_SOAK=1
 

@@ -1,4 +1,4 @@
-"""The end of a chaos run, in a healed world: clients come to their end, everything is read once more and judged."""
+"""The end of a chaos run: heals the servers, ends the clients, reads everything once more and judges it."""
 
 from __future__ import annotations
 

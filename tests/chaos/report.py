@@ -1,4 +1,4 @@
-"""The page of a chaos run: what was done, what held, and how long writing paused after each kill."""
+"""The page of a chaos run: faults, broken promises, and the pause of writes after each kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fault of a chaos run strikes only a part that is ready for it and that no other fault has in its hands."""
+"""A fault of a chaos run is injected only into a part that is ready and has no other fault."""
 
 from __future__ import annotations
 

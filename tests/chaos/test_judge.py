@@ -1,4 +1,4 @@
-"""The judge of a chaos run finds what is lost, changed, misplaced, out of order, delivered or committed twice."""
+"""The judge of a chaos run finds lost, changed, misplaced, unordered and doubled records and commits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kill -9` of a real `memq dev` at any moment: what was acked with ack=all is there, once and in order."""
+"""`kill -9` of a real `memq dev` at any moment: each record acked with ack=all exists, once and in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of a chaos run: a function of its seed, in order, and never two hands on one part."""
+"""The plan of a chaos run: a function of its seed, in order, with at most one fault for each part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The brokers of a chaos run come from the source tree that they are given, whatever folder the run is in."""
+"""The brokers of a chaos run use the source tree that they are given, from any working folder."""
 
 from __future__ import annotations
 

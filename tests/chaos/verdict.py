@@ -1,4 +1,4 @@
-"""What the rules of the judge share: findings and counts, numbers that were seen, and what was acked."""
+"""Shared parts of the judge's rules: findings and counts, numbers that were read, and acked records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The position in an ack is where its records are read, and there is none where that is in doubt."""
+"""The position in an ack is the place of its records; there is none if the broker is not sure of it."""
 
 from __future__ import annotations
 

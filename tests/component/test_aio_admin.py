@@ -1,4 +1,4 @@
-"""The asyncio admin on a broker in this process: bounds of what it asks, topics, groups and their places."""
+"""The asyncio admin on a broker in this process: bounds of requests, topics, groups and positions."""
 
 from __future__ import annotations
 

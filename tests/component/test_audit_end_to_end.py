@@ -1,4 +1,4 @@
-"""A real broker fills store and queue; then objects and pointers are damaged, and the verdict says which."""
+"""A real broker fills store and queue; objects and pointers are damaged; the verdict names each damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A broker's parts by their URLs: what is opened, checked before a start, and closed whatever happens."""
+"""The parts of a broker by URL: each is opened, checked before a start, and always closed."""
 
 from __future__ import annotations
 

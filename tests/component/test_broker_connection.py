@@ -1,4 +1,4 @@
-"""What the broker takes and refuses on its port: hostile bytes, damaged blocks, streams that close and open again."""
+"""Frames that the broker accepts and refuses: hostile bytes, damaged blocks, streams that reopen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks acked with 1 are kept on doubt: no error and no answer but a proof lets a broker release them."""
+"""Blocks acked with 1 are kept on doubt: the broker releases them only for a proof."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drains: all partitions at once and what comes meanwhile; of very many, a bound, progress in the log and a limit."""
+"""Drains: all partitions at once, frames that arrive meanwhile, a bound, progress in the log, a limit."""
 
 from __future__ import annotations
 

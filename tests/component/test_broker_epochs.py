@@ -1,4 +1,4 @@
-"""Owners at the edges of their epochs: openings, repeated publishing, fences, drains, and what they must still know."""
+"""Owners at the edges of their epochs: openings, repeated publishing, fences, drains, known producers."""
 
 from __future__ import annotations
 

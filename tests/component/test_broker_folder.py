@@ -1,4 +1,4 @@
-"""A broker on a data folder: what a start refuses and clears, and a queue that is restored from the objects."""
+"""A broker on a data folder: folders that a start refuses, files that it removes, a restored queue."""
 
 from __future__ import annotations
 

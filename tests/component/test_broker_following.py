@@ -1,4 +1,4 @@
-"""How a broker follows its coordinator, on virtual time: when it reads, governs and reports, also after a failure."""
+"""How a broker follows its coordinator, on virtual time: reads, elections and reports, also after failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks that were acked with 1 outlive their epoch: the next owner gets them, once, and answers when they are safe."""
+"""Blocks acked with 1 outlive their epoch: the next owner gets them once, and answers when they are safe."""
 
 from __future__ import annotations
 

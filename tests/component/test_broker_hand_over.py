@@ -1,4 +1,4 @@
-"""A broker that leaves, on virtual time: how long it waits for others to take its partitions, and what it logs."""
+"""A broker that leaves, on virtual time: how long it waits for its heirs, and its log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits at a broker, over sockets: observe only counts, soft slows without an error, hard says what to do and when."""
+"""Limits at a broker, over sockets: observe only counts, soft slows without an error, hard refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The broker's log: stable events at a bounded rate, addresses as one writes them."""
+"""The broker's log: stable events at a bounded rate, addresses in the usual form."""
 
 from __future__ import annotations
 

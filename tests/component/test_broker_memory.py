@@ -1,4 +1,4 @@
-"""A broker at its memory bound, on both event loops: what stops, what continues, and what clients may pin."""
+"""A broker at its memory bound, on both event loops: what stops, what continues, what clients may hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a broker counts and answers of itself: times by bucket, and which of the topics that were asked for exist."""
+"""A broker's own counters and answers: times by bucket, and which of the requested topics exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Openings and releases when the coordinator or the queue says no: what is tried again, named, or given to another."""
+"""Openings and releases when coordinator or queue refuse: retried, logged, or left to another broker."""
 
 from __future__ import annotations
 

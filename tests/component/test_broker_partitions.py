@@ -1,4 +1,4 @@
-"""The partitions of a broker: what it takes from its coordinator, lets go of, and answers to clients and forwarders."""
+"""The partitions of a broker: those that it takes and releases, and its answers to clients and forwarders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts as a proof of an epoch, what a duplicate's ack waits for, and from where a replay reads the queue."""
+"""Proofs of an epoch, conditions of a duplicate's ack, and the start of a replay's read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A partition that is opened again, on virtual time: what its owner still knows, and a log with a damaged entry."""
+"""A partition that is opened again, on virtual time: its owner's memory, and a log with a damaged entry."""
 
 from __future__ import annotations
 

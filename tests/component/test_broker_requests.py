@@ -1,4 +1,4 @@
-"""Requests that are well-formed and absurd: any number and any text in any field; the broker answers and lives on."""
+"""Well-formed but absurd requests: any number and text in any field; the broker answers and stays alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pointers made again from objects are those that the broker had published, and each record is named once."""
+"""Restored pointers equal the published ones, and each record is in one pointer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retention and sweep: pointers first, never what a pointer names or a ring holds, and the last pointer stays."""
+"""Retention and sweep: pointers first, never a named or held object, and the last pointer stays."""
 
 from __future__ import annotations
 

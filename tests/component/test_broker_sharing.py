@@ -1,4 +1,4 @@
-"""Small topics share objects: few PUTs, each batch found by its own pointer, nothing deleted that one of them names."""
+"""Small topics share objects: few PUTs, each batch by its own pointer, no named object is deleted."""
 
 from __future__ import annotations
 

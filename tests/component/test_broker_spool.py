@@ -1,4 +1,4 @@
-"""The spool: ack=1 on disk comes after the fsync, and what an earlier run left is delivered once, or told."""
+"""The spool: an ack=1 on disk follows its fsync; blocks of an earlier run are delivered once, or reported."""
 
 from __future__ import annotations
 

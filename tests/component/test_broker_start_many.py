@@ -1,4 +1,4 @@
-"""A start with very many topics asks for many of them at once, and what goes through all partitions stays cheap."""
+"""A start with very many topics batches its requests, and loops over all partitions stay cheap."""
 
 from __future__ import annotations
 

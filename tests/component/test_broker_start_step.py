@@ -1,4 +1,4 @@
-"""A start whose coordinator stops in the middle waits for it; one that does not come back ends the start."""
+"""A start waits for a coordinator that stops in the middle, and ends if it does not return."""
 
 from __future__ import annotations
 

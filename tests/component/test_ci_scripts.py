@@ -1,4 +1,4 @@
-"""The scripts that start the CI on machines that lack something: what is installed, and which Python is taken."""
+"""The scripts that start the CI on bare machines: installed packages, and the chosen Python."""
 
 from __future__ import annotations
 

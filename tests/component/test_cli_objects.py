@@ -1,4 +1,4 @@
-"""`memq inspect` and `memq verify` on objects that hold, and on objects with damage at known places."""
+"""`memq inspect` and `memq verify` on intact objects, and on objects with known damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a newcomer passes by mistake to the clients: a named error at once, and no noise from what was never made."""
+"""Wrong arguments of newcomers to the clients: a clear error at once, and no noise from half-made clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers about streams, topics and the cluster, on virtual time: slow openings, what has just come, loads."""
+"""Answers about streams, topics and the cluster, on virtual time: slow openings, new topics, loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commit() returned for is stored; a consumer that closes lets go of everything, whatever its commit meets."""
+"""A commit that returned is stored; a consumer that closes releases everything, also after a failed commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A consumer on a broker in this process: what poll returns and when, places, counts, and damage met by the user."""
+"""A consumer on a broker in this process: results of poll, positions, counts, and damage."""
 
 from __future__ import annotations
 

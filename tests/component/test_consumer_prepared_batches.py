@@ -1,4 +1,4 @@
-"""Batches that are made ahead change nothing that the user can see: places, lag, pauses, commits and counters."""
+"""Batches prepared in advance change no position, lag, pause, commit or counter of the user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a consumer makes of brokers that do not know its topic for a moment, and of a topic that is gone."""
+"""A consumer whose brokers do not know its topic for a moment, or whose topic was deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bit that changes between client and broker: the message is refused, asked for again, and never believed."""
+"""A bit that flips between client and broker: the message is refused and requested again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard over real HTTP: what its pages ask for, who may ask, and what it says to browsers."""
+"""The dashboard over real HTTP: requests of its pages, access, and headers for browsers."""
 
 from __future__ import annotations
 

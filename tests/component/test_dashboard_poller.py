@@ -1,4 +1,4 @@
-"""The poller of the dashboard over a real cluster: which topics a round asks about."""
+"""The poller of the dashboard over a real cluster: which topics each round requests."""
 
 from __future__ import annotations
 

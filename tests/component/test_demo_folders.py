@@ -1,4 +1,4 @@
-"""What a demo does with the folder that it is given: only what demos have made is made again."""
+"""The folder of a demo: only files that demos made are replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task sends twice is there once: its blocks follow from its records, however these come in calls."""
+"""Records that a task sends twice exist once: blocks follow from the records, however calls divide them."""
 
 from __future__ import annotations
 

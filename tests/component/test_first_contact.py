@@ -1,4 +1,4 @@
-"""The first connection of a client: refused soon, with address and cause; who was reached once is waited for."""
+"""The first connection of a client is refused soon, with address and cause; known brokers are waited for."""
 
 from __future__ import annotations
 

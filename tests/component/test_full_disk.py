@@ -1,4 +1,4 @@
-"""A disk that is full for all but small files: the broker is not ready, and producers learn which disk it is."""
+"""A disk that is full for all but small files: the broker is not ready, and producers get the disk's name."""
 
 from __future__ import annotations
 

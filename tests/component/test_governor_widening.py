@@ -1,4 +1,4 @@
-"""The write partitions of a topic follow its traffic: within bounds, with rest, and no slot is ever without a home."""
+"""The write partitions of a topic follow its traffic, within bounds; each slot always has a partition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`memq audit` and what brokers hold: in a ring, for a next owner, on disk; before a restart, in the replay, after."""
+"""`memq audit` and records that brokers hold: in a ring, for a next owner, on disk; around a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A copy of another log's topics, from a source in memory: all comes over once, whenever a copy is given up."""
+"""A copy of another log's topics, from a source in memory: each record once, however often it is interrupted."""
 
 from __future__ import annotations
 

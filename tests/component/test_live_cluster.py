@@ -1,4 +1,4 @@
-"""The live audit next to a broker in this process: what clients report, what it finds, restarts, several auditors."""
+"""The live audit next to a broker in this process: reports, findings, restarts, several auditors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live audit in trouble with its reports: pages that come again or fail, homes and topics that come late."""
+"""The live audit and faulty reports: pages that repeat or fail, report partitions and topics that come late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live audit's state, in SQLite and in PostgreSQL: one owner at a time, all of a step or nothing, and the view."""
+"""The live audit's state in SQLite and PostgreSQL: one owner, atomic steps, and the view."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One log of several fails or hangs: lag, ends, totals and the dashboard have the others, and say which is unknown."""
+"""One log of several fails or hangs: lag, ends, totals and dashboard have the others, and name it as unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reading of all pointers: whole, or it says why not; retention deletes nothing on one that is not."""
+"""A reading of all pointers is complete, or names the reason; retention deletes nothing after a partial one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of an epoch at its owner: what fences it, what it settles, and what begins behind it."""
+"""The end of an epoch at its owner: what fences it, what it settles, and what follows."""
 
 from __future__ import annotations
 

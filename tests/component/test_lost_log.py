@@ -1,4 +1,4 @@
-"""A log that the queue has lost: nothing of it is swept, it is not opened, others are, and a restore brings it back."""
+"""A log that the queue has lost is neither swept nor opened; other logs are, and a restore rebuilds it."""
 
 from __future__ import annotations
 

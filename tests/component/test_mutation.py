@@ -1,4 +1,4 @@
-"""The mutants fit the product, the tool finds what a test finds, and the lists of known ones are true."""
+"""The mutants match the product, the tool finds what a test finds, and the lists of known ones are valid."""
 
 from __future__ import annotations
 

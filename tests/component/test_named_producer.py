@@ -1,4 +1,4 @@
-"""Named producers end to end: an instance continues where the name was, fences the older one, and is remembered."""
+"""Named producers end to end: an instance continues at the name's position and fences the older one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheel has what users import and nothing else; the constraints name a version of each library."""
+"""The wheel has exactly what users import; the constraints name a version of each library."""
 
 from __future__ import annotations
 

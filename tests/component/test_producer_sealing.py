@@ -1,4 +1,4 @@
-"""Blocks that are compressed next to the caller: all of them come, in order, and the threads end with the producer."""
+"""Blocks compressed on threads: all are sent, in order, and the threads end with the producer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports keep the order of what was committed and of where reading began again, whatever is under way meanwhile."""
+"""Reports keep the order of commits and restarts of reading, whatever is in flight meanwhile."""
 
 from __future__ import annotations
 

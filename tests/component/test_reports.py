@@ -1,4 +1,4 @@
-"""Clients tell the audit topic of a real broker what they did, and their work continues when they can't."""
+"""Clients report their work to the audit topic of a real broker, and continue when they can't."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers to requests, on virtual time: when each is made, for which client, what it has, what ends with a client."""
+"""Answers to requests, on virtual time: their time, their client, their content, and the end of a client."""
 
 from __future__ import annotations
 

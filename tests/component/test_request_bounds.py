@@ -1,4 +1,4 @@
-"""Bounds of requests, at their last allowed value and behind it: ids, sequences, ranges, streams, waiting requests."""
+"""Bounds of requests, at and beyond the last allowed value: ids, sequences, ranges, streams, queues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Identities that are made again: of a named producer, of an import, of staged batches; other content is never lost."""
+"""Reused identities of named producers, imports and staged batches: no other content is ever lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where keys for S3 come from, without a server: profiles and processes, and how long keys are used."""
+"""Sources of keys for S3, without a server: profiles and processes, and how long keys are used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""deploy/memq-broker.service is one that systemd takes, and says nothing to memq that memq does not know."""
+"""deploy/memq-broker.service is valid for systemd, and passes only options that memq has."""
 
 from __future__ import annotations
 

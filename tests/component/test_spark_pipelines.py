@@ -1,4 +1,4 @@
-"""What the pipelines' command line says when something is wrong: one line that tells what to do, not Spark's traces."""
+"""Errors of the pipelines' command line: one line with the remedy, without Spark's traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A partition that can't publish keeps its own blocks in the spool, not those of others: they are copied forward."""
+"""A partition that can't publish keeps only its own blocks in the spool: others are copied to the end."""
 
 from __future__ import annotations
 

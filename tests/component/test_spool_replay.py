@@ -1,4 +1,4 @@
-"""The replay of a spool: from where it reads the queue for what the queue already holds."""
+"""The replay of a spool: where it starts to read the queue for blocks that are published."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is reported of staged batches: the identities, minutes and stages of the blocks that readers will meet."""
+"""Reports of staged batches: identities, minutes and stages of the blocks that readers get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Staged commits end to end: what is staged is unseen, a batch is there once, whatever happens between its parts."""
+"""Staged commits end to end: staged records are invisible, and a committed batch exists once."""
 
 from __future__ import annotations
 

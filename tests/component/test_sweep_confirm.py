@@ -1,4 +1,4 @@
-"""Two passes of the sweep: what one finds alone stays, whatever a part answered; and the lists between them."""
+"""Two passes of the sweep: an object that only one finds stays, for any wrong answer; and their lists."""
 
 from __future__ import annotations
 

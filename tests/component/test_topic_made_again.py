@@ -1,4 +1,4 @@
-"""Topics that are deleted, and made again under the same name, while brokers and clients learn of it late."""
+"""Topics deleted and created again under the same name, while brokers and clients learn of it late."""
 
 from __future__ import annotations
 

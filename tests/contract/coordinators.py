@@ -1,4 +1,4 @@
-"""Every coordinator that the contract suite runs over: a new one is one line here."""
+"""Every coordinator of the contract suite; a new one is one line here."""
 
 from __future__ import annotations
 

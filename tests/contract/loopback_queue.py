@@ -1,4 +1,4 @@
-"""The queue `remote` for the contract suite: a broker's handlers lend a queue in memory, in the form of the wire."""
+"""The queue `remote` for the contract suite: a broker's handlers over a queue in memory, in wire format."""
 
 from __future__ import annotations
 

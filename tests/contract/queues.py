@@ -1,4 +1,4 @@
-"""Every notification queue that the contract suite runs over: a new one is one line here."""
+"""Every notification queue of the contract suite; a new one is one line here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of the Coordinator port, over every coordinator; then what only the standalone one promises."""
+"""The contract of the Coordinator port, over every coordinator; then promises of the standalone one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The spool on a failing disk: what was acked survives a loss of power, whatever fsync answered before."""
+"""The spool on a failing disk: acked blocks survive a loss of power, whatever fsync returned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store of files on a failing disk: what it took survives a loss of power, whatever fsync answered before."""
+"""The file store on a failing disk: stored objects survive a loss of power, whatever fsync returned."""
 
 from __future__ import annotations
 

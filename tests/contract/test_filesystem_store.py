@@ -1,4 +1,4 @@
-"""What only the filesystem store promises: durability, torn writes, refusals of the operating system, races."""
+"""Promises of the filesystem store alone: durability, torn writes, errors of the system, races."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of the spool's disk, over files and over the simulation's, and what files say when the disk fails."""
+"""The contract of the spool's disk, over files and the simulation's disk, and errors of a failing disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of `queue.sqlite` that are lost or changed: the queue notices it, and overwrites nothing."""
+"""Rows of `queue.sqlite` that are lost or changed: the queue notices each, and overwrites nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of layout 1, without checksums: they are opened as they are, and each row that was sound gets a checksum."""
+"""Files of layout 1, without checksums: they are opened, and each sound row gets a checksum."""
 
 from __future__ import annotations
 

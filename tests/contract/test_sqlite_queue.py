@@ -1,4 +1,4 @@
-"""What only the SQLite queue promises: several processes, `kill -9`, group commit, and errors of the file."""
+"""Promises of the SQLite queue alone: several processes, `kill -9`, group commit, errors of the file."""
 
 from __future__ import annotations
 

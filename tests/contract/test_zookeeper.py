@@ -1,4 +1,4 @@
-"""What only the ZooKeeper coordinator promises, on a real server: lost and suspended sessions, rights, settings."""
+"""Promises of the ZooKeeper coordinator alone, on a real server: sessions, rights, settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS and rights on a real ZooKeeper: what is allowed works, and what is not is named with its cause and its cure."""
+"""TLS and rights on a real ZooKeeper: allowed calls work, others fail with cause and remedy."""
 
 from __future__ import annotations
 

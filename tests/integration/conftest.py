@@ -1,4 +1,4 @@
-"""Real servers and the browser that the integration tests share: started once, and a failure when one is missing."""
+"""Real servers and the browser of the integration tests: started once; a missing one is a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Kafka with a second door, whose produce requests can be held: handed over by Kafka's client, and not yet there."""
+"""A Kafka with a second listener, whose produce requests can be delayed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proxy for protocols of frames with a length before them; a subclass chooses what happens to each frame."""
+"""A proxy for protocols of length-prefixed frames; a subclass decides about each frame."""
 
 from __future__ import annotations
 

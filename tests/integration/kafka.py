@@ -1,4 +1,4 @@
-"""A real Kafka for the tests of one session, and queues on it that see nothing of each other."""
+"""A real Kafka for the tests of one session, and queues on it with separate prefixes."""
 
 from __future__ import annotations
 

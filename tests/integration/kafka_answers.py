@@ -1,4 +1,4 @@
-"""Kafka's answers as bytes, and lies in them: each takes a request and its true answer, and returns what is said.
+"""Kafka's answers as bytes, and wrong ones: each function gets a request and its true answer.
 
 An answer begins with the request's id; versions are those that `pinned` lets a client choose: the newest ones of each
 kind without compact fields.

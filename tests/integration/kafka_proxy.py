@@ -1,4 +1,4 @@
-"""A proxy before a real Kafka that cuts, delays and falsifies requests of one kind, each at a phase of its way."""
+"""A proxy before a real Kafka that cuts, delays and falsifies requests of one kind, at a chosen phase."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A coordinator that asks again what a fault has spoiled: what is left of a fault is nothing, or an error."""
+"""A coordinator that retries calls which a fault spoiled: a fault leaves no effect, or an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A queue that asks again what may pass: what is left of a fault on the way to Kafka is nothing, or an error."""
+"""A queue that retries temporary failures: a fault on the way to Kafka leaves no effect, or an error."""
 
 from __future__ import annotations
 

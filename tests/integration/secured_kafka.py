@@ -1,4 +1,4 @@
-"""A real Kafka that speaks TLS alone, asks for a login, and lets its users do what they were given."""
+"""A real Kafka with TLS, logins and ACLs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults done to what a real cluster has stored, behind its back: at the objects in S3, and by the queue in Kafka.
+"""Faults injected into the stored data of a real cluster: objects in S3, pointers in Kafka.
 
 Each says which records the live audit must name for it, and where.
 """

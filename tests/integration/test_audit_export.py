@@ -1,4 +1,4 @@
-"""`memq auditor metrics`: what a state holds, as Prometheus sees it: findings by topic and kind, and verdicts."""
+"""`memq auditor metrics`: the state of the audit as Prometheus reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A long backlog in uneven batches on real queues: the lag is exact, and a reset by time misses nothing."""
+"""A long backlog in uneven batches on real queues: exact lag, and a reset by time that skips nothing."""
 
 from __future__ import annotations
 

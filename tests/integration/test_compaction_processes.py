@@ -1,4 +1,4 @@
-"""Small objects become large ones under readers, groups and a running broker: nobody sees a difference."""
+"""Small objects become large ones under readers, groups and a broker: none notices it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard for everybody: without a mouse, without eyes, in both themes, on narrow screens, with nothing to show.
+"""Accessibility of the dashboard: keyboard, screen readers, both themes, narrow screens, empty pages.
 
 What is checked are rules of WCAG 2.2 that a program can check: contrast of all text that is to be seen (1.4.3), names
 and roles (4.1.2), heads of tables (1.3.1), the way of the keyboard and a visible focus (2.1.1, 2.4.7), motion (2.3.3).

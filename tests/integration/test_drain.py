@@ -1,4 +1,4 @@
-"""SIGTERM drains a real broker; with the store down it waits, and a second SIGTERM gives up and says what it held."""
+"""SIGTERM drains a real broker. With the store down it waits; a second SIGTERM ends it, and names its blocks."""
 
 from __future__ import annotations
 

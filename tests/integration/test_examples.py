@@ -1,4 +1,4 @@
-"""Every example runs as its file says, in a process of its own; the demo on a part of its records."""
+"""Every example runs as documented, in its own process; the demo on a part of its records."""
 
 from __future__ import annotations
 

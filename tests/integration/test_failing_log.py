@@ -1,4 +1,4 @@
-"""One node of three real Kafkas does not answer: the logs that others lead are written and read meanwhile."""
+"""One of three real Kafka nodes does not answer: logs of the other leaders are written and read."""
 
 from __future__ import annotations
 

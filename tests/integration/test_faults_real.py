@@ -1,4 +1,4 @@
-"""Real servers paused and killed under a real broker: /metrics and the JSON log tell which one, and /readyz is red."""
+"""Real servers paused and killed under a real broker: /metrics, log and /readyz name the failed part."""
 
 from __future__ import annotations
 

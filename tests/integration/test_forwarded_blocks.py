@@ -1,4 +1,4 @@
-"""Blocks acked with 1 that only a paused owner holds: they reach the broker that replaces it, on real servers."""
+"""Blocks acked with 1 that only a paused owner holds reach the broker that replaces it, on real servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An owner is paused between handing a pointer to Kafka's client and its sending: sent later, it doubles nothing."""
+"""An owner is paused while Kafka's client holds its pointer: the late pointer doubles nothing."""
 
 from __future__ import annotations
 

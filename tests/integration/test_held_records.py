@@ -1,4 +1,4 @@
-"""`memq audit` while a broker is down that acked with 1 on disk, while it brings that, and after: never lost."""
+"""`memq audit` while a broker with ack=1 blocks on disk is down, replays, and after: never lost."""
 
 from __future__ import annotations
 

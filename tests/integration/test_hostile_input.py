@@ -1,4 +1,4 @@
-"""What people and disks do to a real broker: illegal names, too large records, a read-only folder, damage."""
+"""Bad input to a real broker: illegal names, too large records, a read-only folder, damage."""
 
 from __future__ import annotations
 

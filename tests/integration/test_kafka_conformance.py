@@ -1,4 +1,4 @@
-"""The contract of the queue behind a proxy that spoils each kind of request to a real Kafka, at each phase of its way.
+"""The contract of the queue through a proxy that spoils each kind of Kafka request at each phase.
 
 Whatever is cut, late or falsified on the way: what comes of it is the right answer or an error that may pass. `make
 check` has one life of a queue with each kind of request, at a phase that goes round; `make soak` has the product of

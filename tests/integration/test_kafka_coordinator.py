@@ -1,4 +1,4 @@
-"""A Kafka that hangs, or dies, while it is asked who coordinates a group: that ends no process."""
+"""A Kafka that hangs or dies during the search for a group's coordinator: no process ends."""
 
 from __future__ import annotations
 

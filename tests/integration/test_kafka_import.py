@@ -1,4 +1,4 @@
-"""`memq import kafka` on real servers: everything comes over as it was, once, whenever the import is killed."""
+"""`memq import kafka` on real servers: every record once and unchanged, also after kills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kafka away, by SIGSTOP and by SIGKILL, under a broker that accepts records and a group that reads them."""
+"""An outage of Kafka, by SIGSTOP and SIGKILL, under a producing broker and a reading group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a real Kafka does that a queue of one's own would not, each held by a test."""
+"""Behaviour of a real Kafka that an own queue would not have; one test for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads of many partitions at once: they share consumers, and none of them pays for another."""
+"""Reads of many partitions at once: they share consumers, and no read delays another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`memq restore` on real servers: a cluster's pointers in Kafka are gone, and are made again from the objects."""
+"""`memq restore` on real servers: a cluster's lost pointers in Kafka are rebuilt from the objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS, logins and rights on a real Kafka that asks for all of them: what is right works, what is wrong is named."""
+"""TLS, logins and rights on a real Kafka: correct ones work, wrong ones are named."""
 
 from __future__ import annotations
 

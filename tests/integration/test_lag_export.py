@@ -1,4 +1,4 @@
-"""`memq lag --serve` as Prometheus sees it: records, bytes, seconds of a real group; nothing while brokers are away."""
+"""`memq lag --serve` as Prometheus reads it: records, bytes, seconds of a real group; none in an outage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live audit on the real servers: what was done to a cluster that crashes is named, exactly, and nothing else.
+"""The live audit on real servers: it names each fault injected into a crashing cluster, and nothing else.
 
 Two auditors watch, each with a state of its own: one works all the time, the other one is killed, started again, paused
 and resumed. They say the same, of every record and of every minute.

@@ -1,4 +1,4 @@
-"""The launcher: each real server does its work and survives kill -9, and the command tells the truth of them."""
+"""The launcher: each real server works and survives kill -9, and the command reports it correctly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The governor killed, ZooKeeper away, sessions expired, under load: clients continue; one governs then."""
+"""The governor killed, ZooKeeper down, sessions expired, under load: clients continue; one governs then."""
 
 from __future__ import annotations
 

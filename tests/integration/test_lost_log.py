@@ -1,4 +1,4 @@
-"""Kafka has a topic and lost the log of a partition: it is reported, kept and restored, on real servers."""
+"""Kafka has a topic and lost the log of a partition: it is reported, kept and restored."""
 
 from __future__ import annotations
 

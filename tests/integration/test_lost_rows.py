@@ -1,4 +1,4 @@
-"""Rows of queue.sqlite are lost between two runs of `memq dev`: no start deletes what they named, and each is named."""
+"""Rows of queue.sqlite lost between two runs of `memq dev`: each is named, and no object is deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A broker with very many partitions that hardly anybody uses: neither threads nor much memory for each of them."""
+"""A broker with very many idle partitions: no thread and little memory for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command of docs/operations.md runs, as it is there, on a cluster of real servers."""
+"""Every command of docs/operations.md runs unchanged on a cluster of real servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""More than a real broker can take: a store that hangs, thousands of clients, deaf clients, no disk."""
+"""Overload of a real broker: a store that hangs, thousands of clients, clients that do not read, no disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/readyz` of a broker that loses its store or its queue: red meanwhile, green after; `/healthz` stays green."""
+"""`/readyz` of a broker that loses its store or queue: 503 meanwhile, 200 after; `/healthz` stays 200."""
 
 from __future__ import annotations
 

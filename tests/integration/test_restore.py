@@ -1,4 +1,4 @@
-"""`memq restore`: a queue that is gone is made again from the objects, and everything is there as it was."""
+"""`memq restore`: a lost queue is rebuilt from the objects, and every record is readable as before."""
 
 from __future__ import annotations
 

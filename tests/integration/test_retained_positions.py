@@ -1,4 +1,4 @@
-"""Retention on real queues: who is before the first position that is left knows which one that is."""
+"""Retention on real queues: a reader before the first available position gets that position."""
 
 from __future__ import annotations
 

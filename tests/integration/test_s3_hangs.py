@@ -1,4 +1,4 @@
-"""GETs of a real S3 server that hang, trickle, or stop in the middle: each caller tries again in time, or names it.
+"""GETs of a real S3 server that hang, trickle or stop in the middle: retried in time, or reported.
 
 Both data paths have the same limits: a time for one request with its whole body, and a time for all tries.
 """

@@ -1,4 +1,4 @@
-"""A store that refuses, loses answers and stalls while records come in, and one whose uploads take their own time."""
+"""A store that refuses, loses answers and stalls under load, and one with slow uploads."""
 
 from __future__ import annotations
 

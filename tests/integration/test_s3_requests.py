@@ -1,4 +1,4 @@
-"""What the store is asked on the whole path, counted at its door: one PUT and one GET a batch, and nothing more."""
+"""Requests to the store on the whole path, counted at a proxy: one PUT and one GET per batch."""
 
 from __future__ import annotations
 

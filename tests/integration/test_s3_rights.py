@@ -1,4 +1,4 @@
-"""Who may do what on a bucket: the policies of docs/operations.md on a real server, and mistakes that are named."""
+"""Rights on a bucket: the policies of docs/operations.md on a real server, and named mistakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of the StorageHandler port over a real S3 server, behind a proxy that harms requests and answers.
+"""The contract of the StorageHandler port over a real S3 server, through a proxy that spoils answers.
 
 Each operation meets each harm, in each phase, over both data paths: a sample of them here, all in `make soak`.
 """

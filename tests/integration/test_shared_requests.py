@@ -1,4 +1,4 @@
-"""Small topics that share objects, counted at the store's door: how many PUTs they save, and what readers fetch."""
+"""Small topics that share objects, counted at a proxy: saved PUTs, and bytes that readers fetch."""
 
 from __future__ import annotations
 

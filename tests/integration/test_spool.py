@@ -1,4 +1,4 @@
-"""ack=1 on disk with real processes: what a broker acked before it was killed is there after its start, once."""
+"""ack=1 on disk with real processes: blocks acked before a kill are delivered once after the start."""
 
 from __future__ import annotations
 

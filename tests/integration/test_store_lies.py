@@ -1,4 +1,4 @@
-"""Consumers, the audit and verify of a store whose answers are spoilt on the way: nothing stored is called damaged."""
+"""Consumers, audit and verify on a store with wrong answers: no stored byte is called damaged."""
 
 from __future__ import annotations
 

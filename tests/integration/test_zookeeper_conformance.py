@@ -1,4 +1,4 @@
-"""The contract of the coordinator behind a proxy that spoils each kind of operation of a real ZooKeeper.
+"""The contract of the coordinator through a proxy that spoils each kind of ZooKeeper operation.
 
 Whatever is cut, late or falsified on the way: the result is the right answer or an error of memq. `make check` has one
 life of a coordinator with each kind of operation, at a phase that goes round, and with each false error; `make soak`

@@ -1,4 +1,4 @@
-"""A ZooKeeper that is put back to an old backup under load: epochs and sessions from the past cost no record."""
+"""A ZooKeeper restored from an old backup under load: no record is lost."""
 
 from __future__ import annotations
 

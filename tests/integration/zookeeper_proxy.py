@@ -1,4 +1,4 @@
-"""A proxy before a real ZooKeeper that cuts, delays and falsifies operations of one kind, at a phase of their way."""
+"""A proxy before a real ZooKeeper that cuts, delays and falsifies operations of one kind, at a phase."""
 
 from __future__ import annotations
 

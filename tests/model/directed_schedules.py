@@ -1,4 +1,4 @@
-"""Schedules for rules that random ones break too seldom: each names its steps, and every step is one that may be taken.
+"""Written schedules for rules that random ones break too seldom: each lists allowed steps.
 
 Three rules are not left out anywhere, since the others imply them:
 

@@ -1,4 +1,4 @@
-"""The audit against the truth: in a sound log it names nothing that is not so, and what is then taken away it names.
+"""The audit against the truth: no finding in a sound log, and one for each removed record.
 
 The truth is the checker's: which sequences lie in the log, as the bytes in the store showed them when they landed.
 """

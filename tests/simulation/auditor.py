@@ -1,4 +1,4 @@
-"""The live audit as a process: it reads reports and pointers by way of the brokers, and may die and start again.
+"""The live audit as a process: it reads through the brokers, and may die and start again.
 
 Its state lies in a database that outlives it, as PostgreSQL does: what was stored when it died is what it starts from.
 """

@@ -1,4 +1,4 @@
-"""Faults done to a healed world whose auditor runs: it names each of them, and takes back what was no loss.
+"""Faults injected into a healed world with a running auditor: it names each, and withdraws false losses.
 
 Records are acked that are in no pointer; their pointer comes after the auditor has named them; a batch is published
 once more when its readers have forgotten it. Pointers go into the log directly: no owner would publish them.

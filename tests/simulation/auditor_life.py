@@ -1,4 +1,4 @@
-"""The live audit in one run: its process and database, the time that it gets in the end, and what it must have said."""
+"""The live audit in one run: its process and database, the time at its end, and its expected results."""
 
 from __future__ import annotations
 

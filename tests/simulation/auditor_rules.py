@@ -1,4 +1,4 @@
-"""The auditor that ran next to the cluster against what landed: it says what the played history demands, in the end.
+"""The auditor of a run against the published history: its results are those that the history demands.
 
 It read through faults and lies, and died now and then. What retention took before it was read, it need not count: as
 long as a log does not answer, it can't. A healed world gives it time to read all; then its clock is set

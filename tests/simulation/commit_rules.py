@@ -1,4 +1,4 @@
-"""What stored positions promise: only the holder of a partition moves them, and what `commit()` stored is there.
+"""Rules of stored positions: only the owner of a partition moves them, and `commit()` stores them.
 
 It hears what the queue answers to each member, and believes nothing else: not the queue's own checks, not the members.
 """

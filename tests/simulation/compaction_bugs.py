@@ -1,4 +1,4 @@
-"""Planted bugs of compaction, and of those who look after what it makes; see `tests.simulation.planted_bugs`."""
+"""Planted bugs of compaction and of its maintenance; see `tests.simulation.planted_bugs`."""
 
 from __future__ import annotations
 

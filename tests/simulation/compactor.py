@@ -1,4 +1,4 @@
-"""A process that compacts a topic again and again; after a kill of it nothing has to be cleaned up."""
+"""A process that compacts a topic repeatedly; a kill leaves nothing to clean up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which fault met which work: a table over all runs, so that a hole in what the simulation tries shows."""
+"""Which fault met which work: a table over all runs, which shows gaps of the simulation."""
 
 from __future__ import annotations
 

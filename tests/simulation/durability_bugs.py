@@ -1,4 +1,4 @@
-"""Planted bugs of what is kept and what goes: retention, sweep, ack=1, positions, clocks, audit, shared objects."""
+"""Planted bugs of retention, sweep, ack=1, positions, clocks, audit and shared objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seeds that no run has tried before: they begin at a number drawn from the commit, and repeat for the same commit."""
+"""Seeds that no run has used: drawn from the commit, so one commit always has the same ones."""
 
 from __future__ import annotations
 

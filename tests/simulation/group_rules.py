@@ -1,4 +1,4 @@
-"""What a consumer group is promised, checked on each record that it delivers and each position that it stores. Pure.
+"""Rules of a consumer group, checked at each delivered record and each stored position. Pure.
 
 A group skips nothing but what retention took, and is notified when there was a record in it. It stores only what it has
 iterated, as a contiguous prefix. Whoever takes a partition over continues exactly at a position that was read from the

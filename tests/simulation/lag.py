@@ -1,4 +1,4 @@
-"""Checks lag as the product computes it: of a log at any moment, from any place, with what retention leaves. Pure.
+"""Checks the product's lag of a log at any moment, from any position, also after retention. Pure.
 
 The truth is the plain sum over all pointers from offset 0 on; the product sees a part of them.
 """

@@ -1,4 +1,4 @@
-"""Faults done to what landed in a simulated run: at each stage a loss, a doubling, a delay and damage.
+"""Faults injected into the published data of a run: at each stage a loss, a copy, a delay and damage.
 
 What was lost was read by nobody, so reports say nothing of it; what came twice comes at the end of the log, where no
 group has read. Each fault says what the audit must name for it. Two have no place: an object can't come late, for its

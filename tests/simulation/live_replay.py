@@ -1,4 +1,4 @@
-"""The live audit plays what landed in a simulated run, in that order and in rounds of any size, and says what it finds.
+"""Replays the published data of a run to the live audit, in rounds of any size, and collects its findings.
 
 It may die at any moment, and continue with what was stored; or be away from some moment on, and come ten minutes later.
 """

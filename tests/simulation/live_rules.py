@@ -1,4 +1,4 @@
-"""The live audit against the truth: in a sound run it names nothing wrong, and with a fault in it what was done.
+"""The live audit against the truth: no wrong finding in a sound run, and one for each injected fault.
 
 It plays what landed as it is, then with each of some faults of `live_faults.py`. It says the same though it dies and
 continues with what is stored, or is away for ten minutes.

@@ -1,4 +1,4 @@
-"""What a sweep is promised whose queue has lost something, tried on copies: nothing goes that it named.
+"""Rules of a sweep whose queue lost entries, tried on copies: no object that they named is deleted.
 
 Three trials, each of two passes, the second of which confirms the first at once:
 a log is empty, or an owner that did not look has opened it again, for both passes;

@@ -1,4 +1,4 @@
-"""Audits of a topic at any moment of a run, as `memq audit` makes them: what one of them calls lost never lands."""
+"""Audits at any moment of a run, as `memq audit` makes them: a record called lost never lands later."""
 
 from __future__ import annotations
 

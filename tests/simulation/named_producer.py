@@ -1,4 +1,4 @@
-"""A process whose producer has a name: instance after instance continues where the one before it was, fenced or not."""
+"""A process with a named producer: each instance continues where the one before it ended."""
 
 from __future__ import annotations
 

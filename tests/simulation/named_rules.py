@@ -1,4 +1,4 @@
-"""What a name promises: an instance begins where the log of the name ends, and its records are dense from 0, each once.
+"""Rules of a producer name: records are dense from 0, each once, over all instances.
 
 Records of a name tell their number and the instance that sent them, so a record of an instance that was fenced is known
 for one, whatever bytes it has.

@@ -1,4 +1,4 @@
-"""Tells each checker what lands of its topics: one checks the topic that stays, the other those that come and go."""
+"""Passes published data to the checker of its topic: one for the lasting topic, one for the others."""
 
 from __future__ import annotations
 

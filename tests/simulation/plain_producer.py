@@ -1,4 +1,4 @@
-"""A producer in the fewest words: one partition, one connection at a time, everything sent again from the oldest block.
+"""A minimal producer: one partition, one connection, resends from the oldest block.
 
 It keeps DESIGN's rules for producers and nothing else, so it finds faults of the broker that the product's own
 producer might hide, and continues when that one is at fault.

@@ -1,4 +1,4 @@
-"""What one run is made of, drawn from its seed: the cluster, its producers and consumers, the weather, and aspects.
+"""The plan of one run, drawn from its seed: cluster, clients, fault level and aspects.
 
 An aspect is something that only some runs have, since it takes longer or makes the world harder to read.
 """

@@ -1,4 +1,4 @@
-"""One read partition as the checker knows it: all entries that ever landed, and what retention left of them. Pure."""
+"""One read partition in the checker: all entries that ever landed, and those that retention left. Pure."""
 
 from __future__ import annotations
 

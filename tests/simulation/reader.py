@@ -1,4 +1,4 @@
-"""The reference reader: what any reader must deliver, from pointers and objects alone, in the fewest words. Pure.
+"""The reference reader: the records that any reader must deliver, from pointers and objects alone. Pure.
 
 It shares the formats with the product, and nothing else: no prefetch, no cache, memory without end. Who starts at a
 position first reads what lies in the dedup window before it; the stream must then be the same.

@@ -1,4 +1,4 @@
-"""What clients report, held against what is known: nobody says more than happened, and whoever is complete says all.
+"""Client reports against known facts: no report says too much, and a complete client reports everything.
 
 It knows the log's records by partition, producer and sequence, and the positions that groups have stored.
 """

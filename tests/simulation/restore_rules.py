@@ -1,4 +1,4 @@
-"""What a restore is promised, tried on a copy of the store: killed half-way and run again, each record is there once.
+"""Rules of a restore, tried on a copy of the store: interrupted and run again, it has each record once.
 
 Objects that retention has let go and no sweep has taken so far may come back with it, and nothing else.
 """

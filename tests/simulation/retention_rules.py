@@ -1,4 +1,4 @@
-"""What retention may take of a read partition: old enough, or too much and old enough; never the last pointer. Pure."""
+"""What retention may remove: old entries, or entries beyond the size; never the last pointer. Pure."""
 
 from __future__ import annotations
 

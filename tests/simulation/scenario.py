@@ -1,4 +1,4 @@
-"""One whole run: a cluster drawn from the seed lives through chaos, heals, settles, and is checked."""
+"""One whole run: a cluster drawn from the seed runs under faults, heals, settles, and is checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a staged commit promises: once it has returned, all of the batch's first manifest is there, and nothing else."""
+"""The rule of a staged commit: after it returns, exactly the first manifest of the batch is readable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that stages records and commits them in batches, again after every end: a driver with its tasks in one."""
+"""A process that stages records and commits them in batches, again after every end."""
 
 from __future__ import annotations
 

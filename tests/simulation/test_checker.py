@@ -1,4 +1,4 @@
-"""The checker itself: a log that keeps every promise passes, and each broken promise is found by its own words."""
+"""The checker: a correct log passes, and each broken promise is found by its own message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The services behind faulty calls: what each fault does, what the dead leave, and buffers that change early."""
+"""The services behind faulty calls: effects of each fault, of dead processes, and of changed buffers."""
 
 from __future__ import annotations
 

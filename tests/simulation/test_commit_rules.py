@@ -1,4 +1,4 @@
-"""The rules of stored positions: which call is a step back of a member, and which one only comes late."""
+"""The rules of stored positions: a step back of a member, and a late call, are different."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rule that no record waits for another partition that fails: what is late, and what waits rightly."""
+"""The rule that no record waits for another partition that fails: late records, and allowed waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of lag finds what is wrong, and nothing else."""
+"""The check of lag finds wrong answers, and nothing else."""
 
 from __future__ import annotations
 

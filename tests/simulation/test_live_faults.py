@@ -1,4 +1,4 @@
-"""Faults for the live audit: one that something else explains is not done."""
+"""Faults for the live audit: a fault with another explanation is not injected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is compared with the logs: answers that are wrong, old, or unknown without a reason are found."""
+"""The comparison with the logs finds answers that are wrong, old, or unknown without a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulated network: bytes in order and whole, cut anywhere; flow control; early reuse; cuts and deaths."""
+"""The simulated network: ordered bytes, cut anywhere; flow control; early reuse; cuts and deaths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The monitor of ownership: a history that keeps the rules passes, and each broken rule is named by its number."""
+"""The monitor of ownership: a correct history passes, and each broken rule is named by its number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each planted bug is found by the simulation: otherwise it would miss the like of them."""
+"""The simulation finds each planted bug."""
 
 from __future__ import annotations
 

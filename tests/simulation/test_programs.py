@@ -1,4 +1,4 @@
-"""Programs of a user in `memq.simulation`: a sound one holds under faults, and a wrong one is found."""
+"""Programs of a user in `memq.simulation`: a correct one holds under faults, and a wrong one is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constants on a small scale: each is one of the product, holds while a run lasts, and nowhere afterwards."""
+"""Reduced constants: each is one of the product, and holds only while a run lasts."""
 
 from __future__ import annotations
 

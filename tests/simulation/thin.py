@@ -1,4 +1,4 @@
-"""Constants of the product on a small scale, for one run: at their real size no short run comes near their bounds.
+"""Reduced constants of the product for one run: at their real size no short run reaches their bounds.
 
 A constant is named `module:NAME`. `scaled` sets it wherever the product has it under that name with that value, since
 modules import each other's constants. Those of which a promise speaks (how long an ack=1 block is brought on, how

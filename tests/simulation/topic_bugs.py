@@ -1,4 +1,4 @@
-"""Planted bugs in the life of topics: what is made, deleted, and made again under its name; see `planted`."""
+"""Planted bugs in the life of topics: creation, deletion, and creation again; see `planted_bugs`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics that come and go while another one stays: made, written, read and deleted again, under few names."""
+"""Topics that are created, written, read and deleted repeatedly under few names, next to a lasting one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A toy cluster, to test the simulation with: an echo server, and clients that count what comes back."""
+"""A toy cluster for tests of the simulation: an echo server, and clients that count the echoes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of Spark's reports share: a broker that asks for them, and an auditor in this process."""
+"""Shared parts of the tests of Spark's reports: a broker that requests them, and an auditor in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user submits to a cluster: `cluster_job.py MASTER BROKERS TOPIC`; prints what it read, as JSON.
+"""A job as a user submits it: `cluster_job.py MASTER BROKERS TOPIC`; prints the records that it read, as JSON.
 
 It also copies the topic to TOPIC-copy, twice as the same batch, by tasks of which one is killed.
 """

@@ -1,4 +1,4 @@
-"""The Spark session that all tests of this folder share, and a broker on a folder whose objects tasks can read."""
+"""The Spark session of all tests of this folder, and a broker on a folder whose objects tasks can read."""
 
 from __future__ import annotations
 

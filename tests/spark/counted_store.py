@@ -1,4 +1,4 @@
-"""A broker whose objects lie in an S3 server of the test's own, which keeps what it was asked: requests and bytes.
+"""A broker with objects in an S3 server of the test, which records requests and bytes.
 
 It speaks TLS by an authority of its own, which only the settings file names.
 """

@@ -1,4 +1,4 @@
-"""A job of Spark as a process in a session of its own: what it says, and the processes that can be killed."""
+"""A Spark job as a process in its own session: its output, and its processes, which tests kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbered records of six hours in several objects, and what of them files of a pipeline hold."""
+"""Numbered records of six hours in several objects, and the records that a pipeline's files must have."""
 
 from __future__ import annotations
 

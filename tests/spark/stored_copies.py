@@ -1,4 +1,4 @@
-"""Every way of Spark to copy a topic, on whatever store and queue it lies: written, streamed, replayed, to files."""
+"""Every way of Spark to copy a topic, on any store and queue: write, stream, replay, files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A streaming read in a process of its own, for tests that kill it: one line for each micro-batch, until all is read.
+"""A streaming read as a process that tests kill: prints one line per micro-batch, until all is read.
 
 `python -m tests.spark.streaming_job BROKER TOPIC FOLDER`; the master is PYSPARK_SUBMIT_ARGS'.
 """

@@ -1,4 +1,4 @@
-"""A group is caught up in parallel: each record once to files, at least once to a function, then committed."""
+"""A backfill in parallel: each record once to files, at least once to a function, then a commit."""
 
 from __future__ import annotations
 

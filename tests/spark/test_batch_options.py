@@ -1,4 +1,4 @@
-"""What the options of a batch read do: ways in, places, columns, splits, copies, damage, values in JSON and Avro."""
+"""Options of a batch read: sources, positions, columns, splits, copies, damage, JSON and Avro values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch read gives back what was produced: every column, byte for byte, over codecs, nulls, headers and tags."""
+"""A batch read returns what was produced: every column, byte for byte, for all codecs and fields."""
 
 from __future__ import annotations
 

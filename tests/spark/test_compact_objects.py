@@ -1,4 +1,4 @@
-"""Small objects become large ones by tasks of Spark: every read sees the same, whoever is killed meanwhile."""
+"""Spark tasks compact small objects into large ones: every read has the same result, also after kills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every pipeline works on more than the memory of its driver: it plans by pointers, and no record comes to it."""
+"""Every pipeline handles more data than its driver's memory: the driver reads pointers only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live audit next to Spark: an exactly-once write and a streaming query that fails and is started again are ok."""
+"""The live audit next to Spark: an exactly-once write and a restarted streaming query are ok."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A low-latency write whose task is killed and runs again has each row at least once, in whatever order they come."""
+"""A low-latency write whose task is killed and runs again has each row at least once, in any order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipelines whose driver or executors are killed with SIGKILL lose and double nothing, and show nothing half."""
+"""Pipelines whose driver or executors are killed lose and double nothing, and show nothing incomplete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/pipelines.md: every command and snippet runs in its order, and every option of every pipeline is in one."""
+"""docs/pipelines.md: every command and snippet runs in order, and every option of a pipeline is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A profile of what was produced says what was produced."""
+"""The profile of a topic matches the produced records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A query on tag, time or partition fetches what it needs and hardly more, counted at the store."""
+"""A query on tag, time or partition fetches little more than its records, counted at the store."""
 
 from __future__ import annotations
 

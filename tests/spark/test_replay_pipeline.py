@@ -1,4 +1,4 @@
-"""A replay sends each record once and in order, also when it is killed, and says what it can't promise."""
+"""A replay sends each record once and in order, also after kills, and refuses what it can't promise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damage that is passed over: what was sent again is read from the copy that is sound, once."""
+"""Skipped damage: a record that was sent again is read from its intact copy, once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/spark.md: every snippet runs in its order, every option is in one, and in the table.
+"""docs/spark.md: every snippet runs in order; every option is in a snippet and in the table.
 
 `python -m tests.spark.test_spark_docs` writes the table.
 """

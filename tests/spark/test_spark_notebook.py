@@ -1,4 +1,4 @@
-"""The notebook-style example runs from its first cell to its last, in the session that is there, and says so."""
+"""The notebook example runs from its first cell to its last in the test's session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All that Spark does is alike on moto and on a real S3 server with Kafka as the queue; reads also without a broker."""
+"""Spark behaves the same on moto and on a real S3 server with Kafka; reads also without a broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streaming reads and writes whose driver and whose tasks are killed with SIGKILL lose no row and double none."""
+"""Streaming reads and writes whose driver and tasks are killed lose no row and double none."""
 
 from __future__ import annotations
 

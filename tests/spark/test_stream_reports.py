@@ -1,4 +1,4 @@
-"""Streams and staged writes under the live audit, driven as Spark drives them: faults are named, a restart is none."""
+"""Streams and staged writes under the live audit: each fault is named, a restart is no fault."""
 
 from __future__ import annotations
 

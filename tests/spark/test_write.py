@@ -1,4 +1,4 @@
-"""Writes with Spark: every column arrives, a batch is there once, and a failed attempt leaves nothing to see."""
+"""Writes with Spark: every column arrives, a batch exists once, and a failed attempt is invisible."""
 
 from __future__ import annotations
 

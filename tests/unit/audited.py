@@ -1,4 +1,4 @@
-"""What the audit's tests share: a topic, and pointers and objects of it as a broker writes them."""
+"""Shared parts of the audit's tests: a topic, and pointers and objects of it as a broker writes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster in memory without a broker: store, queue and coordinator, with what a test puts into them."""
+"""A cluster in memory without a broker: store, queue and coordinator, filled by the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the formats share: any records, blocks of them, damage, and the repair of a checksum."""
+"""Shared parts of the format tests: random records, blocks of them, damage, and repaired checksums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps the ring of unit tests small: a test that starts a broker or a process belongs to `tests/component`."""
+"""Keeps unit tests small: a test that starts a broker or a process belongs to `tests/component`."""
 
 from __future__ import annotations
 

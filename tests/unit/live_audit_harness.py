@@ -1,4 +1,4 @@
-"""What the live audit's tests share: one write partition, its pointers and the reports about it, made by hand."""
+"""A harness of the live audit: one write partition, its pointers and reports, written by the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A queue that answers wrongly without an error, as real ones do when a connection breaks between two requests."""
+"""A queue that answers wrongly without an error, as real ones do after a broken connection."""
 
 from __future__ import annotations
 

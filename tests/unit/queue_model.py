@@ -1,4 +1,4 @@
-"""What the tests of reading share: a read partition made by hand, its batches, and entries of its queue."""
+"""Shared parts of the tests of reading: a read partition with batches and entries, written by the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the tables of a Markdown page, so that tests can hold a page against the code."""
+"""Reads the tables of a Markdown page, to compare them with the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses that people type: each is an address, or an error that quotes it, never a fault of a library."""
+"""Addresses that users type: each is an address, or an error that quotes it."""
 
 from __future__ import annotations
 

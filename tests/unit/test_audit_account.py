@@ -1,4 +1,4 @@
-"""One producer's books: what is lost, doubled, burned, expired or merely unproven."""
+"""The account of one producer: lost, doubled, given up, expired and unproven records."""
 
 from __future__ import annotations
 

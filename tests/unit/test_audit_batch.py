@@ -1,4 +1,4 @@
-"""One object against its pointer: any damage is found, and every sequence that the pointer names is accounted for."""
+"""One object against its pointer: any damage is found, and every named sequence is accounted for."""
 
 from __future__ import annotations
 

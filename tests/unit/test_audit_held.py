@@ -1,4 +1,4 @@
-"""What no pointer has and a broker may hold: what is asked, what answers mean, and why some of it stays in doubt."""
+"""Records that no pointer has and a broker may hold: questions, answers, and remaining doubts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random histories with known deeds: the verdict names exactly what was done, and nothing else."""
+"""Random histories with known faults: the verdict names exactly these."""
 
 from __future__ import annotations
 

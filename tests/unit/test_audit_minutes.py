@@ -1,4 +1,4 @@
-"""The table by minute adds up to the verdict, and dates what is missing by the pointer that showed it."""
+"""The table by minute adds up to the verdict, and dates a missing record by the pointer that showed it."""
 
 from __future__ import annotations
 

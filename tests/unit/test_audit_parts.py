@@ -1,4 +1,4 @@
-"""An audit in parts finds what one audit of all finds, and checks survive their way between processes."""
+"""An audit in parts has the findings of one audit of all, and checks survive pickling between processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client is to report: events become ranges by stage and minute, reports have dense numbers and a promise."""
+"""Reports of a client: events become ranges by stage and minute; numbers are dense."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live audit's topics: what one broker does not list is asked for by name before it counts as gone."""
+"""The live audit's topics: a topic that a broker does not list is requested by name before it is dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waits between tries: random below a bound that doubles, however often something was tried."""
+"""Waits between retries: random below a bound that doubles, for any number of retries."""
 
 from __future__ import annotations
 

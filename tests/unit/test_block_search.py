@@ -1,4 +1,4 @@
-"""The search for blocks by their sequences: which batches it reads, and what it returns of them."""
+"""The search for blocks by their sequences: the batches that it reads, and its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a sealed slot to its object and pointer: what is made by columns is what the headers say one by one."""
+"""From a sealed slot to its object and pointer: columns have the same values as the headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run of blocks takes what is plainly right, up to its bounds, and ends before anything else."""
+"""A run of blocks contains plainly valid blocks, up to its bounds, and ends before any other."""
 
 from __future__ import annotations
 

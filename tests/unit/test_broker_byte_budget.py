@@ -1,4 +1,4 @@
-"""The bound on bytes that are under way: never over it, first come first served, no wake-up lost, none twice."""
+"""The bound on bytes in flight: never exceeded, first come first served, no wake-up lost or doubled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections that a broker closes after their time: without HELLO, with half a frame, with unread answers."""
+"""Connections that a broker closes after a timeout: no HELLO, an incomplete frame, unread answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A forwarder by itself, on virtual time: what it asks, when it comes again, and when it lets go of a block."""
+"""A forwarder alone, on virtual time: its requests, its retries, and when it releases a block."""
 
 from __future__ import annotations
 

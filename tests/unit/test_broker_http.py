@@ -1,4 +1,4 @@
-"""The HTTP port under clients of every kind: garbage, half requests, slow ones, large heads, too many at once."""
+"""The HTTP port under clients of every kind: garbage, incomplete requests, large heads, too many at once."""
 
 from __future__ import annotations
 

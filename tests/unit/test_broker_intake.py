@@ -1,4 +1,4 @@
-"""Received bytes under a small memory budget: no held byte changes, reading stops and continues, everyone ends."""
+"""Received bytes under a small memory budget: held bytes stay unchanged, reading stops and continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an owner learns from the queue: state, totals, proofs, late pointers, and the higher epoch that fences it."""
+"""An owner's knowledge from the queue: state, totals, proofs, late pointers, higher epochs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POLL over several logs, through a broker's handlers: one that fails or hangs takes no answer from the others."""
+"""POLL over several logs, through a broker's handlers: a failing log affects no other answer."""
 
 from __future__ import annotations
 

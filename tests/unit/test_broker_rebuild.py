@@ -1,4 +1,4 @@
-"""Pointers from objects alone: what index and headers say, which batches are new, and what the present log holds."""
+"""Pointers from objects alone: content of index and headers, new batches, and the present log."""
 
 from __future__ import annotations
 

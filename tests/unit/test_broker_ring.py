@@ -1,4 +1,4 @@
-"""The ring: its table of states, what it seals and when, and that only the head is published."""
+"""The ring: its table of states, when it seals, and that it publishes only its head."""
 
 from __future__ import annotations
 

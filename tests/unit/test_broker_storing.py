@@ -1,4 +1,4 @@
-"""An object is put until it is stored, while a batch needs it and its key may be used; each failure is named."""
+"""An object is put until it is stored, while a batch needs it and its key is valid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an opening counts: each batch of the tail once, and by name those that no owner had counted."""
+"""Counts of an opening: each batch of the tail once, and by name those that no owner had counted."""
 
 from __future__ import annotations
 

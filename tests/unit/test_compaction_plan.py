@@ -1,4 +1,4 @@
-"""What a manifest still names of what left it, and which batches are not copied."""
+"""What a manifest still states about removed batches, and which batches are not copied."""
 
 from __future__ import annotations
 

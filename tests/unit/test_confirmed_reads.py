@@ -1,4 +1,4 @@
-"""What a store answers wrongly, once or twice, is no damage: a fetcher's reads against a store that lies."""
+"""A wrong answer of a store, once or twice, is no damage: reads of a fetcher against such a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bytes of one connection: which frames are taken when, the short and the long way of blocks, and its end."""
+"""The bytes of one connection: accepted frames in each state, both code paths of blocks, and its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a batch gives out, and what it makes of a payload that turns out to be damaged while it is read."""
+"""The contents of a batch, also of a payload that turns out to be damaged while it is read."""
 
 from __future__ import annotations
 

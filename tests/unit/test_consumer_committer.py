@@ -1,4 +1,4 @@
-"""What a consumer stores: each position once, one request at a time, and again what the group has not answered."""
+"""Commits of a consumer: each position once, one request at a time, and again after no answer."""
 
 from __future__ import annotations
 

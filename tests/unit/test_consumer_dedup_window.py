@@ -1,4 +1,4 @@
-"""Dedup by look-back: what was seen is dropped once and for all of the window, and memory stays bounded."""
+"""The dedup window of a reader: a seen block is dropped for the whole window, and memory is bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a group member holds and what its user is notified of: against a group that behaves."""
+"""The partitions of a group member, and the notifications of its user, against a correct group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a group's member begins to read a partition that comes, goes and comes again while answers are on their way."""
+"""Where a group's member begins to read a partition that is assigned, revoked and assigned again."""
 
 from __future__ import annotations
 

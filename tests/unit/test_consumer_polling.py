@@ -1,4 +1,4 @@
-"""The two polls of a consumer: which partitions each asks for, which answers count, and when it waits."""
+"""The two polls of a consumer: the partitions of each, the answers that count, and its pauses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be committed is a contiguous prefix of what is done."""
+"""A commit is a contiguous prefix of the finished records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures of polls and fetches: what is counted and logged, what the user sees, and how long the next try waits."""
+"""Failures of polls and fetches: counters, log lines, errors for the user, and the next retry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How reading tries again: failures in a row are counted, one batch is asked for at a time, and what the log says."""
+"""Retries of reads: failures in a row are counted, one batch is requested at a time, and the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A consumer's reading against a queue that answers wrongly for a moment: no record is passed over, none refused."""
+"""A consumer on a queue that answers wrongly for a moment: it skips no record and refuses none."""
 
 from __future__ import annotations
 

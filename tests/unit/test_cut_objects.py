@@ -1,4 +1,4 @@
-"""How much of a cut object can be read: every length between two bounds, and few reads."""
+"""How much of a truncated object can be read: every length between two bounds, with few reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the dashboard reads of the live audit's state, as auditors store it: verdicts, minutes, clients, findings."""
+"""The live audit's state as the dashboard reads it: verdicts, minutes, clients, findings."""
 
 from __future__ import annotations
 

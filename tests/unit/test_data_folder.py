@@ -1,4 +1,4 @@
-"""The data folder: made whole, owned by one process, refused when it is not what it was."""
+"""The data folder: created completely, owned by one process, refused if parts are missing."""
 
 from __future__ import annotations
 

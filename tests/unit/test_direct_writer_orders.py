@@ -1,4 +1,4 @@
-"""A direct writer by itself: the blocks that it sends, and the order under which it sends them."""
+"""A direct writer alone: the blocks that it sends, and the order number of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/events.md has every event of the log with its levels: they are read out of the code."""
+"""docs/events.md has every event of the log with its levels, compared with the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions of the live audit for the ends of logs: an owner that hangs or fails delays no round and no other log."""
+"""Questions of the live audit for ends of logs: an owner that hangs or fails delays nothing else."""
 
 from __future__ import annotations
 

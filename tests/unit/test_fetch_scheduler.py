@@ -1,4 +1,4 @@
-"""What feeds a consumer's partitions: fetches within a budget, fair turns, retries, and pointers whose batch moved."""
+"""The fetch scheduler: fetches within a budget, fair turns, retries, and pointers whose batch moved."""
 
 from __future__ import annotations
 

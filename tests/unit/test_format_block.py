@@ -1,4 +1,4 @@
-"""Blocks: any records come back, any damage is named, nothing else is raised, little is allocated."""
+"""Blocks: any records round-trip, any damage is a CorruptDataError, and memory is bounded."""
 
 from __future__ import annotations
 

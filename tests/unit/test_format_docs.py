@@ -1,4 +1,4 @@
-"""docs/formats.md and docs/pointer.schema.json say what the code does: their tables and bounds are read back."""
+"""docs/formats.md and docs/pointer.schema.json match the code: their tables and bounds are compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Golden files: what was written once is read for ever, and what is written now is the same bytes."""
+"""Golden files: old files stay readable, and new files have the same bytes."""
 
 from __future__ import annotations
 

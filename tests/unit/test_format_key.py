@@ -1,4 +1,4 @@
-"""Keys of objects: written once, read back, and nothing else is one."""
+"""Keys of objects: each round-trips, and no other text is a key."""
 
 from __future__ import annotations
 

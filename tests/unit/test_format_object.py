@@ -1,4 +1,4 @@
-"""Objects: the index finds every block, any damage is named, a lost index can be scanned around."""
+"""Objects: the index finds every block, any damage is named, a scan replaces a lost index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pointers: they read back with what a newer writer added, and any other text is named."""
+"""Pointers: they round-trip with fields of a newer writer, and any other text is an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports: what is written is read, garbage is damage, and what is too large is cut without losing a sequence."""
+"""Reports: they round-trip, garbage is damage, and too large ones are split without loss of a sequence."""
 
 from __future__ import annotations
 

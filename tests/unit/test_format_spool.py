@@ -1,4 +1,4 @@
-"""Segments of the spool: what was written comes back, a cut end is torn, and damage costs only what it hits."""
+"""Segments of the spool: entries round-trip, a cut end is torn, and damage affects only its entry."""
 
 from __future__ import annotations
 

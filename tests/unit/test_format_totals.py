@@ -1,4 +1,4 @@
-"""The fold over a write partition's pointers: what they state is a lower bound, and what settles it."""
+"""The fold over a write partition's pointers: their totals are a lower bound, until a pointer settles them."""
 
 from __future__ import annotations
 

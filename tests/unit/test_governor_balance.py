@@ -1,4 +1,4 @@
-"""Which broker gets which partition: every one a live owner, the busiest relieved, nothing moved without need."""
+"""Assignment of partitions: each has a live owner, the busiest is relieved, no move without need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the governor has to say about the balance is logged once while it lasts, then every minute."""
+"""Remarks of the governor about the balance are logged once, then every minute while they apply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans of many partitions are made next to the event loop, those of few on it."""
+"""Plans of many partitions run on a thread, those of few on the event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of consumers, by their messages: what a broker asks the queue for, and what it answers."""
+"""Requests of consumers by message: the broker's calls of the queue, and its answers."""
 
 from __future__ import annotations
 

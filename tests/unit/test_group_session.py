@@ -1,4 +1,4 @@
-"""A member's place in its group: what it counts as heard, when it gives its partitions up, and what it may commit."""
+"""A member's session in its group: heartbeats, release of partitions, and allowed commits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the live audit asks brokers, next to its rounds: an answer counts in the next one, a hanging broker is alone."""
+"""Questions of the live audit to brokers: an answer counts in the next round, a hanging broker delays none."""
 
 from __future__ import annotations
 

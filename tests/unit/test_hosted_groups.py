@@ -1,4 +1,4 @@
-"""Members of Kafka groups that one broker hosts: joins and expiries that overlap, with members that close late."""
+"""Members of Kafka groups that one broker hosts: overlapping joins and expiries, and late closes."""
 
 from __future__ import annotations
 

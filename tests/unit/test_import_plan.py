@@ -1,4 +1,4 @@
-"""How a copied topic is cut: from any block's end on, and whatever comes behind the plan's end, the cut is the same."""
+"""Block boundaries of a copied topic: the same from the end of any block on, whatever follows the plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Offsets of Kafka topics: whoever asks reads the topics first, and all that ask at once go together."""
+"""Offsets of Kafka topics: each caller reads the metadata first, and concurrent callers share a request."""
 
 from __future__ import annotations
 

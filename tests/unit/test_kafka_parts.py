@@ -1,4 +1,4 @@
-"""The pure parts of the Kafka queue: names, settings, commit metadata, the tail's cache, what a member holds."""
+"""The pure parts of the Kafka queue: names, settings, commit metadata, tail cache, members' partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reports of librdkafka on publishes: late, wrong, refused, without an offset or with a false one."""
+"""Delivery reports of librdkafka: late, wrong, refused, without an offset or with a false one."""
 
 from __future__ import annotations
 

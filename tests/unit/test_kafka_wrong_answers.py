@@ -1,4 +1,4 @@
-"""The Kafka queue over a librdkafka that answers wrongly: no such answer becomes an offset, an end or a denial."""
+"""The Kafka queue on a librdkafka that answers wrongly: no offset, end or denial comes from it."""
 
 from __future__ import annotations
 

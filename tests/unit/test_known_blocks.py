@@ -1,4 +1,4 @@
-"""What an owner knows of the last batches that it published: whose blocks they had, and where their records are."""
+"""An owner's memory of its last published batches: their blocks, and the positions of their records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lint of language: each rule finds its word, and neither code nor quotations are faults."""
+"""The lint of language: each rule finds its word; code and quotations are exempt."""
 
 from __future__ import annotations
 

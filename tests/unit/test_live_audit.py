@@ -1,4 +1,4 @@
-"""The live audit's machines, with pointers and reports made by hand: each fault, each doubt, and what takes it back."""
+"""The live audit's machines, on written pointers and reports: each fault, each doubt, each withdrawal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random histories of one write partition: what the live audit names is what was done to them, exactly."""
+"""Random histories of one write partition: the live audit names exactly the injected faults."""
 
 from __future__ import annotations
 

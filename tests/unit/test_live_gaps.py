@@ -1,4 +1,4 @@
-"""The live audit where the queue was not read, or not to its end: nothing that may be there is lost."""
+"""The live audit on a queue that was not read to its end: no record that may exist is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live audit and what brokers hold: in flight while one has it, unknown while one may, and lost when none has."""
+"""The live audit and held records: in flight while a broker has one, unknown in doubt, then lost."""
 
 from __future__ import annotations
 

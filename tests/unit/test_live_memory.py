@@ -1,4 +1,4 @@
-"""The live audit's memory: many records in flight, ten million in a soak, every second block not yet in the queue."""
+"""The live audit's memory with many records in flight (ten million in a soak), every second block missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams of Spark in the live audit: checkpoints against what tasks fetched, with restarts, gaps and faults."""
+"""Spark streams in the live audit: checkpoints against fetches of tasks, with restarts, gaps and faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a log accounts for of what no pointer names: what its owners let go, never what it has lost itself."""
+"""Unnamed objects that a log accounts for: those that its owners released, none that it has lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live audit's way to pointers: a log that fails, hangs or gets no room in an answer delays no other."""
+"""The live audit's reads of pointers: a log that fails or hangs delays no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of a log: what one answer of a queue leaves out is asked for again before anybody passes over it."""
+"""Pages of a log: entries that one answer omits are requested again before a reader passes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logging: event codes, rates, and silence until the program wants to hear."""
+"""Logging: event codes, rates, and silence until the program configures it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proof that a queue has lost a log: which objects, logs and answers it goes by, on parts in memory."""
+"""The proof that a queue has lost a log: the objects, logs and answers that it uses, in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Manifests and parts of compacted parts: what was written comes back, and whatever is broken is damage."""
+"""Manifests and parts of compacted batches: they round-trip, and any change is damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches that are not where their pointer said, starts and lags: what a reader asks, and how often."""
+"""Batches that are not at their pointer's location: a reader's requests for starts, lags and batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rolling upgrade: what a newer broker has written is read by an older one, and stays when that one changes it."""
+"""A rolling upgrade: an older broker reads a newer one's data, and keeps its new fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An object's index is read without its batches: by one request where it lies in the tail, else by two."""
+"""The index of an object is read without its batches: by one request if the tail has it, else two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places and lag from pointers alone: the end's totals from the tail, times, and late pointers."""
+"""Positions and lag from pointers alone: totals at the end, times, and late pointers."""
 
 from __future__ import annotations
 

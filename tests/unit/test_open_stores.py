@@ -1,4 +1,4 @@
-"""How a client opens the stores that brokers name: with the section `[s3]` that it is given, or finds."""
+"""How a client opens the stores that brokers name: with the section `[s3]` of its settings."""
 
 from __future__ import annotations
 

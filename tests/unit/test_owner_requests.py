@@ -1,4 +1,4 @@
-"""What a client asks the owner of a partition: there, elsewhere, and again until there is an answer."""
+"""Requests to the owner of a partition: followed to another broker, and repeated until one answers."""
 
 from __future__ import annotations
 

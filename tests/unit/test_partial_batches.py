@@ -1,4 +1,4 @@
-"""A read from or up to a place inside of a large batch fetches the blocks that it needs, by the batch's index."""
+"""A read that starts or ends inside a large batch fetches only the needed blocks, by the index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine of one read partition: order, dedup, places, damage, expiry, and its table of states."""
+"""The machine of one read partition: order, dedup, positions, damage, expiry, and its states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine of one read partition at its bounds: what it counts, compares, fetches in part, and passes over."""
+"""The machine of one read partition at its bounds: counts, comparisons, partial fetches, skips."""
 
 from __future__ import annotations
 

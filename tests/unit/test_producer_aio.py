@@ -1,4 +1,4 @@
-"""The asyncio producer against a broker that obeys a script: what is sent, refused, bounded and told."""
+"""The asyncio producer on a scripted broker: sent, refused and bounded blocks, and callbacks."""
 
 from __future__ import annotations
 

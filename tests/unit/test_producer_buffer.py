@@ -1,4 +1,4 @@
-"""The side of a producer that callers touch: what is taken, cut, sealed and counted, without any I/O."""
+"""The caller's side of a producer: accepted records, cut and sealed blocks, counts; no I/O."""
 
 from __future__ import annotations
 

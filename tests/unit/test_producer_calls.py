@@ -1,4 +1,4 @@
-"""Records of every kind through both faces of the producer, by whatever way they go in, arrive as they were sent."""
+"""Records of every kind through both producer classes and every call arrive unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A producer on a scripted broker: when blocks leave, what is counted, what is said at the end, and to whom."""
+"""A producer on a scripted broker: when blocks are sent, its counters, and the reports at its end."""
 
 from __future__ import annotations
 

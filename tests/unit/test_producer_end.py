@@ -1,4 +1,4 @@
-"""The core of a producer at its end: what a close reports, what is given up, and whom it asks for signs of life."""
+"""The core of a producer at its end: reports of a close, blocks given up, and keepalive requests."""
 
 from __future__ import annotations
 

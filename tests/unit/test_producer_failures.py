@@ -1,4 +1,4 @@
-"""The asyncio producer when things go wrong: what is sent again, elsewhere, or given up."""
+"""The asyncio producer under failures: blocks sent again, sent elsewhere, or given up."""
 
 from __future__ import annotations
 

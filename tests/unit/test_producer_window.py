@@ -1,4 +1,4 @@
-"""The producer's window: its table walked pair by pair, and its rules held against a model of a broker."""
+"""The producer's window: each pair of state and event, and its rules against a model of a broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a producer's streams: what an ack then starts again, what a draining broker takes, what CLOSE reports."""
+"""The end of a producer's streams: late acks, a draining broker, the content of CLOSE."""
 
 from __future__ import annotations
 

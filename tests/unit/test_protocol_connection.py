@@ -1,4 +1,4 @@
-"""The connection's states: every (state, side, api) is either in the table or a ProtocolError that changes nothing."""
+"""The connection's states: every (state, side, api) is in the table, or a ProtocolError."""
 
 from __future__ import annotations
 

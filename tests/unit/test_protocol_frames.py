@@ -1,4 +1,4 @@
-"""Frames: any bytes in any pieces give frames or ProtocolError, and no more memory than a frame may have."""
+"""Frames: any bytes in any pieces are frames or a ProtocolError, within the memory of one frame."""
 
 from __future__ import annotations
 

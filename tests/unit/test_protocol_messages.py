@@ -1,4 +1,4 @@
-"""Messages: what was said is read back, any other JSON is a ProtocolError, and errors keep what they say to do."""
+"""Messages round-trip, other JSON is a ProtocolError, and errors keep their hints."""
 
 from __future__ import annotations
 

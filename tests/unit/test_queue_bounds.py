@@ -1,4 +1,4 @@
-"""What every queue refuses, to the number; and what a SQLite file promises before anything is written to it."""
+"""Exact bounds of every queue, and the checks of a SQLite file before the first write."""
 
 from __future__ import annotations
 

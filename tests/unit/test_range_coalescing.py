@@ -1,4 +1,4 @@
-"""Reads of neighbours in a large object become one; what fails together is read apart, and nobody waits for ever."""
+"""Reads of neighbours in a large object are merged; after a failure each is read alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published batches in memory: what READ gets of them, in which order they go, and that every slab comes back."""
+"""Published batches in memory: results of READ, order of eviction, and release of every slab."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a broker answers about its queue is checked by the client: an older broker may pass on what can't be."""
+"""A client checks a broker's answers about its queue: an older broker may pass on impossible ones."""
 
 from __future__ import annotations
 

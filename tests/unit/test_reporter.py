@@ -1,4 +1,4 @@
-"""When a client tells the audit what it did, and what becomes of what can't be sent."""
+"""Reports of a client to the audit: when they are sent, and those that can't be sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a restore reads of large and shared objects: their batches, and what it says of those that it can't read."""
+"""A restore's reads of large and shared objects: their batches, and unreadable ones."""
 
 from __future__ import annotations
 

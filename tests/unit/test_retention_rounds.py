@@ -1,4 +1,4 @@
-"""Rounds of retention and passes of the sweep on parts in memory: what they take at which time, count and say."""
+"""Rounds of retention and passes of the sweep on parts in memory: deletions, counts and log lines."""
 
 from __future__ import annotations
 

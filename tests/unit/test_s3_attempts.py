@@ -1,4 +1,4 @@
-"""The way of requests to a bucket, on virtual time: pauses, deadlines, the breaker, second requests for slow ones."""
+"""Requests to a bucket on virtual time: pauses, deadlines, the breaker, hedges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The S3 store over a data path of our own, on virtual time: what is asked, how long, and what is counted."""
+"""The S3 store on a fake data path, on virtual time: requests, times and counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the S3 store decides without a server: answers, breaker, hedges, settings, parts."""
+"""The decisions of the S3 store without a server: answers, breaker, hedges, settings, parts."""
 
 from __future__ import annotations
 

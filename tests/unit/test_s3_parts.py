@@ -1,4 +1,4 @@
-"""An object in parts over aiobotocore: what is sent, and what a failure leaves; on a client in memory."""
+"""A multipart upload over aiobotocore: requests, and the effects of a failure; on a client in memory."""
 
 from __future__ import annotations
 

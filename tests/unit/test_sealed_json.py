@@ -1,4 +1,4 @@
-"""Manifests have a checksum: no bit that changes on the way gives another manifest."""
+"""Manifests have a checksum: no changed bit gives another valid manifest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a producer's blocks hold and claim: bounds of blocks and of memory, for records of every shape."""
+"""The blocks of a producer: bounds of blocks and memory, for records of every shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks with sequences that an earlier batch had: a copy is read once, other records under them are read, too."""
+"""Blocks with known sequences: a copy is read once, other records under them are read, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading ahead by a task of Spark: how much, up to its end, and when it ends early."""
+"""Prefetch of a Spark task: how much, up to its end, and an early end."""
 
 from __future__ import annotations
 

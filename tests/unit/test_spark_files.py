@@ -1,4 +1,4 @@
-"""Files by hour hold all that they were given, and of two manifests of one number one wins."""
+"""Files by hour have all their records, and of two manifests with one number one wins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON values to columns: a row for each value whatever the values are, and those at fault named one by one."""
+"""JSON values as columns: one row for each value, and faulty values named one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A read of objects by listing alone: their order, what no pointer would have named, copies, shared objects."""
+"""A read of objects by listing alone: order, orphans, copies, shared objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Spark task and objects that the store says are not there: asked for, then a failure or a damage that is named."""
+"""A Spark task whose store misses objects: retries, then a failure or a named damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of `format("memq")`: names in any case, bounds, mistakes in one line, and no way in for keys."""
+"""The options of `format("memq")`: names in any case, bounds, errors in one line, no keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tasks get: copies found by pointers, edges of a range, splits of a size, micro-batches to the record."""
+"""Plans of tasks: copies by pointers, edges of a range, splits by size, exact micro-batches."""
 
 from __future__ import annotations
 

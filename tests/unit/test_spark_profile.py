@@ -1,4 +1,4 @@
-"""Sizes and guesses add up: those of parts are those of the whole."""
+"""Sizes and estimates add up: the sum over parts equals the whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Filters leave out what can't match, and nothing else: against every record of small batches, one by one."""
+"""Filters skip only what can't match, checked against every record of small batches."""
 
 from __future__ import annotations
 

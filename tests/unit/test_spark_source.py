@@ -1,4 +1,4 @@
-"""The data source as PySpark drives it, without a JVM: what a read of pointers and objects returns, row by row."""
+"""The data source as PySpark drives it, without a JVM: rows of reads by pointers and by objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream as PySpark drives it, without a JVM: offsets, micro-batches, restarts, what retention takes."""
+"""A stream as PySpark drives it, without a JVM: offsets, micro-batches, restarts, retention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that are decoded in place: JSON and Avro as the data source reads them, and what does not match a schema."""
+"""Decoded JSON and Avro values of the data source, and values that do not match a schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Spark writes: options, columns and types, and which rows go in many at once; no JVM is started."""
+"""Writes of Spark without a JVM: options, columns and types, and rows that are sent together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of the spool: which handle is written, what is synced before what, and what doctor says of a folder."""
+"""Files of the spool: open handles, order of fsyncs, and doctor's findings in a folder."""
 
 from __future__ import annotations
 

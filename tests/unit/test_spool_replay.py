@@ -1,4 +1,4 @@
-"""The replay of a spool by itself: what it hands to the forwarder and when, and what it keeps for the operator."""
+"""The replay of a spool alone: blocks handed to the forwarder, and blocks kept for the operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Segments of the spool: one goes with its last ticket, what is kept for little is copied, and never much."""
+"""Segments of the spool: removed with the last ticket, copied if little is needed, within bounds."""
 
 from __future__ import annotations
 

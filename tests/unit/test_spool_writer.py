@@ -1,4 +1,4 @@
-"""The writer of the spool by itself: what one fsync takes, when a segment ends, and what a failure refuses."""
+"""The writer of the spool alone: blocks per fsync, ends of segments, and refusals after a failure."""
 
 from __future__ import annotations
 

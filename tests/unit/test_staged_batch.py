@@ -1,4 +1,4 @@
-"""Batches that writers store themselves: what the index of their object must say, and what the pointer gets of it."""
+"""Batches that writers store themselves: the checks of their index, and the resulting pointer."""
 
 from __future__ import annotations
 

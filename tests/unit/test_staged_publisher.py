@@ -1,4 +1,4 @@
-"""Pieces of a writer's batch at the owner of a partition: what is refused, what is there, and how errors arrive."""
+"""Pieces of a writer's batch at the owner: refused ones, published ones, and errors."""
 
 from __future__ import annotations
 

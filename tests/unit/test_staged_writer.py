@@ -1,4 +1,4 @@
-"""Records that a staged writer takes: each is in its objects, whatever its size and whatever call fails next to it."""
+"""Records of a staged writer: each is in its objects, for any size and any failing call."""
 
 from __future__ import annotations
 

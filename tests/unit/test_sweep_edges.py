@@ -1,4 +1,4 @@
-"""A pass of the sweep at its bounds, on logs that change while they are read, and the lists between passes."""
+"""A pass of the sweep at its bounds, on logs that change meanwhile, and the lists between passes."""
 
 from __future__ import annotations
 

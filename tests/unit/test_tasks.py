@@ -1,4 +1,4 @@
-"""The owner of background tasks: a task that dies is heard of once, before the stop and in it."""
+"""The owner of background tasks: a dead task is reported once, before or in the stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The places of one record in a batch: by sequence, by key and by position, also where its block is damaged."""
+"""The positions of one record in a batch: by sequence, key and position, also in a damaged block."""
 
 from __future__ import annotations
 
