@@ -138,7 +138,7 @@ class PartSettings:
     sections: Mapping[str, Section] = field(default_factory=dict)
 
     def section(self, name: str) -> Section:
-        """Return what was said in a section; nothing when nothing was."""
+        """Return the values of a section; empty if there are none."""
         return self.sections.get(name, {})
 
 
@@ -245,7 +245,7 @@ def load_settings(
     profile: str | None = None,
     folder: Path | None = None,
 ) -> Settings:
-    """Merge the layers; a flag that is None was not given. `folder` is where `memq.toml` is looked for.
+    """Merge the layers; a flag that is None was not given. `folder` may have a `memq.toml`.
 
     Raises: UnknownSettingError with a "did you mean", InvalidSettingError for values, files and profiles.
     """

@@ -193,10 +193,10 @@ class Auditor:
         """Return the verdict; producers seen shortly before `now_ms` (Unix ms) may still be sending."""
         balances, found = self.balances(now_ms), FindingCounts(self._found)
         for balance in balances:
-            _tell_balance(balance, found)
+            _add_missing_records(balance, found)
         for partition, write in sorted(self._writes.items()):
             if write.read_partition not in self._unread:  # else the hole may be what was not read
-                _tell_batches(partition, write, found)
+                _add_missing_batches(partition, write, found)
         return Verdict(
             topic=self._topic.name,
             topic_id=self._topic.id,
@@ -333,10 +333,10 @@ def _finding(kind: Kind, block: BlockCheck, met: ReadBlock, key: str, cause: str
     )
 
 
-def _tell_balance(balance: Balance, found: FindingCounts) -> None:
+def _add_missing_records(balance: Balance, found: FindingCounts) -> None:
     """Add the missing records of one producer.
 
-    Damaged, unread and doubled blocks were told where they were met.
+    Findings of damaged, unread and doubled blocks exist already.
     """
     kinds = {Kind.LOST: balance.lost, Kind.HELD: balance.held, Kind.HOLE: balance.unproven}
     wrong = [(kind, piece) for kind, pieces in kinds.items() for piece in pieces]
@@ -354,10 +354,10 @@ def _tell_balance(balance: Balance, found: FindingCounts) -> None:
         found.add(next_ - first if kind.unit == "record" else 1, place)
 
 
-def _tell_batches(partition: int, write: _WritePartition, found: FindingCounts) -> None:
-    """Batch sequences are dense within an epoch: a hole is a batch whose pointer is gone.
+def _add_missing_batches(partition: int, write: _WritePartition, found: FindingCounts) -> None:
+    """Add the missing batches of one write partition.
 
-    They start at 0, except in epochs whose start retention may have taken.
+    Batch sequences are dense within an epoch, from 0; retention may have removed the first ones.
     """
     for epoch, numbers in sorted(write.batches.items()):
         start = write.starts[epoch]

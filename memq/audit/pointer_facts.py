@@ -1,8 +1,8 @@
 """Totals, epochs and beginning of a write partition, as its pointers state them. Pure.
 
-Each pointer states how much its write partition held before it. So the pointer behind a batch proves that the batch
-was there, also when its producer never said where it ended and its batch sequence was the last of its epoch. Only
-"more than was shown" is a finding: late pointers are shown before an owner meets and counts them.
+Each pointer states how many records its write partition had before it. So the pointer after a batch proves that the
+batch existed, also if its producer never reported an end, and if its batch sequence was the last of its epoch. Only
+"more than was shown" is a finding: a late pointer is in the log before an owner finds and counts it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The path of one record: its pointers, block and object, times, and lagging groups. Pure.
 
-A record is its producer and sequence. Who knows only a key, or a position, finds those first, in the blocks.
+Producer and sequence identify a record. For a key or a position, these two are first found in the blocks.
 """
 
 from __future__ import annotations

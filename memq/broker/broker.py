@@ -160,7 +160,7 @@ class Broker:
         if services.spool.disk is not None:
             self._tasks.start(self.replay.run(services.spool.disk), "replay spool")
         self._tasks.start(self._keep_house(), "keep house")
-        self._tasks.start(self._tell_loads(), "tell loads")
+        self._tasks.start(self._report_loads(), "report loads")
         if settings.audit:
             making = self._tasks.start(make_audit_topic(services, self.partitions), "make audit topic")
             await asyncio.wait([making], timeout=AUDIT_TOPIC_S)
@@ -368,7 +368,7 @@ class Broker:
                 hint="give each broker a broker_id of its own",
             )
 
-    async def _tell_loads(self) -> None:
+    async def _report_loads(self) -> None:
         """Report the partitions' loads for the balance, and refresh, because a call of the watch may be lost."""
         clock, coordinator, traffic = self.services.runtime.clock, self.services.coordinator, Traffic()
         published = None

@@ -13,7 +13,7 @@ from memq import __version__
 from memq.cli.commands import COMPLETE_VARIABLE, INTERRUPTED, help_text
 
 
-def _say(text: str) -> int:
+def _print(text: str) -> int:
     """Print, and return the exit code; a reader that has closed the pipe is no fault."""
     try:
         print(text, flush=True)
@@ -36,9 +36,9 @@ def main(arguments: list[str] | None = None) -> int:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - it stays open to the end
     if COMPLETE_VARIABLE not in os.environ:
         if arguments in (["--help"], ["-h"], ["help"]):
-            return _say(help_text())
+            return _print(help_text())
         if arguments in (["--version"], ["version"]):
-            return _say(f"memq {__version__}")
+            return _print(f"memq {__version__}")
     try:
         from memq.cli.run import run
 

@@ -13,7 +13,7 @@ from typing import Self
 import click
 
 
-def talk(text: str) -> None:
+def print_message(text: str) -> None:
     """Print a message to the user on stderr, so that it never mixes with data."""
     click.echo(text, err=True)
 
@@ -161,7 +161,7 @@ def log_to_stderr(level: str, form: str) -> None:
     logger.propagate = False
 
 
-def talk_of_waits() -> None:
+def print_waits() -> None:
     """Print to stderr when a command waits for a broker or a store; the rest of the log is silent."""
     logger = logging.getLogger("memq")
     if not any(isinstance(handler, WaitLines) for handler in logger.handlers):
@@ -175,7 +175,7 @@ class WaitLines(logging.Handler):
         """Print the line of such a wait."""
         event = getattr(record, "event", "")
         if event in ("client.no-broker", "client.waits"):
-            talk(f"memq: {one_line(record.getMessage().removeprefix(f'{event}: '))}")
+            print_message(f"memq: {one_line(record.getMessage().removeprefix(f'{event}: '))}")
 
 
 class TextLines(logging.Formatter):
@@ -207,7 +207,7 @@ def _time(record: logging.LogRecord) -> str:
     return time_text(int(record.created * 1_000))
 
 
-def say_ready(address: str) -> None:
+def print_ready(address: str) -> None:
     """Print `memq ready: HOST:PORT` at once, also into a pipe."""
     click.echo(f"memq ready: {address}")
     sys.stdout.flush()

@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem, shell_complete
 
 from memq.cli.commands import COMMANDS, COMPLETE_VARIABLE, INTERRUPTED, PIPE_CLOSED, help_text
-from memq.cli.output import one_line, talk, talk_of_waits
+from memq.cli.output import one_line, print_message, print_waits
 from memq.errors import (
     DeniedError,
     InvalidNameError,
@@ -92,7 +92,7 @@ def run(arguments: list[str]) -> int:
     """Run `memq ARGUMENTS…` and return the exit code; a traceback is shown only when MEMQ_DEBUG is set."""
     if COMPLETE_VARIABLE in os.environ:
         return shell_complete(program, {}, "memq", COMPLETE_VARIABLE, os.environ[COMPLETE_VARIABLE])
-    talk_of_waits()
+    print_waits()
     try:
         # Not `program.main`, which converts a closed pipe to exit code 1.
         with program.make_context("memq", arguments) as context:
@@ -106,7 +106,7 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError as error:
         return report_output(error)
     except click.exceptions.NoArgsIsHelpError as error:
-        talk(error.format_message())
+        print_message(error.format_message())
         return USAGE
     except Exception as error:  # noqa: BLE001  # the last stop: whatever it is becomes one line
         return _report(error)
@@ -130,7 +130,7 @@ def _report(error: Exception) -> int:
     if os.environ.get("MEMQ_DEBUG"):
         traceback.print_exception(error)
     text, hint = _describe(error)
-    talk(f"{_error_word()} {one_line(text)}" + (f" ({one_line(hint)})" if hint else ""))
+    print_message(f"{_error_word()} {one_line(text)}" + (f" ({one_line(hint)})" if hint else ""))
     return exit_code_of(error)
 
 

@@ -83,7 +83,7 @@ class ClusterMetadata:
         return [parse_address(address) for address in dict.fromkeys(found)]
 
     def moved(self, name: str, topic_id: str, partition: int, address: str) -> None:
-        """Note where a broker said that a partition is now; the next answer with as high an epoch replaces it."""
+        """Note the owner that a broker named; the next answer with as high an epoch replaces it."""
         known = self._topics.get(name)
         if known is not None and known.topic.id == topic_id:
             for owner in known.owners:
@@ -91,7 +91,7 @@ class ClusterMetadata:
                     owner.address = address
 
     def doubt(self, name: str, topic_id: str = "") -> None:
-        """Ask again before the topic, or that one of its name, is used: a broker said that it is gone.
+        """Ask again before a topic of this name is used: a broker answered that it does not exist.
 
         The answer is confirmed by the coordinator. What is known stays, since an older version must not replace it.
         """
@@ -151,7 +151,7 @@ class ClusterMetadata:
     async def ask(self, request: MetadataRequest) -> Metadata:
         """Ask brokers in turn until one can confirm the topics; else return the first answer.
 
-        Raises: UnreachableError naming each of them; InvalidRequestError and DeniedError as the broker said;
+        Raises: UnreachableError naming each of them; InvalidRequestError and DeniedError as the broker answered;
         ProtocolError for a topic that no client can use.
         """
         failures: list[str] = []

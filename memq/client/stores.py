@@ -58,7 +58,7 @@ class OpenStores:
         return None
 
     def reader(self, store: str, waits: Waits) -> RangeReader | None:
-        """Return a reader whose answers are noted in `waits`; None when nothing leads to the store from here."""
+        """Return a reader whose answers are noted in `waits`; None if the store can't be opened here."""
         handler = self(store)
         return None if handler is None else _NotedReader(handler, f"store '{store}' at {handler.url}", waits)
 
@@ -113,7 +113,7 @@ def _open_folder(url: str) -> StorageHandler | None:
 def _open_bucket(url: str, runtime: Runtime, s3: Mapping[str, object] | None) -> StorageHandler | None:
     """Return a store in S3; None when the extra or the keys are missing here.
 
-    Raises: InvalidSettingError, UnknownSettingError for what `s3` says: the caller said it.
+    Raises: InvalidSettingError, UnknownSettingError for the content of `s3`.
     """
     from memq.storage_handlers.s3 import open_store  # it takes its time, and few need it
 

@@ -33,7 +33,7 @@ COLUMNS = {
     "damage": "STRING",
     "orphan": "BOOLEAN",
 }
-# `damage` makes a row of each damaged block that was skipped, in place of its records; `orphan` tells of objects that
+# `damage` makes a row of each damaged block that was skipped, in place of its records; `orphan` marks objects that
 # no pointer would have named, which only a read by `path` can meet. Both come only when they are asked for.
 DEFAULT_COLUMNS = tuple(name for name in COLUMNS if name not in ("damage", "orphan"))
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -216,7 +216,7 @@ def read_options(given: Mapping[str, str], kind: Kind | None = None) -> ReadOpti
 
 
 def _check_together(normalized: Mapping[str, str]) -> None:
-    """Check that it is said where records are, and only once."""
+    """Check that the source of records is given, and only once."""
     if not normalized.get("topics") and not normalized.get("path"):
         raise InvalidSettingError("one of the options 'topics' and 'path' is needed", hint="topics = clicks")
     for name in ("topics", "queue", "store"):

@@ -21,7 +21,7 @@ from memq.audit.live.view import AuditView, TopicSummary
 from memq.audit.minutes import MinuteRow
 from memq.broker.api.group_requests import GroupRequests
 from memq.cli import main
-from memq.cli.cluster.embedded_services import auditor_beside, database_at
+from memq.cli.cluster.embedded_services import database_at, embedded_auditor
 from memq.client.admin import AsyncAdmin
 from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.consumer import AsyncConsumer
@@ -488,7 +488,7 @@ def test_the_auditor_beside_a_broker_begins_again_when_its_state_could_not_be_op
         return SqliteDatabase(folder / "audit.sqlite")
 
     async def work() -> None:
-        auditing = asyncio.create_task(auditor_beside(open_state, KEEP_MS)(cluster.address))
+        auditing = asyncio.create_task(embedded_auditor(open_state, KEEP_MS)(cluster.address))
         async with asyncio.timeout(WAIT_S):
             await again.wait()
         await asyncio.to_thread(produce, cluster)

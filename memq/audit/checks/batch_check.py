@@ -40,7 +40,7 @@ class BlockCheck(NamedTuple):
 
     @property
     def unread(self) -> bool:
-        """Whether nothing can be said of it: it may be sound."""
+        """Whether the block could not be read: it may be sound."""
         return self.cause is not None and not isinstance(self.cause, CorruptDataError)
 
 
@@ -158,9 +158,9 @@ def _differences(pointer: Pointer, index: ObjectIndex, batch: BatchEntry) -> Ite
         "records": (pointer.records, batch.records),
         "stored bytes": (pointer.stored_bytes, batch.length),
     }
-    for name, (said, found) in stated.items():
-        if said != found:
-            yield f"pointer says {name} {said}, the index {found}"
+    for name, (expected, found) in stated.items():
+        if expected != found:
+            yield f"pointer says {name} {expected}, the index {found}"
 
 
 # ---- the blocks ----------------------------------------------------------------------------------
@@ -232,9 +232,9 @@ def _untruths(pointer: Pointer, headers: Sequence[BlockHeader], batch: memoryvie
         "tag bits": (pointer.tag_bits, tag_bits),
         "checksum": (pointer.checksum, crc32c(batch)),
     }
-    for name, (said, found) in stated.items():
-        if said != found:
-            yield f"pointer says {name} {said}, the blocks {found}"
+    for name, (expected, found) in stated.items():
+        if expected != found:
+            yield f"pointer says {name} {expected}, the blocks {found}"
 
 
 @dataclass(slots=True)

@@ -135,7 +135,7 @@ class Checker:
     async def _check_part(self, checked: CheckedEntry, pointer: Pointer, location: Location) -> BatchCheck | None:
         """Check one batch of an object of many by its own bytes.
 
-        The result is None when it is damaged: only the index tells how.
+        The result is None if the batch is damaged: only the index shows where.
         The whole object would be read once for each of the batches, thousands, that share it.
         """
         try:

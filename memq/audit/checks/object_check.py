@@ -213,10 +213,10 @@ class NamedObjects:
 
     def _strange(self, partition: ReadPartition, pointer: Pointer) -> Iterator[str]:
         """Say what of a pointer does not belong into this log."""
-        said = (pointer.cluster, pointer.topic, pointer.topic_id)
+        stated = (pointer.cluster, pointer.topic, pointer.topic_id)
         here = (self._cluster, partition.topic, partition.topic_id)
-        if said != here:
-            yield f"the pointer is of cluster '{said[0]}', topic '{said[1]}' with id {said[2]}"
+        if stated != here:
+            yield f"the pointer is of cluster '{stated[0]}', topic '{stated[1]}' with id {stated[2]}"
 
     def _untrue(self, pointer: Pointer, location: Location, data: Buffer) -> Iterator[str]:
         """Say what of an object is not as key and pointer say."""
@@ -249,9 +249,9 @@ class NamedObjects:
         if named.cluster != self._cluster:
             yield f"the key is of cluster '{named.cluster}'"
         if isinstance(named, ObjectKey | LargeObjectKey):
-            topic, said = (named.topic, named.topic_id), (pointer.topic, pointer.topic_id[:8])
-            if topic != said:
-                yield f"the key is of topic '{topic[0]}' with id {topic[1]}, the pointer of '{said[0]}' with {said[1]}"
+            topic, name, topic_id = (named.topic, named.topic_id), pointer.topic, pointer.topic_id[:8]
+            if topic != (name, topic_id):
+                yield f"the key is of topic '{topic[0]}' with id {topic[1]}, the pointer of '{name}' with {topic_id}"
         if isinstance(named, ObjectKey):
             place = (named.partition, named.epoch, named.batch_sequence)
             if place != (pointer.partition, pointer.epoch, pointer.batch_sequence):

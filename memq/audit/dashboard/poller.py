@@ -221,7 +221,7 @@ class Poller:
         try:
             ends = await self._admin.ends(topics)
         except NotFoundError:
-            return ""  # one was deleted, which the next look at all topics shows
+            return ""  # one was deleted, which the next read of all topics shows
         except MemqError as error:  # of all logs: what was known of them is old now
             ends = {each.name: LogAnswers(dict.fromkeys(range(each.read_partitions), error)) for each in topics}
         asked = 0
@@ -402,10 +402,10 @@ class Poller:
     async def poll_clients(self) -> None:
         """Ask the audit for the clients that report, and show each."""
         assert self._audit is not None, "rounds of the audit are started only where there is one"
-        heard = [each.to_json() for each in await self._audit.clients()]
-        heard.sort(key=lambda row: (not row["silent"], row["kind"], row["name"], row["client"]))
-        silent = sum(row["silent"] for row in heard)
-        clients = Clients(total=len(heard), silent=silent, shown=tuple(heard[:CLIENTS_SHOWN_MAX]))
+        reporting = [each.to_json() for each in await self._audit.clients()]
+        reporting.sort(key=lambda row: (not row["silent"], row["kind"], row["name"], row["client"]))
+        silent = sum(row["silent"] for row in reporting)
+        clients = Clients(total=len(reporting), silent=silent, shown=tuple(reporting[:CLIENTS_SHOWN_MAX]))
         self._feed.board.put("clients", "", clients)
 
 

@@ -139,7 +139,7 @@ class Seats:
 class Feed:
     """The board and those who wait for its next change.
 
-    `run` tells this process's versions from an earlier one's.
+    `run` distinguishes this process's versions from an earlier one's.
     """
 
     def __init__(self, run: str) -> None:

@@ -1,8 +1,7 @@
 """The topics that the live audit knows. A shell.
 
-A broker lists the topics that it has heard of, and brokers hear of a new topic one by one. So a topic that a list
-leaves out may exist. It is asked for by name, which a broker answers from the coordinator, before reports about it are
-dropped.
+Brokers learn of a new topic one by one, so the list of one broker may lack an existing topic. Before the audit drops
+reports about a topic, it requests the topic by name, and the broker asks the coordinator.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
 """The event minute of a record: from its block's header, as reporters state it. Pure.
 
-The queue's pointers know the times of a batch, not those of its blocks. So what they show waits a little for a report
-that names its minute, and is counted in the batch's own until one comes.
+A pointer has the times of a batch, not those of its blocks. So the records of a pointer wait a little for a report that
+names their minute. Until then they count in the batch's own minute.
 
-Two instances of a named producer, or two tries of a Spark task, can use a sequence for different records, of which the
-queue has one. So reports on one sequence may name different minutes, and three kinds of them have different weight:
+Two instances of a named producer, or two tries of a Spark task, can use a sequence for different records, and the
+queue has one of them. So reports on one sequence may name different minutes. They have different weights:
 
-1. A reader names the minute of the record that it got. That is final: the first reader's word stays.
-2. An ack with `all` says that the queue has the sequence, but the record may be the other one. The last ack holds until
-   a reader names the minute.
-3. A record that was sent, or acked with less than `all`, dates a sequence only while no other report does.
+1. A reader names the minute of the record that it got. This is final; the first reader counts.
+2. An ack with `all` proves that the queue has the sequence, but the record may be the other one. The last ack counts
+   until a reader names the minute.
+3. A record that was sent, or acked with less than `all`, gives a sequence its minute only while no other report does.
 
-When the minute of a sequence changes, all counts of it move. A counted sequence therefore stays a guess until a reader
-has named its minute, and the counts do not depend on which report came first, or on what was counted in between.
+When the minute of a sequence changes, all its counts move. The minute of a counted sequence is a guess until a reader
+has named it. So the counts do not depend on the order of the reports.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """Members' responsibility: committed positions compared with records they processed. Pure.
 
-A member that stands at a position and commits a later one says that all between is done. Its reports are dense, so all
-that it processed is known by then: what is in the queue there, and processed by nobody of the group, was passed over.
-No clock is needed for that, and no other member.
+A member that starts at one position and commits a later one is responsible for all records between. Its reports are
+dense, so the audit then knows all records that it processed. A record there that no member of the group processed is
+lost for the group. This needs no clock and no other member.
 
-Reports of one member come in order, those of two members do not: a partition of `_memq_audit` that is stuck for 20 s
-holds back one member's reports alone. So it is unknown whether a member processed a record before or after another one
-began. It may have been before: a group's position goes back when a commit lands late. Therefore a doubling rests on the
-word of one member: it processes a record twice since it began, or one from before its beginning that the group has
-processed already.
+Reports of one member are ordered, reports of two members are not: a partition of `_memq_audit` that hangs for 20 s
+delays one member's reports only. So it is unknown whether a member processed a record before or after another member
+started. A group's position can also go back when a commit arrives late. Therefore only one member's reports prove a
+doubling: it processed a record twice since its start, or one before its start that the group had processed already.
 """
 
 from __future__ import annotations

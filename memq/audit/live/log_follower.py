@@ -1,8 +1,8 @@
 """Reads the pointers of all audited partitions up to their ends. A failing log delays no other. Shell.
 
-A round asks for all of them in one request. A log that fails, or whose objects do, is left out of the next rounds and
-asked apart, at the same time, until it answers. Where the index of an object did not answer, that index must answer,
-too: else each round would wait for it. Until a log was read up to an end again, nothing may be judged of it.
+A round polls all partitions in one request. A log that fails, or whose objects fail, is excluded from the next rounds
+and polled separately until it answers. If the index of an object did not answer, this index must answer, too. Nothing
+of such a log is judged until it was read up to an end again.
 """
 
 from __future__ import annotations

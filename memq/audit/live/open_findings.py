@@ -1,7 +1,7 @@
 """The open findings of one write partition, updated with each new judgement. Pure.
 
-What is wrong is computed each time as sets of sequences. Here it becomes findings that have a name and a beginning,
-grow, shrink and end. Each change of a finding is a change of its minute's counts, too: so counts and findings agree.
+Each judgement computes sets of wrong sequences. This file turns them into findings with an id and a beginning, which
+grow, shrink and end. A change of a finding also changes the counts of its minute, so counts and findings agree.
 """
 
 from __future__ import annotations

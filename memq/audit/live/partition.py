@@ -1,12 +1,16 @@
 """The machine of one write partition: pointers and reports in, rows and findings out. Pure.
 
-Rules. What was acked with `all` must be in the queue: once that was read up to an end that was asked for after the
-report came, a hole is a loss. An end that the queue shows may be too low, so owners have to prove it first (`ends`).
-What was acked with less, or sent without acks, may be on its way until its producer must have given up and no late
-pointer can land any more; then brokers are asked whether they hold it (`sought`). What was sent and never acked proves
-nothing: it is unproven then. What is below an end that its producer reported is judged as by `Account`. What may be in
-pointers that were not read is never a loss: see `PartitionState.miss`. Groups are judged in `group_readers.py`.
-So whoever drives it calls `settle` when it has given all pointers up to such an end, and never before.
+Rules for a record that no pointer has:
+
+- Acked with `all`: it is lost when the queue was read up to an end that was requested after its report. The end of a
+  queue may be too low, so owners have to prove it first (`ends`).
+- Acked with less, or sent without acks: it is in flight until its producer must have given up and no late pointer can
+  arrive. Then brokers are asked whether they hold it (`sought`).
+- Sent and never acked: unproven.
+- Below an end that its producer reported: as in `Account`.
+- Possibly in pointers that were not read: never lost; see `PartitionState.miss`.
+
+`group_readers.py` judges groups. The caller calls `settle` only after it has given all pointers up to such an end.
 """
 
 from __future__ import annotations
@@ -243,7 +247,7 @@ class PartitionAudit:
     def take_answer(self, sought: Iterable[Sought], answer: HeldAnswer, now_ms: int) -> str:
         """Take the answer of brokers; it counts at the next `settle`.
 
-        Return why they may hold more than they said.
+        Return the reason why they may hold more than they answered.
         """
         doubt = ""
         for each in sought:

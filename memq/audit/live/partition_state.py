@@ -1,7 +1,7 @@
 """The live audit's state of one write partition: plain data, stored as it is. Pure.
 
-Everything is ranges, and ranges merge: what is in order and has arrived takes the same few numbers however many
-records it is. Only what is missing, or of another minute, takes room.
+All sequences are in ranges, and ranges merge. Complete records take a few numbers, however many they are; only missing
+records, and records of another minute, take memory.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class AuditedProducer:
     """One producer in the write partition: its account with the queue, and what it reported itself.
 
     `acked` are sequences acked with `all`; `weak` those acked with 1 or sent with 0; `read` those that any reader
-    has reported, so that their minute is final. `waiting` has what was sent, with the time (ms) when its producer
-    must have given up; then it is `overdue`. `minutes` says by event-time minute which sequences belong to it;
-    `unplaced` has those that the queue showed before anybody named their minute: the time (ms) up to which to wait
-    for that, first, next, the minute that the pointer suggests, whether it was late. `guessed` has those that were
-    counted in a minute that no reader has named: first, next, minute, whether late. `corrupt` are those that a
-    reader or a verification found damaged.
+    has reported, so that their minute is final. `waiting` has sent sequences with the time (ms) when their producer
+    must have given up; then they are `overdue`. `minutes` has the sequences of each event-time minute. `unplaced`
+    has sequences in the queue whose minute no report has named: the time (ms) up to which to wait for a report,
+    first, next, the minute of the pointer, whether it was late. `guessed` has sequences counted in a minute that no
+    reader has named: first, next, minute, whether late. `corrupt` are those that a reader or a verification found
+    damaged.
     """
 
     account: Account
@@ -51,8 +51,8 @@ class AuditedProducer:
 class GroupProgress:
     """A group's work on one producer: `ever` is all that it processed.
 
-    `lost` are those that a member passed over: it stood before them, committed a position behind them, and reported
-    all that it did between. `unproven` are the same where a report is missing.
+    `lost` are those that a member skipped: it started before them, committed a position after them, and reported
+    all its work between. If a report is missing, they are unproven.
     """
 
     ever: RangeSet = field(default_factory=RangeSet)
@@ -97,10 +97,10 @@ class TaskRead:
 
 @dataclass(slots=True)
 class StreamRead:
-    """A Spark stream: the place that its checkpoint has come `to`, and its tasks by client.
+    """A Spark stream: the position `to` of its checkpoint, and its tasks by client.
 
-    Up to `counted` what tasks fetched is processed: who fetched it, too, was tried again, and doubles nothing. Up to
-    `covered` the stream was held to its word; the report of a task that read what comes next is awaited until `due_ms`.
+    Fetched records count as processed up to `counted`; a task that fetches them again is a retry, and doubles nothing.
+    Up to `covered` missing records were judged. The report of the task after `covered` is awaited until `due_ms`.
     """
 
     to: str = ""
@@ -115,7 +115,7 @@ class StreamRead:
 class AuditedGroup:
     """A consumer group in the write partition: its work by producer, its members by client.
 
-    A stream of Spark is a group, too, with `stream` in place of members: whoever drives it goes on with its checkpoint.
+    A Spark stream is a group, too, with `stream` in place of members; each driver continues with its checkpoint.
     """
 
     progress: dict[int, GroupProgress] = field(default_factory=dict)
@@ -124,7 +124,7 @@ class AuditedGroup:
     stream: StreamRead | None = None
 
     def readings(self) -> list[MemberReading]:
-        """Return those of all members, or of the stream."""
+        """Return the readings of all members, or of the stream."""
         return [*self.members.values(), *([] if self.stream is None else [self.stream.reading])]
 
 
@@ -148,10 +148,10 @@ class PartitionState(PointerFacts):
     """All that is known of one write partition.
 
     `next_offset` is the next pointer to read of its read partition.
-    `copies_ms` is NO_END_MS from a gap (pointers that nobody could read) up to the first pointer behind it.
-    `damaged` are offsets of pointers with a damaged block that does not say whose it is.
-    `findings` are those that hold, by id. `objects` are the keys of the newest pointers' objects, by offset.
-    `told` are reports that count when the queue was read; while it can't be, the minutes in `unread` are unknown.
+    `copies_ms` is NO_END_MS from a gap (unreadable pointers) up to the first pointer after it.
+    `damaged` are offsets of pointers with a damaged block of an unknown producer.
+    `findings` are the open ones, by id. `objects` are the keys of the newest pointers' objects, by offset.
+    `told` are reports that count after the next read of the queue; until then the minutes in `unread` are unknown.
     """
 
     next_offset: int = 0

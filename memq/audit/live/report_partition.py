@@ -1,8 +1,8 @@
 """The machine of one partition of `_memq_audit`: reports received, missing, and silent clients. Pure.
 
-All that is said about a write partition comes here, so here is known what was not said: numbers of a client are dense,
-and each report promises the next one. Client clocks are shown, never trusted: a silence is one by the clock of who
-listens, and is taken back when the missing report comes after all.
+All reports about a write partition are in one such partition. So this machine detects missing ones: the numbers of a
+client's reports are dense, and each report promises the next one. Clocks of clients are shown and not used. The
+auditor's clock decides that a client is silent; the silence is withdrawn when the missing report arrives.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ReportPartitionAudit:
         self.clients = clients if clients is not None else {}
 
     def take(self, report: Report, now_ms: int) -> None:
-        """Take a report that was heard at `now_ms`; one that was taken before is passed over."""
+        """Take a report that was received at `now_ms`; skip one that was taken before."""
         client = self._take_number(report, now_ms)
         if client is None:
             return

@@ -1,8 +1,8 @@
 """The live audit at work: reads reports, then pointers up to later ends, judges, stores. A shell.
 
-One round after the other, so that each judgement rests on a queue that was read behind all reports that it knows. What
-fails is tried again in the next round with all that was read kept; what was judged is stored before anything else is
-read. So a death at any moment costs only time: whoever comes next reads on from what is stored.
+Rounds run one after the other, so each judgement rests on a queue that was read after all known reports. A failed
+round is repeated with everything that was read. Results are stored before anything else is read. So a crash costs only
+time: the next auditor continues from the stored state.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Home:
     taken: Position | None = None  # of the last report that was taken, perhaps in the middle of a page
     saved: str = ""
     unsaved: Step | None = None
-    asked_from_round: int = 0  # whether all of its reports were heard
+    asked_from_round: int = 0  # from which round to ask whether all its reports were read
 
 
 class LiveAudit:
@@ -88,8 +88,8 @@ class LiveAudit:
         self._ends = EndFollower(ask_end, self._events)
         self._outage = self._events.outage("audit.stopped", "audit.goes-on")
         self._homes: dict[int, _Home] = {}
-        self._page: Page | None = None  # what was heard last, until it is taken: when that fails, it is taken again
-        self._touched: dict[Key, None] = {}  # that reports were heard about, and not yet judged behind them
+        self._page: Page | None = None  # the last page, until it is processed; after a failure it is processed again
+        self._touched: dict[Key, None] = {}  # partitions with new reports that are not judged yet
         self._round = 0
         self._steps = 0
 
@@ -161,7 +161,7 @@ class LiveAudit:
     # ---- reports -------------------------------------------------------------------------------------
 
     async def _read_reports(self) -> bool:
-        """Take the reports that are there, note what they are about, and return whether that was all."""
+        """Process the available reports, note their partitions, and return whether none is left."""
         for number in range(PAGES_MAX):
             page = self._page = self._page or await self._reports.poll(INTERVAL_S if number == 0 else 0.01)
             await self._take_homes()
@@ -175,7 +175,7 @@ class LiveAudit:
         return False
 
     async def _caught_up(self, number: int, home: _Home) -> bool:
-        """Whether all reports of a home were heard; not known, for some rounds, while its log does not answer."""
+        """Whether all reports of a home were read; unknown, for some rounds, while its log does not answer."""
         if self._round < home.asked_from_round:
             return False
         try:
@@ -195,7 +195,7 @@ class LiveAudit:
             partitions: dict[Key, PartitionAudit] = {}
             await self._reports.seek(number, position)
             if self._page is not None and self._page.home == number:
-                self._page = None  # it goes on with what was stored, not with this
+                self._page = None  # reading continues at the stored position, not with this page
             self._homes[number] = _Home(ReportPartitionAudit(partitions.get, clients), position, partitions)
         if new:
             await self._load_partitions()

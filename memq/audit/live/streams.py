@@ -1,11 +1,11 @@
 """Responsibility of Spark streams: checkpoint positions compared with tasks' fetches. Pure.
 
-The driver of a stream knows no records, only where its checkpoint stands: all before that is processed. Tasks say what
-they fetched, from where up to where; but not whether Spark has taken it: a micro-batch that failed is tried again, by
-other tasks, perhaps cut otherwise. So what tasks fetched counts as processed when the checkpoint has come to where they
-ended, and twice only where two of them read different stretches. Tasks are many and short-lived, and the report of one
-may be missing: the stream is held to its word where the stretches of its tasks cover the way, and where after some time
-there still is a gap what is missing is unproven. Whoever drives the stream next goes on with the same checkpoint.
+The driver of a stream reports only the position of its checkpoint: all records before it are processed. Tasks report
+the records that they fetched and the range that they read. They do not know whether Spark used the result: other tasks
+repeat a failed micro-batch, possibly with other ranges. So fetched records count as processed when the checkpoint
+reaches the end of the task's range. They count twice only if two tasks read different ranges. Tasks are many and
+short-lived, and the report of one may be missing. So records are lost only if the ranges of tasks cover all of the
+way; if a gap is left after some time, missing records are unproven. The next driver continues with the same checkpoint.
 """
 
 from __future__ import annotations

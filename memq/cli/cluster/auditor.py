@@ -21,9 +21,9 @@ from memq.audit.live.storage.store import AuditStore
 from memq.audit.live.verification import verify_finding
 from memq.audit.live.view import AuditView, TopicSummary, latencies
 from memq.audit.minutes import MINUTE_MS, QUANTILES, QUEUE, percentile_name
-from memq.cli.cluster.embedded_services import Beside, OpenState, dashboard_beside, state_of, written_state
+from memq.cli.cluster.embedded_services import EmbeddedService, OpenState, embedded_dashboard, state_of, written_state
 from memq.cli.options import json_option, listen_address, setting_options, settings_of
-from memq.cli.output import log_to_stderr, print_json, print_table, say_ready, talk, time_text
+from memq.cli.output import log_to_stderr, print_json, print_message, print_ready, print_table, time_text
 from memq.cli.run import FAILED, OK
 from memq.runtime.runtime import Runtime
 from memq.settings import AuditorSettings, DashboardSettings, Settings, Value, rules_of
@@ -51,7 +51,7 @@ def auditor(context: click.Context, /, config: str | None, profile: str | None, 
     settings = settings_of(config, profile, **flags)
     log_to_stderr(settings.broker().log_level, settings.broker().log_format)
     open_state = state_of(settings.auditor())
-    dashboard = dashboard_beside(settings, open_state)
+    dashboard = embedded_dashboard(settings, open_state)
     with asyncio.Runner() as runner:
         return runner.run(_serve(settings.client().brokers, open_state(), settings.auditor().audit_keep_ms, dashboard))
 
@@ -116,7 +116,9 @@ def acknowledge(finding: str, who: str, config: str | None, profile: str | None,
     now_ms = Runtime().clock.wall_ms()
     settings = settings_of(config, profile, **flags)
     _asked(settings, lambda _, store: store.acknowledge(finding, who, now_ms))
-    talk(f"finding {finding} is acknowledged by {who}" if who else f"finding {finding} is not acknowledged any more")
+    print_message(
+        f"finding {finding} is acknowledged by {who}" if who else f"finding {finding} is not acknowledged any more"
+    )
     return OK
 
 
@@ -136,7 +138,7 @@ def metrics(serve: str, config: str | None, profile: str | None, **flags: Value 
     settings = settings_of(config, profile, **flags)
     log_to_stderr(settings.broker().log_level, settings.broker().log_format)
     listen = listen_address(serve, METRICS_PORT)
-    return _asked(settings, lambda view, _: export_audit(view, listen, say_ready), state_of)
+    return _asked(settings, lambda view, _: export_audit(view, listen, print_ready), state_of)
 
 
 @auditor.command("verify", short_help="Fetch the object of FINDING again, and check it.")
@@ -162,7 +164,7 @@ def verify(finding: str, config: str | None, profile: str | None, **flags: Value
 # ---- inside --------------------------------------------------------------------------------------
 
 
-async def _serve(brokers: str, state: Database, keep_ms: int, dashboard: Beside | None) -> int:
+async def _serve(brokers: str, state: Database, keep_ms: int, dashboard: EmbeddedService | None) -> int:
     from memq.runtime.process import Signals
 
     signals = Signals()
@@ -171,14 +173,14 @@ async def _serve(brokers: str, state: Database, keep_ms: int, dashboard: Beside 
             stack.callback(signals.close)
             stack.push_async_callback(state.close)
             audit = await stack.enter_async_context(live_audit(brokers, state, keep_ms, Runtime()))
-            works = [audit.run(partial(_say_auditing, brokers)), *([dashboard(brokers)] if dashboard else [])]
+            works = [audit.run(partial(_print_auditing, brokers)), *([dashboard(brokers)] if dashboard else [])]
             await _until(signals.first, _together(*works))
     finally:
         await state.close()
     return OK
 
 
-def _say_auditing(brokers: str) -> None:
+def _print_auditing(brokers: str) -> None:
     click.echo(f"memq auditing: {brokers}")
     sys.stdout.flush()
 

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from memq.cli.options import broker_options, brokers_of, json_option, setting_options, settings_of
-from memq.cli.output import log_to_stderr, print_json, print_table, say_ready, talk
+from memq.cli.output import log_to_stderr, print_json, print_message, print_ready, print_table
 from memq.client.admin import Admin
 from memq.errors import InvalidRequestError
 from memq.settings import BrokerSettings, PartSettings, Value, rules_of
@@ -43,7 +43,7 @@ def broker(context: click.Context, /, config: str | None, profile: str | None, *
 
     calm_collector()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(serve_cluster(settings.broker(), settings.parts(), say_ready))
+        return runner.run(serve_cluster(settings.broker(), settings.parts(), print_ready))
 
 
 @broker.command("list")
@@ -98,7 +98,7 @@ def drain(name: str, config: str | None, profile: str | None, **flags: Value | N
     """
     with Admin(brokers_of(config, profile, flags)) as admin:
         admin.drain_broker(name)
-    talk(f"broker {name} owns no partition any more")
+    print_message(f"broker {name} owns no partition any more")
 
 
 @click.group()
@@ -123,6 +123,6 @@ def plan(as_json: bool, config: str | None, profile: str | None, **flags: Value 
     if rows:
         print_table(("topic", "partition", "from", "to", "because"), rows)
     else:
-        talk("the governor plans no moves")
+        print_message("the governor plans no moves")
     for note in found.notes:
-        talk(note)
+        print_message(note)

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from memq.cli.options import setting_options, settings_of
-from memq.cli.output import log_to_stderr, say_ready
+from memq.cli.output import log_to_stderr, print_ready
 from memq.errors import InvalidRequestError
 from memq.settings import AuditorSettings, BrokerSettings, DashboardSettings, Value, rules_of
 
@@ -34,21 +34,21 @@ def dev(config: str | None, profile: str | None, **flags: Value | None) -> int:
     from memq.broker.dev import serve
     from memq.broker.ingest.quotas import client_limits
     from memq.broker.process import calm_collector
-    from memq.cli.cluster.embedded_services import Beside, auditor_beside, dashboard_beside, state_beside
+    from memq.cli.cluster.embedded_services import EmbeddedService, embedded_auditor, embedded_dashboard, embedded_state
 
     check_sections(loaded.parts())
     limits = client_limits(loaded.parts().section("clients"))
-    beside: list[Beside] = []
-    open_state = state_beside(loaded.auditor(), Path(settings.data)) if settings.audit else None
+    services: list[EmbeddedService] = []
+    open_state = embedded_state(loaded.auditor(), Path(settings.data)) if settings.audit else None
     if open_state is not None:
-        beside.append(auditor_beside(open_state, loaded.auditor().audit_keep_ms))
-    dashboard = dashboard_beside(loaded, open_state)
+        services.append(embedded_auditor(open_state, loaded.auditor().audit_keep_ms))
+    dashboard = embedded_dashboard(loaded, open_state)
     if dashboard is not None:
-        beside.append(dashboard)
+        services.append(dashboard)
 
     async def companion(address: str) -> None:
-        await asyncio.gather(*(run(address) for run in beside))
+        await asyncio.gather(*(run(address) for run in services))
 
     calm_collector()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(serve(settings, say_ready, client_limits=limits, companion=companion))
+        return runner.run(serve(settings, print_ready, client_limits=limits, companion=companion))

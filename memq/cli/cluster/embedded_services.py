@@ -23,7 +23,7 @@ from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
 from memq.settings import AuditorSettings, Settings
 
-Beside = Callable[[str], Coroutine[Any, Any, None]]  # a service, started with the address of a broker
+EmbeddedService = Callable[[str], Coroutine[Any, Any, None]]  # a service, started with the address of a broker
 NEEDED = ("starlette", "uvicorn")
 _RETRY_S_BASE = 0.5
 _RETRY_S_MAX = 30.0
@@ -33,7 +33,7 @@ SQLITE = "sqlite:"
 STATE_FILE = "audit.sqlite"  # in the data folder of `memq dev`
 
 
-def auditor_beside(open_state: OpenState, keep_ms: int) -> Beside:
+def embedded_auditor(open_state: OpenState, keep_ms: int) -> EmbeddedService:
     """Return the auditor of a broker's cluster: errors are logged, and it continues from its state."""
 
     async def run(address: str) -> None:
@@ -61,7 +61,7 @@ def auditor_beside(open_state: OpenState, keep_ms: int) -> Beside:
     return run
 
 
-def dashboard_beside(loaded: Settings, open_state: OpenState | None) -> Beside | None:
+def embedded_dashboard(loaded: Settings, open_state: OpenState | None) -> EmbeddedService | None:
     """Return the service that serves the dashboard for the brokers at an address.
 
     The result is None when the dashboard is off, or not installed.
@@ -141,7 +141,7 @@ def written_state(settings: AuditorSettings) -> OpenState:
     return opener
 
 
-def state_beside(settings: AuditorSettings, data: Path) -> OpenState:
+def embedded_state(settings: AuditorSettings, data: Path) -> OpenState:
     """Return a function that opens the state of `memq dev`: in its data folder, unless a setting names it.
 
     Raises: InvalidSettingError.

@@ -13,10 +13,10 @@ from memq.cli.output import (
     confirm,
     log_to_stderr,
     print_json,
+    print_message,
     print_pairs,
+    print_ready,
     print_table,
-    say_ready,
-    talk,
 )
 from memq.client.admin import Admin, GroupDescription
 from memq.errors import NotFoundError
@@ -93,7 +93,7 @@ def reset(
         print_json([dict(zip(names, (*row[:2], *map(_text, row[2:])), strict=True)) for row in rows])
     else:
         print_table(("topic", "partition", "before", "after"), rows)
-        talk("nothing was changed (--dry-run)" if dry_run else f"group {name} is reset")
+        print_message("nothing was changed (--dry-run)" if dry_run else f"group {name} is reset")
 
 
 @group.command()
@@ -106,7 +106,7 @@ def delete(name: str, yes: bool, config: str | None, profile: str | None, **flag
         confirm(f"delete group {name} with its positions?")
     with Admin(brokers_of(config, profile, flags)) as admin:
         admin.delete_group(name)
-    talk(f"group {name} is deleted")
+    print_message(f"group {name} is deleted")
 
 
 def _text(position: object) -> str | None:
@@ -157,7 +157,7 @@ def _serve(brokers: str, groups: tuple[str, ...], listen: str) -> int:
     from memq.cli.exporter import export_lag
 
     log_to_stderr("info", "text")
-    return asyncio.run(export_lag(brokers, groups, listen_address(listen, LAG_PORT), say_ready))
+    return asyncio.run(export_lag(brokers, groups, listen_address(listen, LAG_PORT), print_ready))
 
 
 def group_rows(found: GroupDescription) -> list[tuple[object, ...]]:

@@ -6,7 +6,16 @@ import click
 import msgspec
 
 from memq.cli.options import broker_options, brokers_of, json_option
-from memq.cli.output import confirm, count_text, print_json, print_pairs, print_table, size_text, talk, time_text
+from memq.cli.output import (
+    confirm,
+    count_text,
+    print_json,
+    print_message,
+    print_pairs,
+    print_table,
+    size_text,
+    time_text,
+)
 from memq.client.admin import Admin
 from memq.errors import InvalidSettingError, UnknownSettingError
 from memq.limits import PARTITIONS_MAX
@@ -64,7 +73,7 @@ def create(
     if as_json:
         print_json(_topic_json(made))
     else:
-        talk(f"topic {made.name}: {count_text(len(made.partitions), 'partition')}, id {made.id}")
+        print_message(f"topic {made.name}: {count_text(len(made.partitions), 'partition')}, id {made.id}")
 
 
 @topic.command()
@@ -119,7 +128,7 @@ def alter(
     else:
         for key in settings:
             holds = HOLDS.get(key, NEXT_BATCH)
-            talk(f"topic {altered.name}: {key} = {getattr(altered.settings, key)}, {holds}")
+            print_message(f"topic {altered.name}: {key} = {getattr(altered.settings, key)}, {holds}")
 
 
 @topic.command()
@@ -132,7 +141,7 @@ def delete(name: str, yes: bool, config: str | None, profile: str | None, **flag
         confirm(f"delete topic {name} with all its records?")
     with Admin(brokers_of(config, profile, flags)) as admin:
         admin.delete_topic(name)
-    talk(f"topic {name} is deleted; the sweep deletes its objects")
+    print_message(f"topic {name} is deleted; the sweep deletes its objects")
 
 
 def parse_topic_settings(texts: tuple[str, ...]) -> dict[str, int | bool | str]:

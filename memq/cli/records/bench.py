@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import click
 
 from memq.cli.options import json_option, setting_options, settings_of
-from memq.cli.output import count_text, print_json, print_pairs, size_text, talk
+from memq.cli.output import count_text, print_json, print_message, print_pairs, size_text
 from memq.client.admin import Admin
 from memq.client.consumer.consumer import Consumer
 from memq.client.producer.producer import Producer
@@ -68,11 +68,11 @@ def bench(
     with Admin(settings.brokers) as admin:
         admin.create_topic(topic, partitions=partitions)
         try:
-            talk(f"memq: topic {topic}, {count_text(records, 'record')} of {size_text(size)}")
+            print_message(f"memq: topic {topic}, {count_text(records, 'record')} of {size_text(size)}")
             produced = _produce(runtime, settings, topic, values, records)
             consumed, seconds = _consume(runtime, settings, topic)
         except KeyboardInterrupt:
-            talk(f"interrupted: nothing was measured, topic {topic} is {'kept' if keep else 'deleted'}")
+            print_message(f"interrupted: nothing was measured, topic {topic} is {'kept' if keep else 'deleted'}")
             raise
         finally:
             if not keep:
@@ -120,7 +120,7 @@ def _delete(admin: Admin, topic: str) -> None:
     try:
         admin.delete_topic(topic)
     except MemqError as error:
-        talk(f"memq: topic {topic} was not deleted: {error}")
+        print_message(f"memq: topic {topic} was not deleted: {error}")
 
 
 def _rate(records_per_second: int, size: int) -> str:

@@ -14,7 +14,7 @@ from itertools import islice
 import click
 
 from memq.cli.options import LastRecords, Start, json_option, parse_start, section_values, setting_options, settings_of
-from memq.cli.output import count_text, talk
+from memq.cli.output import count_text, print_message
 from memq.cli.records.record_text import encode_record, parse_delimiter, parse_format
 from memq.client.consumer.batch import Batch, Record, TopicPartition
 from memq.client.consumer.consumer import Consumer
@@ -118,10 +118,10 @@ def consume(
         request = ConsumeRequest(topic, group, partition, start, until_end, on_damaged, on_expired, s3)
         _print_all(settings, request, count, printer, tally)
     except KeyboardInterrupt:
-        talk(f"interrupted: {count_text(tally.records, 'record')} printed")
+        print_message(f"interrupted: {count_text(tally.records, 'record')} printed")
         raise
     if tally.damaged:
-        talk(f"{count_text(tally.damaged, 'damaged block')} skipped")
+        print_message(f"{count_text(tally.damaged, 'damaged block')} skipped")
 
 
 def _check_together(group: str | None, partition: int | None, start: Start, form: str | None, *, as_json: bool) -> None:

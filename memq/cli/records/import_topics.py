@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from memq.cli.options import broker_options, json_option, settings_of
-from memq.cli.output import GrowingCount, count_text, print_json, print_table, talk
+from memq.cli.output import GrowingCount, count_text, print_json, print_message, print_table
 from memq.errors import InvalidSettingError
 from memq.notification.kafka.settings import KafkaSettings, kafka_settings
 from memq.runtime.clock import SystemClock
@@ -68,7 +68,7 @@ def kafka(
     heads = ("topic", "partition", "records", "from offset", "to offset")
     print_table(heads, [(one.topic, one.partition, one.records, one.begin, one.end) for one in done])
     for group, partitions in placed.items():
-        talk(f"group {group}: {count_text(partitions, 'position')} copied")
+        print_message(f"group {group}: {count_text(partitions, 'position')} copied")
 
 
 async def _import(
@@ -111,7 +111,7 @@ class StepLines:
     def begin(self, text: str) -> None:
         """Begin a step, and end the previous one."""
         self.end()
-        self._timer = asyncio.get_running_loop().call_later(STEP_S, talk, f"{self._label}: {text} …")
+        self._timer = asyncio.get_running_loop().call_later(STEP_S, print_message, f"{self._label}: {text} …")
 
     def end(self) -> None:
         """End the step that was begun last."""

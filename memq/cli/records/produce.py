@@ -12,7 +12,7 @@ from typing import BinaryIO
 import click
 
 from memq.cli.options import json_option, setting_options, settings_of
-from memq.cli.output import ProgressBar, count_text, print_json, size_text, talk
+from memq.cli.output import ProgressBar, count_text, print_json, print_message, size_text
 from memq.cli.records.record_text import decode_record, parse_delimiter
 from memq.client.producer.delivery import Ack
 from memq.client.producer.producer import Producer
@@ -104,7 +104,7 @@ def produce(
                 error.hint = f"{error.hint}; {done}" if error.hint else done
             raise
     if tally.error:
-        talk(f"failed: {_done(tally)}")
+        print_message(f"failed: {_done(tally)}")
         raise tally.error
     _summarize(tally, clock.monotonic() - started, as_json=as_json, acks=settings.acks)
 
@@ -135,7 +135,7 @@ def _chunks(files: tuple[str, ...], stack: ExitStack) -> Iterator[bytes]:
             total += Path(file).stat().st_size
             streams.append(stack.enter_context(Path(file).open("rb")))  # noqa: SIM115  # the stack closes it
     if streams == [sys.stdin.buffer] and sys.stdin.isatty():
-        talk("memq: reading lines from the terminal; Ctrl-D ends the input")
+        print_message("memq: reading lines from the terminal; Ctrl-D ends the input")
     progress = stack.enter_context(ProgressBar("produce", total))
     return _read(streams, progress)
 
@@ -152,7 +152,7 @@ def _give_up(producer: Producer, tally: SentCount) -> None:
     """Print the result at once; unacked records have an unknown outcome."""
     with suppress(MemqError):
         producer.flush(timeout=INTERRUPTED_FLUSH_S)
-    talk(f"interrupted: {_done(tally)}")
+    print_message(f"interrupted: {_done(tally)}")
 
 
 def _done(tally: SentCount) -> str:
@@ -174,7 +174,7 @@ def _summarize(tally: SentCount, seconds: float, *, as_json: bool, acks: str) ->
         )
         return
     acked = "not acked, as asked" if acks == "0" else f"{tally.acked:,} acked with {acks}"
-    talk(f"{count_text(tally.records, 'record')}, {size_text(tally.bytes)}: {acked}, {rate:,.0f} records/s")
+    print_message(f"{count_text(tally.records, 'record')}, {size_text(tally.bytes)}: {acked}, {rate:,.0f} records/s")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from memq.audit.collector import audit as audit_topic
 from memq.audit.opened_topic import opened_topic
 from memq.audit.verdict import FindingCount, Verdict
 from memq.cli.options import broker_options, brokers_of, json_option
-from memq.cli.output import ProgressBar, count_text, print_json, print_table, talk
+from memq.cli.output import ProgressBar, count_text, print_json, print_message, print_table
 from memq.cli.run import FAILED, OK
 from memq.notification import Span
 from memq.notification.remote import RemoteQueue
@@ -39,7 +39,7 @@ def audit(topic: str, as_json: bool, config: str | None, profile: str | None, **
     try:
         verdict = asyncio.run(audit_by_brokers(brokers, topic, read))
     except KeyboardInterrupt:
-        talk(f"interrupted: {count_text(read[0], 'pointer')} read")
+        print_message(f"interrupted: {count_text(read[0], 'pointer')} read")
         raise
     if as_json:
         print_json(verdict.to_json())

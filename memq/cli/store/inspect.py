@@ -9,7 +9,7 @@ import click
 
 from memq.audit.checks.object_check import readable_blocks
 from memq.cli.options import json_option, settings_of, settings_options
-from memq.cli.output import count_text, print_json, print_pairs, print_table, size_text, talk, time_text
+from memq.cli.output import count_text, print_json, print_message, print_pairs, print_table, size_text, time_text
 from memq.cli.records.record_text import encode_record
 from memq.cli.store.object_files import ObjectTarget, find_objects
 from memq.errors import CorruptDataError, MemqError, NotFoundError
@@ -86,7 +86,7 @@ def _inspect_folder(folder: ObjectTarget, *, records: bool, as_json: bool) -> No
             index = open_object(data)
         except MemqError as error:
             damaged += 1
-            talk(f"{one.name}: {error}")
+            print_message(f"{one.name}: {error}")
             continue
         if as_json:
             print_json({"object": one.name, "bytes": len(data), **_index_json(index)})
@@ -162,7 +162,7 @@ def _print_records(data: memoryview) -> None:
             _print_block(found)
         except MemqError as error:
             damaged += 1
-            talk(f"at {at}: {error}")
+            print_message(f"at {at}: {error}")
     if damaged:
         raise CorruptDataError(f"{count_text(damaged, 'place')} can't be read")
 

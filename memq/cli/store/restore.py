@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from memq.cli.options import json_option, setting_options, settings_of
-from memq.cli.output import GrowingCount, ProgressBar, count_text, print_json, print_table, size_text, talk
+from memq.cli.output import GrowingCount, ProgressBar, count_text, print_json, print_message, print_table, size_text
 from memq.cli.run import OK
 from memq.errors import CorruptDataError, InvalidRequestError
 from memq.settings import PartSettings, Settings, Value, rules_of
@@ -40,7 +40,7 @@ def restore(*, dry_run: bool, as_json: bool, config: str | None, profile: str | 
         print_json([asdict(one) for one in reports])
     else:
         if dry_run:
-            talk("dry run: nothing is changed")
+            print_message("dry run: nothing is changed")
         heads = ("topic", "intact", "objects", "pointers", "records", "bytes", "copies", "damaged blocks")
         print_table(
             heads,
@@ -60,7 +60,7 @@ def restore(*, dry_run: bool, as_json: bool, config: str | None, profile: str | 
         )
     findings = [(key, text) for one in reports for key, text in one.findings]
     for key, text in findings:
-        talk(f"{key}: {text}")
+        print_message(f"{key}: {text}")
     if findings:
         raise CorruptDataError(f"{count_text(len(findings), 'finding')}", hint="see the messages above")
 

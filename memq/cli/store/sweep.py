@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from memq.cli.options import json_option, setting_options, settings_of
-from memq.cli.output import count_text, size_text, talk, time_text
+from memq.cli.output import count_text, print_message, size_text, time_text
 from memq.cli.run import FAILED, OK
 from memq.errors import InvalidRequestError
 from memq.runtime.clock import SystemClock
@@ -88,7 +88,7 @@ class _PassReport:
     def note(self, text: str) -> None:
         """Print a note about objects that are kept."""
         self.notes += 1
-        talk(text)
+        print_message(text)
 
     def take(self, found: Unnamed) -> None:
         """Print one object of a pass."""
@@ -116,7 +116,7 @@ class _PassReport:
     def sum_up(self, verb: str) -> None:
         """Print the numbers of changed and of waiting objects."""
         for (count, size), what in ((self._gone, verb), (self._waiting, "wait for a later pass")):
-            talk(f"{count_text(count, 'object')} of {size_text(size)} {what}")
+            print_message(f"{count_text(count, 'object')} of {size_text(size)} {what}")
 
     def _print(self, row: dict[str, object], key: str, what: str, size: int, modified_ms: int) -> None:
         if self._as_json:
@@ -142,7 +142,7 @@ async def _name_pending(settings: Settings, report: _PassReport) -> None:
         async for each in lists.all():
             report.take_listed(each)
     if not report.found:
-        talk("no object waits for a later pass")
+        print_message("no object waits for a later pass")
 
 
 async def _change(

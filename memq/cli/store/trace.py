@@ -14,7 +14,7 @@ from memq.audit.checks.checker import Checker
 from memq.audit.opened_topic import OpenedTopic, opened_topic
 from memq.audit.trace import NO_BLOCK, Sighting, TraceTarget, sightings, unread_sighting
 from memq.cli.options import broker_options, brokers_of, json_option
-from memq.cli.output import print_json, talk, time_text
+from memq.cli.output import print_json, print_message, time_text
 from memq.errors import InvalidRequestError, InvalidSettingError, MemqError, NotFoundError
 from memq.format.batch import cut_batch, is_whole
 from memq.format.blocks.header import Buffer
@@ -68,7 +68,7 @@ def trace(
         for sighting in found:
             _print(sighting, groups)
     if len(found) == FOUND_MAX:
-        talk(f"only the first {FOUND_MAX} are shown")
+        print_message(f"only the first {FOUND_MAX} are shown")
 
 
 def _wanted(position: str | None, key: str | None, producer: str | None, sequence: int | None) -> TraceTarget:
@@ -135,7 +135,7 @@ async def _in_batch(opened: OpenedTopic, wanted: TraceTarget, partition: int, en
             return
         batch = await _batch_of(opened, pointer)
     except MemqError as error:
-        talk(f"pointer {entry.offset} of partition {partition} can't be followed: {error}")
+        print_message(f"pointer {entry.offset} of partition {partition} can't be followed: {error}")
         cause = str(error)
     if pointer is None:
         return

@@ -13,7 +13,7 @@ import click
 
 from memq.audit.checks.object_check import NamedBatch, NamedObjects, ObjectVerdict, check_file
 from memq.cli.options import broker_options, brokers_of, json_option, section_values, settings_of
-from memq.cli.output import count_text, print_json, talk
+from memq.cli.output import count_text, print_json, print_message
 from memq.cli.store.object_files import FoundObject, find_objects, is_data_folder
 from memq.errors import CorruptDataError, DeniedError, NotFoundError, QueueError, StoreError, UnreachableError
 from memq.format.blocks.header import Buffer
@@ -87,7 +87,7 @@ def verify(
                 error.hint = f"no file or folder '{topic}' is here, so a topic is checked; {error.hint}"
                 raise
     except KeyboardInterrupt:
-        talk(f"interrupted after {count_text(tally.objects, 'object')}")
+        print_message(f"interrupted after {count_text(tally.objects, 'object')}")
         raise
     _report(tally, as_json=as_json)
 
@@ -110,7 +110,7 @@ def _verify_object(one: FoundObject, tally: VerifiedCount) -> None:
     except (NotFoundError, FileNotFoundError):
         if not one.listed:
             raise
-        talk(f"{one.name} was removed after it was listed, and is not checked")
+        print_message(f"{one.name} was removed after it was listed, and is not checked")
         return
     tally.objects += 1
     _take_verdict(one.name, verdict, tally)

@@ -122,7 +122,7 @@ class ImportProgress:
                 try:
                     pointer = decode_pointer(entry.body)
                 except MemqError:
-                    continue  # unreadable: nothing can be said of its batch
+                    continue  # unreadable: its batch is unknown
                 if pointer.kind == "data" and pointer.partition == self._writer:
                     yield entry.offset, pointer
 

@@ -256,7 +256,7 @@ class ConsumerCore:
     def wakeup(self) -> None:
         """Let `next` return None, also before prepared batches: the one under way, else the one that comes."""
         self._woken = True
-        self._tell()
+        self._wake()
 
     async def take(self, changes: AssignmentEvents) -> None:
         """Note that the user got `changes`: revoked partitions are committed (auto-commit) and returned."""
@@ -387,9 +387,9 @@ class ConsumerCore:
     def _die(self, error: BaseException) -> None:
         """A background task died: nothing works any more."""
         self._fatal = error
-        self._tell()
+        self._wake()
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         """Wake the caller of `next`, also before prepared batches."""
         self._ready_batches.urgent = True
         self._changed.set()
@@ -402,21 +402,21 @@ class ConsumerCore:
         opened = tuple(partition for partition in changes.assigned if partition in self._reading.assigned)
         return AssignmentEvents(changes.lost, changes.revoked, opened) or None
 
-    def _tell_damage(self, damage: Damage) -> None:
-        self._events.warning("consumer.damage", f"passed over {damage}")
+    def _log_damage(self, damage: Damage) -> None:
+        self._events.warning("consumer.damage", f"skipped {damage}")
 
     async def _next_batch(self) -> Batch | None:
-        """Return the next batch that has records, or damage that was passed over."""
+        """Return the next batch that has records, or damage that was skipped."""
         found = self._delivery or self._reading.deliver()
         if found is None:
             return None
         assigned, delivery = found
         if delivery.failure is not None:
-            self._tell_audit(assigned, delivery)
+            self._report_to_audit(assigned, delivery)
             raise delivery.failure
         batch = self._batch_of(assigned, delivery)
         for damage in batch.damaged:
-            self._tell_damage(damage)
+            self._log_damage(damage)
         if batch.damaged and self.settings.on_damaged == "dead-letter":
             self._delivery = found  # it comes again when this is cut short
             await self._dead_letters.send(assigned.place, batch.damaged)
@@ -437,10 +437,10 @@ class ConsumerCore:
 
     def _hand(self, assigned: Assigned, delivery: ReadyRange, batch: Batch) -> None:
         assigned.ledger.hand(delivery.behind)
-        self._tell_audit(assigned, delivery)
+        self._report_to_audit(assigned, delivery)
         self._ready_batches.add(ReadyBatch(assigned, batch, delivery.totals))
 
-    def _tell_audit(self, assigned: Assigned, delivery: ReadyRange) -> None:
+    def _report_to_audit(self, assigned: Assigned, delivery: ReadyRange) -> None:
         if assigned.observer is not None:
             assigned.observer.give(delivery, self._runtime.clock.wall_ms())
 
@@ -470,7 +470,7 @@ class ConsumerCore:
             if self.settings.on_damaged == "dead-letter":
                 await self._dead_letters.send(TopicPartition(batch.topic, batch.partition), [damage])
             self._late_damage.popleft()
-            self._tell_damage(damage)
+            self._log_damage(damage)
             for assigned in self._reading.assigned.values():
                 if assigned.observer is not None and assigned.place == (batch.topic, batch.partition):
                     assigned.observer.spoil(batch.write_partition, damage)
@@ -508,7 +508,7 @@ class ConsumerCore:
         if self._delivery is not None and self._delivery[0].removed:
             self._delivery = None
         self._opener.kick()
-        self._tell()
+        self._wake()
 
     def _find(self, topic: str, partition: int) -> tuple[ReadPartition, Assigned]:
         check_kind("partition", partition, int)
@@ -536,7 +536,8 @@ class ConsumerCore:
     async def _look_up(self, name: str) -> TopicMetadata | None:
         """Ask for a topic.
 
-        The result is None when brokers said three times that it is gone: one that has just come up may not know.
+        The result is None when brokers answered three times that it does not exist: a broker that has just started may
+        not know it.
         A consumer that believed it once would lose its place, and begin again where it was asked to start.
         """
         found = await self._metadata.refresh(name)

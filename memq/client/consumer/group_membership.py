@@ -110,7 +110,7 @@ class MemberState:
 
         While the user finished, the group may have left it to this member: then it is assigned again, as a new grant.
         """
-        self._to_lose.pop(partition, None)  # it was lost meanwhile: the user has heard that it goes
+        self._to_lose.pop(partition, None)  # it was lost meanwhile: the user was notified
         if partition not in self._held:
             return
         del self._held[partition], self._granted[partition]

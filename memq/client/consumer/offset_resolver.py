@@ -273,7 +273,7 @@ class OffsetResolver:
         async for entries in self.pages(partition, first, end):
             for entry in entries:
                 pointer = read_pointer(entry.body, newer="return")
-                if isinstance(pointer, Pointer):  # else nothing can be said of its batch
+                if isinstance(pointer, Pointer):  # else its batch is unknown
                     yield entry.time_ms, pointer
 
     async def pages(self, partition: ReadPartition, first: int, end: int) -> AsyncIterator[list[Entry]]:

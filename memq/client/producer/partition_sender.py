@@ -235,7 +235,7 @@ class PartitionSender:
         elif isinstance(instruction, OpenStream):
             self._open(instruction)
         else:
-            assert self._session is not None, "CLOSE is said on an open stream"
+            assert self._session is not None, "CLOSE is sent on an open stream"
             # The connection may be lost before the task runs: then the request fails on the link that was.
             close = self._say_close(self._session.link, self._stream, instruction)
             self._parts.tasks.start(close, f"close {self._name}")
@@ -323,7 +323,7 @@ class PartitionSender:
         self._forget_open()
         error = TimedOutError(f"the owner of {self._name} did not answer OPEN in time")
         if self._session is not None and self._session.link.heard_s <= self._open_said_s:
-            self._session.link.abort(error)  # it said nothing at all: the next try gets a fresh connection
+            self._session.link.abort(error)  # it did not answer: the next try gets a new connection
             return
         self._open_failed(error)
 
@@ -349,7 +349,7 @@ class PartitionSender:
             self._finding = None
 
     def _leave(self) -> None:
-        """Let go of the stream: no frame of it will be heard any more."""
+        """Release the stream: its later frames are ignored."""
         self._forget_open()
         if self._session is not None:
             self._session.unbind(self._stream)

@@ -115,7 +115,7 @@ class _ProducerBackground(Background[ProducerCore]):
         core = ProducerCore(settings, runtime, addresses, Delivery, self._wake, self._room_made, observe=observe)
         self.room = threading.Condition(core.buffer.lock)
         self._closing: asyncio.Task[None] | None = None
-        # The callers' own thread seals, too. Without a codec sealing hardly lets go of the interpreter's lock.
+        # The callers' own thread seals, too. Without a codec sealing hardly releases the interpreter's lock.
         threads = 0 if settings.codec == "none" else min(os.cpu_count() or 1, SEALING_THREADS_MAX) - 1
         self._spare = SpareThreads("seal", threads)
         core.buffer.aside = self._spare.offer

@@ -147,7 +147,7 @@ class SendBuffer:
             self.refusal = error
             self.sticky.clear()
             self._routes.clear()
-            self._tell_waiting()
+            self._wake_waiting()
 
     # ---- records -----------------------------------------------------------------------------
 
@@ -386,7 +386,7 @@ class SendBuffer:
         new = buffer.open = OpenBlock(buffer, delivery, limit, now_s)
         self.opened_blocks += 1
         if not buffer.cut:  # else the I/O side is notified, or will be by the seal: one wake less for each full block
-            self._tell(buffer)
+            self._mark_dirty(buffer)
         return new
 
     def _drop_empty(self, block: OpenBlock) -> None:
@@ -484,8 +484,8 @@ class SendBuffer:
             self.pending_bytes += len(pending.data) - pending.claimed
             pending.claimed = len(pending.data)
             pending.ready = True
-            self._tell(pending.home)
-            self._tell_waiting()
+            self._mark_dirty(pending.home)
+            self._wake_waiting()
 
     # ---- the I/O side ------------------------------------------------------------------------
 
@@ -520,8 +520,8 @@ class SendBuffer:
             self.pending_bytes -= pending.claimed + BLOCK_COST_BYTES
             pending.home.unsettled.pop(pending.first, None)
             for heir in pending.home.heirs:
-                self._tell(heir)
-            self._tell_waiting()
+                self._mark_dirty(heir)
+            self._wake_waiting()
 
     def unsettled(self) -> list[tuple[_Delivery, int]]:
         """Return delivery and number of records of each block that the window does not know yet."""
@@ -538,7 +538,7 @@ class SendBuffer:
         with self.lock:
             return list(self._buffers.values())
 
-    def _tell(self, buffer: PartitionBuffer) -> None:
+    def _mark_dirty(self, buffer: PartitionBuffer) -> None:
         if not buffer.dirty:
             buffer.dirty = True
             self._dirty.append(buffer)
@@ -546,7 +546,7 @@ class SendBuffer:
             self._awake = True
             self._wake()
 
-    def _tell_waiting(self) -> None:
+    def _wake_waiting(self) -> None:
         self.releases += 1
         if self.waiting:
             self._room_made()

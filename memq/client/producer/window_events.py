@@ -14,7 +14,7 @@ class UnackedBlock:
     """A sealed block from its seal to its settlement: records `first` up to `next`.
 
     `data` never changes: a block is sent again as it was. Times are monotonic seconds; `first_sent_s` is None
-    until the first write. `place` is where it lies, once its ack has said so.
+    until the first write. `place` is its position, once its ack has named it.
     """
 
     __slots__ = ("data", "deadline_s", "first", "first_sent_s", "next", "place", "writes")
@@ -54,7 +54,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class OpenFailed:
-    """OPEN was refused, or the way to the owner failed before the broker said anything."""
+    """OPEN was refused, or the connection to the owner failed before an answer."""
 
     error: MemqError
     now_s: float
@@ -114,7 +114,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Delayed:
-    """Acks are late, for a reason that the broker has said, or because it says nothing."""
+    """Acks are late, for a reason that the broker has named, or because it does not answer."""
 
     error: MemqError
 
@@ -205,10 +205,10 @@ class WindowState(Enum):
 
     RESTING = "R"  # there is no stream, and nothing to send
     WAITING = "W"  # there is no stream; the next try has its time
-    OPENING = "G"  # the shell looks for the owner, connects and says OPEN
+    OPENING = "G"  # the shell finds the owner, connects and sends OPEN
     OPEN = "O"  # blocks flow
     LEAVING = "L"  # the broker drains: acks still come, nothing more is written
-    CLOSING = "C"  # CLOSE was said
+    CLOSING = "C"  # CLOSE was sent
     CLOSED = "X"  # the end
 
 

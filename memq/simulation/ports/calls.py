@@ -29,7 +29,7 @@ WORKS = {
     "forward": "forwarding",
     "replay": "replaying",
     "follow": "governing",
-    "tell": "governing",
+    "report": "governing",
     "house": "upkeep",
     "compactor": "upkeep",
     "consumer": "reading",

@@ -152,7 +152,7 @@ class SimCoordinator:
 
     def _begin(self) -> None:
         if self._watching:
-            self._stop = self._inner.watch(self._tell)
+            self._stop = self._inner.watch(self._notify)
 
     async def _read(self, what: str, ask: Callable[[], Coroutine[Any, Any, T]], *, of: str = "") -> T:
         """Return the answer; when it is drawn as stale, the previous answer."""
@@ -162,14 +162,14 @@ class SimCoordinator:
         self._seen[what, of] = answer
         return before if stale else answer
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         caller = self._caller
         if caller.lie("no-watch"):
             return
         blocked_s = max(0.0, caller.blocked_until - caller.node.world.now)
-        caller.node.world.schedule(blocked_s + caller.draw_latency_s(), self._tell_node)
+        caller.node.world.schedule(blocked_s + caller.draw_latency_s(), self._notify_node)
 
-    def _tell_node(self) -> None:
+    def _notify_node(self) -> None:
         self._caller.node.loop.call_soon(self._watchers.changed)
 
     async def close(self) -> None:

@@ -27,7 +27,7 @@ class WrongAnswerRates:
 
 @dataclass(slots=True)
 class Episode:
-    """One lie that a service tells until `until_s` (virtual): to the process `node`, "" for all."""
+    """One wrong answer that a service gives until `until_s` (virtual): to the process `node`, "" for all."""
 
     kind: str
     node: str

@@ -156,7 +156,7 @@ class Switch:
                 self.cut(name, other, seconds)
 
     def silence(self, node: SimNode) -> None:
-        """Kill a node as a loss of power does: its peers hear nothing."""
+        """Kill a node as a loss of power does: its peers get no notice."""
         self.silent_hosts[node.name] = node
         node.kill()
 

@@ -59,22 +59,22 @@ def main() -> int:
         error.show()
         return error.exit_code
     except click.Abort:
-        _tell("interrupted: nothing is lost by it, the next run continues")
+        _print_error("interrupted: nothing is lost, the next run continues")
         return INTERRUPTED
     except MemqError as error:
-        _tell(str(error), error.hint)
+        _print_error(str(error), error.hint)
         return 1
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in _EXTRA:
             raise
-        _tell(f"pipelines need {package}, which is not installed", "pip install 'memq[spark]'")
+        _print_error(f"pipelines need {package}, which is not installed", "pip install 'memq[spark]'")
         return 2
     except Exception as error:
         summary = sentence_of(str(error))
         if summary is None:
             raise
-        _tell(*summary)
+        _print_error(*summary)
         return 1
     return code if isinstance(code, int) else 0
 
@@ -83,7 +83,7 @@ def sentence_of(text: str) -> tuple[str, str] | None:
     """Return what an error of Spark says, without its traces, and what to do.
 
     The result is None for one that is not Spark's.
-    A task's error comes back as text, with the traces of Python and of Java around what memq said.
+    A task's error comes back as text, with the traces of Python and of Java around memq's message.
     """
     ours = list(_OURS.finditer(text))
     if ours:
@@ -95,7 +95,7 @@ def sentence_of(text: str) -> tuple[str, str] | None:
     return sparks[0], "Spark needs Java 17 or later: install it, or let JAVA_HOME say where it is" if java else ""
 
 
-def _tell(text: str, hint: str = "") -> None:
+def _print_error(text: str, hint: str = "") -> None:
     click.echo(f"memq.spark.pipelines: {text}" + (f" ({hint})" if hint else ""), err=True)
 
 

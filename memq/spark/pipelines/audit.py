@@ -34,7 +34,7 @@ from memq.notification import Span
 from memq.runtime.runtime import Runtime
 from memq.spark.access import Access, open_access
 from memq.spark.options import ReadOptions
-from memq.spark.pipelines.inputs import options_of, spark_session, stored_positions, tell, topic_options
+from memq.spark.pipelines.inputs import options_of, print_progress, spark_session, stored_positions, topic_options
 from memq.spark.pipelines.spread import Batches, PointerSpan, Row, batches_of, iterate, mapped, pieces_of, spread
 from memq.spark.stores import TaskStores
 from memq.topic import Position, ReadPartition, Topic, equal_slots
@@ -59,7 +59,7 @@ MINUTE_ROWS_MAX = 4_096  # held by a task before they continue
 class AuditPlan:
     """Spans by read partition, their pieces, and positions of `groups` by read partition.
 
-    `now_ms` (Unix ms) is the moment that the verdict is of. `answer` is what brokers said of the `sought` records,
+    `now_ms` (Unix ms) is the moment of the verdict. `answer` has the brokers' answers on the `sought` records,
     before the spans ended; None when they were not asked.
     """
 
@@ -255,10 +255,10 @@ def command(
         verdict, table = audit(spark, read, plan)
         if parquet:
             table.write.mode("overwrite").parquet(parquet)
-            tell(f"audit: table written to {parquet}")
+            print_progress(f"audit: table written to {parquet}")
         if report:
             send_table(table, report, read, now_ms=plan.now_ms)
-            tell(f"audit: table sent to topic '{report}'")
+            print_progress(f"audit: table sent to topic '{report}'")
         print_verdict(verdict, as_json=as_json)
     return 0 if verdict.passed else 1
 
@@ -270,13 +270,13 @@ def audit(spark: SparkSession, options: ReadOptions, plan: AuditPlan) -> tuple[V
     The table: `topic`, write `partition`, `producer_id`, `minute` (of queue time), the counts of
     `memq.audit.minutes`, `committed` by group, `verdict` in a word, and `final`: whether the minute lies below the
     watermark, so that nothing of it can change any more.
-    Raises: what tasks raise, as Spark tells it.
+    Raises: errors of tasks, as Spark reports them.
     """
-    tell(f"audit: topic '{plan.topic.name}', {len(plan.pieces)} pieces of {len(plan.spans)} partitions")
+    print_progress(f"audit: topic '{plan.topic.name}', {len(plan.pieces)} pieces of {len(plan.spans)} partitions")
     judged = judge(spark, options, plan)
     verdicts, sought = verdicts_of(judged, plan)
     if sought:
-        tell(f"audit: brokers are asked what they hold of {len(sought)} producers, and all is read again")
+        print_progress(f"audit: brokers are asked what they hold of {len(sought)} producers, and all is read again")
         plan = io_thread().run(plan_again(options, plan, sought))
         if plan.answer is not None:
             judged.unpersist()

@@ -21,9 +21,9 @@ from memq.spark.pipelines.inputs import (
     commit_positions,
     options_of,
     positions_of,
+    print_progress,
     spark_session,
     tasks_option,
-    tell,
     topic_options,
 )
 from memq.spark.pipelines.rounds import ROUND_TASKS, plan_round, starts_of
@@ -93,7 +93,7 @@ def backfill(spark: SparkSession, options: ReadOptions, group: str, work: Work, 
     Commit it.
     Each round is committed when all its tasks are done: what was not comes again, to the same or to other tasks.
     Return how many records there were.
-    Raises: InvalidRequestError while the group has members; as a batch read; what `work` raises, as Spark tells it.
+    Raises: InvalidRequestError while the group has members; as a batch read; errors of `work`, as Spark reports them.
     """
     thread = io_thread()
     schema = StructType.fromDDL(table_ddl(options.columns, options.schema))
@@ -107,7 +107,7 @@ def backfill(spark: SparkSession, options: ReadOptions, group: str, work: Work, 
         thread.run(commit_positions(options, group, found.ends))
         if not found.splits:
             return records
-        tell(f"group '{group}': {records:,} records, {found.bytes:,} bytes in the last round")
+        print_progress(f"group '{group}': {records:,} records, {found.bytes:,} bytes in the last round")
 
 
 def _work(options: ReadOptions, schema: Any, work: Work, split: Split) -> Batches:

@@ -30,7 +30,7 @@ from memq.runtime.runtime import Runtime
 from memq.settings import parse_size, parse_time_ms
 from memq.spark.access import Access, CompactorPlace, open_access
 from memq.spark.options import ReadOptions
-from memq.spark.pipelines.inputs import options_of, spark_session, tasks_option, tell, topic_options
+from memq.spark.pipelines.inputs import options_of, print_progress, spark_session, tasks_option, topic_options
 from memq.spark.pipelines.spread import Batches, PointerSpan, spread
 from memq.spark.pipelines.topic_files import place_of_text
 from memq.spark.stores import TaskStores
@@ -95,7 +95,7 @@ def _into_objects(topic: str, read: ReadOptions, rule: CompactionRule, tasks: in
         done = compact_objects(spark, read, rule, tasks=tasks)
     click.echo(f"{done.pointers} pointers to {done.bytes} bytes now go to {done.objects} large objects")
     if done.findings:
-        tell(f"{done.findings} batches are damaged or missing, and stay as they are: see above")
+        print_progress(f"{done.findings} batches are damaged or missing, and stay as they are: see above")
     return 1 if done.findings else 0
 
 
@@ -139,8 +139,10 @@ def compact_objects(spark: SparkSession, options: ReadOptions, rule: CompactionR
             if thread.run(_publish(options, found, number, parts)):
                 _count(done, parts)
             else:
-                tell(f"{options.topics[0]}/{number}: another run was faster; continuing from it")
-        tell(f"{options.topics[0]}: {done.objects:,} objects of {done.bytes:,} bytes for {done.pointers:,} pointers")
+                print_progress(f"{options.topics[0]}/{number}: another run was faster; continuing from it")
+        print_progress(
+            f"{options.topics[0]}: {done.objects:,} objects of {done.bytes:,} bytes for {done.pointers:,} pointers"
+        )
 
 
 def _count(done: Compacted, parts: Sequence[Copied]) -> None:
@@ -150,7 +152,7 @@ def _count(done: Compacted, parts: Sequence[Copied]) -> None:
     for each in parts:
         done.findings += len(each.findings)
         for key, text in each.findings:
-            tell(f"{key}: {text}")
+            print_progress(f"{key}: {text}")
 
 
 def _place(access: Access) -> CompactorPlace:

@@ -87,7 +87,7 @@ def spark_session(name: str, options: ReadOptions) -> Iterator[SparkSession]:
             spark.stop()
 
 
-def tell(text: str) -> None:
+def print_progress(text: str) -> None:
     """Print a line of progress on stderr: stdout is for results."""
     click.echo(text, err=True)
 

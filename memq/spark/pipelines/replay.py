@@ -24,7 +24,7 @@ from memq.errors import InvalidRequestError
 from memq.runtime.runtime import Runtime
 from memq.spark.access import open_access
 from memq.spark.options import ReadOptions, table_ddl
-from memq.spark.pipelines.inputs import options_of, spark_session, tasks_option, tell, topic_options
+from memq.spark.pipelines.inputs import options_of, print_progress, spark_session, tasks_option, topic_options
 from memq.spark.pipelines.spread import Batches, iterate, spread
 from memq.spark.pipelines.to_files import write_files
 from memq.spark.pipelines.topic_files import place_of_text
@@ -89,20 +89,20 @@ def replay(spark: SparkSession, options: ReadOptions, target: ReplayTarget) -> i
     Return how many records it holds of it now that it did not hold before.
 
     Raises: InvalidRequestError for a range that a second run would not find again; PositionExpiredError; of tasks, as
-    Spark tells it: ProducerFencedError when another run took over.
+    Spark reports them: ProducerFencedError when another run took over.
     """
     if options.skip_damaged or not options.dedup:
         raise InvalidRequestError(
             "a replay neither skips damage nor sends copies", hint="leave out onDamaged and dedup"
         )
     lanes = io_thread().run(_lanes(options))
-    tell(f"replay: {', '.join(f'{lane.start} to {lane.end}' for lane in lanes) or 'nothing in this range'}")
+    print_progress(f"replay: {', '.join(f'{lane.start} to {lane.end}' for lane in lanes) or 'nothing in this range'}")
     schema = StructType.fromDDL(table_ddl(_COLUMNS, ""))
     work = partial(_replay, options, target, schema)
     counts = spread(spark, lanes, work, _COUNTS).toArrow().to_pylist() if lanes else []
     io_thread().run(_check_kept(options, lanes))
     for row in counts:
-        tell(f"replay: partition {row['partition']}: {row['sent']} sent, {row['held']} were there")
+        print_progress(f"replay: partition {row['partition']}: {row['sent']} sent, {row['held']} were there")
     return sum(row["sent"] for row in counts)
 
 

@@ -21,7 +21,7 @@ from memq.client.io_thread import io_thread
 from memq.errors import InvalidSettingError
 from memq.limits import MIB
 from memq.spark.options import ReadOptions, table_ddl
-from memq.spark.pipelines.inputs import tell
+from memq.spark.pipelines.inputs import print_progress
 from memq.spark.pipelines.rounds import ROUND_TASKS, Round, plan_round, topic_of
 from memq.spark.pipelines.spread import Batches, spread
 from memq.spark.pipelines.topic_files import (
@@ -87,12 +87,12 @@ def write_files(
             return manifest
         successor = manifest.next(found.starts, found.ends, _written(spark, options, place, found))
         if at_place(place, partial(publish, manifest=successor)):
-            tell(
+            print_progress(
                 f"{topic.name}: manifest {successor.number}, {found.bytes:,} bytes read,"
                 f" {successor.records:,} records in {len(successor.files):,} files"
             )
         else:
-            tell(f"{topic.name}: another run wrote manifest {successor.number}; continuing from it")
+            print_progress(f"{topic.name}: another run wrote manifest {successor.number}; continuing from it")
 
 
 def _written(spark: SparkSession, options: ReadOptions, place: FilePlace, found: Round) -> tuple[File, ...]:
@@ -108,7 +108,7 @@ def _written(spark: SparkSession, options: ReadOptions, place: FilePlace, found:
 def _write_split(options: ReadOptions, place: FilePlace, schema: Any, split: Split) -> Batches:
     """Write the files of one split.
 
-    The names tell what they hold, so a second attempt writes the same ones again.
+    The names print_progress what they hold, so a second attempt writes the same ones again.
     """
     first = split.parts[0]
     arrow = to_arrow_schema(schema, timezone="UTC")

@@ -21,7 +21,7 @@ from memq.format.pointer import Pointer, read_pointer
 from memq.runtime.runtime import Runtime
 from memq.spark.access import open_access
 from memq.spark.options import ReadOptions
-from memq.spark.pipelines.inputs import options_of, spark_session, tell, topic_options
+from memq.spark.pipelines.inputs import options_of, print_progress, spark_session, topic_options
 from memq.spark.pipelines.spread import Batches, mapped
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ def profile(spark: SparkSession, options: Mapping[str, str], read: ReadOptions) 
     Raises: as a batch read.
     """
     stored = io_thread().run(_stored(read))
-    tell(f"profile: {stored['batches']} batches of {stored['stored_bytes']:,} bytes")
+    print_progress(f"profile: {stored['batches']} batches of {stored['stored_bytes']:,} bytes")
     records = spark.read.format("memq").options(**{**options, "columns": "key,value"}).load()
     whole = Profile()
     for part in mapped(records, _profiled, _PART).toArrow().column(0).to_pylist():

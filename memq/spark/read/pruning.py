@@ -1,6 +1,6 @@
 """The effect of a query's filters: partitions, batches by pointers, blocks by index. Pure.
 
-A pointer and an index entry bound times and have a bit for each tag's hash: they tell for sure what can't match, never
+A pointer and an index entry bound times and have a bit for each tag's hash: they prove what can't match, never
 what does. So Spark filters again by tag and time; only topic and partition are settled here.
 """
 

@@ -151,7 +151,7 @@ async def _read_one(store: ObjectReader, entry: ObjectEntry) -> list[RawBatch]:
 
 
 def _pointer_of(key: str, index: ObjectIndex, trailer: Trailer, batch: BatchEntry) -> Pointer:
-    """Return what the batch's pointer has said, as far as a reader needs it."""
+    """Return the content of the batch's pointer, as far as a reader needs it."""
     blocks, topic = index.blocks_of(batch), index.meta.topics[batch.topic]
     tag_bits = 0
     for block in blocks:

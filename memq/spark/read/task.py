@@ -312,7 +312,7 @@ class TaskReport:
         self._notes: list[_Note] = []
         self._damages: list[tuple[BatchPart, ReportedDamage]] = []
         self._pool = LinkPool(runtime, bootstrap_addresses(audit.brokers), client_id="spark")
-        self._pool.audit_ms = audit.interval_ms  # as the driver heard it; no broker was asked yet
+        self._pool.audit_ms = audit.interval_ms  # from the driver; no broker was asked yet
         self._reporter = JobReporter("spark-task", audit.name, runtime, self._pool)
 
     def note(self, stage: Stage, part: BatchPart, header: BlockHeader, low: int, high: int) -> None:
@@ -341,7 +341,7 @@ class TaskReport:
                 recorder.damage(damage)
 
     async def close(self, *, whole: bool) -> None:
-        """Send what was noted; `whole`: the task has come to its end, and this is all."""
+        """Send the noted events; `whole`: the task has ended, and these are all."""
         await self.take()
         for stretch in self._audit.stretches if whole else ():
             for writer in stretch.writers:

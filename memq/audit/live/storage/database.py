@@ -1,6 +1,6 @@
 """Port to an SQL database for the live audit's state, and its SQLite implementation.
 
-What is asked is plain SQL that SQLite and PostgreSQL both know, with `?` for values. Each piece of work is one
+Statements are plain SQL that SQLite and PostgreSQL both accept, with `?` for values. Each piece of work is one
 transaction: reports, verdicts and the position up to which reports were read are stored together or not at all.
 """
 

@@ -1,8 +1,8 @@
 """Stores the live audit's state: each step in one transaction, by the owner of its home only.
 
-Theory. A partition of `_memq_audit` is read by one auditor at a time, but one that was paused may not know that it is
-no more. So whoever takes a home over writes its name into the home's row, and a step is stored only under that name,
-with the position up to which it has read. What is stored is therefore always the outcome of one reading, in order.
+Theory. One auditor at a time reads a partition of `_memq_audit`, but a paused auditor may not know that it lost the
+partition. So an auditor that takes over a home writes its name into the home's row. A step is stored only under that
+name, with the position up to which it has read. So the stored state is always the result of one reading, in order.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from memq.topic import Committed, ReadPartition, Topic
 
 FETCHES_MAX = 32
 LOOK_BACKS_MAX = 8
-STALL_FAILURES = 5  # of a fetch, 0.8 s to 1.5 s, until its partition lets go of what lies behind
+STALL_FAILURES = 5  # of a fetch, 0.8 s to 1.5 s, until its partition releases the batches behind it
 STALLED_FETCHES_MAX = 8
 SLOW_S = 5.0
 MISSING_S = 30.0  # how long a missing object is asked for again where it would be passed over
@@ -145,7 +145,7 @@ class FetchScheduler:
                 continue
             before = assigned.flow.position
             delivery = assigned.flow.deliver(whole=whole)
-            self._tell(assigned)
+            self._report_events(assigned)
             if delivery is None and assigned.flow.position != before:
                 assigned.ledger.passed(assigned.flow.behind)
             self._advance()
@@ -155,7 +155,7 @@ class FetchScheduler:
                 return assigned, delivery
         return None
 
-    def _tell(self, assigned: Assigned) -> None:
+    def _report_events(self, assigned: Assigned) -> None:
         """Report the cursor's events to the audit, before the records that it delivers."""
         seen = assigned.flow.take_seen()
         for conflict in seen.conflicts:

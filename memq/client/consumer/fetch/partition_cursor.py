@@ -94,7 +94,7 @@ class PointerSlot:
     part: tuple[int, int] | None = None  # which records are wanted of it; None for all
     gap: Gap | None = None  # retention took it, alone after its pointer was read, or with others before
     damaged: bool = False  # its pointer, or some of its pieces
-    missing_since_s: float | None = None  # when all ways said for the first time that its object does not exist
+    missing_since_s: float | None = None  # when all routes first answered that its object does not exist
     judged: int = 0  # pieces before this one were delivered or passed over
     claims: Sequence[Claim] = ()  # its pieces that seem to be copies, when the next one waits to be compared
     stored: Mapping[Claim, Copies] | None = None  # what lies before it under their sequences
@@ -324,7 +324,7 @@ class PartitionCursor:
             self.held_bytes -= slot.bytes
 
     def move(self, slot: PointerSlot, entry: Entry) -> bool:
-        """Note where a batch lies that was not found where its pointer said; false when that is where it was."""
+        """Note the new location of a batch that was not at its pointer's location; false if they are equal."""
         moved = _slot_of(entry).pointer
         if moved is None or slot.pointer is None or moved.locations == slot.pointer.locations:
             return False
