@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
 from memq.broker.broker import Broker
@@ -19,7 +20,9 @@ from memq.broker.metrics import Counters
 from memq.broker.spool.writer import Spool
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import Buffer, parse_header, scope_of
+from memq.format.pointer import Pointer, decode_pointer
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
+from memq.notification import NotificationQueue
 from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import HELLO_MAGIC, VERSIONS, WRITE_PREFIX, AckLevel, Api, Frame, FrameReader, encode_frame
 from memq.protocol.messages import (
@@ -37,7 +40,7 @@ from memq.runtime.network import parse_address
 from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
-from memq.topic import Topic
+from memq.topic import Topic, read_partitions
 
 TIMEOUT_S = 20.0
 RUN_S_MAX = 120.0
@@ -234,3 +237,10 @@ def log_lines(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) ->
     there at any time. Lines below a warning are there or not by the level that the process has.
     """
     return [each.getMessage() for each in caplog.records if each.name == "memq" and each.levelno >= level]
+
+
+async def batch_pointers(queue: NotificationQueue, topic: Topic) -> list[Pointer]:
+    """Return all pointers of batches, without the latency of their records: objects do not have it."""
+    entries = await queue.read(read_partitions(topic)[0], 0, 1 << 20)
+    found = [msgspec.structs.replace(decode_pointer(entry.body), latency=()) for entry in entries]
+    return [pointer for pointer in found if pointer.kind == "data"]

@@ -134,21 +134,23 @@ class FakeAdmin:
         if self._library.short > 0:
             self._library.short -= 1
             wrong = RuntimeError(f"Results length 0 is different from future-map length {len(names)}")
-            return {name: _done(wrong) for name in names}
+            return {name: finished(wrong) for name in names}
         return {name: self._described(name) for name in names}
 
     def _described(self, name: str) -> Future[Any]:
         if name not in self._library.topics and self._library.lingering > 0:
             self._library.lingering -= 1
             leader = SimpleNamespace(id=1)
-            return _done(SimpleNamespace(partitions=[SimpleNamespace(id=0, leader=leader)], topic_id=f"id of {name}"))
+            return finished(
+                SimpleNamespace(partitions=[SimpleNamespace(id=0, leader=leader)], topic_id=f"id of {name}")
+            )
         if name not in self._library.topics or self._library.unknown > 0:
             self._library.unknown -= 1
-            return _done(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
+            return finished(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
         count = len(self._library.topics[name]) - (self._library.narrow > 0)
         self._library.narrow -= 1
         parts = [SimpleNamespace(id=number, leader=SimpleNamespace(id=1)) for number in range(count)]
-        return _done(SimpleNamespace(partitions=parts, topic_id=f"id of {name}"))
+        return finished(SimpleNamespace(partitions=parts, topic_id=f"id of {name}"))
 
     def list_offsets(
         self, asked: Mapping[TopicPartition, Any], request_timeout: float, isolation_level: Any = None
@@ -165,32 +167,32 @@ class FakeAdmin:
         library_ = self._library
         if library_.denied_absence > 0 or name not in library_.topics:
             library_.denied_absence -= 1
-            return _done(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
+            return finished(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
         library_.kept -= 1
         done = library_.kept < 0
         if before is None:
             if done:
                 del library_.topics[name]
-            return _done(None)
+            return finished(None)
         log = library_.log((name, before.partition))
         log.begin = before.offset if done else log.begin
-        return _done(SimpleNamespace(low_watermark=log.begin))
+        return finished(SimpleNamespace(low_watermark=log.begin))
 
     def _offset(self, place: Place, spec: Any) -> Future[Any]:
         self._library.asked += 1
         log = self._library.log(place)
         wrong = self._library.offsets.popleft() if self._library.offsets else None
         if isinstance(wrong, KafkaError):
-            return _done(KafkaException(wrong))
+            return finished(KafkaException(wrong))
         if wrong is not None:
-            return _done(SimpleNamespace(offset=wrong))
+            return finished(SimpleNamespace(offset=wrong))
         value = spec._value  # -1 latest, -2 earliest, else a time
         if value == -1:
-            return _done(SimpleNamespace(offset=log.end))
+            return finished(SimpleNamespace(offset=log.end))
         if value == -2:
-            return _done(SimpleNamespace(offset=log.begin))
+            return finished(SimpleNamespace(offset=log.begin))
         found = (each.offset for each in log.records if each.offset >= log.begin and each.time_ms >= value)
-        return _done(SimpleNamespace(offset=next(found, -1)))
+        return finished(SimpleNamespace(offset=next(found, -1)))
 
 
 class FakeConsumer:
@@ -301,7 +303,8 @@ def refused(code: int) -> Callable[[Report, Message], None]:
     return report
 
 
-def _done(value: object) -> Future[Any]:
+def finished(value: object) -> Future[Any]:
+    """Return a finished answer of the library."""
     future: Future[Any] = Future()
     if isinstance(value, BaseException):
         future.set_exception(value)

@@ -111,3 +111,9 @@ class BrokerServer(MemqProcess):
     def address(self) -> str:
         """Where clients connect."""
         return f"127.0.0.1:{self.port}"
+
+
+def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `memq` with some arguments to its end."""
+    line = [sys.executable, "-m", "memq", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)

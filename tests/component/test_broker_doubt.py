@@ -40,7 +40,7 @@ from memq.runtime.network import format_address
 from memq.storage_handlers import Buffer
 from memq.topic import ReadPartition
 from tests.brokers import BareClient, block_of, write_frame
-from tests.component.test_broker_cluster import Rig, rig
+from tests.component.cluster_rig import Rig, rig
 from tests.component.test_broker_forward import QUICK, Seized, gate_of, held_at, pointers, seized
 from tests.component.test_broker_spool import left_behind, records, until
 

@@ -21,7 +21,7 @@ from memq.protocol.frames import AckLevel, Api
 from memq.protocol.messages import Open
 from memq.topic import Topic, TopicSettings, equal_slots
 from tests.brokers import block_of, log_lines, write_frame
-from tests.component.test_broker_cluster import Rig, rig
+from tests.component.cluster_rig import Rig, rig
 from tests.memory_network import Client, MemoryNetwork, memory_runtime
 from tests.skipping_loop import run_skipping, skip
 

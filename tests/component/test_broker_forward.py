@@ -35,7 +35,7 @@ from memq.runtime.network import parse_address
 from memq.storage_handlers import Buffer
 from memq.topic import ReadPartition, Topic, TopicSettings
 from tests.brokers import PRODUCER, BareClient, block_of, write_frame
-from tests.component.test_broker_cluster import Rig, rig
+from tests.component.cluster_rig import Rig, rig
 
 QUICK = TopicSettings(stale_publish_ms=1_000)  # how long a lost epoch waits before it is read on
 PATIENT = TopicSettings(stale_publish_ms=1_000, seal_when_idle=False, batch_age_ms_max=600_000)

@@ -15,7 +15,7 @@ from memq.limits import KIB
 from memq.protocol.frames import PREFIX, Api
 from memq.protocol.messages import Draining, decode_message
 from memq.topic import TopicSettings
-from tests.component.test_broker_cluster import rig
+from tests.component.cluster_rig import rig
 from tests.memory_network import FULL_BYTES, Client, MemoryNetwork, memory_runtime
 from tests.skipping_loop import run_skipping, skip
 

@@ -18,7 +18,7 @@ from memq.protocol.frames import Api
 from memq.protocol.messages import AdminRequest, BeginProducer, Close
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, read_partitions
 from tests.brokers import block_of, log_lines, write_frame
-from tests.component.test_broker_cluster import Rig
+from tests.component.cluster_rig import Rig
 from tests.component.test_request_answers import Served, open_of, served
 from tests.memory_network import Client
 from tests.skipping_loop import skip

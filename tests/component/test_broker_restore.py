@@ -27,7 +27,7 @@ from memq.protocol.frames import Api
 from memq.runtime.clock import SystemClock
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import ReadPartition, Topic, TopicSettings, Totals, producer_id_of, read_partitions, writer_id
-from tests.brokers import BareClient, block_of, run, running_broker, write_frame
+from tests.brokers import BareClient, batch_pointers, block_of, run, running_broker, write_frame
 from tests.skipping_loop import run_skipping, skipping_runtime
 from tests.unit import test_broker_rebuild as built
 from tests.unit.test_broker_rebuild import SHARED, TOPIC
@@ -50,13 +50,6 @@ async def fill(broker: Broker) -> Topic:
     return topic
 
 
-async def data_pointers(queue: NotificationQueue, topic: Topic) -> list[Pointer]:
-    """Return all pointers of batches, without how old their records were: no object tells that."""
-    entries = await queue.read(read_partitions(topic)[0], 0, 1 << 20)
-    found = [msgspec.structs.replace(decode_pointer(entry.body), latency=()) for entry in entries]
-    return [pointer for pointer in found if pointer.kind == "data"]
-
-
 async def restore(broker: Broker, queue: NotificationQueue, topic: Topic, *, dry_run: bool = False) -> Restored:
     services = broker.services
     clock = services.runtime.clock
@@ -70,13 +63,13 @@ def test_restored_pointers_are_those_that_were_published() -> None:
             topic = await fill(broker)
             queue = MemoryQueue(SystemClock())
             report = await restore(broker, queue, topic)
-            expected = await data_pointers(broker.services.queue, topic)
-            assert await data_pointers(queue, topic) == expected
+            expected = await batch_pointers(broker.services.queue, topic)
+            assert await batch_pointers(queue, topic) == expected
             assert (report.pointers, report.records, report.held, report.findings) == (BATCHES, 3 * BATCHES, 0, [])
             assert report.bytes == sum(pointer.stored_bytes for pointer in expected)
             again = await restore(broker, queue, topic)
             assert (again.pointers, again.held) == (0, BATCHES)
-            assert await data_pointers(queue, topic) == expected
+            assert await batch_pointers(queue, topic) == expected
 
     run(work())
 
@@ -149,7 +142,7 @@ def test_a_dry_run_makes_nothing() -> None:
             queue = MemoryQueue(SystemClock())
             assert (await restore(broker, queue, topic, dry_run=True)).pointers == BATCHES
             await restore(broker, queue, topic)  # would meet what a dry run had made
-            assert len(await data_pointers(queue, topic)) == BATCHES
+            assert len(await batch_pointers(queue, topic)) == BATCHES
 
     run(work())
 
@@ -209,7 +202,7 @@ def test_a_log_in_use_that_the_queue_does_not_show_for_a_moment_is_left_alone() 
             queue.span = hides  # type: ignore[method-assign]
             with pytest.raises(QueueError, match="did not show it before"):
                 await restore(broker, queue, topic)
-            assert len(await data_pointers(queue, topic)) == BATCHES
+            assert len(await batch_pointers(queue, topic)) == BATCHES
             assert (await restore(broker, queue, topic)).intact == 1
 
     run(work())
@@ -220,7 +213,7 @@ def test_what_lies_twice_is_named_once() -> None:
         async with running_broker() as broker:
             topic = await fill(broker)
             store = broker.services.store
-            first = (await data_pointers(broker.services.queue, topic))[0]
+            first = (await batch_pointers(broker.services.queue, topic))[0]
             misplaced = object_key(
                 first.cluster, topic.name, topic.id, 0, first.epoch, first.batch_sequence + BATCHES, first.sealed_ms
             )
@@ -228,7 +221,7 @@ def test_what_lies_twice_is_named_once() -> None:
             await store.put(misplaced, [body], crc32c(body))
             queue = MemoryQueue(SystemClock())
             report = await restore(broker, queue, topic)
-            assert len(await data_pointers(queue, topic)) == BATCHES
+            assert len(await batch_pointers(queue, topic)) == BATCHES
             assert [key for key, _ in report.findings] == [misplaced], "its index says another place"
 
     run(work())
@@ -243,7 +236,7 @@ def test_a_copy_of_a_lost_epoch_is_left_out_and_partly_new_batches_skip() -> Non
             await store_next_epoch(broker, topic)
             queue = MemoryQueue(SystemClock())
             report = await restore(broker, queue, topic)
-            found = await data_pointers(queue, topic)
+            found = await batch_pointers(queue, topic)
             assert (report.copies, report.pointers) == (1, BATCHES + 1)
             assert found[-1].skip == (0,)
             assert found[-1].totals == Totals(3 * BATCHES, sum(pointer.stored_bytes for pointer in found[:-1]))
@@ -276,7 +269,7 @@ def test_what_was_opened_in_the_new_queue_is_told_and_left_alone() -> None:
             queue = MemoryQueue(SystemClock())
             await open_in(queue, topic, epoch=9)
             report = await restore(broker, queue, topic)
-            assert (report.intact, report.pointers, await data_pointers(queue, topic)) == (0, 0, [])
+            assert (report.intact, report.pointers, await batch_pointers(queue, topic)) == (0, 0, [])
             ((place, text),) = report.findings
             assert place == f"topic '{topic.name}' partition 0"
             assert "opened in the new queue before all was restored" in text
@@ -290,7 +283,7 @@ def test_a_restore_that_was_ended_half_way_before_brokers_started_is_told() -> N
             topic = await fill(broker)
             queue = MemoryQueue(SystemClock())
             await queue.create(read_partitions(topic), 1 << 53)
-            for pointer in (await data_pointers(broker.services.queue, topic))[:-1]:
+            for pointer in (await batch_pointers(broker.services.queue, topic))[:-1]:
                 await put(queue, topic, pointer)
             await open_in(queue, topic, epoch=9)
             report = await restore(broker, queue, topic)
@@ -397,11 +390,11 @@ def test_names_and_staged_batches_are_remembered_by_who_opens_the_new_queue() ->
                 for number in range(3):
                     await (await producer.send("clicks", b"%d" % number))
             await stage(broker, topic, [b"x", b"yy"], batch_id=7)
-            before = await data_pointers(broker.services.queue, topic)
+            before = await batch_pointers(broker.services.queue, topic)
             queue = MemoryQueue(SystemClock())
             report = await restore(broker, queue, topic)
             assert report.findings == []
-            found = await data_pointers(queue, topic)
+            found = await batch_pointers(queue, topic)
             assert [pointer.records for pointer in found] == [pointer.records for pointer in before]
             assert found[-1].locations == before[-1].locations
             assert found[-1].checksum == before[-1].checksum

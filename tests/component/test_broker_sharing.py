@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from memq.audit.checks.object_reads import ReadObject
 from memq.audit.collector import audit
 from memq.audit.finding import Kind
@@ -21,14 +19,13 @@ from memq.client.producer.producer import AsyncProducer
 from memq.errors import ObjectExistsError, StoreError
 from memq.format.blocks.header import Buffer
 from memq.format.key import shared_prefix
-from memq.format.pointer import Location, Pointer, decode_pointer
+from memq.format.pointer import Location
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
-from memq.notification import NotificationQueue
 from memq.notification.memory import MemoryQueue
 from memq.runtime.clock import SystemClock
 from memq.storage_handlers.memory import MemoryHandler
-from memq.topic import Topic, read_partitions
-from tests.brokers import GatedStore, run, running_broker
+from memq.topic import Topic
+from tests.brokers import GatedStore, batch_pointers, run, running_broker
 from tests.sweeps import sweep_twice
 from tests.unit.test_broker_batch import ORIGIN, filled_slot
 
@@ -70,13 +67,6 @@ async def read_all(broker: Broker, names: Sequence[str] = TOPICS) -> dict[str, l
     return found
 
 
-async def pointers(queue: NotificationQueue, topic: Topic) -> list[Pointer]:
-    """Return all pointers of batches, without how old their records were: no object tells that."""
-    entries = await queue.read(read_partitions(topic)[0], 0, 1 << 20)
-    found = [msgspec.structs.replace(decode_pointer(entry.body), latency=()) for entry in entries]
-    return [pointer for pointer in found if pointer.kind == "data"]
-
-
 def expected(*texts: str) -> dict[str, list[bytes]]:
     return {name: [f"{text}of {name}".encode() for text in texts] for name in TOPICS}
 
@@ -100,7 +90,9 @@ def test_many_small_topics_make_few_objects_and_lose_nothing() -> None:
                 verdict = await audit(topic, broker.services.queue, store_reader(broker), SystemClock().wall_ms())
                 assert not [finding for finding in verdict.findings if finding.kind.value in ("lost", "corrupt")]
                 named = [
-                    place for pointer in await pointers(broker.services.queue, topic) for place in pointer.locations
+                    place
+                    for pointer in await batch_pointers(broker.services.queue, topic)
+                    for place in pointer.locations
                 ]
                 assert sum(place.length for place in named) < 1_000, "a reader fetches its own bytes alone"
 
@@ -183,7 +175,7 @@ def test_a_damaged_block_of_a_shared_object_hides_nothing_behind_it() -> None:
             )
             await asyncio.gather(*(send_each(broker, TOPICS[:2], f"{number} ") for number in range(3)))
             services = broker.services
-            named = {name: (await pointers(services.queue, topics[name]))[0] for name in TOPICS[:2]}
+            named = {name: (await batch_pointers(services.queue, topics[name]))[0] for name in TOPICS[:2]}
             name = max(named, key=lambda name: named[name].locations[0].index)  # not the object's last
             topic, place = topics[name], named[name].locations[0]
             assert isinstance(services.store, MemoryHandler)
@@ -200,7 +192,7 @@ def test_a_damaged_block_of_a_shared_object_hides_nothing_behind_it() -> None:
             restorer = Restorer(services.settings.cluster, "main", services.store, queue, services.runtime.clock)
             report = await restorer.restore(topic)
             assert (report.pointers, report.damaged_blocks, len(report.findings)) == (1, 1, 1)
-            assert [one.locations for one in await pointers(queue, topic)] == [(place,)]
+            assert [one.locations for one in await batch_pointers(queue, topic)] == [(place,)]
 
     run(work())
 
@@ -216,7 +208,7 @@ def test_pointers_into_shared_objects_are_restored() -> None:
             for topic in topics.values():
                 report = await restorer.restore(topic)
                 assert (report.pointers, report.findings) == (2, [])
-                assert await pointers(queue, topic) == await pointers(services.queue, topic)
+                assert await batch_pointers(queue, topic) == await batch_pointers(services.queue, topic)
             coordinator = MemoryCoordinator(MemoryCluster())
             first, *rest = (topics[name] for name in TOPICS)
             await coordinator.create_topic(first)

@@ -22,7 +22,7 @@ from memq.settings import load_settings
 from memq.storage_handlers import Buffer
 from memq.topic import ReadPartition, Topic, TopicSettings
 from tests.brokers import BareClient, block_of, write_frame
-from tests.component.test_broker_cluster import Rig, rig
+from tests.component.cluster_rig import Rig, rig
 from tests.component.test_broker_forward import gate_of, pointers, seize
 
 ON_DISK = TopicSettings(stale_publish_ms=1_000, ack1="disk")

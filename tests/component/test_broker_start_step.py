@@ -15,7 +15,7 @@ from memq.governor.memory import MemoryCoordinator
 from memq.runtime.logs import EventLog
 from memq.topic import TopicSettings
 from tests.brokers import log_lines
-from tests.component.test_broker_cluster import rig
+from tests.component.cluster_rig import rig
 from tests.component.test_broker_proofs import Longest
 from tests.skipping_loop import run_skipping, skipping_runtime
 

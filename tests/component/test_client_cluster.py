@@ -32,7 +32,7 @@ from memq.runtime.network import parse_address
 from memq.runtime.runtime import Runtime
 from memq.topic import ReadPartition, Topic, TopicSettings, equal_slots
 from tests.brokers import run, until
-from tests.component.test_broker_cluster import Rig, rig
+from tests.component.cluster_rig import Rig, rig
 from tests.contract.manual_clock import ManualClock
 from tests.unit.test_producer_window import block, moved, new_window
 

@@ -22,7 +22,7 @@ from memq.protocol.connection import ANONYMOUS
 from memq.protocol.messages import AdminAnswer, DescribeCluster
 from memq.runtime.logs import EventLog
 from memq.topic import Topic, TopicSettings, equal_slots
-from tests.component.test_broker_cluster import rig
+from tests.component.cluster_rig import rig
 from tests.contract.manual_clock import ManualClock
 
 MOST = 1_000_000

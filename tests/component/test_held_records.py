@@ -32,7 +32,7 @@ from memq.protocol.messages import (
 from memq.runtime.runtime import Runtime
 from memq.topic import ReadPartition, Topic, TopicSettings
 from tests.brokers import PRODUCER, BareClient, block_of, write_frame
-from tests.component.test_broker_cluster import Rig, rig
+from tests.component.cluster_rig import Rig, rig
 from tests.component.test_broker_forward import gate_of, seize
 from tests.component.test_broker_spool import left_behind, replayed, taken, until
 

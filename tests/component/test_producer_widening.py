@@ -20,7 +20,7 @@ from memq.limits import KIB
 from memq.runtime.runtime import Runtime
 from memq.storage_handlers import Buffer
 from memq.topic import Topic, TopicSettings, equal_slots, is_internal, slot_of_key
-from tests.component.test_broker_cluster import Rig, rig
+from tests.component.cluster_rig import Rig, rig
 from tests.producer_cores import NotedCore, note_cores
 
 Change = Callable[[Topic, int], Topic]

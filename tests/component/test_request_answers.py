@@ -40,7 +40,7 @@ from memq.protocol.messages import (
 )
 from memq.topic import Topic, TopicSettings
 from tests.brokers import block_of, log_lines
-from tests.component.test_broker_cluster import Rig, rig
+from tests.component.cluster_rig import Rig, rig
 from tests.component.test_broker_following import now_s
 from tests.memory_network import FULL_BYTES, Client, MemoryNetwork, memory_runtime
 from tests.skipping_loop import run_skipping, skip

@@ -18,7 +18,7 @@ from memq.protocol.frames import AckLevel, Api
 from memq.storage_handlers import Buffer
 from memq.topic import Topic
 from tests.brokers import BareClient, block_of, write_frame
-from tests.component.test_broker_cluster import Rig, rig
+from tests.component.cluster_rig import Rig, rig
 from tests.component.test_broker_forward import pointers
 from tests.component.test_broker_spool import ON_DISK, until
 

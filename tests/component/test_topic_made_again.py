@@ -31,7 +31,7 @@ from memq.runtime.runtime import Runtime
 from memq.topic import ReadPartition, Topic, TopicSettings, read_partitions
 from tests.brokers import run as run_broker
 from tests.brokers import running_broker
-from tests.component.test_broker_cluster import Rig, rig
+from tests.component.cluster_rig import Rig, rig
 from tests.stepped_time import SteppedLoop, step, stepped_runtime
 from tests.unit.toy_broker import ToyBroker, ToyConnection, address_of, run, toy_topic
 

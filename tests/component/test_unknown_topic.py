@@ -10,7 +10,7 @@ import pytest
 from memq.broker.broker import Broker
 from memq.errors import NotFoundError, NotReadyError, UnreachableError
 from memq.topic import Topic, TopicSettings
-from tests.component.test_broker_cluster import Rig, rig
+from tests.component.cluster_rig import Rig, rig
 
 
 def lag_behind(broker: Broker) -> None:

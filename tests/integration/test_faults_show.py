@@ -31,7 +31,7 @@ from memq.runtime.clock import SystemClock
 from memq.testing import Cluster
 from memq.topic import ReadPartition, TopicSettings
 from tests.brokers import BareClient, block_of, running_broker, write_frame
-from tests.component.test_broker_cluster import rig
+from tests.component.cluster_rig import rig
 from tests.component.test_broker_forward import QUICK, gate_of, seized
 from tests.component.test_broker_memory import BUDGET, gated_broker, overload
 from tests.component.test_broker_spool import ON_DISK, GatedDisk, left_behind, replayed, until

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,17 +15,13 @@ import memq
 from memq.format.report import AUDIT_TOPIC
 from memq.runtime.clock import SystemClock
 from memq_localstack.servers import S3Server, Server
+from tests.memq_process import run_command
 from tests.processes import BrokerProcess, broker_processes
 from tests.soak import SOAKING
 
 TOPIC = "clicks"
 PARTITIONS = 2
 ROUND = 1_000
-
-
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "memq", *arguments]
-    return subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
 
 
 def fill(address: str, start: int) -> None:
@@ -86,22 +80,22 @@ def test_lost_pointers_in_kafka_are_restored_and_the_cluster_goes_on(
 ) -> None:
     with broker_processes(tmp_path, zookeeper, kafka, reads_s3, count=2) as brokers:
         config = str(tmp_path / "memq.toml")
-        with_brokers = command("restore", "--config", config, "--dry-run")
+        with_brokers = run_command("restore", "--config", config, "--dry-run")
         assert "brokers run: b1, b2" in with_brokers.stderr
         between_ms = fill_over_two_epochs(brokers)
         lose_pointers(kafka, f"{tmp_path.name}.")
-        started = command("broker", "--config", config, "--broker-id", "b1", "--port", "0", "--http-port", "-1")
+        started = run_command("broker", "--config", config, "--broker-id", "b1", "--port", "0", "--http-port", "-1")
         assert "rebuild the queue with memq restore" in started.stderr
 
-        dry = command("restore", "--config", config, "--dry-run", "--json")
+        dry = run_command("restore", "--config", config, "--dry-run", "--json")
         assert dry.returncode == 0, dry.stderr
-        found = command("restore", "--config", config, "--json")
+        found = run_command("restore", "--config", config, "--json")
         assert (found.returncode, found.stdout) == (0, dry.stdout), found.stderr
         outcome = of_topic(found.stdout)
         assert (outcome["records"], outcome["held"], outcome["intact"], outcome["findings"]) == (2 * ROUND, 0, 0, [])
         reports = of_topic(found.stdout, AUDIT_TOPIC)
         assert (reports["pointers"], reports["intact"] > 0, reports["findings"]) == (0, True, []), "it was not lost"
-        again = of_topic(command("restore", "--config", config, "--json").stdout)
+        again = of_topic(run_command("restore", "--config", config, "--json").stdout)
         assert (again["pointers"], again["held"]) == (0, outcome["pointers"]), "a run that is repeated goes on"
 
         brokers[0].start()
@@ -110,10 +104,10 @@ def test_lost_pointers_in_kafka_are_restored_and_the_cluster_goes_on(
         assert later == expected(ROUND, 2 * ROUND), "pointers keep their times"
         fill(brokers[0].address, 2 * ROUND)
         assert read(brokers[0].address) == expected(0, 3 * ROUND)
-        audited = command("audit", TOPIC, "-b", brokers[0].address)
+        audited = run_command("audit", TOPIC, "-b", brokers[0].address)
         assert audited.returncode == 0, audited.stdout + audited.stderr
         assert brokers[0].stop() == 0
-        whole = command("restore", "--config", config, "--json")
+        whole = run_command("restore", "--config", config, "--json")
         assert (whole.returncode, of_topic(whole.stdout)["intact"]) == (0, PARTITIONS), whole.stderr
         assert of_topic(whole.stdout)["pointers"] == 0
 
@@ -128,12 +122,12 @@ def test_a_broker_that_was_paused_while_its_log_was_replaced_says_so_and_drains(
         fill(broker.address, 0)
         broker.pause()
         config, paused_ms = str(tmp_path / "memq.toml"), SystemClock().wall_ms()
-        while (found := command("restore", "--config", config, "--dry-run")).returncode:
+        while (found := run_command("restore", "--config", config, "--dry-run")).returncode:
             assert "brokers run" in found.stderr
         while SystemClock().wall_ms() < paused_ms + 12_000:  # its last proof is too old then
-            assert command("restore", "--config", config, "--dry-run").returncode == 0
+            assert run_command("restore", "--config", config, "--dry-run").returncode == 0
         lose_pointers(kafka, f"{tmp_path.name}.")
-        assert command("restore", "--config", config).returncode == 0
+        assert run_command("restore", "--config", config).returncode == 0
         broker.resume()
         with memq.Producer(broker.address, delivery_timeout_ms=20_000) as producer:
             ack = producer.send(TOPIC, b"late", partition=0)

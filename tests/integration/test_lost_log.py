@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +15,12 @@ import memq
 from memq.notification.kafka.topics import REQUIRED, STALE
 from memq.topic import TopicSettings
 from memq_localstack.servers import S3Server, Server
+from tests.memq_process import run_command
 from tests.processes import broker_processes
 
 TOPIC = "clicks"
 PARTITIONS, LOST = 3, 1
 ROUNDS = 5
-
-
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "memq", *arguments]
-    return subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
 
 
 def fill(address: str) -> dict[int, list[bytes]]:
@@ -73,7 +67,7 @@ def lose_log(kafka: Server, prefix: str, *, whole: bool) -> None:
 def sweep_until_kept(config: str, logs: int) -> None:
     """Sweep until objects of so many logs are old enough, and kept."""
     while True:
-        done = command("sweep", "--config", config, "--sweep-age-ms", "1s")
+        done = run_command("sweep", "--config", config, "--sweep-age-ms", "1s")
         assert f"/{TOPIC}/" not in done.stdout, "it was taken"
         kept = re.findall(rf"'{TOPIC}' partition \d: the queue has lost what may have named \d+ objects", done.stderr)
         if len(kept) == logs:
@@ -90,7 +84,7 @@ def test_a_lost_log_is_told_kept_and_restored(
         assert broker.stop() == 0, broker.log.read_text()
         lose_log(kafka, f"{tmp_path.name}.", whole=whole)
         config = str(tmp_path / "memq.toml")
-        looked = command("doctor", "--config", config, "--json")
+        looked = run_command("doctor", "--config", config, "--json")
         assert looked.returncode == 1, looked.stderr
         (pointers,) = [each for each in json.loads(looked.stdout) if each["what"] == "pointers"]
         assert pointers["state"] == "failed"
@@ -106,7 +100,7 @@ def test_a_lost_log_is_told_kept_and_restored(
         assert broker.stop() == 0, broker.log.read_text()
         sweep_until_kept(config, PARTITIONS if whole else 1)
 
-        restored = command("restore", "--config", config, "--json")
+        restored = run_command("restore", "--config", config, "--json")
         assert restored.returncode == 0, restored.stderr
         (report,) = [each for each in json.loads(restored.stdout) if each["topic"] == TOPIC]
         assert (report["intact"], report["records"]) == (
@@ -115,5 +109,5 @@ def test_a_lost_log_is_told_kept_and_restored(
         broker.start()
         assert read(broker.address) == sent
         assert broker.stop() == 0, broker.log.read_text()
-        swept = command("sweep", "--config", config, "--sweep-age-ms", "1s")
+        swept = run_command("sweep", "--config", config, "--sweep-age-ms", "1s")
         assert (swept.returncode, f"/{TOPIC}/" in swept.stdout) == (0, False), swept.stderr

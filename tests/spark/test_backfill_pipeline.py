@@ -17,6 +17,7 @@ from memq.spark.pipelines.spread import Batches
 from memq.spark.pipelines.topic_files import manifest_of, place_of_text
 from tests.servers import DevServer
 from tests.spark.produced import numbers_in, produce
+from tests.spark.topics import left_of
 
 
 def consume_some(broker: DevServer, topic: str, group: str) -> set[int]:
@@ -26,11 +27,6 @@ def consume_some(broker: DevServer, topic: str, group: str) -> set[int]:
         numbers = {int(bytes(record.value or b"").split()[0]) for record in batch}
         consumer.commit(batch)
     return numbers
-
-
-def left_of(broker: DevServer, group: str) -> int:
-    with memq.Admin(broker.address) as admin:
-        return sum(each.lag.records for each in admin.group(group).partitions)
 
 
 def test_files_get_what_a_group_has_not_read(spark: SparkSession, broker: DevServer, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.soak import SOAKING, report
 from tests.spark.jobs import PIPELINES, Job, kill_an_executor
 from tests.spark.produced import numbers_in, produce
 from tests.spark.standalone import standalone_cluster
-from tests.spark.topics import make_topic
+from tests.spark.topics import left_of, make_topic
 
 pytestmark = pytest.mark.soak
 SMALL = "partitionBytes=64KiB"
@@ -36,11 +36,6 @@ def to_files(pipeline: str, broker: DevServer, topic: str, folder: Path) -> list
 def run(*words: str) -> None:
     done = CliRunner().invoke(pipelines, list(words), standalone_mode=False, catch_exceptions=False)
     assert done.return_value == 0, done.output
-
-
-def left_of(broker: DevServer, group: str) -> int:
-    with memq.Admin(broker.address) as admin:
-        return sum(each.lag.records for each in admin.group(group).partitions)
 
 
 def values_in(broker: DevServer, topic: str) -> list[bytes]:

@@ -15,6 +15,7 @@ from memq.format.pointer import decode_pointer, encode_pointer
 from memq.notification import Publication
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.runtime import Runtime
+from tests.servers import DevServer
 
 
 def make_topic(address: str, topic: str, partitions: int = 1, **settings: int | bool | str) -> None:
@@ -68,3 +69,9 @@ async def _publish_again(data: Path, topic: str, copied: bool) -> Path:
     finally:
         await queue.close()
     return path
+
+
+def left_of(broker: DevServer, group: str) -> int:
+    """Return the lag of a group, in records."""
+    with memq.Admin(broker.address) as admin:
+        return sum(each.lag.records for each in admin.group(group).partitions)

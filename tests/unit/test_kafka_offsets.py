@@ -25,16 +25,7 @@ from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
 from tests.brokers import run, until
 from tests.contract.manual_clock import ManualClock
-
-
-def done(value: object) -> Future[Any]:
-    """Return an answer of the library that is there already."""
-    future: Future[Any] = Future()
-    if isinstance(value, BaseException):
-        future.set_exception(value)
-    else:
-        future.set_result(value)
-    return future
+from tests.librdkafka import finished
 
 
 @dataclass
@@ -50,7 +41,7 @@ class Library:
 
     def describe_topics(self, topics: TopicCollection, request_timeout: float) -> dict[str, Future[Any]]:
         self.looks.append(list(topics.topic_names))
-        return {name: done(self._description(name)) for name in topics.topic_names}
+        return {name: finished(self._description(name)) for name in topics.topic_names}
 
     def _description(self, name: str) -> object:
         if name not in self.topics:
@@ -65,7 +56,7 @@ class Library:
         self.lists.append(places)
         assert all(number < self.shown.get(name, 0) for name, number in places), "the library would look by itself"
         waits = any(self.topics.get(name, [0])[number] == self.silent for name, number in places)
-        return {place: Future() if waits else done(self._offset(place)) for place in asked}
+        return {place: Future() if waits else finished(self._offset(place)) for place in asked}
 
     def _offset(self, place: TopicPartition) -> object:
         if self.refused:
