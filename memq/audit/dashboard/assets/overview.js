@@ -1,4 +1,4 @@
-// All topics: how fast, how far behind, and whether anything is lost.
+// All topics: verdicts, rates, lag and findings.
 
 import { all, one } from "./board.js";
 import { shares, spark } from "./charts.js";
@@ -53,7 +53,7 @@ export function overviewPage() {
     const words = filter.value.trim().toLowerCase();
     const every = [...all("topic").values()];
     const rows = every.filter((row) => FILTERS[chosen](row) && (!word || (row.word ?? "unknown") === word) && row.name.toLowerCase().includes(words));
-    table.say(every.length ? "No topic fits." : one("about")?.cluster ? "No topic exists yet. Create one with: memq topic create NAME" : "Waiting for a broker's answer.");
+    table.say(every.length ? "No topic matches." : one("about")?.cluster ? "No topic exists yet. Create one with: memq topic create NAME" : "Waiting for a broker's answer.");
     table.set(rows);
     number.textContent = `${count(rows.length)} of ${count(every.length)}`;
     tiles.replaceChildren(...summary(every));
