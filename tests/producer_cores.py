@@ -12,19 +12,19 @@ from memq.client.producer import producer
 from memq.client.producer.core import ProducerCore
 
 
-class NotedCore(ProducerCore):
+class RecordingCore(ProducerCore):
     """A core; the last one that was made is noted."""
 
     last: ProducerCore
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        NotedCore.last = self
+        RecordingCore.last = self
 
 
 def note_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Note the cores of asyncio producers from now on."""
-    monkeypatch.setattr(producer, "ProducerCore", NotedCore)
+    monkeypatch.setattr(producer, "ProducerCore", RecordingCore)
 
 
 @contextmanager

@@ -21,8 +21,8 @@ _HEAD_BYTES_MAX = 64 * 1024
 
 
 @dataclass(frozen=True)
-class Harmed:
-    """What one request meets.
+class PlannedFault:
+    """The fault of one request.
 
     `before`: nothing is done, `after`: it is done; then it is refused with status and code (`answer`), or the
     connection ends (`close`). `body`: a byte of the answer is wrong, bytes are missing, or the connection ends in it.
@@ -39,18 +39,18 @@ class Harmed:
 
 
 REFUSALS = [
-    *(Harmed(phase, "answer", 500, "InternalError") for phase in ("before", "after")),
-    *(Harmed(phase, "answer", 503, "SlowDown") for phase in ("before", "after")),
-    *(Harmed(phase, "answer", 400, code) for phase in ("before", "after") for code in ("", "RequestTimeout")),
-    *(Harmed(phase, "answer", status) for phase in ("before", "after") for status in (403, 404)),
-    *(Harmed(phase, "close") for phase in ("before", "after")),
+    *(PlannedFault(phase, "answer", 500, "InternalError") for phase in ("before", "after")),
+    *(PlannedFault(phase, "answer", 503, "SlowDown") for phase in ("before", "after")),
+    *(PlannedFault(phase, "answer", 400, code) for phase in ("before", "after") for code in ("", "RequestTimeout")),
+    *(PlannedFault(phase, "answer", status) for phase in ("before", "after") for status in (403, 404)),
+    *(PlannedFault(phase, "close") for phase in ("before", "after")),
 ]
-OF_BODIES = [Harmed("body", harm) for harm in ("short", "cut", "changed")]
-HANGS = [Harmed(phase, "hang") for phase in ("before", "after")]
-HANGS_OF_BODIES = [Harmed("body", harm) for harm in ("hang", "trickle")]
+OF_BODIES = [PlannedFault("body", harm) for harm in ("short", "cut", "changed")]
+HANGS = [PlannedFault(phase, "hang") for phase in ("before", "after")]
+HANGS_OF_BODIES = [PlannedFault("body", harm) for harm in ("hang", "trickle")]
 
 
-def harms_of(method: str) -> list[Harmed]:
+def harms_of(method: str) -> list[PlannedFault]:
     """Return all that requests of a method can meet.
 
     The answer to a HEAD has no body: its 403 and 404 are the truth as far as a client can know.
@@ -61,11 +61,11 @@ def harms_of(method: str) -> list[Harmed]:
 
 
 @dataclass
-class HarmingProxy:
-    """The proxy. `choose` says what a request meets, by its method and whether it asks for a range."""
+class FaultProxy:
+    """The proxy. `choose` returns the fault of a request, by its method and whether it requests a range."""
 
     upstream: tuple[str, int]
-    choose: Callable[[str, bool], Harmed | None] = lambda method, ranged: None
+    choose: Callable[[str, bool], PlannedFault | None] = lambda method, ranged: None
     endpoint: str = ""
     met: dict[tuple[str, str], int] = field(default_factory=dict)  # by method and harm, how often
 
@@ -180,10 +180,10 @@ async def _answer_slowly(
 
 
 @asynccontextmanager
-async def harming_proxy(endpoint: str) -> AsyncIterator[HarmingProxy]:
+async def harming_proxy(endpoint: str) -> AsyncIterator[FaultProxy]:
     """Run a proxy before the server at `endpoint` (http://HOST:PORT) on a free port while the block runs."""
     host, _, port = endpoint.removeprefix("http://").partition(":")
-    proxy = HarmingProxy((host, int(port)))
+    proxy = FaultProxy((host, int(port)))
     running: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -60,7 +60,7 @@ class OpenStores:
     def reader(self, store: str, waits: Waits) -> RangeReader | None:
         """Return a reader whose answers are noted in `waits`; None if the store can't be opened here."""
         handler = self(store)
-        return None if handler is None else _NotedReader(handler, f"store '{store}' at {handler.url}", waits)
+        return None if handler is None else _WatchedReader(handler, f"store '{store}' at {handler.url}", waits)
 
     async def close(self) -> None:
         """End the threads and connections of the opened stores."""
@@ -69,7 +69,7 @@ class OpenStores:
         self._opened.clear()
 
 
-class _NotedReader:
+class _WatchedReader:
     """Reads a store, and notes what it owes."""
 
     def __init__(self, store: StorageHandler, place: str, waits: Waits) -> None:

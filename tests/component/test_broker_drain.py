@@ -17,7 +17,7 @@ from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TimedSemaphore
 from memq.topic import Topic, TopicSettings, read_partitions
 from tests.brokers import BareClient, GatedStore, block_of, log_lines, run, running_broker, write_frame
-from tests.component.test_broker_partitions import Said, owned_by
+from tests.component.test_broker_partitions import ScriptedCoordinator, owned_by
 from tests.component.test_topic_processor import turns
 from tests.contract.manual_clock import ManualClock
 from tests.stepped_time import SteppedLoop, step
@@ -143,7 +143,7 @@ def test_progress_is_told_only_of_what_takes_long(caplog: pytest.LogCaptureFixtu
 def test_a_drain_waits_for_what_was_let_go_of_and_for_what_comes_meanwhile() -> None:
     async def work() -> None:
         async with running_broker() as broker:
-            said = await Said.to(broker, partitions=2)
+            said = await ScriptedCoordinator.to(broker, partitions=2)
             client, store = await BareClient.connect(broker), GatedStore()
             broker.services.stores["main"] = store
             await said.opened(1)
@@ -183,7 +183,7 @@ def test_a_drain_begins_in_all_partitions_at_once_and_tells_of_each_that_is_done
 ) -> None:
     async def work() -> None:
         async with running_broker() as broker:
-            said = await Said.to(broker, partitions=2)
+            said = await ScriptedCoordinator.to(broker, partitions=2)
             client, store = await BareClient.connect(broker), GatedStore()
             broker.services.stores["main"] = store
             await said.opened(1)

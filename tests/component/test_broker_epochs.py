@@ -335,7 +335,7 @@ def test_blocks_acked_at_level_one_survive_an_object_of_somebody_else() -> None:
 # ---- publishing ----------------------------------------------------------------------------------
 
 
-class SickQueue(MemoryQueue):
+class FailingQueue(MemoryQueue):
     """Each publish takes ten seconds, and the first ones fail."""
 
     def __init__(self, clock: ManualClock, failing: int) -> None:
@@ -370,7 +370,7 @@ class Owner:
         self.clock = ManualClock()
         self.store = Store(self.clock)
         self.store.gate.set()
-        self.queue = SickQueue(self.clock, failing)
+        self.queue = FailingQueue(self.clock, failing)
         pool, runtime = SlabPool(MIB, MIB // 4), Runtime(self.clock, Hasty(1))
         self.services = Services(
             settings=BrokerSettings(),

@@ -33,8 +33,8 @@ from tests.component.test_topic_processor import turns
 MINE, NEAR = "this-one", "near:1"
 
 
-class Said:
-    """What a coordinator says to one broker, and what that one asks it to set."""
+class ScriptedCoordinator:
+    """A coordinator with scripted answers to one broker, which records the broker's requests."""
 
     def __init__(self, broker: Broker, partitions: int = 1, settings: TopicSettings | None = None) -> None:
         self.services, self.partitions = broker.services, broker.partitions
@@ -57,7 +57,9 @@ class Said:
         broker.governor = None
 
     @classmethod
-    async def to(cls, broker: Broker, partitions: int = 1, settings: TopicSettings | None = None) -> Said:
+    async def to(
+        cls, broker: Broker, partitions: int = 1, settings: TopicSettings | None = None
+    ) -> ScriptedCoordinator:
         """Take the place of a broker's coordinator; the queue has the logs of its topic."""
         said = cls(broker, partitions, settings)
         await broker.services.queue.create(read_partitions(said.topic), said.topic.settings.stale_publish_ms)
@@ -103,7 +105,7 @@ class Said:
         return processor
 
 
-def owned_by(said: Said, partition: int, owner: str, session: str = "") -> None:
+def owned_by(said: ScriptedCoordinator, partition: int, owner: str, session: str = "") -> None:
     said.owners[partition] = (owner, session)
 
 
@@ -113,7 +115,7 @@ def owned_by(said: Said, partition: int, owner: str, session: str = "") -> None:
 def test_of_two_looks_the_one_that_began_last_holds_whichever_ends_last() -> None:
     async def work() -> None:
         async with running_broker() as broker:
-            said = await Said.to(broker)
+            said = await ScriptedCoordinator.to(broker)
             for last_ends_first in (True, False):
                 gates = [asyncio.Event(), asyncio.Event()]
                 answers = iter(gates)
@@ -139,7 +141,7 @@ def test_what_a_look_shows_is_what_clients_get() -> None:
     async def work() -> None:
         async with running_broker() as broker:
             settings = TopicSettings(limit_mode="hard", limit_bytes_s=1_000)
-            said = await Said.to(broker, partitions=3, settings=settings)
+            said = await ScriptedCoordinator.to(broker, partitions=3, settings=settings)
             owned_by(said, 1, "near")
             owned_by(said, 2, "gone")
             said.topics_.append(msgspec.structs.replace(said.topic, name="a-first", id="b" * 32))
@@ -184,7 +186,7 @@ def test_the_session_of_a_partition_that_went_is_given_back_when_nothing_works_t
 ) -> None:
     async def work() -> None:
         async with running_broker() as broker:
-            said = await Said.to(broker, partitions=2)
+            said = await ScriptedCoordinator.to(broker, partitions=2)
             names = {"mine": said.id}
             client, store = await BareClient.connect(broker), GatedStore()
             if at_work:
@@ -214,7 +216,7 @@ def test_the_session_of_a_partition_that_went_is_given_back_when_nothing_works_t
 def test_a_coordinator_that_refuses_one_session_is_asked_for_the_next_one() -> None:
     async def work() -> None:
         async with running_broker() as broker:
-            said = await Said.to(broker, partitions=2)
+            said = await ScriptedCoordinator.to(broker, partitions=2)
             for number in (0, 1):
                 owned_by(said, number, "near", said.session)
             said.fails = [UnreachableError("not now")]
@@ -231,7 +233,7 @@ def test_a_partition_follows_what_is_said_of_it() -> None:
 
     async def work() -> None:
         async with running_broker() as broker:
-            said = await Said.to(broker, partitions=3)
+            said = await ScriptedCoordinator.to(broker, partitions=3)
             deleted, failed, moved = [await said.opened(number) for number in range(3)]
             assert said.partitions.stored_bytes() == dict.fromkeys([(said.topic.id, number) for number in range(3)], 0)
             altered = msgspec.structs.replace(said.topic, settings=TopicSettings(ring_slots=3))
@@ -271,7 +273,7 @@ def test_a_partition_that_went_to_another_broker_and_back_is_opened_again(opened
 
     async def work() -> None:
         async with running_broker() as broker:
-            said = await Said.to(broker)
+            said = await ScriptedCoordinator.to(broker)
             before = await said.opened()
             epoch = before.own.epoch
             assert said.owners[0] == (said.id, said.session)
@@ -302,7 +304,7 @@ def test_a_drain_of_a_partition_whose_topic_is_deleted_meanwhile_ends_and_what_f
 ) -> None:
     async def work() -> None:
         async with running_broker() as broker:
-            said = await Said.to(broker)
+            said = await ScriptedCoordinator.to(broker)
             client, store = await BareClient.connect(broker), GatedStore()
             broker.services.stores["main"] = store
             await said.partitions.refresh()
@@ -329,7 +331,7 @@ def test_a_drain_of_a_partition_whose_topic_is_deleted_meanwhile_ends_and_what_f
 def test_a_name_is_compared_with_the_coordinator_and_read_again_when_it_is_another_topic_now() -> None:
     async def work() -> None:
         async with running_broker() as broker:
-            said = await Said.to(broker)
+            said = await ScriptedCoordinator.to(broker)
             await said.partitions.refresh()
             looks = said.looks
             assert await said.partitions.confirm(["clicks", "views"], {}) == []
@@ -368,7 +370,7 @@ def test_a_client_hears_where_a_partition_is(
 ) -> None:
     async def work() -> None:
         async with running_broker() as broker:
-            said = await Said.to(broker, partitions=2)
+            said = await ScriptedCoordinator.to(broker, partitions=2)
             owned_by(said, 1, said.id if owner == "mine" else owner)
             if owner == "-":
                 del said.owners[1]
@@ -406,7 +408,7 @@ def test_held_blocks_go_to_the_owner_and_the_last_broker_takes_what_nobody_has(
 ) -> None:
     async def work() -> None:
         async with running_broker() as broker:
-            said = await Said.to(broker)
+            said = await ScriptedCoordinator.to(broker)
             owned_by(said, 0, said.id if owner == "mine" else owner)
             if owner == "-":
                 said.owners.clear()
@@ -437,7 +439,7 @@ def test_held_blocks_go_to_the_owner_and_the_last_broker_takes_what_nobody_has(
 def test_while_the_coordinator_is_away_what_it_said_last_must_do() -> None:
     async def work() -> None:
         async with running_broker() as broker:
-            said = await Said.to(broker)
+            said = await ScriptedCoordinator.to(broker)
             owned_by(said, 0, "near")
             await said.partitions.refresh()
             failing(said.services.coordinator, "topics", UnreachableError("not now"))
@@ -549,7 +551,7 @@ def test_a_topic_whose_coordinator_fails_is_not_made() -> None:
 def test_a_stop_ends_all_that_is_at_work() -> None:
     async def work() -> None:
         async with running_broker() as broker:
-            said = await Said.to(broker, partitions=2)
+            said = await ScriptedCoordinator.to(broker, partitions=2)
             store = broker.services.stores["main"] = GatedStore()
             client = await BareClient.connect(broker)
             kept = await said.opened(1)

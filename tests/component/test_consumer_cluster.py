@@ -452,28 +452,28 @@ def test_a_topic_that_is_gone_is_told_and_the_others_go_on(cluster: Cluster, mon
         assert _next_values(consumer) == [b"1"]
 
 
-class NotedScheduler(FetchScheduler):
+class RecordingScheduler(FetchScheduler):
     """The readers of a consumer; the last one that was made is noted."""
 
     last: FetchScheduler
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        NotedScheduler.last = self
+        RecordingScheduler.last = self
 
 
 @pytest.mark.parametrize("group", [None, "g"])
 def test_what_was_fetched_of_a_topic_that_was_made_again_does_not_come_behind_the_error(
     cluster: Cluster, group: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("memq.client.consumer.core.FetchScheduler", NotedScheduler)
+    monkeypatch.setattr("memq.client.consumer.core.FetchScheduler", RecordingScheduler)
 
     async def scenario() -> list[bytes | None]:
         async with memq.aio.Consumer(cluster.address, "clicks", group=group) as consumer:
             first = await consumer.poll(20)
             assert first is not None
             await asyncio.to_thread(_make_again, cluster)
-            while NotedScheduler.last.failure is None:  # noqa: ASYNC110 - the poll that meets it has no event
+            while RecordingScheduler.last.failure is None:  # noqa: ASYNC110 - the poll that meets it has no event
                 await asyncio.sleep(0)
             with pytest.raises(NotFoundError, match="clicks"):
                 await consumer.poll(20)

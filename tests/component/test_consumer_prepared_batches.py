@@ -26,19 +26,19 @@ CLICKS = TopicPartition("clicks", 0)
 COUNT = 6
 
 
-class NotedBatches(ReadyBatches):
+class RecordingBatches(ReadyBatches):
     """The batches of a consumer; the last one that was made is noted."""
 
     last: ReadyBatches
 
     def __init__(self) -> None:
         super().__init__()
-        NotedBatches.last = self
+        RecordingBatches.last = self
 
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    monkeypatch.setattr("memq.client.consumer.core.ReadyBatches", NotedBatches)
+    monkeypatch.setattr("memq.client.consumer.core.ReadyBatches", RecordingBatches)
     with Cluster() as cluster:
         yield cluster
 
@@ -58,7 +58,7 @@ def take(consumer: memq.Consumer) -> memq.Batch:
 
 def at_hand() -> list[Batch]:
     """Return the batches that the last consumer has made ahead."""
-    return [handout.batch for handout in NotedBatches.last]
+    return [handout.batch for handout in RecordingBatches.last]
 
 
 def take_until_some_are_ahead(consumer: memq.Consumer, cluster: Cluster) -> memq.Batch:

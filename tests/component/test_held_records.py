@@ -220,7 +220,7 @@ def test_what_was_acked_with_all_is_lost_at_once_whoever_is_gone(tmp_path: Path)
     asyncio.run(work())
 
 
-class SickDisk(SpoolFiles):
+class FailingDisk(SpoolFiles):
     """A disk that lists its segments, and can't read them."""
 
     async def read(self, name: str) -> bytes:
@@ -235,7 +235,7 @@ def test_a_segment_that_its_broker_can_not_read_leaves_its_records_in_doubt(tmp_
             two = await cluster.start("two")
             there = await seize(cluster, topic, two)
             await ended_at(two, topic, 6)
-            await cluster.start("one", spool=SickDisk(tmp_path))
+            await cluster.start("one", spool=FailingDisk(tmp_path))
             found = await said(two, later_ms=LATER_MS)
             assert counts(found) == {Kind.HOLE: 6}
             assert f"segment {name} of its spool can't be read" in found.finding(Kind.HOLE).places[0].cause

@@ -27,13 +27,13 @@ from memq.topic import ReadPartition, Totals
 from tests.brokers import run, running_broker
 from tests.skipping_loop import run_skipping, skip
 
-SICK = 1
+FAILING = 1
 PARTITIONS = 3
 ABOUT = About(cluster="", audited=False, acknowledge=False, contents=False)
 LOGS = [ReadPartition("clicks", "0a" * 16, number) for number in range(LOGS_AT_ONCE_MAX + 4)]
 
 
-class Sick:
+class FailingLog:
     """A broker whose queue fails, or is silent, about the log of one partition of topic 'clicks'."""
 
     def __init__(self, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,14 +59,14 @@ class Sick:
                     await (await producer.send(topic, b"%d" % number, partition=partition))
 
 
-def with_sick(test: Callable[[Sick, AsyncAdmin], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
+def with_sick(test: Callable[[FailingLog, AsyncAdmin], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with running_broker() as broker, AsyncAdmin(broker.address) as admin:
-            sick = Sick(broker, monkeypatch)
+            failing = FailingLog(broker, monkeypatch)
             for name in ("clicks", "views"):
                 await admin.create_topic(name, partitions=PARTITIONS)
-                await sick.fill(name, 2)
-            await test(sick, admin)
+                await failing.fill(name, 2)
+            await test(failing, admin)
 
     run(main())
 
@@ -83,15 +83,15 @@ async def rounds(poller: Poller) -> tuple[str, str]:
 def test_the_lag_of_a_consumer_names_the_partition_that_is_unknown(
     hangs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test(sick: Sick, admin: AsyncAdmin) -> None:
-        async with AsyncConsumer(sick.broker.address, ["clicks", "views"], audit=False) as consumer:
+    async def test(failing: FailingLog, admin: AsyncAdmin) -> None:
+        async with AsyncConsumer(failing.broker.address, ["clicks", "views"], audit=False) as consumer:
             while len(consumer.position()) < 2 * PARTITIONS:
                 await consumer.poll(0.01)
             known = await consumer.lag()
             whole = {each: lag.records for each, lag in known.items()}
             assert (len(whole), known.unknown) == (2 * PARTITIONS, {})
-            sick.logs, sick.hangs = frozenset({SICK}), hangs
-            lags, place = await consumer.lag(), TopicPartition("clicks", SICK)
+            failing.logs, failing.hangs = frozenset({FAILING}), hangs
+            lags, place = await consumer.lag(), TopicPartition("clicks", FAILING)
             assert {each: lag.records for each, lag in lags.items()} == {
                 each: whole[each] for each in whole if each != place
             }
@@ -99,18 +99,18 @@ def test_the_lag_of_a_consumer_names_the_partition_that_is_unknown(
             with pytest.raises(QueueError, match="did not answer" if hangs else "no leader"):
                 lags[place]
             assert "unknown={TopicPartition(topic='clicks', partition=1): QueueError" in repr(lags)
-            sick.logs = frozenset()
+            failing.logs = frozenset()
             assert {each: lag.records for each, lag in (await consumer.lag()).items()} == whole
 
     with_sick(test, monkeypatch)
 
 
 def test_a_lag_of_which_nothing_is_known_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(sick: Sick, admin: AsyncAdmin) -> None:
-        async with AsyncConsumer(sick.broker.address, "clicks", audit=False) as consumer:
+    async def test(failing: FailingLog, admin: AsyncAdmin) -> None:
+        async with AsyncConsumer(failing.broker.address, "clicks", audit=False) as consumer:
             while len(consumer.position()) < PARTITIONS:
                 await consumer.poll(0.01)
-            sick.logs = frozenset(range(PARTITIONS))
+            failing.logs = frozenset(range(PARTITIONS))
             with pytest.raises(QueueError, match="no leader"):
                 await consumer.lag()
 
@@ -118,25 +118,25 @@ def test_a_lag_of_which_nothing_is_known_is_an_error(monkeypatch: pytest.MonkeyP
 
 
 def test_ends_and_totals_of_the_other_logs_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(sick: Sick, admin: AsyncAdmin) -> None:
+    async def test(failing: FailingLog, admin: AsyncAdmin) -> None:
         topics = await admin.topics()
         before = await admin.ends(topics)
-        sick.logs = frozenset({SICK})
+        failing.logs = frozenset({FAILING})
         ends = await admin.ends(topics)
         assert ends["views"] == before["views"]
         assert ends["clicks"] == {each: before["clicks"][each] for each in (0, 2)}
-        assert isinstance(ends["clicks"].unknown[SICK], QueueError)
+        assert isinstance(ends["clicks"].unknown[FAILING], QueueError)
         clicks = await admin.topic("clicks")
         totals = await admin.end_totals(clicks.topic)
         assert {each: found.records for each, found in totals.items()} == {0: 2, 2: 2}
-        assert list(totals.unknown) == [SICK]
+        assert list(totals.unknown) == [FAILING]
         assert list(await admin.end_totals(clicks.topic, [2])) == [2]
-        sick.logs = frozenset(range(PARTITIONS))
+        failing.logs = frozenset(range(PARTITIONS))
         assert (await admin.ends(topics))["clicks"] == {}
         for ask in (admin.ends([clicks.topic]), admin.end_totals(clicks.topic)):
             with pytest.raises(QueueError, match="no leader"):
                 await ask
-        sick.logs = frozenset({SICK})
+        failing.logs = frozenset({FAILING})
         await admin.delete_topic("views")
         with pytest.raises(NotFoundError):
             await admin.ends(topics)
@@ -145,7 +145,7 @@ def test_ends_and_totals_of_the_other_logs_are_known(monkeypatch: pytest.MonkeyP
 
 
 def test_the_dashboard_shows_the_other_partitions_and_why_one_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(sick: Sick, admin: AsyncAdmin) -> None:
+    async def test(failing: FailingLog, admin: AsyncAdmin) -> None:
         feed = Feed("test")
         poller = Poller(admin, None, feed, Runtime(), ABOUT)
         for name in ("clicks", "views"):
@@ -164,9 +164,9 @@ def test_the_dashboard_shows_the_other_partitions_and_why_one_is_unknown(monkeyp
 
         assert await look() == ("", "")
         assert await records("clicks") == [2, 2, 2]
-        sick.logs = frozenset({SICK})
+        failing.logs = frozenset({FAILING})
         for name in ("clicks", "views"):
-            await sick.fill(name, 1)
+            await failing.fill(name, 1)
         lag, log = await look()
         assert (lag, log) == ("lag of group 'readers' in 'clicks': partition 1: no leader", "'clicks'/1: no leader")
         assert (await records("clicks"), await records("views")) == ([3, None, 3], [3, 3, 3])
@@ -177,7 +177,7 @@ def test_the_dashboard_shows_the_other_partitions_and_why_one_is_unknown(monkeyp
         assert isinstance(behind[0], GroupRow)
         assert behind[0].error == "partition 1: no leader"
         assert (row("topic", "clicks").lag_records, row("topic", "views").lag_records) == (None, 3 * PARTITIONS)
-        sick.logs = frozenset()
+        failing.logs = frozenset()
         assert await look() == ("", "")
         assert await records("clicks") == [3, 3, 3]
         assert row("topic", "clicks").lag_records == 3 * PARTITIONS
@@ -185,11 +185,11 @@ def test_the_dashboard_shows_the_other_partitions_and_why_one_is_unknown(monkeyp
     with_sick(test, monkeypatch)
 
 
-@pytest.mark.parametrize("logs", [frozenset({SICK}), frozenset(range(PARTITIONS))])
+@pytest.mark.parametrize("logs", [frozenset({FAILING}), frozenset(range(PARTITIONS))])
 def test_the_dashboard_knows_a_log_again_that_has_nothing_new(
     logs: frozenset[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test(sick: Sick, admin: AsyncAdmin) -> None:
+    async def test(failing: FailingLog, admin: AsyncAdmin) -> None:
         await admin.delete_topic("views")
         poller = Poller(admin, None, Feed("test"), Runtime(), ABOUT)
 
@@ -200,18 +200,18 @@ def test_the_dashboard_knows_a_log_again_that_has_nothing_new(
         whole = ("", [2] * PARTITIONS)
         assert await look() == whole
         assert await look() == whole
-        sick.logs = logs
+        failing.logs = logs
         trouble, records = await look()
         assert all(f"'clicks'/{number}: no leader" in trouble for number in logs)
         assert records == [None if number in logs else 2 for number in range(PARTITIONS)]
-        sick.logs = frozenset()
+        failing.logs = frozenset()
         assert await look() == whole
 
     with_sick(test, monkeypatch)
 
 
 def test_a_lag_is_unknown_while_the_queue_does_not_name_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(sick: Sick, admin: AsyncAdmin) -> None:
+    async def test(failing: FailingLog, admin: AsyncAdmin) -> None:
         feed = Feed("test")
         poller = Poller(admin, None, feed, Runtime(), ABOUT)
         await admin.reset_group("readers", "clicks", "beginning", new_ok=True)
@@ -227,7 +227,7 @@ def test_a_lag_is_unknown_while_the_queue_does_not_name_its_groups(monkeypatch: 
         await rounds(poller)
         assert lag() == 2 * PARTITIONS
         with monkeypatch.context() as patch:
-            patch.setattr(sick.broker.services.queue, "groups", silent)
+            patch.setattr(failing.broker.services.queue, "groups", silent)
             trouble, _ = await rounds(poller)
             assert "lag of group 'readers' in 'clicks': no coordinator" in trouble
             assert lag() is None
@@ -303,7 +303,7 @@ def test_a_broker_with_too_many_requests_is_asked_again() -> None:
 
 
 def test_what_was_not_asked_for_is_no_unknown_log() -> None:
-    failed: dict[str, Lag | MemqError] = {"a": QueueError("sick")}
+    failed: dict[str, Lag | MemqError] = {"a": QueueError("failing")}
     answers = LogAnswers(failed)
     with pytest.raises(KeyError):
         answers["b"]

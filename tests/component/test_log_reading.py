@@ -39,8 +39,8 @@ async def filled() -> LyingQueue:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a reading said."""
+class ReadResult:
+    """The result of a reading."""
 
     offsets: list[int]
     fault: str
@@ -48,8 +48,8 @@ class Told:
     begin: int
 
 
-def read(**lies: Any) -> Told:
-    readings: list[Told] = []
+def read(**lies: Any) -> ReadResult:
+    readings: list[ReadResult] = []
 
     async def work() -> None:
         queue = await filled()
@@ -57,14 +57,14 @@ def read(**lies: Any) -> Told:
             setattr(queue, name, lie)
         reading = LogReading(queue, PARTITION, pytest.fail)
         offsets = [entry.offset async for entry, _ in reading.entries()]
-        readings.append(Told(offsets, reading.fault, reading.lost, reading.begin))
+        readings.append(ReadResult(offsets, reading.fault, reading.lost, reading.begin))
 
     run(work())
     return readings[0]
 
 
 def test_a_sound_log_is_read_from_its_begin_to_its_end() -> None:
-    assert read() == Told(list(range(BEGIN, ENTRIES)), "", 0, BEGIN)
+    assert read() == ReadResult(list(range(BEGIN, ENTRIES)), "", 0, BEGIN)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_an_end_that_went_back_hides_nothing_that_can_be_read() -> None:
 
 
 def test_what_a_queue_leaves_out_between_its_offsets_is_counted() -> None:
-    assert read(omits=frozenset({3, 6, 7})) == Told([4, 5, 8, 9], "", 3, BEGIN)
-    assert read(omits=frozenset({9})) == Told([3, 4, 5, 6, 7, 8], "", 1, BEGIN)
+    assert read(omits=frozenset({3, 6, 7})) == ReadResult([4, 5, 8, 9], "", 3, BEGIN)
+    assert read(omits=frozenset({9})) == ReadResult([3, 4, 5, 6, 7, 8], "", 1, BEGIN)
 
 
 def test_what_retention_takes_meanwhile_is_no_loss_and_asks_for_another_reading() -> None:

@@ -21,7 +21,7 @@ from memq.runtime.runtime import Runtime
 from memq.storage_handlers import Buffer
 from memq.topic import Topic, TopicSettings, equal_slots, is_internal, slot_of_key
 from tests.component.cluster_rig import Rig, rig
-from tests.producer_cores import NotedCore, note_cores
+from tests.producer_cores import RecordingCore, note_cores
 
 Change = Callable[[Topic, int], Topic]
 KEYS = [b"key-%d" % number for number in range(16)]
@@ -160,8 +160,8 @@ async def reshape(cluster: Rig, change: Change) -> None:
     for broker in cluster.brokers:
         await broker.govern()
         await broker.partitions.refresh()
-    await NotedCore.last.refresh("clicks")
-    route = NotedCore.last.buffer.route("clicks")
+    await RecordingCore.last.refresh("clicks")
+    route = RecordingCore.last.buffer.route("clicks")
     assert route is not None
     assert route.topic.map_version == after.map_version
 

@@ -30,8 +30,8 @@ def cluster() -> Iterator[Cluster]:
         yield running
 
 
-class Told:
-    """What the audit topic holds, read as far as it takes."""
+class ReceivedReports:
+    """The reports of the audit topic, read as far as a test needs."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.reports: list[Report] = []
@@ -67,7 +67,7 @@ def send(cluster: Cluster, count: int, first: int = 0) -> None:
 
 
 def test_a_producer_and_a_group_say_what_they_did(cluster: Cluster) -> None:
-    everything, audit_topic = RangeSet([(0, 1_000)]), Told(cluster)
+    everything, audit_topic = RangeSet([(0, 1_000)]), ReceivedReports(cluster)
     with Producer(cluster.address) as producer:
         producer.send_many("clicks", [b"%d" % number for number in range(1_000)])
         producer.flush(WAIT_S)
@@ -104,7 +104,7 @@ def test_the_audit_topic_takes_many_small_reports_that_nobody_waits_for() -> Non
 
 
 def test_while_it_runs_a_client_reports_and_promises(cluster: Cluster) -> None:
-    audit_topic = Told(cluster)
+    audit_topic = ReceivedReports(cluster)
     with Producer(cluster.address) as producer:
         producer.send("clicks", b"1").result(WAIT_S)
         audit_topic.until(lambda: len(audit_topic.reports) >= 3)
@@ -120,7 +120,7 @@ def test_what_ends_says_so(cluster: Cluster) -> None:
         send(cluster, 1)
     with Consumer(cluster.address, "clicks", end="end") as consumer:
         list(consumer)
-    audit_topic = Told(cluster)
+    audit_topic = ReceivedReports(cluster)
     audit_topic.until(lambda: any(report.last for report in audit_topic.reports))
 
 
@@ -133,7 +133,7 @@ def test_nobody_reports_where_nobody_asks(cluster: Cluster) -> None:
         producer.send("clicks", b"1")
     with Consumer(cluster.address, "clicks", end="end", audit=False) as consumer:
         assert sum(len(batch) for batch in consumer) == 1
-    audit_topic = Told(cluster)
+    audit_topic = ReceivedReports(cluster)
     with Producer(cluster.address) as producer, Consumer(cluster.address, AUDIT_TOPIC, group="auditor") as consumer:
         producer.send("clicks", b"2")
         assert consumer.poll(timeout=WAIT_S)  # a reader of reports reports nothing
@@ -156,7 +156,7 @@ def test_what_a_producer_gives_up_is_told(cluster: Cluster) -> None:
         with pytest.raises(MemqError):
             producer.send("clicks", b"2").result(WAIT_S)
         cluster.start_broker()
-        audit_topic = Told(cluster)
+        audit_topic = ReceivedReports(cluster)
         audit_topic.until(lambda: "gave-up" in audit_topic.stages("producer"))
     assert audit_topic.stages("producer")["gave-up"] == RangeSet([(first + 1, first + 2)])
 
@@ -165,7 +165,7 @@ def test_what_a_producer_gives_up_is_told(cluster: Cluster) -> None:
 def test_damage_is_told_with_its_place(cluster: Cluster, policy: OnDamaged) -> None:
     send(cluster, 3)
     cluster.damage(Position(0, 1), "clicks")
-    audit_topic = Told(cluster)
+    audit_topic = ReceivedReports(cluster)
     with Consumer(cluster.address, "clicks", group="g", on_damaged=policy) as consumer:
         if policy == "fail":
             with pytest.raises(CorruptDataError):
@@ -183,7 +183,7 @@ def test_damage_is_told_with_its_place(cluster: Cluster, policy: OnDamaged) -> N
 
 def test_a_rewind_is_told(cluster: Cluster) -> None:
     send(cluster, 10)
-    audit_topic = Told(cluster)
+    audit_topic = ReceivedReports(cluster)
 
     def reasons() -> list[str]:
         return [begin.reason for part in audit_topic.parts("consumer") for begin in part.begins]
@@ -201,7 +201,7 @@ def test_a_rewind_is_told(cluster: Cluster) -> None:
 
 
 def test_reports_outlive_their_broker(cluster: Cluster) -> None:
-    audit_topic = Told(cluster)
+    audit_topic = ReceivedReports(cluster)
     with Producer(cluster.address) as producer:
         producer.send("clicks", b"1").result(WAIT_S)
         cluster.stop_broker()

@@ -23,7 +23,7 @@ from memq.storage_handlers import Buffer
 from memq.topic import TopicSettings
 from tests.brokers import run, running_broker, until
 from tests.component.test_staged_writer import WRITER, Rig, rigged
-from tests.producer_cores import NotedCore, note_cores
+from tests.producer_cores import RecordingCore, note_cores
 
 
 async def values_of(broker: Broker) -> list[bytes]:
@@ -91,7 +91,7 @@ def test_a_name_that_is_set_back_is_refused(owner: str, monkeypatch: pytest.Monk
                 await processor.ready()
             async with AsyncProducer(broker.address, name="job") as second:
                 assert await second.resume_points("clicks") == {0: 3}
-                route = NotedCore.last.buffer.route("clicks")
+                route = RecordingCore.last.buffer.route("clicks")
                 assert route is not None
                 route.buffers[0].first_sequence = route.buffers[0].next_sequence = 0
                 delivery = await second.send("clicks", b"other")

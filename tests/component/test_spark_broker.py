@@ -25,7 +25,7 @@ from memq.spark.source import MemqSource
 from memq.spark.stream_reader import MemqStreamReader
 from memq.testing import Cluster
 from memq.topic import Position
-from tests.component.test_reports import Told
+from tests.component.test_reports import ReceivedReports
 
 SCHEMA = StructType([StructField("value", BinaryType())])
 STREAM = "to-files"
@@ -126,7 +126,7 @@ def test_a_stream_reports_what_its_tasks_have_read_and_how_far_its_checkpoint_is
     found += job.step(reader)
     assert sorted(found) == list(range(6))
     assert job.step(reader) == []
-    heard = Told(job.cluster)
+    heard = ReceivedReports(job.cluster)
     each = RangeSet([(0, 3)])  # of both partitions
     heard.until(lambda: heard.stages("spark-task").get("fetched") == each and len(committed(heard)) == 2)
     assert heard.stages("spark-task") == {"fetched": each}
@@ -146,7 +146,7 @@ def places_of(offsets: dict[str, Any]) -> dict[int, dict[str, int]]:
     return {int(number): place for number, place in offsets["clicks"]["partitions"].items()}
 
 
-def committed(heard: Told) -> dict[int, list[str]]:
+def committed(heard: ReceivedReports) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     for part in heard.parts("spark-reader"):
         if part.committed:
@@ -154,7 +154,7 @@ def committed(heard: Told) -> dict[int, list[str]]:
     return found
 
 
-def stretches_of(heard: Told, number: int) -> list[tuple[Position, Position]]:
+def stretches_of(heard: ReceivedReports, number: int) -> list[tuple[Position, Position]]:
     """Return from where to where tasks say that they have read all of a partition."""
     return [
         (Position.parse(part.read[0]), Position.parse(part.read[1]))
@@ -171,7 +171,7 @@ def test_tasks_and_the_checkpoint_are_reported_before_the_interval_is_over(tmp_p
         job.at = reader.initialOffset()
         assert sorted(job.step(reader)) == [0, 1]
         assert job.step(reader) == []
-        heard = Told(job.cluster)
+        heard = ReceivedReports(job.cluster)
         heard.until(
             lambda: heard.stages("spark-task") == {"fetched": RangeSet([(0, 1)])} and len(committed(heard)) == 2
         )
@@ -186,7 +186,7 @@ def test_a_task_reports_what_it_has_read_while_it_reads_on(job: Job) -> None:
     batches = reader.read(split)
     for _ in range(3):
         next(batches)
-    heard = Told(job.cluster)
+    heard = ReceivedReports(job.cluster)
     heard.until(lambda: len(heard.stages("spark-task").get("fetched", ())) > 0)
     assert sum(1 for _ in batches) > 0, "it was not at its end"
 
@@ -199,7 +199,7 @@ def test_a_driver_that_continues_says_where(job: Job) -> None:
     reader.stop()
     job.send(2)
     assert sorted(job.step(job.follow())) == [4, 5]
-    heard = Told(job.cluster)
+    heard = ReceivedReports(job.cluster)
     stored: set[tuple[int, str]] = set()
 
     def enough() -> bool:
@@ -219,7 +219,7 @@ def test_a_stream_names_damage_that_it_passes_over(job: Job) -> None:
     reader = job.follow(onDamaged="skip")
     job.at = reader.initialOffset()
     assert job.step(reader) == [0]
-    heard = Told(job.cluster)
+    heard = ReceivedReports(job.cluster)
     heard.until(lambda: any(part.damages for part in heard.parts("spark-task")))
     (damage,) = [damage for part in heard.parts("spark-task") for damage in part.damages]
     assert (damage.block, damage.offset, damage.records) == (0, offset, 1)

@@ -45,7 +45,7 @@ async def _publish(queue: KafkaQueue, number: int, body: bytes) -> None:
     await queue.publish(Publication(part(number), number, 1, SystemClock().wall_ms(), body))
 
 
-class _NotedConsumer:
+class _RecordingConsumer:
     """A consumer of the library, which notes how many partitions it is assigned together."""
 
     def __init__(self, consumer: Consumer, noted: list[int]) -> None:
@@ -64,7 +64,7 @@ class _NotedConsumer:
 def noted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many reads each consumer did together."""
     found: list[int] = []
-    monkeypatch.setattr(fetcher_module, "consumer_of", lambda *given: _NotedConsumer(consumer_of(*given), found))
+    monkeypatch.setattr(fetcher_module, "consumer_of", lambda *given: _RecordingConsumer(consumer_of(*given), found))
     return found
 
 

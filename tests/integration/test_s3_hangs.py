@@ -32,18 +32,18 @@ from memq.runtime.clock import SystemClock
 from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from tests.contract.stores import HANG_S, SCENARIOS
-from tests.s3_proxy import HANGS, HANGS_OF_BODIES, Harmed, HarmingProxy, harming_proxy
+from tests.s3_proxy import HANGS, HANGS_OF_BODIES, FaultProxy, PlannedFault, harming_proxy
 from tests.s3_servers import S3Place, seaweedfs
 
 REQUEST_MS = 300
 TRIES_MS = 10_000
 DATA_PATHS = ("obstore", "aiobotocore")
 MEETING = ("test_what_was_put_is_read_whole_and_in_ranges", "test_other_bytes_under_the_key_are_refused")
-STUCK = [*HANGS, *HANGS_OF_BODIES, Harmed("body", "cut")]
+STUCK = [*HANGS, *HANGS_OF_BODIES, PlannedFault("body", "cut")]
 BATCHES = 20
 VALUES = [b"%d" % number for number in range(BATCHES)]
 Result = TypeVar("Result")
-Choose = Callable[[str, bool], Harmed | None]
+Choose = Callable[[str, bool], PlannedFault | None]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def some(method: str, seed: str, share: float = 0.3) -> Choose:
     return lambda kind, ranged: dice.choice(STUCK) if kind == method and dice.random() < share else None
 
 
-def every(method: str, harm: Harmed) -> Choose:
+def every(method: str, harm: PlannedFault) -> Choose:
     """Return what harms all requests of a method."""
     return lambda kind, ranged: harm if kind == method else None
 
@@ -66,7 +66,7 @@ def every(method: str, harm: Harmed) -> Choose:
 @asynccontextmanager
 async def stored_batches(
     place: S3Place, data_path: str, tries_ms: int = TRIES_MS
-) -> AsyncIterator[tuple[Broker, HarmingProxy, dict[str, object]]]:
+) -> AsyncIterator[tuple[Broker, FaultProxy, dict[str, object]]]:
     """Run a broker on the store behind a proxy, with batches in it; yield the keys and times for clients, too."""
     async with harming_proxy(place.endpoint) as proxy, asyncio.timeout(HANG_S):
         times: dict[str, object] = {"request_timeout_ms": REQUEST_MS, "deadline_ms": tries_ms, "hedge_permille": 0}
@@ -91,11 +91,11 @@ async def stored_batches(
 
 @pytest.mark.parametrize("data_path", DATA_PATHS)
 @pytest.mark.parametrize("harm", STUCK, ids=str)
-def test_the_contract_holds_though_each_third_get_is_stuck(harm: Harmed, data_path: str, place: S3Place) -> None:
+def test_the_contract_holds_though_each_third_get_is_stuck(harm: PlannedFault, data_path: str, place: S3Place) -> None:
     async def run(name: str) -> int:
         asked = 0
 
-        def choose(method: str, ranged: bool) -> Harmed | None:
+        def choose(method: str, ranged: bool) -> PlannedFault | None:
             nonlocal asked
             asked += method == "GET"
             return harm if method == "GET" and asked % 3 == 1 else None
@@ -138,7 +138,7 @@ def test_a_group_gets_every_record_though_gets_are_stuck(
 @pytest.mark.parametrize("data_path", DATA_PATHS)
 @pytest.mark.parametrize("harm", STUCK, ids=str)
 def test_a_read_of_a_store_that_stays_stuck_is_an_error_that_names_it(
-    harm: Harmed, data_path: str, place: S3Place
+    harm: PlannedFault, data_path: str, place: S3Place
 ) -> None:
     """READ of a broker, and the index that the live audit reads by it; then the store answers, and both continue."""
 
@@ -194,7 +194,7 @@ def test_a_lost_queue_is_restored_though_gets_are_stuck(data_path: str, place: S
             services, (topic,) = broker.services, await broker.services.coordinator.topics()
             queue = MemoryQueue(services.runtime.clock)
             restorer = Restorer(services.settings.cluster, "main", services.store, queue, services.runtime.clock)
-            proxy.choose = every("GET", Harmed("body", "hang"))
+            proxy.choose = every("GET", PlannedFault("body", "hang"))
             with pytest.raises(StoreError, match="nothing in 0"):
                 await restorer.restore(topic)
             proxy.choose = some("GET", data_path)

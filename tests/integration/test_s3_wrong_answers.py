@@ -14,7 +14,7 @@ import pytest
 
 import tests.contract.test_storage_handler  # noqa: F401 - fills SCENARIOS
 from tests.contract.stores import HANG_S, SCENARIOS
-from tests.s3_proxy import METHODS, Harmed, harming_proxy, harms_of
+from tests.s3_proxy import METHODS, PlannedFault, harming_proxy, harms_of
 from tests.s3_servers import S3Place, seaweedfs
 from tests.soak import SOAKING
 
@@ -27,7 +27,7 @@ MEETING = (
     "test_check_leaves_nothing",
 )
 SHARE = 0.2 if SOAKING else 0.1  # of the requests that are harmed in the sample
-Choose = Callable[[str, bool], Harmed | None]
+Choose = Callable[[str, bool], PlannedFault | None]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Place]:
         yield real
 
 
-def fits(method: str, harm: Harmed, *, ranged: bool) -> bool:
+def fits(method: str, harm: PlannedFault, *, ranged: bool) -> bool:
     """Whether a store can notice it: a range has no checksum, so its bytes are for its reader to check."""
     return harm in harms_of(method) and not (ranged and harm.harm == "changed")
 
@@ -62,7 +62,7 @@ def run_harmed(name: str, place: S3Place, data_path: str, choose: Choose) -> dic
 def test_the_contract_holds_though_requests_are_harmed(name: str, data_path: str, place: S3Place) -> None:
     dice = random.Random(f"{name} {data_path}")
 
-    def choose(method: str, ranged: bool) -> Harmed | None:
+    def choose(method: str, ranged: bool) -> PlannedFault | None:
         if method not in METHODS or dice.random() >= SHARE:
             return None
         return dice.choice([harm for harm in harms_of(method) if fits(method, harm, ranged=ranged)])
@@ -83,7 +83,9 @@ def test_each_operation_gets_over_each_harm(method: str, data_path: str, place: 
         for name in names if SOAKING else MEETING:
             asked = [0]
 
-            def choose(kind: str, ranged: bool, harm: Harmed = harm, asked: list[int] = asked) -> Harmed | None:
+            def choose(
+                kind: str, ranged: bool, harm: PlannedFault = harm, asked: list[int] = asked
+            ) -> PlannedFault | None:
                 asked[0] += kind == method
                 return harm if kind == method and asked[0] % 3 == 1 and fits(kind, harm, ranged=ranged) else None
 

@@ -20,7 +20,7 @@ from memq.notification.memory import MemoryQueue
 from memq.runtime.clock import SystemClock
 from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
-from tests.s3_proxy import Harmed, HarmingProxy, harming_proxy
+from tests.s3_proxy import FaultProxy, PlannedFault, harming_proxy
 from tests.s3_servers import S3Place, seaweedfs
 from tests.soak import repetitions
 
@@ -28,9 +28,9 @@ BATCHES = 60
 HANG_S = 120
 SHARE = 0.3  # of all GETs that are spoilt
 SPOILT = [
-    *(Harmed("body", harm) for harm in ("changed", "short", "cut")),
-    Harmed("before", "answer", 404, "NoSuchKey"),
-    Harmed("before", "answer", 400),
+    *(PlannedFault("body", harm) for harm in ("changed", "short", "cut")),
+    PlannedFault("before", "answer", 404, "NoSuchKey"),
+    PlannedFault("before", "answer", 400),
 ]
 
 
@@ -46,9 +46,9 @@ class Weather:
 
     dice: random.Random
     bad: bool = False
-    met: list[Harmed] = field(default_factory=list)
+    met: list[PlannedFault] = field(default_factory=list)
 
-    def choose(self, method: str, ranged: bool) -> Harmed | None:
+    def choose(self, method: str, ranged: bool) -> PlannedFault | None:
         """Say what a request meets."""
         if not self.bad or method != "GET" or self.dice.random() >= SHARE:
             return None
@@ -57,7 +57,7 @@ class Weather:
 
 
 @asynccontextmanager
-async def stored_batches(place: S3Place, proxy: HarmingProxy) -> AsyncIterator[tuple[str, dict[str, object]]]:
+async def stored_batches(place: S3Place, proxy: FaultProxy) -> AsyncIterator[tuple[str, dict[str, object]]]:
     """Run a broker on the store behind the proxy, with batches in it; yield its address and the keys of the store."""
     keys: dict[str, object] = {"access_key_id": place.access_key_id, "secret_access_key": place.secret_access_key}
     runtime, store = Runtime(), replace(place, endpoint=proxy.endpoint).open()

@@ -52,8 +52,8 @@ History = list[Landed]
 
 
 @dataclass(slots=True)
-class Said:
-    """All that an audit said: records that it named, rows by partition and minute, pointers that it could not read."""
+class AuditResult:
+    """The results of an audit: records that it named, rows by partition and minute, pointers that it could not read."""
 
     named: Named = field(default_factory=dict)
     rows: dict[tuple[int, int], MinuteRow] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class LivePlay:
     def __init__(
         self, topic: Topic, partitions: Sequence[int], draw: random.Random, fail: Callable[[str], None], *, dies: bool
     ) -> None:
-        self.said = Said()
+        self.said = AuditResult()
         self._topic = topic
         self._draw = draw
         self._fail = fail
@@ -88,7 +88,7 @@ class LivePlay:
         self._now_ms = 0
         self._death_rate = DEATH_RATE
 
-    def play(self, history: Sequence[Landed], away_from: int | None = None) -> Said:
+    def play(self, history: Sequence[Landed], away_from: int | None = None) -> AuditResult:
         """Hear all of it and return what was said; from the place `away_from` on all is heard ten minutes later."""
         heard = history if away_from is None else history[:away_from]
         rounds = min(ROUND_RATE, ROUNDS / max(len(history), 1))

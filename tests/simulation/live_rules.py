@@ -19,7 +19,7 @@ from memq.format.ranges import RangeSet
 from memq.format.report import Report, ReportedDamage
 from memq.topic import Topic
 from tests.simulation.live_faults import FAULTS, InjectedFault, LiveFaults
-from tests.simulation.live_replay import History, LivePlay, Named, Said
+from tests.simulation.live_replay import AuditResult, History, LivePlay, Named
 from tests.simulation.reader import LogEntry, Source, delivered_twice
 
 FAULT_RATE = 0.5  # of the faults are done in one run: all of them took a tenth of all runs' time
@@ -36,7 +36,7 @@ class LiveRules:
         self, topic: Topic, history: History, objects: Mapping[str, bytes], fail: Callable[[str], None]
     ) -> None:
         self.injected: dict[str, int] = {}
-        self.sound = Said()  # what it says of the history as it is
+        self.sound = AuditResult()  # what it says of the history as it is
         self._there: dict[Source, RangeSet] = {}
         self._topic = topic
         self._objects = objects
@@ -102,7 +102,7 @@ class LiveRules:
             self._refused.setdefault((partition, each.producer), RangeSet()).add(each.first, each.next)
         return found
 
-    def _hold(self, name: str, injected: InjectedFault, sound: Said, draw: random.Random) -> None:
+    def _hold(self, name: str, injected: InjectedFault, sound: AuditResult, draw: random.Random) -> None:
         """Check what is said of a history with a fault, and that two more auditors say the same."""
         said = self._play(injected.history, draw)
         for key in sorted({**said.named, **injected.named, **sound.named}, key=repr):  # kinds have no order
@@ -118,7 +118,7 @@ class LiveRules:
         if draw.random() < AGREE_RATE:
             self._agree(name, injected.history, said, draw)
 
-    def _agree(self, name: str, history: History, said: Said, draw: random.Random) -> None:
+    def _agree(self, name: str, history: History, said: AuditResult, draw: random.Random) -> None:
         """Let one auditor play that dies again and again, and one that comes ten minutes late: both say the same."""
         others = {
             "that died": self._play(history, draw, dies=True),
@@ -133,7 +133,9 @@ class LiveRules:
                         f"after '{name}' an auditor {who} says '{other.word(*key)}' of {key}, not '{said.word(*key)}'"
                     )
 
-    def _play(self, history: History, draw: random.Random, *, dies: bool = False, away_from: int | None = None) -> Said:
+    def _play(
+        self, history: History, draw: random.Random, *, dies: bool = False, away_from: int | None = None
+    ) -> AuditResult:
         return LivePlay(self._topic, self._partitions, draw, self._fail, dies=dies).play(history, away_from)
 
 

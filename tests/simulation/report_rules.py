@@ -18,7 +18,7 @@ from tests.simulation.read_log import ReadLog
 from tests.simulation.reader import LogEntry, Source
 
 Client = tuple[int, int]  # its id, and the partition of the audit topic
-Said = dict[str, dict[Source, RangeSet]]  # by stage
+AuditResult = dict[str, dict[Source, RangeSet]]  # by stage
 
 
 class ReportRules:
@@ -99,7 +99,7 @@ class ReportRules:
             if after.number == before.number + 1 and after.since_ms != before.until_ms:
                 self._fail(f"client {client:016x} says nothing of {before.until_ms} to {after.since_ms}")
 
-    def _check_producer(self, client: int, home: int, said: Said, *, named: bool) -> None:
+    def _check_producer(self, client: int, home: int, said: AuditResult, *, named: bool) -> None:
         """All that it sent was acked or given up; and all of it in the log was sent, when nobody has its name."""
         sent, settled = said.get("sent", {}), (said.get("acked", {}), said.get("gave-up", {}))
         for source, ranges in sent.items():
@@ -118,15 +118,15 @@ class ReportRules:
             span.stage == "sent" and span.level == 0 for each in reports for part in each.parts for span in part.spans
         )
 
-    def _check_consumer(self, client: int, said: Said) -> None:
+    def _check_consumer(self, client: int, said: AuditResult) -> None:
         for source, ranges in said.get("processed", {}).items():
             left = _without(ranges, [said.get("fetched", {}).get(source)])
             if left:
                 self._fail(f"client {client:016x} has processed {left} of {source}, and fetched it never")
 
 
-def _said(reports: Iterable[Report]) -> Said:
-    found: Said = {}
+def _said(reports: Iterable[Report]) -> AuditResult:
+    found: AuditResult = {}
     for part in (part for report in reports for part in report.parts):
         for span in part.spans:
             source = (part.partition, span.producer)

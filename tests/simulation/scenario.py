@@ -23,7 +23,7 @@ from memq.simulation.ports.cloud import Doors
 from memq.simulation.ports.faults import LEVELS
 from memq.simulation.world.node import SimNode
 from memq.simulation.world.world import World
-from tests.producer_cores import NotedCore, noted_cores
+from tests.producer_cores import RecordingCore, noted_cores
 from tests.simulation.audit_rules import AuditRules, object_reader
 from tests.simulation.auditor import LIVE_AUDITOR
 from tests.simulation.auditor_life import AuditorLife
@@ -420,7 +420,7 @@ class Scenario:
 
     async def _product_main(self, node: SimNode, runtime: Runtime, _doors: Doors) -> None:
         kind = self.plan.producers[int(node.name.rpartition("-")[2])]
-        producer, core = self._producer(node, runtime, acks=LEVEL_OF[kind]), NotedCore.last
+        producer, core = self._producer(node, runtime, acks=LEVEL_OF[kind]), RecordingCore.last
         keyed = self.plan.keyed and kind == "product"
         pending: dict[AsyncDelivery, list[bytes]] = {}
         watchers: list[asyncio.Task[None]] = []

@@ -95,7 +95,7 @@ class ListingStore(MemoryHandler):
             yield entry
 
 
-class SickQueue(MemoryQueue):
+class FailingQueue(MemoryQueue):
     """Some logs do not answer."""
 
     sick: frozenset[ReadPartition] = frozenset()
@@ -134,7 +134,7 @@ class Cluster:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.store, self.queue, self.topics = ListingStore(self.clock), SickQueue(self.clock), KnownTopics()
+        self.store, self.queue, self.topics = ListingStore(self.clock), FailingQueue(self.clock), KnownTopics()
         self.logs = LostLogs(CLUSTER, self.store, self.queue, cast("Coordinator", self.topics))
 
     async def topic(self, topic: Topic, *, epoch: int = 1, entries: int = 0, queue: bool = True) -> Topic:

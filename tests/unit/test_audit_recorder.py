@@ -22,8 +22,8 @@ HOMES = 4
 PROMISE_MS = 100 * HEARTBEAT_INTERVALS
 
 
-class Told:
-    """A tally with its reports, which are held against the rules of numbers and times."""
+class RecordedReports:
+    """A recorder with its reports, which are checked against the rules of numbers and times."""
 
     def __init__(self) -> None:
         self.early = 0
@@ -62,7 +62,7 @@ events = st.tuples(
 
 @given(st.lists(st.lists(events, max_size=10), max_size=6))
 def test_all_that_was_noted_is_said_once(rounds: list[list[tuple[int, str, int, int, int, int]]]) -> None:
-    reported, latency = Told(), 0
+    reported, latency = RecordedReports(), 0
     wanted: dict[tuple[int, str, int, int], RangeSet] = {}
     for now_ms, noted in enumerate(rounds):
         for number, stage, producer, first, records, base_ms in noted:
@@ -85,7 +85,7 @@ def test_all_that_was_noted_is_said_once(rounds: list[list[tuple[int, str, int, 
 
 
 def test_what_a_consumer_says_beside_sequences() -> None:
-    reported = Told()
+    reported = RecordedReports()
     damage = ReportedDamage(object="c/x", block=1, offset=17, records=6, cause="checksum")
     part = reported.part(3)
     part.begin("0:17:0", "seek")
@@ -100,7 +100,7 @@ def test_what_a_consumer_says_beside_sequences() -> None:
 
 
 def test_what_was_processed_before_a_reader_began_anew_is_said_before_that() -> None:
-    reported = Told()
+    reported = RecordedReports()
     part = reported.part(3)
     part.begin("0:9:0", "stored")
     part.pass_stage("processed", 1, 0, 3, 0, 0)
@@ -116,7 +116,7 @@ def test_what_was_processed_before_a_reader_began_anew_is_said_before_that() -> 
 
 
 def test_what_was_processed_twice_is_said_twice() -> None:
-    reported = Told()
+    reported = RecordedReports()
     part = reported.part(3)
     for first, next_ in ((0, 3), (3, 6), (3, 6), (6, 9)):
         part.pass_stage("fetched", 1, first, next_, 0, 0)
@@ -129,7 +129,7 @@ def test_what_was_processed_twice_is_said_twice() -> None:
 
 
 def test_a_seek_while_a_commit_is_under_way_is_said_behind_it() -> None:
-    reported = Told()
+    reported = RecordedReports()
     readings = [ReadRecorder(reported.part, (3,), commits=True) for _ in range(3)]
     readings[0].begin(Position(0, 9), "stored")
     readings[0].begin_storing()
@@ -144,7 +144,7 @@ def test_a_seek_while_a_commit_is_under_way_is_said_behind_it() -> None:
 
 
 def test_silence_is_broken_within_half_of_what_was_promised_wherever_something_was_said() -> None:
-    reported = Told()
+    reported = RecordedReports()
     assert not reported.tally.due(10_000)
     reported.part(0).pass_stage("sent", 1, 0, 9, 0, 5)
     assert reported.tally.due(5)
@@ -160,7 +160,7 @@ def test_silence_is_broken_within_half_of_what_was_promised_wherever_something_w
 
 
 def test_what_was_not_noted_shows_as_a_hole() -> None:
-    reported = Told()
+    reported = RecordedReports()
     reported.part(0).pass_stage("sent", 1, 0, 1, 0, 0)
     reported.take(1)
     reported.part(0).lacks = True
@@ -172,7 +172,7 @@ def test_what_was_not_noted_shows_as_a_hole() -> None:
 
 
 def test_at_the_bound_a_report_is_due_at_once_and_beyond_it_nothing_is_kept() -> None:
-    reported = Told()
+    reported = RecordedReports()
     for number in range(2 * NOTES_MAX + 5):
         reported.part(0).pass_stage("sent", 1, 2 * number, 2 * number + 1, 0, 0)
     assert reported.early == 1

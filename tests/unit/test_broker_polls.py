@@ -23,7 +23,7 @@ from tests.skipping_loop import run_skipping
 LOGS = 6
 
 
-class SickQueue(MemoryQueue):
+class FailingQueue(MemoryQueue):
     """A queue in memory whose logs fail (`failing`), or hang in reads (`slow`) and in spans (`silent`), by number."""
 
     def __init__(self, clock: ManualClock) -> None:
@@ -59,7 +59,7 @@ class Polls:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.sick = SickQueue(self.clock)
+        self.sick = FailingQueue(self.clock)
         self.queue = LoopbackQueue(self.sick, self.clock)
 
     async def fill(self) -> None:

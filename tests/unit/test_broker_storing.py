@@ -38,7 +38,7 @@ PARTS: list[bytes | memoryview] = [b"one", b"two"]
 BODY = ObjectBody("memq/one", PARTS, crc32c(b"onetwo"), 6)
 
 
-class Sick(MemoryHandler):
+class FailingStore(MemoryHandler):
     """Its first puts fail, or hang; `asked_s` are the times of all."""
 
     def __init__(self, opening: Opening, fails: Sequence[Exception | None]) -> None:
@@ -58,9 +58,9 @@ class Sick(MemoryHandler):
         await super().put(key, buffers, checksum)
 
 
-def services_on(fails: Sequence[Exception | None]) -> tuple[Services, Sick]:
+def services_on(fails: Sequence[Exception | None]) -> tuple[Services, FailingStore]:
     opening = Opening()
-    store = Sick(opening, fails)
+    store = FailingStore(opening, fails)
     return replace(opening.services, stores={"main": store}, settings=BrokerSettings(sweep_age_ms=600_000)), store
 
 

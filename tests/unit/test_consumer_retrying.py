@@ -265,7 +265,7 @@ def test_a_delivery_of_whole_batches_stops_before_damage() -> None:
     reading(work())
 
 
-class ToldTally(ReadRecorder):
+class RecordingReader(ReadRecorder):
     """Notes what the audit gets."""
 
     def __init__(self) -> None:
@@ -285,7 +285,7 @@ def test_the_audit_is_told_of_copies_that_were_left_out() -> None:
         log.batch(Block(1, 0))
         log.batch(Block(1, 0), Block(1, 3))
         reader = Reader(World(log))
-        tally = ToldTally()
+        tally = RecordingReader()
         reader.add(0).observer = tally
         await skip(1.0)
         now_ms = reader.runtime.clock.wall_ms()
@@ -304,7 +304,7 @@ def test_the_audit_is_told_where_reading_begins_when_retention_was_faster() -> N
         world = World(log_of(4))
         del world.logs[0].entries[:2]
         reader = Reader(world)
-        tally = ToldTally()
+        tally = RecordingReader()
         reader.add(0).observer = tally
         await reader.until(6)
         assert reader.got == expected(0, 4)[6:]

@@ -29,7 +29,7 @@ AWAY_S = 20.0
 Tamper = Callable[[Span, Entries], tuple[Span, Entries]]
 
 
-class MomentaryLies(RemoteQueue):
+class MomentaryWrongAnswers(RemoteQueue):
     """Answers from a log; `lies` and `said` are what the first polls, and the first questions for a span, meet."""
 
     def __init__(self, log: Log) -> None:
@@ -63,11 +63,11 @@ class MomentaryLies(RemoteQueue):
         return [Polled(PARTITION, span, entries)]
 
 
-def queue_of(batches: int = BATCHES) -> MomentaryLies:
+def queue_of(batches: int = BATCHES) -> MomentaryWrongAnswers:
     log = Log()
     for number in range(batches):
         log.batch(Block(1, 3 * number))
-    return MomentaryLies(log)
+    return MomentaryWrongAnswers(log)
 
 
 def end_that_goes_back(span: Span, entries: Entries) -> tuple[Span, Entries]:
@@ -175,7 +175,7 @@ def test_an_object_that_is_missing_for_a_while_is_not_passed_over(away_s: float,
 def test_a_pointer_that_is_not_shown_for_a_moment_was_not_taken_by_retention() -> None:
     """Its object is missing for that moment, too: the log begins before it, so both are there."""
 
-    class Hiding(MomentaryLies):
+    class Hiding(MomentaryWrongAnswers):
         async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
             found = await super().read(partition, offset, bytes_max)
             if runtime.clock.monotonic() >= AWAY_S:

@@ -20,7 +20,7 @@ from memq.storage_handlers.confirmed_reads import ConfirmedReads
 from memq.topic import Position
 from tests.skipping_loop import run_skipping, skip, skipping_runtime
 from tests.unit.queue_model import PARTITION, TOPIC_ID, WINDOW_MS, Block, Log
-from tests.unit.test_consumer_wrong_answers import TOPIC, MomentaryLies
+from tests.unit.test_consumer_wrong_answers import TOPIC, MomentaryWrongAnswers
 
 BLOCKS = 200
 RECORDS = 400  # of each block
@@ -51,7 +51,7 @@ def read(start: Position, end: Position | None, body: bytes = OBJECT) -> tuple[l
     fetched = 0
 
     async def work() -> list[tuple[int, int]]:
-        runtime, queue = skipping_runtime(), MomentaryLies(LOG)
+        runtime, queue = skipping_runtime(), MomentaryWrongAnswers(LOG)
         tasks = TaskOwner(lambda error: None, EventLog(runtime.clock))
 
         async def get(store: str, key: str, offset: int, length: int) -> Buffer:

@@ -27,7 +27,7 @@ from memq.errors import (
 from memq.format.blocks.header import KEY, scope_of
 from memq.protocol.frames import AckLevel, Api, Frame
 from memq.topic import equal_slots
-from tests.producer_cores import NotedCore, note_cores
+from tests.producer_cores import RecordingCore, note_cores
 from tests.unit.toy_broker import ToyBroker, ToyConnection, run, toy_topic
 
 
@@ -213,7 +213,7 @@ def test_a_full_buffer_raises_or_waits(monkeypatch: pytest.MonkeyPatch) -> None:
         await waiting.flush(10)
         assert all(delivery.done() for delivery in deliveries)
         assert waiting.stats().pending_bytes == 0
-        assert NotedCore.last.buffer.waiting == 0, "else each block that is acked looks for waiters"
+        assert RecordingCore.last.buffer.waiting == 0, "else each block that is acked looks for waiters"
         await producer.close()
         await waiting.close()
 

@@ -31,7 +31,7 @@ from memq.protocol.messages import (
     decode_message,
 )
 from memq.topic import TopicSettings, producer_id_of
-from tests.producer_cores import NotedCore, note_cores
+from tests.producer_cores import RecordingCore, note_cores
 from tests.stepped_time import step, stepped_runtime
 from tests.unit.toy_broker import ToyBroker, ToyConnection, run, toy_topic, turns, until
 
@@ -417,7 +417,7 @@ def begun(frame: Frame) -> int:
 
 def version() -> int:
     """Return which version of the topic the last producer sends by."""
-    route = NotedCore.last.buffer.route("clicks")
+    route = RecordingCore.last.buffer.route("clicks")
     assert route is not None
     return route.topic.version
 
@@ -503,7 +503,7 @@ def test_a_topic_that_is_dropped_while_a_named_producer_begins_in_it_is_asked_fo
             step(METADATA_AGE_S_MAX + 1)
             await (await producer.send("clicks", b"2"))
             await broker.until(lambda: len(held) == 1)
-            NotedCore.last.buffer.drop_route("clicks")
+            RecordingCore.last.buffer.drop_route("clicks")
             named(*held[0])
             await turns()
             await (await producer.send("clicks", b"3", partition=1))

@@ -37,7 +37,7 @@ NOW_MS = 1_000 * HOUR_MS
 YOUNG_MS = KEPT.dedup_window_ms + CLOCK_ERROR_MS
 
 
-class Noted:
+class RecordedRound:
     """Keeps what was logged as (event, text)."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Keeper(Cluster):
     def __init__(self, settings: TopicSettings = KEPT, partitions: int = 1, owned: tuple[int, ...] = (0,)) -> None:
         super().__init__()
         self.runtime = Runtime(self.clock)
-        self.events, self.counters = Noted(), Counters()
+        self.events, self.counters = RecordedRound(), Counters()
         self.trims: list[int] = []
         self.spans = 0
         self.clicks = topic_of("clicks", partitions, settings)
