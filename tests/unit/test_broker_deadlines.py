@@ -26,13 +26,13 @@ class Peer:
         self.leaving_since_s: float | None = None
         self.paused = False
         self.unread = False
-        self.outbox = SimpleNamespace(look=self._look, is_stuck=self._stands)
+        self.outbox = SimpleNamespace(note_progress=self._check_time, is_stuck=self._is_stuck)
         vars(self).update(fields)
 
-    def _look(self, now_s: float) -> None:
+    def _check_time(self, now_s: float) -> None:
         assert now_s == NOW_S
 
-    def _stands(self, now_s: float, timeout_ms: int) -> bool:
+    def _is_stuck(self, now_s: float, timeout_ms: int) -> bool:
         assert (now_s, timeout_ms) == (NOW_S, SETTINGS.frame_timeout_ms)
         return self.unread
 

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from memq.errors import ClosedError, GenerationFencedError, QueueError
 from memq.notification.groups import OUTSIDE_GENERATION
-from memq.notification.kafka import library
+from memq.notification.kafka import librdkafka
 from memq.notification.kafka.groups import hosted_groups
 from memq.notification.kafka.groups import member as member_module
 from memq.notification.kafka.groups.holdings import Holdings
@@ -254,7 +254,7 @@ def test_a_commit_in_which_librdkafka_hangs_ends_with_the_close(monkeypatch: pyt
     async def work() -> None:
         consumer = HangingConsumer()
         monkeypatch.setattr(member_module, "consumer_of", lambda settings, complain: consumer)
-        monkeypatch.setattr(library, "CLOSE_S", 0.1)
+        monkeypatch.setattr(librdkafka, "CLOSE_S", 0.1)
         member = HostedMember("a", {}, Names("t."), LastErrors(), 1)
         serving = asyncio.create_task(member.serve())
         commits = [asyncio.create_task(member.commit([TopicPartition("t", 0, 7)])) for _ in range(2)]

@@ -12,7 +12,7 @@ import pytest
 
 from memq.errors import ClosedError, MemqError, QueueError
 from memq.notification import Publication
-from memq.notification.kafka import library as kafka_library
+from memq.notification.kafka import librdkafka as kafka_library
 from memq.notification.kafka.queue import KafkaQueue
 from memq.notification.kafka.settings import Names, kafka_settings
 from memq.runtime.runtime import Runtime

@@ -12,7 +12,7 @@ from confluent_kafka import TopicPartition
 
 from memq.notification.kafka.groups import requests
 from memq.notification.kafka.groups.requests import CONSUMERS_MAX, READS_AT_ONCE_MAX, Positions
-from memq.notification.kafka.library import LastErrors
+from memq.notification.kafka.librdkafka import LastErrors
 from memq.notification.kafka.settings import kafka_settings
 from tests.brokers import until
 
