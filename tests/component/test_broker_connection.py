@@ -117,8 +117,8 @@ def test_other_protocols_get_a_named_error(start: bytes, name: bytes) -> None:
         (PREFIX.pack(0, 0, 0, 0, 1), "unknown api 0"),
         (PREFIX.pack(2 << 30, Api.WRITE, 0, 1, 0), "declares 2147483648 bytes"),
         (PREFIX.pack(2 << 30, Api.METADATA, 0, 0, 1), "declares 2147483648 bytes"),
-        (PREFIX.pack(8, Api.ACK, 2, 1, 5) + bytes(8), "client said ACK"),
-        (PREFIX.pack(0, Api.DRAINING, 0, 0, 0), "client said DRAINING"),
+        (PREFIX.pack(8, Api.ACK, 2, 1, 5) + bytes(8), "client sent ACK"),
+        (PREFIX.pack(0, Api.DRAINING, 0, 0, 0), "client sent DRAINING"),
         (PREFIX.pack(4, Api.WRITE, 0, 9, 0) + bytes(4), "stream 9, which was never opened"),
     ],
 )

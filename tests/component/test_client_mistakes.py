@@ -117,7 +117,7 @@ ANY: Any = memq  # without the types that would say the same
         ),
         (lambda: Cluster(memory_bytes_max=1), InvalidSettingError, "memory_bytes_max = '1' from Cluster() is not with"),
         (lambda: Cluster(port="x"), InvalidSettingError, "port = 'x' from Cluster() can't be read"),
-        (lambda: Cluster(prot=1), UnknownSettingError, "unknown setting 'prot' from Cluster()"),
+        (lambda: Cluster(prot=1), UnknownSettingError, "a broker has no setting 'prot'"),
         (lambda: ANY.Producer(HERE, audit="no"), TypeError, "audit must be bool, not str"),
         (lambda: ANY.Producer(""), InvalidSettingError, "no broker is named"),
         (lambda: ANY.Producer(HERE, name=5), TypeError, "name must be str, not int"),
