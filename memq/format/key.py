@@ -39,6 +39,16 @@ _SHARED_LAST = re.compile(r"(.+)-(\d{10})-(\d{16})", re.ASCII)
 _COMPACTION_LAST = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _SWEEP_KEY = re.compile(r"([^/]+)/sweep/(pending|kept)/([0-9a-f]{16})/(\d{16})-[0-9a-f]{16}", re.ASCII)
 _COMPACTION_MANIFEST_LAST = re.compile(r"(\d{5,10})-(\d{16})", re.ASCII)
+_WITHOUT_BATCHES = {
+    what: re.compile(rf"(.*/)?{ending}", re.ASCII | re.DOTALL)
+    for what, ending in (
+        ("store mark", STORE_MARK),
+        ("list of a sweep", r"sweep/(pending|kept)/[0-9a-f]{16}/\d{16}-[0-9a-f]{16}"),
+        ("manifest of a staged batch", r"commits/\d{19}"),
+        ("manifest of compacted batches", r"cold/manifests/\d{5,10}-\d{16}"),
+        ("part of a manifest", r"cold/parts/[0-9a-f]{2}/\d{4}-\d\d-\d\d/\d\d/[0-9a-f]{16}"),
+    )
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +211,11 @@ def parse_sweep_list_key(key: str) -> SweepListKey | None:
     """Return the content of a sweep list's key, None for another key."""
     match = _SWEEP_KEY.fullmatch(key)
     return SweepListKey(match[2] == "kept", match[3], int(match[4])) if match else None
+
+
+def kind_without_batches(path: str) -> str:
+    """Return the kind of a stored file that has no batches, by the end of its path; "" for other files."""
+    return next((what for what, pattern in _WITHOUT_BATCHES.items() if pattern.fullmatch(path)), "")
 
 
 def is_of_many(key: str) -> bool:

@@ -20,6 +20,16 @@ from memq.cli.store.verify import READS_MAX, verdict_of
 from memq.errors import CorruptDataError, StoreError
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import parse_header
+from memq.format.key import (
+    compaction_manifest_key,
+    kind_without_batches,
+    large_object_key,
+    manifest_key,
+    manifest_part_key,
+    object_key,
+    staged_object_key,
+    sweep_list_key,
+)
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
 from memq.testing import Cluster
 
@@ -128,6 +138,34 @@ def test_inspect_of_a_folder_shows_each_object(made: Made, capsys: pytest.Captur
     assert json.loads(out)["records"] == 5
     assert "zebra: " in err
     assert err.endswith(f"memq: error: 1 object below '{folder}' can't be read ({CorruptDataError.default_hint})\n")
+
+
+def test_inspect_of_a_folder_passes_over_files_without_batches(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    """A sound folder with the list of a sweep, or with manifests, was called unreadable."""
+    folder = made.path.parent
+    keys = [
+        sweep_list_key("memq", "memq/shared/", 1, b"list", kept=False),
+        sweep_list_key("memq", "memq/shared/", 1, b"list", kept=True),
+        manifest_key("memq", "writer", 7),
+        compaction_manifest_key("memq", "clicks", "ab" * 16, 1, 2),
+        manifest_part_key("memq", "clicks", "ab" * 16, 3, 4),
+    ]
+    for key in keys:
+        (folder / key).parent.mkdir(parents=True, exist_ok=True)
+        (folder / key).write_bytes(b"not an object of batches" * 9)
+    for options, lines in (([], 1), (["--json"], 1), (["--records"], 5)):
+        assert run(["inspect", str(folder), *options]) == 0
+        out, err = capsys.readouterr()
+        assert (len(out.splitlines()), err.count("5 files without batches"), err.count("\n")) == (lines, 1, 1), err
+    for key, kind in zip(keys, ["sweep", "sweep", "staged batch", "compacted batches", "manifest"], strict=True):
+        assert run(["inspect", str(folder / key)]) == 1
+        assert f"{kind}, which has no batches" in capsys.readouterr().err
+    for key in (
+        object_key("memq", "sweep", "ab" * 16, 1, 2, 3, 4),
+        large_object_key("memq", "manifests", "ab" * 16, 3, 4),
+        staged_object_key("memq", "commits", 3, 4),
+    ):
+        assert kind_without_batches(key) == ""
 
 
 def test_verify_what_holds(made: Made, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from memq.cli.store.object_files import ObjectTarget, find_objects
 from memq.errors import CorruptDataError, MemqError, NotFoundError
 from memq.format.blocks.columns import BlockReader, open_block
 from memq.format.blocks.header import CODECS
+from memq.format.key import kind_without_batches
 from memq.format.object import BatchEntry, BlockEntry, ObjectIndex, open_object
 from memq.format.spool import MAGIC, SpoolEntry, decode_segment
 
@@ -29,7 +30,8 @@ _CODEC_NAMES = {number: name for name, number in CODECS.items()}
 def inspect(target: str, records: bool, as_json: bool, config: str | None, profile: str | None) -> None:
     """Show an object's batches, blocks, producers, times and checksums.
 
-    Of a folder, also a data folder, it shows the objects that are below it. A URI is file:///PATH or
+    Of a folder, also a data folder, it shows the objects that are below it; not the lists of a sweep, nor manifests,
+    which have no batches. A URI is file:///PATH or
     s3://BUCKET/KEY?endpoint=URL, with the section [s3] of the settings. A segment of a broker's spool is shown, too.
     """
     found = find_objects(target, settings_of(config, profile).parts().section("s3"))
@@ -47,7 +49,10 @@ def inspect(target: str, records: bool, as_json: bool, config: str | None, profi
     try:
         index = open_object(data)
     except CorruptDataError as error:
+        kind = kind_without_batches(one.name)
         hint = f"it is no object of memq, or its end is damaged; 'memq verify {one.name}' finds its sound blocks"
+        if kind:
+            hint = f"by its name it is a {kind}, which has no batches; 'memq verify {one.name}' checks it"
         raise CorruptDataError(f"{one.name}: {error}", hint=hint) from error
     if as_json:
         print_json({"object": one.name, "bytes": len(data), **_index_json(index)})
@@ -69,12 +74,16 @@ def inspect(target: str, records: bool, as_json: bool, config: str | None, profi
 def _inspect_folder(folder: ObjectTarget, *, records: bool, as_json: bool) -> None:
     """Show each object in a line, complete as JSON, or with its records.
 
-    Objects that can't be read are reported on stderr.
+    Objects that can't be read are reported on stderr, as is the number of files that have no batches.
     """
     damaged = 0
-    if not folder.objects:
+    objects = [one for one in folder.objects if not kind_without_batches(one.name)]
+    if len(objects) < len(folder.objects):
+        others = count_text(len(folder.objects) - len(objects), "file")
+        talk(f"{others} without batches (lists of a sweep, manifests) not shown; memq verify checks such files")
+    elif not objects:
         raise NotFoundError(f"no file is below '{folder.name}'", hint="name an object, or a folder with some")
-    for one in folder.objects:
+    for one in objects:
         try:
             data = one.read()
             if records:
