@@ -317,6 +317,12 @@ def test_addresses() -> None:
     assert bootstrap_addresses(["a:1", "b"]) == [("a", 1), ("b", 9876)]
 
 
+def test_a_table_of_records_has_an_end() -> None:
+    """With None the call read for ever."""
+    with pytest.raises(TypeError, match=r"^end must be .* not NoneType"):
+        memq.read_arrow(HERE, "clicks", end=None)  # type: ignore[arg-type]  # as a newcomer would
+
+
 def test_without_pyarrow_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.delitem(sys.modules, "memq.format.blocks.arrow", raising=False)

@@ -16,7 +16,7 @@ from memq.client.consumer.core import CLOSE_S_MAX, ConsumerCore, ConsumerStats
 from memq.client.consumer.fetch.fetcher import BatchFetcher, ReadMode
 from memq.client.consumer.group_membership import AssignmentEvents
 from memq.client.consumer.offset_resolver import Lag
-from memq.client.consumer.settings import ConsumerSettings, OnDamaged, OnExpired, Point, topics_of
+from memq.client.consumer.settings import ConsumerSettings, OnDamaged, OnExpired, Point, check_point, topics_of
 from memq.client.lifecycle import AsyncClosing, Background, BlockingClient
 from memq.client.link_pool import CONNECT_TIMEOUT_MS, bootstrap_addresses
 from memq.client.log_answers import LogAnswers
@@ -408,9 +408,11 @@ def read_arrow(
     """Return the records of a topic in a range: value, key, headers, timestamp and tag.
 
     Times are those at which batches were sealed, so adjacent ranges neither share nor omit records. The order of
-    partitions is not defined; within each, records are in order. The table must fit in memory.
-    Raises: as `memq.Consumer.poll`; ImportError if the extra [arrow] is not installed.
+    partitions is not defined; within each, records are in order. The table must fit in memory. `end` can't be None:
+    a table of records without an end would never be complete.
+    Raises: as `memq.Consumer` and its `poll`; ImportError if the extra [arrow] is not installed.
     """
+    check_point(end, "end", topics_of(topic))  # of a consumer it may be None
     from memq.format.blocks.arrow import SCHEMA  # says what to install when there is no pyarrow
 
     import pyarrow  # isort: skip
