@@ -173,11 +173,27 @@ def parse_settings(settings: dict[str, int | bool | str], base: TopicSettings) -
             raise InvalidSettingError(
                 f"setting {name} = '{str(value)[:60]}' is not one of {', '.join(CHOICES[name])}",
             )
-    values = {name: getattr(base, name) for name in known} | settings
+    values = {name: getattr(base, name) for name in known}
+    for each in msgspec.structs.fields(TopicSettings):
+        if each.name in settings:
+            values[each.name] = _converted(each, settings[each.name])
+    return TopicSettings(**values).check()
+
+
+def _converted(setting: msgspec.structs.FieldInfo, value: int | bool | str) -> object:
+    """Return the value of a setting as its type. Raises: InvalidSettingError for one of another type."""
     try:
-        return msgspec.convert(values, TopicSettings, strict=False).check()
+        return msgspec.convert(value, setting.type, strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidSettingError(f"bad topic setting: {error}", hint="sizes are bytes, times are ms") from error
+        text = f"setting {setting.name} = {ascii(value)[:60]}"
+        if setting.type is bool:
+            raise InvalidSettingError(f"{text} is not true or false") from error
+        unit, hint = "", "write digits only"
+        if "_ms" in setting.name:
+            unit, hint = " of milliseconds", "write it without a unit, as 604800000 for 7 days"
+        elif "bytes" in setting.name:
+            unit, hint = " of bytes", "write it without a unit, as 67108864 for 64 MiB"
+        raise InvalidSettingError(f"{text} is not a whole number{unit}", hint=hint) from error
 
 
 class PartitionSlots(msgspec.Struct, frozen=True, kw_only=True):

@@ -117,7 +117,7 @@ class AsyncAdmin(AsyncClosing):
     ) -> None:
         self._connect_timeout_s = check_connect_timeout(connect_timeout_ms) / 1000
         self._runtime = runtime_of(runtime)
-        self._pool = LinkPool(self._runtime, bootstrap_addresses(brokers))
+        self._pool = LinkPool(self._runtime, bootstrap_addresses(brokers), owner="admin client")
         self._metadata = ClusterMetadata(self._runtime, self._pool)
         self._any = BrokerRouter(self._pool)
         self._queue = RemoteQueue(self._any)

@@ -112,13 +112,22 @@ class Session:
 class LinkPool:
     """One connection for each broker, made on demand.
 
-    It belongs to one client and lives on one event loop.
+    It belongs to one client, the `owner` in messages, and lives on one event loop.
     """
 
-    def __init__(self, runtime: Runtime, bootstrap: Sequence[Address], *, client_id: str = "", zone: str = "") -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        bootstrap: Sequence[Address],
+        *,
+        client_id: str = "",
+        zone: str = "",
+        owner: str = "client",
+    ) -> None:
         self._runtime = runtime
         self._client_id = client_id
         self._zone = zone
+        self._owner = owner
         self._bootstrap = tuple(bootstrap)
         self._known: dict[Address, str] = dict.fromkeys(bootstrap, "")  # with their zones, as far as they are known
         self._dead_until_s: dict[Address, float] = {}  # who did not answer is asked last until then
@@ -133,7 +142,9 @@ class LinkPool:
 
     def separate(self) -> LinkPool:
         """Return another pool to the same brokers, with connections of its own."""
-        return LinkPool(self._runtime, tuple(self._known), client_id=self._client_id, zone=self._zone)
+        return LinkPool(
+            self._runtime, tuple(self._known), client_id=self._client_id, zone=self._zone, owner=self._owner
+        )
 
     def learn(self, addresses: Sequence[Address], zones: Sequence[str]) -> None:
         """Keep the addresses of live brokers, with zones, in addition to start addresses and those in use."""
@@ -220,11 +231,11 @@ class LinkPool:
         if session is not None and session.link.open:
             return session
         if self._closed:
-            raise ClosedError(f"connection to {format_address(address)} was asked of a closed client")
+            raise ClosedError(f"the {self._owner} is closed")
         attempt = self._connection(address)
         await asyncio.wait((attempt,))  # it continues if this caller is cancelled
         if attempt.cancelled():
-            raise ClosedError(f"the client was closed while it connected to {format_address(address)}")
+            raise ClosedError(f"the {self._owner} was closed while it connected to {format_address(address)}")
         result = attempt.result()
         if isinstance(result, MemqError):
             raise result

@@ -19,6 +19,7 @@ import memq
 from memq.client.link_pool import bootstrap_addresses
 from memq.client.producer.producer import Producer
 from memq.errors import (
+    ClosedError,
     InvalidNameError,
     InvalidRequestError,
     InvalidSettingError,
@@ -299,6 +300,23 @@ def test_a_consumer_may_start_from_positions_of_more_topics() -> None:
             assert [record.value for batch in consumer for record in batch] == [b"b"]
 
 
+@pytest.mark.parametrize(
+    ("setting", "said", "hint"),
+    [
+        ({"retention_ms": "7d"}, "retention_ms = '7d' is not a whole number of milliseconds", "604800000 for 7 days"),
+        ({"batch_bytes_max": "1MiB"}, "batch_bytes_max = '1MiB' is not a whole number of bytes", "without a unit"),
+        ({"ring_slots": True}, "ring_slots = True is not a whole number", "digits only"),
+        ({"seal_when_idle": "perhaps"}, "seal_when_idle = 'perhaps' is not true or false", ""),
+    ],
+)
+def test_a_topic_setting_of_another_type_is_named(setting: dict[str, Any], said: str, hint: str) -> None:
+    with Cluster() as cluster, memq.Admin(cluster.address) as admin:
+        with pytest.raises(InvalidSettingError, match=f"(?m)setting {said}$") as refused:
+            admin.create_topic("t", settings=setting)
+        assert hint in refused.value.hint
+        assert admin.create_topic("t", settings={"ring_slots": "8"}).settings.ring_slots == 8
+
+
 def test_partitions_are_a_number() -> None:
     with Cluster() as cluster, memq.Admin(cluster.address) as admin:
         with pytest.raises(TypeError, match="partitions must be int, not str"):
@@ -310,6 +328,20 @@ def test_partitions_are_a_number() -> None:
 def test_the_hint_of_an_error_is_in_its_traceback() -> None:
     shown = "".join(traceback.format_exception_only(NotFoundError("topic 't' does not exist")))
     assert shown.endswith(f"NotFoundError: topic 't' does not exist\nhint: {NotFoundError.default_hint}\n")
+
+
+def test_a_closed_client_is_named() -> None:
+    """An admin client named a connection to a broker that the caller never asked for."""
+    admin = memq.Admin(HERE)
+    admin.close()
+    for ask in (admin.topics, admin.brokers, lambda: admin.create_topic("t"), lambda: admin.group("g")):
+        with pytest.raises(ClosedError, match=r"^the admin client is closed"):
+            ask()
+    consumer = memq.Consumer(HERE, "clicks", group="g")
+    consumer.close()
+    for call in (consumer.poll, consumer.lag, consumer.committed):
+        with pytest.raises(ClosedError, match=r"^the consumer is closed"):
+            call()
 
 
 def test_addresses() -> None:

@@ -256,7 +256,7 @@ def test_a_broker_has_one_connection_that_all_share_until_it_is_lost() -> None:
         assert pool.sessions() == [again]
         await pool.close()
         await until(lambda: not broker.connections)
-        with pytest.raises(ClosedError, match="of a closed client"):
+        with pytest.raises(ClosedError, match="the client is closed"):
             await pool.session(address)
 
     run(test)

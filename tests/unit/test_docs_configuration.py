@@ -47,6 +47,10 @@ KAFKA = f"""\
 In a file `[kafka]`, in the environment `MEMQ_KAFKA_…`. Other names are passed to librdkafka, from
 the file as `"security.protocol" = "SASL_SSL"`, from the environment as `MEMQ_KAFKA_SECURITY_PROTOCOL`. Settings on
 which a guarantee depends are refused: {", ".join(f"`{name}`" for name in sorted(OWN))}."""
+TOPICS = """`memq topic create NAME --set KEY=VALUE`, `memq topic alter`, or `settings=` of `Admin`. The command line
+takes `7d` and `64MiB`; `Admin` takes whole numbers in the unit of the table:
+`settings={"retention_ms": 604_800_000}`."""
+
 CLIENTS = """
 ## Section [clients]
 
@@ -80,7 +84,7 @@ def page() -> str:
     parts.append(
         section(
             "Topics",
-            "`memq topic create NAME --set KEY=VALUE`, `memq topic alter`, or `settings=` of `Admin`.",
+            TOPICS,
             ("setting", "type", "unit", "default", "meaning", "altered, it holds"),
             topic_rows(),
         )

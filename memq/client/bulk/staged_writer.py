@@ -154,7 +154,7 @@ class StagedCommits(AsyncClosing):
         self._runtime = runtime_of(runtime)
         self._writer = check_name(writer, "writer")
         self._events = EventLog(self._runtime.clock)
-        self._pool = LinkPool(self._runtime, bootstrap_addresses(brokers))
+        self._pool = LinkPool(self._runtime, bootstrap_addresses(brokers), owner="staged writer")
         self._metadata = ClusterMetadata(self._runtime, self._pool)
         self._owners = OwnerRequests(self._runtime, self._pool, self._metadata, ANSWER_S)
         self._connect_timeout_s = check_connect_timeout(connect_timeout_ms) / 1000

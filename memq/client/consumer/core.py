@@ -84,7 +84,7 @@ class ConsumerCore:
         self.settings = settings.check()
         self._runtime = runtime
         self._events = EventLog(runtime.clock)
-        self._pool = LinkPool(runtime, addresses, client_id=settings.client_id, zone=settings.zone)
+        self._pool = LinkPool(runtime, addresses, client_id=settings.client_id, zone=settings.zone, owner="consumer")
         self._metadata = ClusterMetadata(runtime, self._pool)
         any_broker = BrokerRouter(self._pool, self._metadata.holders)
         self._queue = RemoteQueue(any_broker)

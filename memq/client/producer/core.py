@@ -138,7 +138,9 @@ class ProducerCore:
         self._settings = settings
         self._runtime = runtime
         self._lent = pool is not None
-        self._pool = pool or LinkPool(runtime, bootstrap, client_id=settings.client_id, zone=settings.zone)
+        self._pool = pool or LinkPool(
+            runtime, bootstrap, client_id=settings.client_id, zone=settings.zone, owner="producer"
+        )
         self._metadata = ClusterMetadata(runtime, self._pool, self._topic_refreshed)
         self.events = events or EventLog(runtime.clock)
         self._delayed = self.events.outage("client.waits", "client.answered")
