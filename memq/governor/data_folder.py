@@ -61,12 +61,15 @@ class DataFolder:
         """
         try:
             _make_each([*reversed(path.parents), path])
+            if not (path / "lock").exists():  # memq was never here: nothing is put into a folder that is refused
+                _known_identity(path, queue_gone=queue_gone)
             lock = lock_folder(path)
         except OSError as error:
             raise _folder_error(path, error) from error
         try:
             _make_each([path / "objects", path / "tmp"])
-            return cls(path, _identity(path, draw, name, queue_gone=queue_gone).id, lock)
+            identity = _known_identity(path, queue_gone=queue_gone) or _new_identity(path, draw, name)
+            return cls(path, identity.id, lock)
         except OSError as error:
             os.close(lock)
             raise _folder_error(path, error) from error
@@ -163,11 +166,17 @@ def lock_folder(path: Path, what: str = "data folder", setting: str = "--data") 
     return lock
 
 
-def _identity(path: Path, draw: random.Random, name: str, *, queue_gone: bool) -> Identity:
+def _known_identity(path: Path, *, queue_gone: bool) -> Identity | None:
+    """Return the identity of a folder with all its parts, None for a new folder; change nothing.
+
+    Raises: OSError, CorruptDataError, UnsupportedFormatError.
+    """
     try:
         found = read_identity(path)
-    except FileNotFoundError:
-        return _new_identity(path, draw, name)
+    except FileNotFoundError as error:
+        if _has_objects(path):
+            raise _missing(path, "cluster.json") from error
+        return None
     _check_parts(path, ("topics.sqlite",) if queue_gone else ("queue.sqlite", "topics.sqlite"))
     return found
 
@@ -206,8 +215,6 @@ def read_identity(path: Path) -> Identity:
 
 def _new_identity(path: Path, draw: random.Random, name: str) -> Identity:
     """Name a new cluster. The file is renamed into place, so it is never partly written."""
-    if any((path / "objects").iterdir()):
-        raise _missing(path, "cluster.json")
     made = Identity(id=check_name(f"{name}-{draw.getrandbits(48):012x}", "cluster"), layout=LAYOUT_VERSION)
     temporary = path / "tmp" / "cluster.json"
     with temporary.open("wb") as file:
@@ -224,12 +231,19 @@ def _check_parts(path: Path, names: tuple[str, ...]) -> None:
 
     Without the queue no pointer names the objects, and the sweep would delete all of them.
     """
-    if not any((path / "objects").iterdir()):
+    if not _has_objects(path):
         return
     for name in names:
         file = path / name
         if not file.exists() or not file.stat().st_size:
             raise _missing(path, name)
+
+
+def _has_objects(path: Path) -> bool:
+    try:
+        return any((path / "objects").iterdir())
+    except FileNotFoundError:
+        return False
 
 
 def _missing(path: Path, name: str) -> CorruptDataError:

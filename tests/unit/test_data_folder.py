@@ -145,6 +145,18 @@ def test_a_file_in_the_way_or_a_folder_is_refused(tmp_path: Path, where: str) ->
         open_folder(path)
 
 
+@pytest.mark.parametrize("file", ["objects/of another program", "cluster.json", "objects"])
+def test_nothing_is_put_into_a_folder_that_is_refused(tmp_path: Path, file: str) -> None:
+    """The folder of another program got a `lock` and a `tmp`."""
+    path = tmp_path / "data"
+    (path / file).parent.mkdir(parents=True)
+    (path / file).write_bytes(b"something")
+    for _ in range(2):
+        with pytest.raises(MemqError):
+            open_folder(path)
+        assert os.listdir(path) == [file.partition("/")[0]]
+
+
 @pytest.mark.parametrize("content", [b"notes of the user\n", b"1" * 100, b"12\nand more", b"\xff"])
 def test_a_lock_file_of_somebody_else_is_refused_and_kept(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "lock").write_bytes(content)
