@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import re
@@ -34,6 +35,7 @@ EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (FileNotFoundError, NOT_FOUND),
     (DeniedError, DENIED),
     (PermissionError, DENIED),
+    (IsADirectoryError, USAGE),
     (UnreachableError, UNREACHABLE),
     (StoreError, UNREACHABLE),
     (QueueError, UNREACHABLE),
@@ -45,6 +47,13 @@ EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (UnknownSettingError, USAGE),
     (click.UsageError, USAGE),
 )
+
+_OS_HINTS = {
+    errno.ENOENT: "check the path",
+    errno.EISDIR: "name a file, not a folder",
+    errno.EACCES: "give this user the right to open it",
+    errno.ENOSPC: "make room on the disk that the output goes to, and run the command again",
+}
 
 # The ends of messages of click, and of `did_you_mean`, about an unknown word.
 _KNOWN = re.compile(r"\.? \(?((?:did you mean|known are) .+?)\)?$", re.IGNORECASE)
@@ -158,7 +167,8 @@ def _describe(error: Exception) -> tuple[str, str]:
         return error.format_message(), ""
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror or error}".lower() if not where else f"{where}{error.strerror}", ""
+        text = f"{where}{error.strerror}" if where else f"{error.strerror or error}".lower()
+        return text, _OS_HINTS.get(error.errno or 0, "")
     if isinstance(error, UnicodeError):
         return f"input is not UTF-8: {error}", "values of any bytes go through --input json as value_base64"
     return f"internal error: {type(error).__name__}: {error}", "this is a fault of memq: MEMQ_DEBUG=1 shows where"

@@ -312,10 +312,43 @@ sys.exit(main())
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+FULL = "make room on the disk that the output goes to, and run the command again"
+
+
+def test_records_are_not_consumed_into_a_closed_stdout() -> None:
+    """It printed nothing, committed all, and ended with code 0."""
+    command = ["sh", "-c", 'exec "$0" -m memq consume t -b 127.0.0.1:1 -G g -e >&-', sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, "stdout is closed" in done.stderr) == (1, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "code", "said"),
+    [("/", 2, "name a file, not a folder"), ("/no/such/file", 3, "check the path")],
+)
+def test_an_input_that_can_not_be_opened_has_a_hint(
+    file: str, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Cluster() as cluster:
+        assert run(["produce", "t", file, "-b", cluster.address]) == code
+    assert f"({said})" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["lines", "json"])
+def test_an_empty_key_of_all_records_is_null_when_asked(form: str, tmp_path: Path) -> None:
+    """With -k '' -Z the key was empty."""
+    (tmp_path / "in").write_text('{"value": "v"}\n')
+    with Cluster() as cluster:
+        for flags in ([], ["-Z"]):
+            ask = ["produce", "t", str(tmp_path / "in"), "-b", cluster.address, "--input", form, "-k", "", *flags]
+            assert run(ask) == 0
+        assert sorted(record.key is None for record in cluster.records("t")) == [False, True]
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["config"]])
 @pytest.mark.parametrize(
     ("where", "code", "said"),
-    [("<&- >&-", 0, ""), ("2>&-", 0, ""), (">/dev/full", 1, "memq: error: no space left on device\n")],
+    [("<&- >&-", 0, ""), ("2>&-", 0, ""), (">/dev/full", 1, f"memq: error: no space left on device ({FULL})\n")],
 )
 def test_streams_that_are_closed_or_full(arguments: list[str], where: str, code: int, said: str) -> None:
     command = ["sh", "-c", f'exec "$0" -m memq "$@" {where}', sys.executable, *arguments]

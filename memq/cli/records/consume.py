@@ -106,6 +106,8 @@ def consume(
     that was printed whole: if -c ends inside a batch, the next run prints that batch from its start. Without an end
     (-e, -c) it waits for more records; Ctrl-C prints a summary.
     """
+    if sys.__stdout__ is None:  # its replacement takes everything, and a group would commit it
+        raise click.ClickException("stdout is closed, so no record can be printed: send it to a file or a pipe")
     found = settings_of(config, profile, **flags)
     settings, s3 = found.client(), section_values(found, "s3")
     start = parse_start(offset, SystemClock().wall_ms())

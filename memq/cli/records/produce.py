@@ -68,7 +68,8 @@ def produce(
     check_name(topic)  # checked first: without input, no record would reveal a wrong name
     settings = settings_of(config, profile, **flags).client()
     separator = parse_delimiter(key_separator) if key_separator is not None else None
-    shape = Shape(topic, partition, _encode(key), _parse_headers(header), separator, null)
+    given = (_encode(key) or None) if null else _encode(key)
+    shape = Shape(topic, partition, given, _parse_headers(header), separator, null)
     clock = SystemClock()
     started = clock.monotonic()
     tally = SentCount()
