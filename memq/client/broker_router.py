@@ -116,6 +116,7 @@ class BrokerRouter:
     def _leave(self, link: Link, error: MemqError) -> None:
         """Use another connection next; a silent one is dropped, so that the pool does not offer it first."""
         if isinstance(error, TimedOutError):
-            link.abort(error)
+            # Others wait on this connection, too: it was their connection that failed, not this request.
+            link.abort(UnreachableError(f"connection to {format_address(link.address)} was given up: {error}"))
         if self._session is not None and self._session.link is link:
             self._session = None

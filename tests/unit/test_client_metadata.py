@@ -380,6 +380,31 @@ def test_a_question_that_one_broker_refuses_is_asked_of_another_one(refusal: Mem
     run(test)
 
 
+def test_a_question_is_asked_again_when_another_one_gives_the_connection_up() -> None:
+    """It failed at once with the other question's name and time."""
+
+    async def test(broker: ToyBroker) -> None:
+        counted = Counted()
+        broker.script = counted
+        pool = pool_of(broker)
+        anyone = BrokerRouter(pool)
+        await ask_any(anyone)
+        counted.silent = True
+        first = asyncio.create_task(ask_any(anyone, 30.0))
+        await broker.until(lambda: counted.asked[broker.address] == 2)
+        step(27)
+        second = asyncio.create_task(ask_any(anyone, 30.0))
+        await broker.until(lambda: counted.asked[broker.address] == 3)
+        counted.silent = False
+        step(4)
+        with pytest.raises(TimedOutError, match="did not answer METADATA in 30 s"):
+            await first
+        assert (await second).cluster == "toy"
+        await pool.close()
+
+    run(test)
+
+
 def test_all_questions_that_a_lost_connection_leaves_open_are_asked_again() -> None:
     async def test(broker: ToyBroker) -> None:
         counted = Counted()
