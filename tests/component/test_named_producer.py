@@ -115,6 +115,7 @@ def test_a_newer_instance_fences_the_older_one() -> None:
                 while cause is not None and not isinstance(cause, ProducerFencedError):
                     cause = cause.__cause__
                 assert isinstance(cause, ProducerFencedError)
+                assert cause.args[0] == "instance 1 of producer 'job' was followed by instance 2"
                 with pytest.raises((ProducerFencedError, ClosedError)):
                     await old.send("clicks", b"more")
                 await sent(new, 2, 4)

@@ -71,7 +71,8 @@ class InstanceFencing:
                 f"producer '{settings.name}' did not begin in topic '{topic.name}' in {settings.delivery_timeout_s:g} s"
             ) from error
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+            first = errors.exceptions[0]
+            raise (_with_name(first, settings.name) if isinstance(first, MemqError) else first) from None
         return [task.result() for task in tasks]
 
     async def _begin(self, topic: Topic, partition: int) -> tuple[int, int]:
@@ -98,6 +99,16 @@ class ProducerStats:
     bytes_acked: int = 0
     pending_records: int = 0
     pending_bytes: int = 0
+
+
+def _with_name(error: MemqError, name: str) -> MemqError:
+    """Return an error that fences a producer, with its name: brokers know only the id."""
+    if not name or not isinstance(error, ProducerFencedError):
+        return error
+    text = str(error.args[0]).replace(f"named producer {producer_id_of(name):016x}", f"producer '{name}'")
+    named = ProducerFencedError(text, hint=error.hint)
+    named.__cause__ = error.__cause__
+    return named
 
 
 def _ended_error(name: str, error: MemqError) -> ClosedError:
@@ -321,6 +332,7 @@ class ProducerCore:
                 position = Position(read, place.pointer_offset, index)
             outcome = Ack(home.topic.name, home.partition, self.producer_id, block.first, records, level, position)
         else:
+            error = _with_name(error, self._settings.name)
             stats.records_failed += records
             stats.blocks_failed += 1
             outcome = error
