@@ -31,6 +31,8 @@ from memq.topic import check_name
 
 LAYOUT_VERSION = 1
 _LOCK_BYTES_MAX = 64
+_SQLITE_HEAD = b"SQLite format 3\0"
+_APPLICATION_ID = slice(68, 72)  # https://www.sqlite.org/fileformat.html, section 1.3; 0 until the first checkpoint
 _LOCK = re.compile(rb"(\d{1,20}\n?)?\0*")  # a pid, or the part of it that a power loss leaves
 
 
@@ -237,6 +239,25 @@ def _check_parts(path: Path, names: tuple[str, ...]) -> None:
         file = path / name
         if not file.exists() or not file.stat().st_size:
             raise _missing(path, name)
+        if _lacks_log(file):
+            raise CorruptDataError(
+                f"data folder '{path}' holds objects, but '{name}-wal' is missing, without which '{name}' is empty",
+                hint="copy the whole folder again, with its -wal files, while its broker is stopped"
+                + ("; or move this file away, and rebuild it with memq restore --data DIR" * (name == "queue.sqlite")),
+            )
+
+
+def _lacks_log(file: Path) -> bool:
+    """Whether a SQLite file has no tables, and no write-ahead log that may have them.
+
+    The tables of a new file are in its log until the first checkpoint. SQLite opens the file without the log, as an
+    empty one. A file that was checkpointed once is not noticed: an older state of it is a sound file.
+    """
+    with file.open("rb") as opened:
+        head = opened.read(_APPLICATION_ID.stop)
+    log = file.with_name(f"{file.name}-wal")
+    begun = head.startswith(_SQLITE_HEAD) and not any(head[_APPLICATION_ID])
+    return begun and not (log.exists() and log.stat().st_size)
 
 
 def _has_objects(path: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import shutil
 import signal
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
@@ -273,6 +274,31 @@ def test_a_folder_that_lost_its_objects_is_refused(folder: Folder) -> None:
         assert folder.is_free()
         gone[0].write_bytes(kept)
         await folder.serve()  # one is enough to know that it is the right folder
+
+    run(work())
+
+
+@pytest.mark.parametrize("lost", ["queue.sqlite", "topics.sqlite"])
+def test_a_copy_without_the_log_of_a_new_file_is_refused(folder: Folder, tmp_path: Path, lost: str) -> None:
+    """It began with an empty file: topics were gone, and a sweep would have deleted the objects a day later."""
+    copy = tmp_path / "copy"
+
+    async def life(broker: Broker, prepare: Prepare) -> None:
+        async with AsyncProducer(broker.address) as producer:
+            await (await producer.send("clicks", b"v"))
+        shutil.copytree(folder.path, copy)
+
+    async def work() -> None:
+        await folder.serve(life)
+        assert not list(folder.path.glob("*-wal")), "a clean end writes the logs into the files"
+        await folder.serve()
+        shutil.copytree(copy, tmp_path / "whole")
+        DataFolder.open(tmp_path / "whole", folder.runtime.random).close()
+        for ending in ("-wal", "-shm"):
+            copy.joinpath(lost + ending).unlink()
+        with pytest.raises(CorruptDataError, match=f"'{lost}-wal' is missing"):
+            await folder.serve(data=str(copy))
+        assert not (copy / f"{lost}-wal").exists(), "nothing was opened"
 
     run(work())
 
