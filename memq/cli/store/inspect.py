@@ -80,7 +80,9 @@ def _inspect_folder(folder: ObjectTarget, *, records: bool, as_json: bool) -> No
     objects = [one for one in folder.objects if not kind_without_batches(one.name)]
     if len(objects) < len(folder.objects):
         others = count_text(len(folder.objects) - len(objects), "file")
-        talk(f"{others} without batches (lists of a sweep, manifests) not shown; memq verify checks such files")
+        print_message(
+            f"{others} without batches (lists of a sweep, manifests) not shown; memq verify checks such files"
+        )
     elif not objects:
         raise NotFoundError(f"no file is below '{folder.name}'", hint="name an object, or a folder with some")
     for one in objects:
