@@ -168,13 +168,16 @@ def print_waits() -> None:
         logger.addHandler(WaitLines(logging.WARNING))
 
 
+WAITS = ("client.no-broker", "client.waits", "consumer.object-missing")
+
+
 class WaitLines(logging.Handler):
     """`memq: no broker answers: can't reach 127.0.0.1:9876: …; trying again (for 3 s, 5 times)`."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the line of such a wait."""
         event = getattr(record, "event", "")
-        if event in ("client.no-broker", "client.waits"):
+        if event in WAITS:
             print_message(f"memq: {one_line(record.getMessage().removeprefix(f'{event}: '))}")
 
 

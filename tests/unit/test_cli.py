@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from memq.cli.commands import COMMANDS, INTERRUPTED, PIPE_CLOSED
 from memq.cli.options import LastRecords, parse_reset_target, parse_start
-from memq.cli.output import JsonLines, TextLines
+from memq.cli.output import JsonLines, TextLines, WaitLines
 from memq.cli.records.consume import last_offset, record_printer
 from memq.cli.records.produce import split_keys, split_records
 from memq.cli.records.record_text import decode_record, encode_record, parse_delimiter, parse_format
@@ -251,6 +251,15 @@ def _record(event: str, text: str, error: BaseException | None = None) -> loggin
     record.event = event
     record.created = 1_738_310_400.5
     return record
+
+
+def test_a_command_prints_the_log_lines_of_its_waits_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = WaitLines()
+    for event in ("consumer.object-missing", "consumer.retry", "client.waits"):
+        record = _record(event, "object 'a' is missing;\nasking again for 30 s")
+        lines.handle(record)
+    said = capsys.readouterr().err.splitlines()
+    assert said == [r"memq: object 'a' is missing;\nasking again for 30 s"] * 2
 
 
 def test_log_lines() -> None:

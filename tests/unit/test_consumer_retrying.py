@@ -210,6 +210,20 @@ def test_a_missing_object_is_logged_once_however_often_it_is_asked_for(caplog: p
     assert "topic 'clicks' at offset 0" in line
 
 
+def test_a_consumer_that_stops_at_damage_says_not_that_it_asks_again(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        world = World(log_of(2))
+        world.gone = {"o/0"}
+        reader = Reader(world)
+        reader.add(0, pass_damage=False)
+        await skip(1.0)
+        await reader.tasks.stop()
+
+    with caplog.at_level(logging.WARNING):
+        reading(work())
+    assert "asking again" not in caplog.text
+
+
 def test_blocks_that_differ_under_the_same_sequences_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         log = Log()

@@ -330,12 +330,14 @@ class FetchScheduler:
         The queue still has the pointer, so retention has not taken the object. A store whose outage is answered with
         404 on all ways would else cost a group sound records. Whoever stops at damage may try again as it likes.
         """
+        if not assigned.flow.pass_damage:
+            return
         now_s = self._runtime.clock.monotonic()
         if slot.missing_since_s is None:
             slot.missing_since_s = now_s
             place = f"topic '{assigned.flow.partition.topic}' at offset {slot.offset}"
             self._events.warning("consumer.object-missing", f"{place}: {error}; asking again for {MISSING_S:g} s")
-        if assigned.flow.pass_damage and now_s < slot.missing_since_s + MISSING_S:
+        if now_s < slot.missing_since_s + MISSING_S:
             raise StoreError(f"an object that the queue names is missing: {error}")
 
     async def _fetch_once(self, assigned: Assigned, slot: PointerSlot) -> None:
