@@ -150,9 +150,11 @@ def test_a_damaged_block_is_named_traced_and_verified(
         output = capsys.readouterr().out
         assert output.count("record:") == (RECORDS - (RECORDS - read)) // 10
         assert "g: past it" in output
+        assert "Z or up to 50 s later, in epoch 1" in output, "a queue time is that of a proof: before it was sealed"
         assert main(["trace", "clicks", str(sound.position), "-b", cluster.address, "--json"]) == 0
         (sighting,) = json.loads(capsys.readouterr().out)
         assert (sighting["position"], sighting["damage"]) == (str(sound.position), "")
+        assert sighting["queue_late_ms"] == 50_000
         assert main(["trace", "clicks", "0:99999:0", "-b", cluster.address]) == 3
         cluster.remove_object(sound.position, "clicks")
         gone = ["--producer", sighting["producer"], "--seq", str(sighting["sequence"])]

@@ -11,6 +11,7 @@ from functools import partial
 import click
 
 from memq.audit.checks.checker import Checker
+from memq.audit.minutes import late_ms
 from memq.audit.opened_topic import OpenedTopic, opened_topic
 from memq.audit.trace import NO_BLOCK, Sighting, TraceTarget, sightings, unread_sighting
 from memq.cli.options import broker_options, brokers_of, json_option
@@ -54,19 +55,23 @@ def trace(
 
     Name a record by its position, as `memq consume` prints it (0:17:3), by producer and sequence, as findings do, or by
     its key. For a key, the first hundred records are shown. A copy that readers skip is marked as a copy.
+
+    The queue time is the time of the owner's last proof that it owns the partition. The pointer was queued at this time
+    or later; the line `queued` has the bound. So it may be earlier than `sealed`.
     """
     wanted = _wanted(position, key, producer, sequence)
-    found, groups = asyncio.run(_find(brokers_of(config, profile, flags), topic, wanted))
+    found, groups, queue_late_ms = asyncio.run(_find(brokers_of(config, profile, flags), topic, wanted))
     if not found:
         raise NotFoundError(
             f"no pointer of topic '{topic}' names this record",
             hint="memq consume --json shows positions; memq audit names records that are removed or unreadable",
         )
     if as_json:
-        print_json([sighting.to_json() | {"groups": _passed(sighting, groups)} for sighting in found])
+        more = {"queue_late_ms": queue_late_ms}
+        print_json([sighting.to_json() | more | {"groups": _passed(sighting, groups)} for sighting in found])
     else:
         for sighting in found:
-            _print(sighting, groups)
+            _print(sighting, groups, queue_late_ms)
     if len(found) == FOUND_MAX:
         print_message(f"only the first {FOUND_MAX} are shown")
 
@@ -85,8 +90,8 @@ def _wanted(position: str | None, key: str | None, producer: str | None, sequenc
     return TraceTarget(number, sequence, key.encode() if key is not None else None, at)
 
 
-async def _find(brokers: str, topic: str, wanted: TraceTarget) -> tuple[list[Sighting], Groups]:
-    """Return the sightings, and the positions of groups in their partitions."""
+async def _find(brokers: str, topic: str, wanted: TraceTarget) -> tuple[list[Sighting], Groups, int]:
+    """Return sightings, positions of groups in their partitions, and how late queue times may be (ms)."""
     async with opened_topic(brokers, topic) as opened:
         found: list[Sighting] = []
         seen: dict[tuple[int, int], None] = {}
@@ -102,7 +107,7 @@ async def _find(brokers: str, topic: str, wanted: TraceTarget) -> tuple[list[Sig
         for group in await opened.queue.groups():
             for place, committed in (await opened.queue.committed(group, partitions)).items():
                 groups.setdefault(place.partition, {})[group] = committed.position
-        return found, groups
+        return found, groups, late_ms(opened.topic.settings)
 
 
 async def _sightings(opened: OpenedTopic, wanted: TraceTarget) -> AsyncIterator[Sighting]:
@@ -159,16 +164,16 @@ def _passed(sighting: Sighting, groups: Groups) -> dict[str, bool]:
     return sighting.passed_by(groups.get(sighting.position.read_partition, {}))
 
 
-def _print(sighting: Sighting, groups: Groups) -> None:
+def _print(sighting: Sighting, groups: Groups, queue_late_ms: int) -> None:
     """Print the path of one block, a line for each step."""
-    passed = _passed(sighting, groups)
+    passed, late = _passed(sighting, groups), f"{queue_late_ms / 1000:g} s later"
     lines = {
         "record": f"producer {sighting.producer:016x} sequence {sighting.sequence}"
         + (" (a copy, which readers pass over)" if sighting.copy else ""),
         "time": time_text(sighting.time_ms) if sighting.time_ms else f"not known: {sighting.damage}",
         "object": f"{sighting.object} {_block_text(sighting)} at {sighting.offset}+{sighting.length}",
         "sealed": f"{time_text(sighting.sealed_ms)} by broker '{sighting.broker}'",
-        "queued": f"{time_text(sighting.queue_ms)} in epoch {sighting.epoch}",
+        "queued": f"{time_text(sighting.queue_ms)} or up to {late}, in epoch {sighting.epoch}",
         "position": str(sighting.position),
         "groups": ", ".join(f"{name}: {'past it' if done else 'before it'}" for name, done in passed.items()) or "none",
     }
