@@ -238,7 +238,7 @@ class ObjectExistsError(InvalidRequestError):
 
 
 class InvalidNameError(InvalidRequestError):
-    """A topic, group, cluster or broker name breaks the grammar."""
+    """A topic, group, cluster or broker name breaks the grammar, or is one of memq's own."""
 
     code = "invalid-name"
     default_hint = "use 1 to 249 of A-Z a-z 0-9 . _ -, neither '.' nor '..', not starting with '_memq'"

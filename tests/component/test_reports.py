@@ -6,16 +6,19 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+import memq
+from memq.broker.start_steps import audit_topic_settings
 from memq.client.admin import Admin
 from memq.client.consumer.batch import TopicPartition
 from memq.client.consumer.consumer import Consumer
 from memq.client.consumer.settings import OnDamaged
 from memq.client.producer.producer import Producer
-from memq.errors import CorruptDataError, MemqError, NotFoundError
+from memq.errors import CorruptDataError, InvalidNameError, InvalidSettingError, MemqError, NotFoundError
 from memq.format.ranges import RangeSet
 from memq.format.report import AUDIT_TOPIC, Kind, Report, ReportPart, decode_report
 from memq.testing import Cluster
 from memq.topic import Position, TopicSettings
+from tests.brokers import run, running_broker
 
 WAIT_S = 60.0
 Stages = dict[str, RangeSet]
@@ -211,8 +214,42 @@ def test_reports_outlive_their_broker(cluster: Cluster) -> None:
         audit_topic.until(lambda: audit_topic.stages("producer").get("acked") == RangeSet([(0, 2)]))
 
 
-def test_without_the_topic_the_work_goes_on(cluster: Cluster) -> None:
+def test_without_the_topic_the_work_goes_on() -> None:
+    async def work() -> None:
+        async with running_broker(audit=True, audit_interval_ms=100) as broker:
+            await broker.partitions.delete(broker.partitions.topic(AUDIT_TOPIC))
+            async with memq.aio.Producer(broker.address, linger_ms=1) as producer:
+                for number in range(10):
+                    await producer.send("clicks", b"%d" % number)
+            async with memq.aio.Consumer(broker.address, "clicks", end="end") as consumer:
+                assert sum([len(batch) async for batch in consumer]) == 10
+
+    run(work())
+
+
+def test_the_topic_is_not_deleted_while_a_broker_audits(cluster: Cluster) -> None:
     with Admin(cluster.address) as admin:
-        admin.delete_topic(AUDIT_TOPIC)
-    send(cluster, 10)
-    assert len(cluster.records("clicks")) == 10
+        with pytest.raises(InvalidNameError, match="'_memq_audit' is memq's own, and can't be deleted") as refused:
+            admin.delete_topic(AUDIT_TOPIC)
+        assert "audit = off" in refused.value.hint
+        assert admin.topic(AUDIT_TOPIC).topic.name == AUDIT_TOPIC
+
+
+def test_the_topic_is_deleted_where_no_broker_audits() -> None:
+    async def work() -> None:
+        async with running_broker(audit=False) as broker, memq.aio.Admin(broker.address) as admin:
+            settings = audit_topic_settings(3_600_000)
+            await broker.partitions.create(AUDIT_TOPIC, 1, settings, exist_ok=False, internal=True)
+            await admin.delete_topic(AUDIT_TOPIC)
+            assert await admin.topics(internal=True) == []
+
+    run(work())
+
+
+def test_only_the_retention_of_the_topic_is_altered(cluster: Cluster) -> None:
+    with Admin(cluster.address) as admin:
+        assert admin.alter_topic(AUDIT_TOPIC, settings={"retention_ms": 7_200_000}).settings.retention_ms == 7_200_000
+        for settings in ({"write_partitions_max": 9}, {"retention_ms": 3_600_000, "ring_slots": 2}):
+            with pytest.raises(InvalidSettingError, match="retention_ms is its only setting"):
+                admin.alter_topic(AUDIT_TOPIC, settings=settings)
+        assert admin.topic(AUDIT_TOPIC).topic.settings.retention_ms == 7_200_000

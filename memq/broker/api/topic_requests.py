@@ -8,7 +8,7 @@ from memq.broker.api import Answer, Call
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services
 from memq.broker.upkeep.retention import trim_compacted
-from memq.errors import NotFoundError, StoreError, TooLargeError
+from memq.errors import InvalidNameError, InvalidSettingError, NotFoundError, StoreError, TooLargeError
 from memq.limits import READ_BYTES_MAX
 from memq.protocol.messages import (
     AdminAnswer,
@@ -23,7 +23,7 @@ from memq.protocol.messages import (
     TrimCompacted,
 )
 from memq.storage_handlers import StorageHandler
-from memq.topic import Topic, TopicSettings, check_name, parse_settings
+from memq.topic import Topic, TopicSettings, check_name, is_internal, parse_settings
 
 TOPICS_PER_METADATA_MAX = 10_000
 READ_S_MAX = 20.0  # of a store for one READ; clients wait 30 s
@@ -101,13 +101,28 @@ class TopicRequests:
         return AdminAnswer(topic=await self._partitions.create(ask.name, count, settings, exist_ok=ask.exist_ok))
 
     async def alter(self, call: Call[AlterTopic]) -> Answer:
-        """Change settings of a topic."""
+        """Change settings of a topic; of one of memq's own only `retention_ms`.
+
+        Raises: InvalidSettingError for another one: the audit relies on the settings that brokers give the topic.
+        """
+        if is_internal(call.ask.name) and set(call.ask.settings) != {"retention_ms"}:
+            raise InvalidSettingError(
+                f"topic '{call.ask.name}' is memq's own: retention_ms is its only setting that can be changed"
+            )
         topic = await self._partitions.current_topic(call.ask.name, call.ask.topic_id)
         settings = parse_settings(call.ask.settings, topic.settings)
         return AdminAnswer(topic=await self._partitions.alter(topic, settings))
 
     async def delete(self, call: Call[DeleteTopic]) -> Answer:
-        """Delete a topic."""
+        """Delete a topic; one of memq's own only when this broker does not need it.
+
+        Raises: InvalidNameError else: reports that no auditor has read would be lost.
+        """
+        if is_internal(call.ask.name) and self._services.settings.audit:
+            raise InvalidNameError(
+                f"topic '{call.ask.name}' is memq's own, and can't be deleted while the cluster audits",
+                hint="set audit = off in all brokers and restart them, then delete it",
+            )
         await self._partitions.delete(await self._partitions.current_topic(call.ask.name, call.ask.topic_id))
         return AdminAnswer()
 
