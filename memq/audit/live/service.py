@@ -317,11 +317,11 @@ async def live_audit(brokers: str, state: Database, keep_ms: int, runtime: Runti
     async with AsyncExitStack() as stack:
         stack.push_async_callback(pool.close)
         admin = await stack.enter_async_context(AsyncAdmin(brokers, runtime=runtime))
-        found = {topic.name: topic for topic in await admin.topics(internal=True)}
-        if AUDIT_TOPIC not in found:
-            raise NotFoundError(
-                "the cluster does not audit: it has no topic _memq_audit", hint="set audit = on in its brokers"
-            )
+        find = partial(find_topic, ClusterMetadata(runtime, pool).ask)
+        try:
+            topic = await find(AUDIT_TOPIC)
+        except NotFoundError as error:
+            raise _no_reports(pool) from error
         store = AuditStore(state)
         group = await store.group(f"{AUDIT_GROUP}-{runtime.random.getrandbits(64):016x}")
         consumer = await stack.enter_async_context(
@@ -337,11 +337,23 @@ async def live_audit(brokers: str, state: Database, keep_ms: int, runtime: Runti
         )
         any_broker = BrokerRouter(pool)
         queue = RemoteQueue(any_broker)
-        reports, holders = GroupReports(consumer, queue, found[AUDIT_TOPIC]), Holders(pool, any_broker)
+        reports, holders = GroupReports(consumer, queue, topic), Holders(pool, any_broker)
         owners = OwnerEnds(runtime, pool)
         stack.push_async_callback(owners.close)
         asks = holders.ask, owners.ask
-        topics = AuditedTopics(admin.topics, partial(find_topic, ClusterMetadata(runtime, pool).ask))
+        topics = AuditedTopics(admin.topics, find)
         audit = LiveAudit(reports, topics, queue, any_broker.read, *asks, store, runtime, keep_ms)
         stack.push_async_callback(audit.close)
         yield audit
+
+
+def _no_reports(pool: LinkPool) -> NotFoundError:
+    """Return the reason why there is no `_memq_audit`, by what the last broker asks of its clients."""
+    if pool.audit_ms > 0:
+        return NotFoundError(
+            f"topic {AUDIT_TOPIC} does not exist, though the cluster audits: it was deleted, or is not yet created",
+            hint="restart one broker: a broker creates it at its start; audit-topic-failed in the log says why not",
+        )
+    return NotFoundError(
+        f"the cluster does not audit: it has no topic {AUDIT_TOPIC}", hint="set audit = on in its brokers"
+    )
