@@ -10,6 +10,7 @@ import pytest
 from memq.broker.partition import known_blocks
 from memq.broker.partition.known_blocks import RECENT_BATCHES
 from memq.broker.partition.opening import LOST_RETRY_S
+from memq.broker.partition.ownership import Phase
 from memq.errors import LogCutError
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.limits import MIB
@@ -19,9 +20,10 @@ from memq.protocol.messages import AdminRequest, BeginProducer, Close
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, read_partitions
 from tests.brokers import block_of, log_lines, write_frame
 from tests.component.cluster_rig import Rig
+from tests.component.test_broker_epochs import READ, Owner
 from tests.component.test_request_answers import Served, open_of, served
 from tests.memory_network import Client
-from tests.skipping_loop import skip
+from tests.skipping_loop import run_skipping, skip
 
 RETENTION_MS = 600_000
 
@@ -134,6 +136,69 @@ def test_an_owner_whose_log_was_replaced_says_so_acks_nothing_and_drains(caplog:
 
     served(work)
     assert "log-lost: topic 'clicks' partition 0: the end is 1, after it was 2; restart" in log_lines(caplog)[0]
+
+
+def test_an_end_that_comes_while_a_lost_log_is_opened_is_refused_and_holds_up_no_drain() -> None:
+    cut = False
+
+    async def work(at: Served) -> None:
+        nonlocal cut
+        topic, client = await at.topic(), at.call()
+        queue, read = at.cluster.queue, at.cluster.queue.read
+        answers = asyncio.Event()
+        answers.set()
+
+        async def shown(partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+            if cut:
+                await answers.wait()
+                raise LogCutError("the end is 1, after it was 2")
+            return await read(partition, offset, bytes_max)
+
+        queue.read = shown  # type: ignore[method-assign]  # a log that is replaced
+        await at.answered(client, Api.OPEN, open_of(topic), stream=9)
+        client.say(write_frame(block_of(topic, 0, [b"v"], producer=7), stream=9))
+        await skip(60)  # paused
+        cut = True
+        client.say(write_frame(block_of(topic, 1, [b"v"], producer=7), stream=9))
+        await skip(1)
+        assert at.broker.services.lost_logs.keys() == {(topic.id, 0)}
+        answers.clear()
+        await skip(LOST_RETRY_S)
+        assert at.broker.services.lost_logs == {}, "the next try has begun"
+        client.heard()
+        client.ask(Api.CLOSE, Close(next_sequence=2), stream=9)
+        await skip(1)
+        answers.set()
+        await skip(1)
+        assert client.error().code == "log-cut"
+        async with asyncio.timeout(5):
+            await at.broker.drain()
+
+    served(work)
+
+
+def test_a_comparison_that_finds_the_log_cut_ends_the_epoch(caplog: pytest.LogCaptureFixture) -> None:
+    """It would be repeated for half of the sweep's safety age, and a drain would wait for it."""
+
+    async def work() -> None:
+        owner = Owner()
+        owner.own.become(Phase.OWNING)
+        await owner.queue.create([READ], 30_000)
+
+        compared = 0
+
+        async def compare() -> None:
+            nonlocal compared
+            compared += 1
+            assert compared == 1, "it is compared again"
+            raise LogCutError("the end is 1, after it was 2")
+
+        with pytest.raises(LogCutError):
+            await owner.publisher.publish(owner.batch, 0, compare=compare)
+        assert owner.own.phase is Phase.FENCED
+
+    run_skipping(work())
+    assert [line.partition(":")[0] for line in log_lines(caplog)] == ["log-lost"]
 
 
 @pytest.mark.parametrize("others", [1, 5, 40])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
@@ -37,12 +38,18 @@ HELD_RETRY_S = 0.1  # interval between checks of a partition that its previous o
 LOST_RETRY_S = 30.0  # the same for a lost log: a restore needs all brokers stopped, so little changes while one runs
 
 
-async def open_partition(services: Services, topic: Topic, partition: int, read: ReadPartition) -> Ownership:
+async def open_partition(
+    services: Services,
+    topic: Topic,
+    partition: int,
+    read: ReadPartition,
+    lost: Callable[[MemqError], None] = lambda error: None,
+) -> Ownership:
     """Open a partition of this broker; retry without limit while the partition is assigned to it.
 
     An opening whose answer is lost or late does not count. The next try has the next epoch, so no epoch is opened
-    twice. While the queue has lost the log, `Services.lost_logs` contains the partition. Raises: MovedError when the
-    partition belongs to another broker, or was deleted.
+    twice. While the queue has lost the log, `Services.lost_logs` contains the partition, and `lost` gets the error of
+    each try. Raises: MovedError when the partition belongs to another broker, or was deleted.
     """
     tries, seen, epoch, claimed = 0, 0, 0, False
     while True:
@@ -54,6 +61,7 @@ async def open_partition(services: Services, topic: Topic, partition: int, read:
         except (LogLostError, LogCutError) as error:
             services.events.error("log-lost", f"{error}; {error.hint}")
             services.lost_logs[topic.id, partition] = str(error)
+            lost(error)
             try:
                 await asyncio.sleep(LOST_RETRY_S)
             finally:

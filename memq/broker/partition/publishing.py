@@ -92,11 +92,14 @@ class Publisher:
             return True
 
     async def _compare(self, compare: Callable[[], Awaitable[None]], until_s: float) -> None:
-        """Await `compare`; retry after errors that pass, until `until_s` (monotonic s)."""
+        """Await `compare`; retry after errors that pass, until `until_s` (monotonic s). Raises: LogCutError."""
         tries = 0
         while True:
             try:
                 await compare()
+            except LogCutError as error:
+                self._lose_log(error)
+                raise
             except self._passing as error:
                 tries += 1
                 self._services.events.warning("compare-retry", f"{self._name()}, try {tries}: {error}")

@@ -199,7 +199,8 @@ class TopicProcessor:
         while True:
             topic = self.topic
             try:
-                self.own = await open_partition(self.services, topic, self.partition, self.read_partition)
+                opened = open_partition(self.services, topic, self.partition, self.read_partition, self._fail_ends)
+                self.own = await opened
             except MovedError as error:
                 self.fail(error)
                 return
@@ -425,7 +426,7 @@ class TopicProcessor:
         except (FencedError, LogCutError) as error:
             self.services.events.warning("fenced", f"{self.name}: {error}")
             if isinstance(error, LogCutError):
-                self._fail_ends(error)  # a drain would wait for them
+                self._fail_ends(error)
             self._fenced.set()
             return
         finally:
@@ -567,6 +568,7 @@ class TopicProcessor:
     def _fail_ends(self, error: MemqError) -> None:
         _settle([future for _, future in self._ends], error)
         self._ends = []
+        self.changed.set()  # a drain waits for them
 
     # ---- small things ------------------------------------------------------------------------------
 
