@@ -45,7 +45,7 @@ class PartRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeftPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A part that retention removed at `since_ms`; readers may still read it."""
+    """A part that retention, or a restore, removed at `since_ms`; readers may still read it."""
 
     part: PartRef
     since_ms: Time

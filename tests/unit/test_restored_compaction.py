@@ -6,17 +6,24 @@ import asyncio
 
 import pytest
 from awscrt.checksums import crc32c
+from msgspec.structs import replace
 
 from memq.broker.restore.compacted_batches import compacted_batches, places_below
 from memq.broker.restore.restore import Restorer
+from memq.client.bulk.staged_object import StagedObjectBuilder
+from memq.client.producer.fields import check_fields
 from memq.compaction.reader import ManifestFiles
 from memq.errors import StoreError
-from memq.format.key import compaction_prefix, manifest_key
+from memq.format.key import compaction_prefix, manifest_key, staged_object_key
 from memq.format.manifest import Manifest, StagedObject, StagedPiece, encode_manifest
+from memq.format.pointer import Location, Pointer, ProducerRanges, decode_pointer
+from memq.notification.log_reader import all_entries
 from memq.storage_handlers.memory import MemoryHandler
-from memq.topic import read_partitions
+from memq.topic import Topic, equal_slots, read_partitions
+from tests.compaction import DAY_MS
 from tests.unit.bare_cluster import CLUSTER, Cluster, indexed, newer, topic_of
-from tests.unit.test_compaction import OLD, STORE, WRITER, YOUNG, KillingQueue, World
+from tests.unit.test_compaction import NAMED, OLD, STORE, WRITER, YOUNG, KillingQueue, World
+from tests.unit.test_compaction import PARTITION as LOG_PARTITION
 from tests.unit.test_compaction import TOPIC as LOG_TOPIC
 
 TOPIC = topic_of("clicks", 2)
@@ -89,6 +96,89 @@ def test_a_restore_looks_for_staged_batches_where_compaction_has_left_them(
         report = await restorer.restore(LOG_TOPIC)
         assert report.records == 3 * (OLD + YOUNG)
         assert [key for key, _ in report.findings] == missing
+
+    asyncio.run(work())
+
+
+async def pointers_of(queue: KillingQueue) -> list[Pointer]:
+    pages = [entries async for entries in all_entries(queue, LOG_PARTITION)]
+    return [decode_pointer(entry.body) for entries in pages for entry in entries]
+
+
+async def made_of_staged(topic: Topic, *, named: bool, producer: bool) -> World:
+    """Return a log that begins with a staged batch of 3 records for each partition, compacted in the first only."""
+    world = World()
+    await world.queue.create([LOG_PARTITION], topic.settings.stale_publish_ms)
+    old_ms = world.clock.wall_ms() - 3 * DAY_MS
+    await world.publish(old_ms, kind="opened")
+    builder = StagedObjectBuilder({topic.name: topic}, 99, block_bytes=1_000, codec="none")
+    for partition in (0, 1):
+        for value in (b"a", b"b", b"c"):
+            builder.add(topic.name, check_fields(value, None, None, None, None), partition, old_ms)
+    key = staged_object_key(CLUSTER, WRITER, 1, old_ms)
+    buffers, checksum, staged = builder.build(CLUSTER, WRITER, key, old_ms)
+    await MemoryHandler.put(world.store, key, buffers, checksum)
+    (piece, _) = staged.pieces
+    body = await MemoryHandler.get_range(world.store, key, piece.offset, piece.length)
+    place = Location(store=STORE, key=key, offset=piece.offset, length=piece.length, index=staged.index_offset)
+    await world.publish(
+        old_ms,
+        kind="data",
+        batch_sequence=0,
+        locations=(place,),
+        records=piece.records,
+        stored_bytes=piece.length,
+        producers=(ProducerRanges(99, ((0, 3),)),),
+        checksum=crc32c(body),
+        sealed_ms=old_ms,
+        named=NAMED if named else (),
+    )
+    for number in range(4, OLD):  # 3 would name the writer
+        await world.batch(number, old_ms + number * 60_000)
+    for number in range(OLD, OLD + YOUNG):
+        await world.batch(number, world.clock.wall_ms() - 1_000)
+    objects = (staged if producer else replace(staged, producer="0" * 16),)
+    manifest = Manifest(cluster=CLUSTER, writer=WRITER, batch_id=7, store=STORE, created_ms=old_ms, objects=objects)
+    packed = encode_manifest(manifest)
+    await MemoryHandler.put(world.store, manifest_key(CLUSTER, WRITER, 7), [packed], crc32c(packed))
+    assert await world.compact()
+    return world
+
+
+@pytest.mark.parametrize(("named", "producer"), [(True, True), (True, False), (False, True)])
+def test_of_a_staged_batch_each_partition_is_restored_once_however_often(named: bool, producer: bool) -> None:
+    """One partition of it was compacted, the other was not; its writer may not be remembered."""
+
+    async def work() -> None:
+        topic = replace(LOG_TOPIC, partitions=equal_slots(2))
+        world = await made_of_staged(topic, named=named, producer=producer)
+        new = KillingQueue(world.clock, world.steps)
+        for records in (3 * (OLD + YOUNG - 4) + 2 * 3, 0):
+            report = await Restorer(CLUSTER, STORE, world.store, new, world.clock).restore(topic)
+            assert (report.records, report.findings) == (records, [])
+        found = await pointers_of(new)
+        assert [len(pointer.named) for pointer in found] == [1] + [0] * (len(found) - 1)
+        assert found[0].named[0].batch_id == "7", "a commit of it that is repeated publishes nothing"
+
+    asyncio.run(work())
+
+
+def test_a_restore_that_was_killed_before_its_queue_was_there_is_repeated_with_all_facts() -> None:
+    """The manifests are retired by then, and the sweep may have taken what was staged."""
+
+    async def work() -> None:
+        world = await World.made()
+        await world.compact()
+        for _ in range(2):
+            new = KillingQueue(world.clock, world.steps)
+            await Restorer(CLUSTER, STORE, world.store, new, world.clock).restore(LOG_TOPIC)
+            found = await pointers_of(new)
+            assert [pointer.named for pointer in found if pointer.named] == [NAMED]
+        for key in [key for key in world.store.objects if "/cold/parts/" in key]:
+            del world.store.objects[key]  # the sweep takes what was left
+        last = Restorer(CLUSTER, STORE, world.store, KillingQueue(world.clock, world.steps), world.clock)
+        report = await last.restore(LOG_TOPIC)
+        assert report.findings == []
 
     asyncio.run(work())
 

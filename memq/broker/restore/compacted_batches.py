@@ -1,7 +1,7 @@
 """Objects of many batches for a restore, shared and large, and facts that only pointers had.
 
 The new queue has new offsets, so the manifests of the old one are invalid. Once the new queue is complete, each
-manifest gets an empty successor.
+manifest gets an empty successor, which names the parts as left: a repeated restore needs the facts in them.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 
 from memq.broker.restore.rebuild import BatchPlace, FoundBatch, Identity, places_in
 from memq.compaction.reader import ManifestFiles
-from memq.errors import CorruptDataError, UnsupportedFormatError
-from memq.format.compaction_manifest import CompactionManifest
+from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
+from memq.format.compaction_manifest import CompactionManifest, LeftPart, PartRef
 from memq.format.key import compaction_prefix, is_large_object
-from memq.format.object import ObjectTopic
+from memq.format.object import ObjectIndex, ObjectTopic
 from memq.format.pointer import NamedProducer, Pointer, read_pointer
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.confirmed_reads import read_index
@@ -23,16 +23,28 @@ from memq.topic import ReadPartition, Topic, read_partitions
 
 @dataclass(slots=True)
 class CompactedBatches:
-    """The batches of a topic in large objects, their pointers' `named`, and faults, by key."""
+    """The batches of a topic in large objects, their pointers' `named`, and faults, by key.
+
+    Staged batches among them are known by `producers`, and by `pieces` if their manifest does not name its producers.
+    """
 
     places: list[BatchPlace] = field(default_factory=list)
     named: dict[Identity, tuple[NamedProducer, ...]] = field(default_factory=dict)
-    pieces: dict[tuple[int, str, int], None] = field(default_factory=dict)  # of staged batches: writer, batch, number
+    producers: dict[tuple[int, int], Identity] = field(default_factory=dict)  # the batch of a partition and a producer
+    pieces: dict[tuple[int, int, str, int], None] = field(default_factory=dict)  # partition, writer, batch, number
     findings: list[tuple[str, str]] = field(default_factory=list)
 
-    def has_piece(self, place: BatchPlace) -> bool:
-        """Whether these batches contain a piece that a writer staged."""
-        return place.writer is not None and _piece_of(place.writer) in self.pieces
+    def take_piece(self, place: BatchPlace) -> bool:
+        """Return whether these batches contain a staged piece; note its writer, if no pointer did.
+
+        An object that a writer staged has one piece for each partition, and a producer of its own.
+        """
+        if place.writer is None:
+            return False
+        batch = self.producers.get((place.partition, place.producer))
+        if batch is not None:
+            self.named.setdefault(batch, (place.writer,))
+        return batch is not None or _piece_of(place.partition, place.writer) in self.pieces
 
     def found(self, found: FoundBatch) -> FoundBatch:
         """Return a batch with the named producers of its old pointer."""
@@ -46,11 +58,12 @@ async def places_below(
     prefix: str,
     findings: list[tuple[str, str]],
     moved: Callable[[int], None] = lambda count: None,
+    take: Callable[[ObjectIndex], None] = lambda index: None,
 ) -> dict[ObjectTopic, list[BatchPlace]]:
     """Read the indexes of all objects below a prefix; return their batches by topic.
 
-    An index that can't be read is added to `findings`. `moved` is called with 1 after each object. Raises: as
-    `ObjectReader`.
+    An index that can't be read is added to `findings`; `take` gets each other one. `moved` is called with 1 after each
+    object. Raises: as `ObjectReader`.
     """
     found: dict[ObjectTopic, list[BatchPlace]] = {}
     async for entry in store.list(prefix):
@@ -59,6 +72,7 @@ async def places_below(
         except (CorruptDataError, UnsupportedFormatError) as error:
             findings.append((entry.key, str(error)))
         else:
+            take(index)
             for topic, places in places_in(entry.key, index, trailer.index_offset).items():
                 found.setdefault(topic, []).extend(places)
         moved(1)
@@ -68,7 +82,16 @@ async def places_below(
 async def compacted_batches(cluster: str, store: StorageHandler, topic: Topic) -> CompactedBatches:
     """Read the indexes of all large objects of a topic, and its manifests. Raises: as `ObjectReader`."""
     batches = CompactedBatches()
-    found = await places_below(store, f"{compaction_prefix(cluster, topic.name, topic.id)}objects/", batches.findings)
+
+    def take(index: ObjectIndex) -> None:
+        for entry in index.batches:
+            if index.meta.topics[entry.topic].id == topic.id:
+                batch = (entry.partition, entry.epoch, entry.batch_sequence)
+                for block in index.blocks_of(entry):
+                    batches.producers[entry.partition, block.producer_id] = batch
+
+    prefix = f"{compaction_prefix(cluster, topic.name, topic.id)}objects/"
+    found = await places_below(store, prefix, batches.findings, take=take)
     batches.places += found.get(ObjectTopic(topic.name, topic.id), ())
     await _read_manifests(ManifestFiles(cluster, store), topic, batches)
     return batches
@@ -79,31 +102,47 @@ async def _read_manifests(files: ManifestFiles, topic: Topic, batches: Compacted
         try:
             manifest = await files.highest(partition)
             for ref in manifest.parts if manifest is not None else ():
-                for entry in (await files.part(ref)).entries:
-                    _note(entry.body, batches)
+                await _read_part(files, ref, batches)
+            for left in manifest.left if manifest is not None else ():
+                await _read_left(files, left.part, batches)
         except (CorruptDataError, UnsupportedFormatError) as error:
             batches.findings.append(
                 (files.manifest_key(partition, 0), f"compacted part of partition {partition.partition}: {error}")
             )
 
 
+async def _read_part(files: ManifestFiles, ref: PartRef, batches: CompactedBatches) -> None:
+    for entry in (await files.part(ref)).entries:
+        _note(entry.body, batches)
+
+
+async def _read_left(files: ManifestFiles, ref: PartRef, batches: CompactedBatches) -> None:
+    """Read a part that was left; the sweep may have deleted it. Raises: as `ManifestFiles`."""
+    try:
+        await _read_part(files, ref, batches)
+    except CorruptDataError as error:
+        if not isinstance(error.__cause__, NotFoundError):
+            raise
+
+
 def _note(body: bytes, batches: CompactedBatches) -> None:
     pointer = read_pointer(body, newer="return")  # an unreadable pointer's batch is in the listing
     if isinstance(pointer, Pointer) and pointer.kind == "data" and pointer.named:
         batches.named[pointer.partition, pointer.epoch, pointer.batch_sequence] = pointer.named
-        batches.pieces.update(dict.fromkeys(_piece_of(each) for each in pointer.named if each.batch_id))
+        staged = [each for each in pointer.named if each.batch_id]
+        batches.pieces.update(dict.fromkeys(_piece_of(pointer.partition, each) for each in staged))
 
 
-def _piece_of(named: NamedProducer) -> tuple[int, str, int]:
-    return named.producer, named.batch_id, named.last_sequence
+def _piece_of(partition: int, named: NamedProducer) -> tuple[int, int, str, int]:
+    return partition, named.producer, named.batch_id, named.last_sequence
 
 
 async def retire_manifests(
-    cluster: str, store: StorageHandler, topic: Topic, partitions: Iterable[ReadPartition]
+    cluster: str, store: StorageHandler, topic: Topic, partitions: Iterable[ReadPartition], now_ms: int
 ) -> None:
-    """Put an empty manifest above each manifest of these read partitions that is not empty.
+    """Put a manifest without parts above each manifest of these read partitions; it names them as left.
 
-    Raises: as the store.
+    `now_ms` is the time since when they are (Unix ms). Raises: as the store.
     """
     files = ManifestFiles(cluster, store)
     for partition in partitions:
@@ -117,6 +156,7 @@ async def retire_manifests(
                 topic=topic.name,
                 topic_id=topic.id,
                 partition=partition.partition,
+                left=manifest.left + tuple(LeftPart(part=part, since_ms=now_ms) for part in manifest.parts),
             )
             if await files.publish(empty):
                 break

@@ -61,6 +61,7 @@ class BatchPlace:
     """Where a batch lies: in an object of its own, or, with `entry`, in one of many batches by `broker`.
 
     The entry of a piece that `writer` has staged has no number of blocks, because the manifest does not have it.
+    `producer` is the producer id of such a piece, 0 if the manifest of an earlier writer does not name it.
     """
 
     key: str
@@ -71,6 +72,7 @@ class BatchPlace:
     index_offset: int = 0
     broker: str = ""
     writer: NamedProducer | None = None
+    producer: int = 0
 
     def is_at(self, entry: BatchEntry) -> bool:
         """Whether an entry of the object's index describes this batch."""
@@ -97,7 +99,8 @@ def staged_places(manifest: Manifest, checksum: int) -> dict[ObjectTopic, list[B
                 manifest=checksum,
                 pieces=len(pieces),
             )
-            place = BatchPlace(staged.key, partition, 0, 0, entry, staged.index_offset, manifest.writer, writer)
+            index_offset, producer = staged.index_offset, int(staged.producer, 16)
+            place = BatchPlace(staged.key, partition, 0, 0, entry, index_offset, manifest.writer, writer, producer)
             places.setdefault(ObjectTopic(topic, topic_id), []).append(place)
     return places
 

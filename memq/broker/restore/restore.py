@@ -163,7 +163,7 @@ class Restorer:
             await self._restore(topic, places, await self._lost_still(topic, lost), result)
         finally:
             await self._queue.create(partitions, topic.settings.stale_publish_ms)  # as every broker's start does
-        await retire_manifests(self._cluster, self._store, topic, lost)
+        await retire_manifests(self._cluster, self._store, topic, lost, self._clock.wall_ms())
         return result
 
     async def _lost(self, topic: Topic, places: Places, result: Restored) -> dict[ReadPartition, PresentLog]:
@@ -254,7 +254,7 @@ class Restorer:
             found.sort(key=lambda place: (place.epoch, place.batch_sequence))
         staged: Places = {}
         for place in every_staged.get(of_topic, ()):
-            if self._compacted.has_piece(place):
+            if self._compacted.take_piece(place):
                 continue
             staged.setdefault(place.partition, []).append(place)
         for partition, pieces in staged.items():
