@@ -297,6 +297,32 @@ def test_a_search_is_for_what_is_claimed_since_the_last_one_and_not_for_what_is_
     run(work())
 
 
+def test_what_a_search_found_in_an_earlier_epoch_says_nothing_in_the_next() -> None:
+    """It may lack a late pointer: then the owner would refuse a block that the queue has."""
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            client, topic = await connected(broker, TopicSettings())
+            await client.open(topic)
+            processor, queue = processor_of(broker, topic), broker.services.queue
+            before, seek = processor.owned(), queue.seek_time
+
+            async def slow(partition: ReadPartition, time_ms: int) -> int:
+                queue.seek_time = seek  # type: ignore[method-assign]
+                await fenced(broker, client, topic)
+                await client.open(topic)
+                return await seek(partition, time_ms)
+
+            queue.seek_time = slow  # type: ignore[method-assign]
+            claim = claim_of(parse_header(block_of(topic, 0, [b"v"])))
+            await processor.known.look_up(before, [claim])
+            assert processor.own is not before
+            assert processor.known._answers == {}
+            await client.close()
+
+    run(work())
+
+
 def test_a_window_that_begins_too_late_in_one_answer_makes_no_conflict() -> None:
     async def work() -> None:
         async with running_broker() as broker:

@@ -371,6 +371,30 @@ def test_a_queue_that_is_gone_is_restored_as_a_whole(folder: Folder, monkeypatch
     run(work())
 
 
+def test_a_restored_queue_never_lies_next_to_the_log_of_the_old_one(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite would play that log into the new file, if the restore was killed between its last two steps."""
+    there: list[bool] = []
+    replace = Path.replace
+
+    def noted(made: Path, queue: Path) -> Path:
+        there.append(queue.with_name("queue.sqlite-wal").exists())
+        return replace(made, queue)
+
+    async def work() -> None:
+        await folder.fill()
+        queue = folder.path / "queue.sqlite"
+        queue.unlink()
+        queue.with_name("queue.sqlite-wal").write_bytes(b"of the one that is gone")
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", noted)
+            await restore_folder(folder.path, runtime=folder.runtime)
+        assert there == [False]
+
+    run(work())
+
+
 @pytest.mark.parametrize("empty", [True, False])
 def test_a_queue_that_is_there_keeps_what_it_has(folder: Folder, *, empty: bool) -> None:
     async def work() -> None:

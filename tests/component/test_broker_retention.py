@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import pytest
 from awscrt.checksums import crc32c
 from hypothesis import given
@@ -18,7 +19,8 @@ from memq.broker.upkeep.retention import expired, retire, run_upkeep, sweep
 from memq.compaction.compaction import manifest_of
 from memq.compaction.plan import CompactionRule
 from memq.errors import NotFoundError, StoreError
-from memq.format.pointer import Location, Pointer, decode_pointer
+from memq.format.key import shared_prefix, staged_prefix
+from memq.format.pointer import Location, Pointer, decode_pointer, encode_pointer
 from memq.format.totals import contended_ms
 from memq.notification import Entry, Publication, Span
 from memq.runtime.clock import SystemClock
@@ -232,6 +234,30 @@ def test_retention_takes_pointers_first_then_their_objects() -> None:
             assert list(rig.store.objects) == keys[3:]
             assert [place.key for each in await rig.pointers() for place in each.locations] == keys[3:]
             assert broker.services.counters.retired_objects == 3
+            await rig.client.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize("prefix_of", [staged_prefix, shared_prefix])
+def test_retention_leaves_objects_that_other_partitions_may_name_to_the_sweep(prefix_of: Callable[[str], str]) -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            rig = await Rig.make(broker)
+            await rig.batch()
+            key = f"{prefix_of(broker.services.settings.cluster)}nightly/objects/one"
+            await rig.store.put(key, [b"of many"], crc32c(b"of many"))
+            (partition,) = read_partitions(rig.topic)
+            log = broker.services.queue.log(partition)  # type: ignore[attr-defined]  # the memory queue
+            for number, pointer in enumerate(await rig.pointers()):
+                places = tuple(msgspec.structs.replace(place, key=key) for place in pointer.locations)
+                body = encode_pointer(msgspec.structs.replace(pointer, locations=places))
+                log.entries[number] = Entry(number, log.entries[number].time_ms, body)
+            await rig.age(8 * 24 * HOUR_MS)
+            await rig.batch()
+            await retire(broker.services, broker.partitions)
+            assert broker.services.counters.retired_pointers == 2
+            assert key in rig.store.objects
             await rig.client.close()
 
     run(work())

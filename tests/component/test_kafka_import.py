@@ -242,6 +242,29 @@ def test_a_copy_that_was_given_up_goes_on_and_fulfills_its_plan_first(broken_aft
     with_broker(test)
 
 
+def test_a_plan_is_stored_before_its_first_record_is_read() -> None:
+    """A run that is killed behind that record leaves blocks that only the same plan cuts again."""
+    source, plans = source_of(numbered(range(10))), list[int | None]()
+    source.broken_after = 4
+    seek = source.seek
+
+    async def noted(place: Place, offset: int) -> None:
+        plans.append(decode_plan(source.positions[place][1]))
+        await seek(place, offset)
+
+    source.seek = noted  # type: ignore[method-assign]
+
+    async def test(broker: Broker) -> None:
+        with pytest.raises(QueueError, match="the source is gone"):
+            await copy(source, broker)
+        source.rows["orders", 0] |= numbered(range(10, 17))
+        source.broken_after = None
+        await copy(source, broker)
+        assert plans == [17]
+
+    with_broker(test)
+
+
 def test_a_copy_stores_now_and_then_how_far_it_is() -> None:
     source = source_of(numbered(range(20)), portion=1)
 

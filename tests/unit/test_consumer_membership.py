@@ -214,3 +214,16 @@ def test_a_partition_that_is_lost_while_its_user_finishes_is_named_once() -> Non
     for part in told.revoked:
         member.confirm_revoked(part)
     assert member.changes() == AssignmentEvents()
+
+
+def test_a_partition_that_is_given_back_is_not_assigned_before_the_group_has_heard_it() -> None:
+    """Its records would be read for a moment, and the next heartbeat would give them to another member."""
+    member = MemberState()
+    member.answered(Membership(1, PARTS[:1]))
+    member.confirm_assigned(PARTS[0])
+    member.answered(Membership(2, (), PARTS[:1]))
+    member.confirm_revoked(PARTS[0])
+    member.answered(Membership(3, PARTS[:1]))
+    assert (dict(member.granted), member.changes(), member.released) == ({}, AssignmentEvents(), PARTS[:1])
+    member.answered(Membership(4, PARTS[:1]), PARTS[:1])
+    assert member.changes() == AssignmentEvents(assigned=PARTS[:1])
