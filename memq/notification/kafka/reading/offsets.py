@@ -42,6 +42,7 @@ class Offsets:
         self._proven: dict[Place, int] = {}  # the highest proven end of each partition in use
         self._accepted: dict[Place, int] = {}  # the last accepted end, or the proven one if that is greater
         self._lower_s: dict[Place, float] = {}  # since when Kafka answers only lower ends (loop's time in s)
+        self._cut_s: dict[Place, tuple[float, float]] = {}  # the same below the proven end, and its last answer
 
     def prove(self, topic: str, number: int, end: int) -> None:
         """Note that all offsets below `end` are in use: from now on a lower end is an error."""
@@ -55,7 +56,7 @@ class Offsets:
 
     def forget(self, topic: str, number: int) -> None:
         """Forget a partition that was deleted."""
-        for known in (self._proven, self._accepted, self._lower_s, self._lost):
+        for known in (self._proven, self._accepted, self._lower_s, self._cut_s, self._lost):
             known.pop((topic, number), None)
 
     async def begin(self, topic: str, number: int) -> int:
@@ -72,17 +73,27 @@ class Offsets:
         end = await self._ask(("end", place))
         if end < max(proven, before):
             text = f"{asking_for(*place)}: the end is {end}, after it was {max(proven, before)}"
-            if end < proven and self._stays_lower(place, CUT_S):
+            if end < proven and self._is_cut(place):
                 raise LogCutError(text)
-            if end < proven or not self._stays_lower(place, SAID_S):
+            if end < proven or not self._stays_lower(place):
                 raise QueueError(text, hint=_CUT)
         self._lower_s.pop(place, None)
+        self._cut_s.pop(place, None)
         self._accepted[place] = max(end, self._proven.get(place, 0))
         return end
 
-    def _stays_lower(self, place: Place, seconds: float) -> bool:
+    def _stays_lower(self, place: Place) -> bool:
         now_s = asyncio.get_running_loop().time()
-        return now_s >= self._lower_s.setdefault(place, now_s) + seconds
+        return now_s >= self._lower_s.setdefault(place, now_s) + SAID_S
+
+    def _is_cut(self, place: Place) -> bool:
+        """Whether the answers are below the proven end for long; two that are `CUT_S` apart prove nothing."""
+        now_s = asyncio.get_running_loop().time()
+        since_s, last_s = self._cut_s.get(place, (now_s, now_s))
+        if now_s > last_s + CUT_S:
+            since_s = now_s
+        self._cut_s[place] = (since_s, now_s)
+        return now_s >= since_s + CUT_S
 
     async def at_time(self, topic: str, number: int, time_ms: int) -> int | None:
         """Return the least offset with a time of at least `time_ms`, None without one. Raises: as `end`."""
