@@ -22,11 +22,22 @@ from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, 
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification import NotificationQueue, Publication, Span
+from memq.notification.groups import OUTSIDE_GENERATION
 from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import Api
 from memq.runtime.clock import SystemClock
 from memq.storage_handlers.memory import MemoryHandler
-from memq.topic import ReadPartition, Topic, TopicSettings, Totals, producer_id_of, read_partitions, writer_id
+from memq.topic import (
+    Committed,
+    Position,
+    ReadPartition,
+    Topic,
+    TopicSettings,
+    Totals,
+    producer_id_of,
+    read_partitions,
+    writer_id,
+)
 from tests.brokers import BareClient, batch_pointers, block_of, run, running_broker, write_frame
 from tests.skipping_loop import run_skipping, skipping_runtime
 from tests.unit import test_broker_rebuild as built
@@ -423,6 +434,31 @@ def test_the_queue_times_of_staged_batches_continue_those_before_them() -> None:
             entries = await queue.read(read_partitions(topic)[0], 0, 1 << 20)
             assert decode_pointer(entries[-1].body).named, "the staged one is the last"
             assert [entry.time_ms for entry in entries] == sorted(entry.time_ms for entry in entries)
+
+    run(work())
+
+
+def test_groups_begin_at_the_beginning_of_a_log_that_was_restored_and_keep_their_places_in_others() -> None:
+    """Offsets of the lost log are other ones: the log had pointers without records, too."""
+
+    async def work() -> None:
+        async with running_broker() as broker:
+            topic, queue = await fill(broker), broker.services.queue
+            (partition,) = read_partitions(topic)
+            other = ReadPartition("others", "0" * 32, 0)
+            await queue.create([other], 30_000)
+            stood = Committed(Position(0, BATCHES, 1), Totals(13, 100))
+            await queue.commit("billing", "", OUTSIDE_GENERATION, {partition: stood, other: stood})
+            await queue.commit("audit", "", OUTSIDE_GENERATION, {other: stood})
+            assert (await restore(broker, queue, topic)).groups == []
+            assert (await queue.committed("billing", [partition]))[partition] == stood, "its log is in use"
+            queue.log(partition).entries.clear()  # type: ignore[attr-defined]  # the memory queue
+            assert (await restore(broker, queue, topic, dry_run=True)).groups == []
+            assert (await restore(broker, queue, topic)).groups == ["billing"]
+            begin = Committed(Position(0, 0), Totals())
+            assert await queue.committed("billing", [partition, other]) == {partition: begin, other: stood}
+            assert (await restore(broker, queue, topic)).groups == []
+            assert len(await data_pointers(queue, topic)) == BATCHES
 
     run(work())
 

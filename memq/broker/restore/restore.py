@@ -47,6 +47,7 @@ from memq.governor import Coordinator
 from memq.governor.data_folder import DataFolder
 from memq.governor.standalone import StandaloneCoordinator
 from memq.notification import NotificationQueue, Publication
+from memq.notification.groups import OUTSIDE_GENERATION
 from memq.notification.log_reader import entries_between, valid_span
 from memq.notification.sqlite.file import copy_database, write_log_into
 from memq.notification.sqlite.queue import SqliteQueue
@@ -57,7 +58,7 @@ from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way, read_sealed
 from memq.storage_handlers.files import sync_folder
 from memq.storage_handlers.filesystem import FilesystemHandler
-from memq.topic import ReadPartition, Topic, read_partitions
+from memq.topic import Committed, Position, ReadPartition, Topic, Totals, read_partitions
 
 T = TypeVar("T")
 
@@ -74,7 +75,8 @@ class Restored:
     """The results of a topic.
 
     `copies` are batches without new records; `findings` are pairs of an object and its fault. `intact` read partitions
-    exist in the queue, and owners use them: their batches were neither restored nor counted.
+    exist in the queue, and owners use them: their batches were neither restored nor counted. `groups` had positions in
+    a lost log, and begin at the beginning of the new one.
     """
 
     topic: str
@@ -87,6 +89,7 @@ class Restored:
     copies: int = 0
     damaged_blocks: int = 0
     findings: list[tuple[str, str]] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
 
 
 class Restorer:
@@ -160,7 +163,9 @@ class Restorer:
         partitions = read_partitions(topic)
         await self._queue.create(partitions, ANY_AGE_MS)  # pointers keep their times, however old they are
         try:
-            await self._restore(topic, places, await self._lost_still(topic, lost), result)
+            lost = await self._lost_still(topic, lost)
+            await self._rewind(lost, result)
+            await self._restore(topic, places, lost, result)
         finally:
             await self._queue.create(partitions, topic.settings.stale_publish_ms)  # as every broker's start does
         await retire_manifests(self._cluster, self._store, topic, lost, self._clock.wall_ms())
@@ -200,6 +205,20 @@ class Restorer:
                     hint="run memq restore again",
                 )
         return found
+
+    async def _rewind(self, lost: Iterable[ReadPartition], result: Restored) -> None:
+        """Set the positions that groups have in lost logs to the beginning: a new log has other offsets.
+
+        A group that continued at an old offset would skip records. Raises: InvalidRequestError when it has members.
+        """
+        begins = {partition: (await valid_span(self._queue, partition)).begin for partition in lost}
+        for group in await self._queue.groups():
+            found = await self._queue.committed(group, list(begins))
+            at = {partition: Position(partition.partition, begins[partition]) for partition in found}
+            stale = {each: Committed(at[each], Totals()) for each in found if found[each].position != at[each]}
+            if stale:
+                result.groups.append(group)
+                await self._queue.commit(group, "", OUTSIDE_GENERATION, stale)
 
     async def _is_whole(self, topic: Topic, partition: ReadPartition, held: PresentLog, places: Places) -> bool:
         """Whether a log in use has all batches that belong before its first opening.

@@ -28,7 +28,8 @@ def restore(*, dry_run: bool, as_json: bool, config: str | None, profile: str | 
 
     It reads and checks every object, and writes the pointers in the order of their commits; a batch that is stored
     twice gets one pointer. It leaves partitions that the queue has unchanged, and counts them as intact. The positions
-    of groups were in the queue: groups begin at their consumers' `start`. No broker may run.
+    of groups were in the queue: groups begin at their consumers' `start`. If the queue still has a group's position in
+    a lost log, the group begins at the beginning. No broker may run.
 
     If the settings name no store, queue and coordinator, it restores the queue of --data. It moves a damaged
     queue.sqlite away first, and an interrupted run changes nothing. It fills the queue of a cluster in place. Start an
@@ -58,6 +59,9 @@ def restore(*, dry_run: bool, as_json: bool, config: str | None, profile: str | 
                 for one in reports
             ],
         )
+    for one in reports:
+        for group in one.groups:
+            talk(f"group '{group}' begins at the beginning of topic '{one.topic}', whose log was lost")
     findings = [(key, text) for one in reports for key, text in one.findings]
     for key, text in findings:
         print_message(f"{key}: {text}")
