@@ -29,6 +29,7 @@ from memq.topic import CLOCK_ERROR_MS, PartitionSlots, Topic, TopicSettings, rea
 from tests.brokers import BareClient, run, running_broker, until
 from tests.compaction import DAY_MS, parts_on
 from tests.sweeps import sweep_twice
+from tests.unit.bare_cluster import newer
 
 RECORDS = 5
 
@@ -106,6 +107,34 @@ def test_nothing_of_a_lost_log_is_swept_and_a_restore_brings_it_back(caplog: pyt
             assert await opened(services, topic) == ""
             assert await sweep_twice(services, 0) == (0, 0)
             assert services.counters.kept_objects == 2 * RECORDS, "no more than before"
+
+    with caplog.at_level(logging.WARNING, "memq"):
+        run(work())
+
+
+def test_an_object_of_a_newer_version_that_a_restore_could_not_read_is_not_swept(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An older release restored the queue: the records are whole, and a later restore brings them."""
+
+    async def work() -> None:
+        async with running_broker(audit=False) as broker:
+            topic = await filled(broker)
+            services = await with_lost_log(broker.services, topic)
+            store = services.store
+            assert isinstance(store, MemoryHandler)
+            keys = [each for each in store.objects if "/00001-" in each]
+            key = min(keys, key=lambda each: each.rpartition("/")[2])
+            store.objects[key] = newer(store.objects[key])
+            before = objects_of(services)
+            clock, cluster = services.runtime.clock, services.settings.cluster
+            report = await Restorer(cluster, "main", store, services.queue, clock).restore(topic)
+            assert (report.pointers, [each for each, _ in report.findings]) == (RECORDS - 1, [key])
+            assert await opened(services, topic) == ""
+            assert await sweep_twice(services, 0) == (0, 0)
+            assert objects_of(services) == before
+            (line, _) = said(caplog, "not-swept")
+            assert "a newer version of memq wrote, and no restore by this one named, 1 objects" in line
 
     with caplog.at_level(logging.WARNING, "memq"):
         run(work())

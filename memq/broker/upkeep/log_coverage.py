@@ -90,6 +90,10 @@ class LogCoverage:
             return True
         return epoch not in self._whole and batch_sequence < numbers.least
 
+    def is_restored(self, epoch: int, batch_sequence: int) -> bool:
+        """Whether a restore left out the batch, if no pointer names it: as a copy, or as unreadable."""
+        return (epoch, batch_sequence) <= self._restored_to
+
     def _has_gap(self, epoch: int) -> bool:
         numbers = self._numbers[epoch]
         return len(numbers) > 1 or (len(numbers) == 1 and epoch in self._whole and numbers.least > 0)

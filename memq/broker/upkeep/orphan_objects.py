@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Container, Iterable, Mapping
 from typing import NamedTuple
 
 from memq.broker.upkeep.log_coverage import LogCoverage
-from memq.errors import CorruptDataError, InvalidRequestError, NotFoundError
+from memq.errors import CorruptDataError, InvalidRequestError, NotFoundError, UnsupportedFormatError
 from memq.format.key import ObjectKey, is_of_many, is_staged_object, parse_object_key
 from memq.format.object import ObjectTopic
 from memq.notification import PointerReader
@@ -69,6 +69,12 @@ def lost_log(topic: str, partition: int) -> Claim:
     return Claim(text, "memq restore makes their pointers again")
 
 
+def newer_object(topic: str, partition: int) -> Claim:
+    """Return the claim of a log whose restore could not read objects of a newer version."""
+    text = f"topic '{topic}' partition {partition}: a newer version of memq wrote, and no restore by this one named,"
+    return Claim(text, "upgrade memq, remove the log, and restore it")
+
+
 def forgotten_topic(topic: ObjectTopic) -> Claim:
     """Return the claim of a topic that the coordinator does not know, and the queue does."""
     return Claim(
@@ -109,6 +115,8 @@ class OrphanObjects:
                         return forgotten_topic(topic)
                 elif not self._accounts((topic.id, partition), epoch, batch_sequence):
                     return lost_log(topic.name, partition)
+                elif self._restored((topic.id, partition), epoch, batch_sequence) and await self._is_newer(entry):
+                    return newer_object(topic.name, partition)
         except (CorruptDataError, NotFoundError):
             pass  # without an index, no restore can make a pointer to the object either
         return None
@@ -123,6 +131,18 @@ class OrphanObjects:
         if epoch:
             return log is not None and log.accounts_for(epoch, batch_sequence)
         return place not in self._claimed if log is None else not log.lost
+
+    def _restored(self, place: Place, epoch: int, batch_sequence: int) -> bool:
+        log = self._logs.get(place)
+        return epoch > 0 and log is not None and log.is_restored(epoch, batch_sequence)
+
+    async def _is_newer(self, entry: ObjectEntry) -> bool:
+        """Whether an object is of a newer version. Raises: as the store; CorruptDataError."""
+        try:
+            await read_index(self._store, entry)
+        except UnsupportedFormatError:
+            return True
+        return False
 
 
 async def batches_of(
