@@ -335,6 +335,27 @@ def test_a_log_that_is_not_found_is_asked_again_until_the_topic_is_deleted(
     run_skipping(work())
 
 
+def test_a_search_that_ends_by_an_unexpected_error_keeps_its_segment() -> None:
+    """Its blocks are nowhere else."""
+
+    async def work() -> None:
+        bench = Bench()
+        await bench.logs()
+        bench.write("a", (0, 4, blocks_of(1)[0]), (1, 2, blocks_of(1, partition=1)[0]))
+        span = bench.queue.span
+
+        async def one_fails(partition: ReadPartition) -> Span:
+            return {1: await span(partition)}[partition.partition]
+
+        bench.queue.span = one_fails  # type: ignore[method-assign]
+        with pytest.raises(KeyError):
+            await bench.run()
+        bench.forwarder.settle()
+        assert bench.unwanted() == []
+
+    run_skipping(work())
+
+
 @pytest.mark.parametrize("hangs", [False, True])
 def test_a_log_that_fails_or_hangs_delays_its_own_blocks_alone_and_they_stay_on_disk(
     hangs: bool, caplog: pytest.LogCaptureFixture
