@@ -452,11 +452,13 @@ def test_others_under_the_same_identity_are_a_conflict_and_the_block_is_given_up
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def work() -> None:
-        bench = Bench(count=2)
+        bench, ticket = Bench(count=2), Ticket(lambda: None)
+        bench.held.tickets.append(ticket)
         await bench.queue.create([bench.read], 30_000)
         await bench.land(block(0, [b"another"], 5))
         with pytest.raises(IdentityConflictError):
             await bench.done()
+        assert not ticket.released, "the spool keeps what was given up, although the other block was taken"
         assert [data for _, _, data in bench.owner.asked] == bench.blocks[1:]
         assert (bench.counters.conflicting_blocks, bench.counters.given_up_blocks) == (1, 1)
         assert bench.counters.forwarded_blocks == 1

@@ -134,6 +134,21 @@ def test_a_member_that_is_not_in_its_group_commits_nothing() -> None:
     asyncio.run(work())
 
 
+def test_a_commit_after_one_that_failed_has_a_higher_number() -> None:
+    """The failed one may still be on its way: with the same number it would set the positions back."""
+
+    async def work(member: Member) -> None:
+        await member.exchange()
+        member.group.error = QueueError("the connection was lost")
+        with pytest.raises(QueueError):
+            await member.session.commit(HERE)
+        member.group.error = None
+        await member.session.commit(HERE)
+        assert member.group.asked[-2:] == ["commit 1", "commit 2"]
+
+    run(work)
+
+
 def test_a_member_joins_once_and_then_says_that_it_lives() -> None:
     async def work(member: Member) -> None:
         for _ in range(3):
