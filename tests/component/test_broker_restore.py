@@ -458,7 +458,7 @@ def test_groups_begin_at_the_beginning_of_a_log_that_was_restored_and_keep_their
             begin = Committed(Position(0, 0), Totals())
             assert await queue.committed("billing", [partition, other]) == {partition: begin, other: stood}
             assert (await restore(broker, queue, topic)).groups == []
-            assert len(await data_pointers(queue, topic)) == BATCHES
+            assert len(await batch_pointers(queue, topic)) == BATCHES
 
     run(work())
 

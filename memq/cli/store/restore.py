@@ -61,7 +61,7 @@ def restore(*, dry_run: bool, as_json: bool, config: str | None, profile: str | 
         )
     for one in reports:
         for group in one.groups:
-            talk(f"group '{group}' begins at the beginning of topic '{one.topic}', whose log was lost")
+            print_message(f"group '{group}' begins at the beginning of topic '{one.topic}', whose log was lost")
     findings = [(key, text) for one in reports for key, text in one.findings]
     for key, text in findings:
         print_message(f"{key}: {text}")
