@@ -561,11 +561,15 @@ def test_a_pointer_of_another_write_partition_is_not_the_producers() -> None:
     pointer = decode_pointer(log.entries[0].body)
     fields = {name: getattr(pointer, name) for name in pointer.__struct_fields__}
     log.add(Pointer(**(fields | {"partition": 1})), log.bodies[0])
+    log.batch(Block(1, 5, 4))
+    later = decode_pointer(log.entries.pop().body)
+    fields = {name: getattr(later, name) for name in later.__struct_fields__}
+    log.add(Pointer(**(fields | {"partition": 1})), log.bodies[2])
 
     async def ask() -> None:
         held = await imported_of(log)[0].held()
         assert held == Held(5, pointer.sealed_ms)
-        assert await imported_of(log)[0].positions([5]) == {5: Position(0, 2, 0)}
+        assert await imported_of(log)[0].positions([5]) == {5: Position(0, 4, 0)}
 
     asyncio.run(ask())
 

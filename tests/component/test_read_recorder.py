@@ -9,6 +9,7 @@ from memq.broker.broker import Broker
 from memq.client.consumer.batch import Slice
 from memq.client.consumer.fetch.partition_cursor import ReadyRange
 from memq.client.observers.audit_recorder import AuditRecorder, ReadRecorder
+from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format.pointer import decode_pointer
 from memq.format.report import AUDIT_TOPIC, Report, decode_report
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
@@ -50,6 +51,23 @@ def test_copies_that_were_left_out_are_reported_as_dropped() -> None:
     reading.leave_out([(0, piece.header), (5, piece.header)], 0)
     (part,) = (part for _, report in tally.take(0, 1) for part in report.parts if part.partition == 0)
     assert [(span.stage, span.producer, span.ranges) for span in part.spans] == [("dropped", 1, ((6, 9),))]
+
+
+def test_a_block_of_a_newer_version_is_no_damage() -> None:
+    log = Log()
+    offset = log.batch(Block(1, 0), Block(1, 3))
+    pointer = decode_pointer(log.entries[0].body)
+    causes = (UnsupportedFormatError("newer"), CorruptDataError("a checksum"))
+    pieces = [
+        piece._replace(header=None, cause=cause)
+        for piece, cause in zip(log.pieces(offset, pointer), causes, strict=True)
+    ]
+    tally = AuditRecorder(7, "consumer", "g", "host", 1_000, lambda: None)
+    reading = ReadRecorder(lambda writer: tally.part("clicks", "ab" * 16, writer, 0), [0], commits=True)
+    behind = Committed(Position(0, offset + 1))
+    reading.give(ReadyRange(Position(0, offset), behind, pointer=pointer, damaged=tuple(pieces)), 0)
+    (part,) = (part for _, report in tally.take(0, 1) for part in report.parts)
+    assert [(damage.block, damage.records, damage.cause) for damage in part.damages] == [(1, 3, "a checksum")]
 
 
 class HeldQueue(MemoryQueue):

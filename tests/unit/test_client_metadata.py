@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from memq.client.broker_router import BrokerRouter
+from memq.client.link_pool import LinkPool
 from memq.client.metadata import ANSWER_TIMEOUT_S, ClusterMetadata
 from memq.errors import (
     ClosedError,
@@ -33,11 +34,13 @@ from memq.protocol.messages import (
     decode_message,
 )
 from memq.topic import PartitionSlots, Topic
+from tests.skipping_loop import run_skipping, skipping_runtime
 from tests.stepped_time import step, stepped_runtime
 from tests.unit.queue_model import Block, Log
 from tests.unit.toy_broker import ToyBroker, ToyConnection, address_of, pool_of, run, silent_at, toy_topic, until
 
 NOBODY = ("127.0.0.1", 1)
+RETRY_S_MAX = 1.0
 ASK = MetadataRequest(topics=[])
 
 
@@ -107,6 +110,18 @@ def test_a_topic_is_asked_for_until_a_broker_answers_or_time_is_up() -> None:
         await pool.close()
 
     run(test)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_topic_is_asked_for_no_longer_than_its_time(seed: int) -> None:
+    async def work() -> None:
+        runtime = skipping_runtime(seed)
+        metadata = ClusterMetadata(runtime, LinkPool(runtime, []))
+        with pytest.raises(UnreachableError, match="no broker answers"):
+            await metadata.topic("clicks", timeout_s=3.0)
+        assert 3.0 - RETRY_S_MAX <= runtime.clock.monotonic() < 3.0
+
+    run_skipping(work())
 
 
 @pytest.mark.parametrize("confirmed", [True, False])
