@@ -17,7 +17,8 @@ from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import CorruptDataError, NotFoundError, QueueError, QueueRefusedError, StoreError
 from memq.format.blocks.header import parse_header
-from memq.format.key import object_key, shared_prefix, topic_prefix
+from memq.format.key import object_key, shared_prefix, staged_prefix, topic_prefix
+from memq.format.manifest import Manifest, encode_manifest
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
@@ -169,6 +170,25 @@ def test_keys_that_memq_does_not_write_are_named_and_hide_no_batch() -> None:
             report = await restore(broker, MemoryQueue(SystemClock()), topic)
             assert report.pointers == BATCHES
             assert sorted(key for key, _ in report.findings) == strange
+
+    run(work())
+
+
+def test_manifests_that_can_not_be_read_are_named_and_hide_no_batch() -> None:
+    async def work() -> None:
+        async with running_broker() as broker:
+            topic = await fill(broker)
+            folder = f"{staged_prefix(broker.services.settings.cluster)}w/commits/"
+            newer = encode_manifest(
+                Manifest(version=99, cluster="memq", writer="w", batch_id=1, store="main", created_ms=1, objects=())
+            )
+            for key, body in ((f"{folder}1", newer), (f"{folder}2", b"{torn")):
+                await broker.services.store.put(key, [body], crc32c(body))
+            report = await restore(broker, MemoryQueue(SystemClock()), topic)
+            assert report.pointers == BATCHES
+            (_, first), (_, second) = sorted(report.findings)
+            assert "has version 99" in first
+            assert "can't be read" in second
 
     run(work())
 

@@ -40,6 +40,20 @@ def test_a_topic_that_another_broker_created_is_not_ready_and_not_missing() -> N
     asyncio.run(work())
 
 
+def test_a_topic_that_another_broker_created_is_read_when_it_is_asked_for() -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            one, two = await cluster.start("one"), await cluster.start("two")
+            read = two.services.coordinator.topics
+            lag_behind(two)
+            topic = await one.partitions.create("clicks", 1, TopicSettings(), exist_ok=False)
+            await two.partitions.refresh()
+            two.services.coordinator.topics = read  # type: ignore[method-assign]
+            assert await two.partitions.current_topic("clicks") == topic
+
+    asyncio.run(work())
+
+
 def test_a_topic_that_the_coordinator_does_not_have_is_missing() -> None:
     async def work() -> None:
         async with rig() as cluster:
