@@ -16,6 +16,7 @@ from opentelemetry.trace import SpanContext, StatusCode
 import memq
 from memq.broker.broker import Broker
 from memq.broker.broker_traces import BrokerTraces
+from memq.client.observers import traces
 from memq.errors import TooLargeError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification.memory import MemoryQueue
@@ -102,11 +103,11 @@ def test_one_block_is_one_trace_and_links_to_what_the_user_did() -> None:
     assert {context_of(span).trace_id for span in sends} == {order.trace_id}
     assert {span.parent.span_id for span in sends if span.parent} == {order.span_id}
     blocks = recorded.spans("batch")
-    traces = {context_of(span).trace_id for span in blocks}
+    ids_of_traces = {context_of(span).trace_id for span in blocks}
     for name in BLOCK_SPANS:
         found = recorded.spans(name)
         assert found, f"there is no span '{name}'"
-        assert {context_of(span).trace_id for span in found} <= traces
+        assert {context_of(span).trace_id for span in found} <= ids_of_traces
     ids = {context_of(span).span_id for span in sends}
     assert {number for span in blocks for number in links_of(span)} == ids
     assert {number for span in recorded.spans("process") for number in links_of(span)} == ids
@@ -175,6 +176,19 @@ def test_a_call_of_send_many_is_one_span() -> None:
     check_one_call(recorded, 10)
     (failed,) = recorded.failed("send")
     assert dict(failed.attributes or {})["error.type"] == "too-large"
+
+
+def test_a_span_has_a_bounded_number_of_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "LINKS_MAX", 3)
+    recorded = Recorded()
+    with (
+        Cluster() as cluster,
+        memq.Producer(cluster.address, tracer_provider=recorded.provider, block_bytes=1_024, audit=False) as producer,
+    ):
+        for delivery in producer.send_many("clicks", [bytes(400)] * 20):
+            delivery.result(TIMEOUT_S)
+    assert len(recorded.spans("batch")) > 3
+    assert len(recorded.one("send").links) == 3
 
 
 def test_a_call_of_send_many_is_one_span_with_asyncio_too() -> None:

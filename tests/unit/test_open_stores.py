@@ -12,18 +12,24 @@ from memq.client.stores import OpenStores
 from memq.errors import UnknownSettingError
 from memq.protocol.messages import StoreMetadata
 from memq.runtime.runtime import Runtime
+from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.s3.handler import S3Handler
 from memq.storage_handlers.s3.settings import S3Settings
 
 KEYS = {"access_key_id": "id", "secret_access_key": "secret"}
 
 
-def opened(s3: dict[str, object] | None) -> S3Settings:
-    """Return the settings with which a bucket is opened that a broker names."""
+def store_of(s3: dict[str, object] | None) -> StorageHandler | None:
+    """Return the store of a bucket that a broker names."""
     runtime = Runtime()
     metadata = ClusterMetadata(runtime, LinkPool(runtime, []))
     metadata.stores = (StoreMetadata(name="main", url="s3://memq/data?endpoint=http://127.0.0.1:1"),)
-    store = OpenStores(metadata, runtime, s3)("main")
+    return OpenStores(metadata, runtime, s3)("main")
+
+
+def opened(s3: dict[str, object] | None) -> S3Settings:
+    """Return the settings with which a bucket is opened that a broker names."""
+    store = store_of(s3)
     assert isinstance(store, S3Handler)
     return store.bucket.settings
 
@@ -51,3 +57,12 @@ def test_without_one_that_of_the_process_is_heeded(monkeypatch: pytest.MonkeyPat
 def test_a_mistake_in_the_section_is_told() -> None:
     with pytest.raises(UnknownSettingError, match="acces_key"):
         opened({"acces_key_id": "id"})
+
+
+def test_a_bucket_without_keys_is_left_to_the_brokers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    assert store_of({"region": "x"}) is None
