@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -104,10 +105,12 @@ def _section_of(s3: Mapping[str, object]) -> Section:
 
 
 def _open_folder(url: str) -> StorageHandler | None:
-    """Return a store of files; None when its folder is not on this machine."""
+    """Return a store of files; None when its folder is not on this machine, or this user may not read it."""
     parts = urlsplit(url)
     root = Path(url2pathname(parts.path))
-    return FilesystemHandler(root, root, _THREADS_MAX, shared=True) if not parts.netloc and root.is_dir() else None
+    if parts.netloc or not os.access(root, os.R_OK | os.X_OK) or not root.is_dir():
+        return None
+    return FilesystemHandler(root, root, _THREADS_MAX, shared=True)
 
 
 def _open_bucket(url: str, runtime: Runtime, s3: Mapping[str, object] | None) -> StorageHandler | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -13,17 +14,31 @@ from memq.errors import UnknownSettingError
 from memq.protocol.messages import StoreMetadata
 from memq.runtime.runtime import Runtime
 from memq.storage_handlers import StorageHandler
+from memq.storage_handlers.filesystem import FilesystemHandler
 from memq.storage_handlers.s3.handler import S3Handler
 from memq.storage_handlers.s3.settings import S3Settings
 
+BUCKET = "s3://memq/data?endpoint=http://127.0.0.1:1"
 KEYS = {"access_key_id": "id", "secret_access_key": "secret"}
 
 
-def store_of(s3: dict[str, object] | None) -> StorageHandler | None:
-    """Return the store of a bucket that a broker names."""
+def test_a_folder_that_this_user_may_not_read_is_left_to_the_brokers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def is_dir(path: Path) -> bool:
+        raise PermissionError(path)
+
+    assert isinstance(store_of(None, tmp_path.as_uri()), FilesystemHandler)
+    monkeypatch.setattr(Path, "is_dir", is_dir)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert store_of(None, tmp_path.as_uri()) is None
+
+
+def store_of(s3: dict[str, object] | None, url: str = BUCKET) -> StorageHandler | None:
+    """Return the store that a broker names."""
     runtime = Runtime()
     metadata = ClusterMetadata(runtime, LinkPool(runtime, []))
-    metadata.stores = (StoreMetadata(name="main", url="s3://memq/data?endpoint=http://127.0.0.1:1"),)
+    metadata.stores = (StoreMetadata(name="main", url=url),)
     return OpenStores(metadata, runtime, s3)("main")
 
 
