@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import warnings
@@ -13,6 +14,7 @@ import pytest
 import memq
 from memq.cli import main
 from memq.cli.exporter import lag_metrics
+from memq.client.admin import AsyncAdmin
 from memq.errors import (
     AlreadyExistsError,
     InvalidNameError,
@@ -27,6 +29,7 @@ from memq.notification.memory import MemoryQueue
 from memq.runtime.clock import SystemClock
 from memq.testing import Cluster
 from memq.topic import Position, ReadPartition
+from tests.brokers import run, running_broker
 
 
 @pytest.fixture
@@ -211,3 +214,22 @@ def test_a_group_that_is_deleted_meanwhile_hides_no_other_lag(
     assert main(["lag", "-b", cluster.address]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["group", "b"]
     assert main(["lag", "a", "b", "-b", cluster.address]) == 3, "a group that the operator names"
+
+
+def test_an_admin_client_is_refused_on_another_event_loop() -> None:
+    async def work() -> None:
+        async with running_broker() as broker, AsyncAdmin(broker.address) as admin:
+            assert len(await admin.brokers()) == 1
+            with pytest.raises(InvalidRequestError, match="this AsyncAdmin belongs to the event loop of its first use"):
+                await asyncio.to_thread(lambda: asyncio.run(admin.brokers()))
+
+    run(work())
+
+
+def test_a_name_of_a_topic_is_checked_before_the_first_connection() -> None:
+    async def work() -> None:
+        async with AsyncAdmin("127.0.0.1:1", connect_timeout_ms=1) as admin:
+            with pytest.raises(InvalidNameError):
+                await admin.create_topic("no topic")
+
+    run(work())

@@ -262,6 +262,24 @@ def test_a_broker_has_one_connection_that_all_share_until_it_is_lost() -> None:
     run(test)
 
 
+def test_only_the_connection_that_is_forgotten_is_left_out() -> None:
+    async def test(broker: ToyBroker) -> None:
+        pool, address = pool_of(broker), address_of(broker)
+        lost = await pool.session(address)
+        broker.cut()
+        await until(lambda: not lost.link.open)
+        current = await pool.session(address)
+        pool.forget(lost)
+        assert await pool.session(address) is current
+        pool.forget(current)
+        assert pool.sessions() == []
+        assert await pool.session(address) is not current
+        await pool.close()
+        current.link.close()
+
+    run(test)
+
+
 def test_a_client_that_closes_ends_the_connections_that_are_being_made() -> None:
     async def test(broker: ToyBroker) -> None:
         broker.script = silent_at(Api.HELLO)

@@ -463,6 +463,26 @@ def test_a_silent_connection_is_dropped_and_the_next_question_gets_a_fresh_one()
     run(test)
 
 
+def test_an_error_that_a_broker_names_leads_to_no_other_broker() -> None:
+    async def test(one: ToyBroker) -> None:
+        async with ToyBroker() as other:
+            counted = Counted()
+            one.script = other.script = counted
+            pool = pool_of(one, other)
+            for broker in (one, other):
+                await pool.session(address_of(broker))
+            anyone = BrokerRouter(pool)
+            for _ in range(16):
+                counted.refusals = [DeniedError("not you")]
+                with pytest.raises(DeniedError):
+                    await ask_any(anyone)
+            assert list(counted.asked.values()) == [16]
+            assert len(pool.sessions()) == 2
+            await pool.close()
+
+    run(test)
+
+
 def test_without_brokers_each_is_named() -> None:
     async def test(broker: ToyBroker) -> None:
         dead = [("127.0.0.1", port) for port in range(1, 8)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 import memq
+from memq.client.arguments import check_timeout
 from memq.client.consumer.batch import TopicPartition
 from memq.client.consumer.settings import Point, check_point, point_of
 from memq.client.producer.fields import RecordColumns, RecordFields, check_fields, check_many, header_pairs
@@ -268,3 +270,15 @@ def test_what_is_no_header(pair: object) -> None:
 def test_fields_of_another_kind(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(TypeError, match=said):
         check_fields(b"v", **arguments)
+
+
+@pytest.mark.parametrize("timeout", [True, "1", b"1", [1]], ids=repr)
+def test_a_timeout_is_a_number(timeout: object) -> None:
+    with pytest.raises(TypeError, match="timeout must be a number of seconds"):
+        check_timeout(timeout)  # type: ignore[arg-type]
+
+
+def test_a_timeout_of_centuries_is_none() -> None:
+    assert [check_timeout(timeout) for timeout in (None, 0, -1, 2.5, math.inf)] == [None, 0, -1, 2.5, None]
+    with pytest.raises(InvalidSettingError, match="timeout = nan"):
+        check_timeout(math.nan)

@@ -10,7 +10,7 @@ import pytest
 from memq.client.link_pool import LinkPool
 from memq.client.metadata import ClusterMetadata
 from memq.client.stores import OpenStores
-from memq.errors import UnknownSettingError
+from memq.errors import InvalidSettingError, UnknownSettingError
 from memq.protocol.messages import StoreMetadata
 from memq.runtime.runtime import Runtime
 from memq.storage_handlers import StorageHandler
@@ -81,3 +81,8 @@ def test_a_bucket_without_keys_is_left_to_the_brokers(monkeypatch: pytest.Monkey
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
         monkeypatch.setenv(name, str(tmp_path / "none"))
     assert store_of({"region": "x"}) is None
+
+
+def test_half_of_a_pair_of_keys_is_told() -> None:
+    with pytest.raises(InvalidSettingError, match="has one of access_key_id and secret_access_key"):
+        opened({"access_key_id": "id"})
