@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from demo import TOPIC, broker, send
-from fault import Fault, inject_faults
+from faults import Fault, inject_faults
 from flights import RECORDS, flights
 from folders import claim, clear
 
