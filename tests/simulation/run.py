@@ -122,8 +122,8 @@ def run_seed(choices: Choices, seed: int) -> Outcome:
         return Outcome(seed, level, run_plan(plan, echo=print if choices.trace else None))
     except SimulationError as error:
         return Outcome(seed, level, finding=str(error))
-    except StopIteration as error:  # else it would end the list of seeds
-        raise RuntimeError(f"seed {seed}") from error
+    except Exception as error:  # a list of seeds shows no other name of this one
+        raise RuntimeError(f"seed {seed} {level}") from error
 
 
 def level_of(seed: int) -> str:

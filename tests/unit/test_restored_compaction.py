@@ -14,6 +14,7 @@ from memq.client.bulk.staged_object import StagedObjectBuilder
 from memq.client.producer.fields import check_fields
 from memq.compaction.reader import ManifestFiles
 from memq.errors import StoreError
+from memq.format.compaction_manifest import CompactionManifest, LeftPart, PartRef
 from memq.format.key import compaction_prefix, manifest_key, staged_object_key
 from memq.format.manifest import Manifest, StagedObject, StagedPiece, encode_manifest
 from memq.format.pointer import Location, Pointer, ProducerRanges, decode_pointer
@@ -21,6 +22,7 @@ from memq.notification.log_reader import all_entries
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Topic, equal_slots, read_partitions
 from tests.compaction import DAY_MS
+from tests.skipping_loop import run_skipping
 from tests.unit.bare_cluster import CLUSTER, Cluster, indexed, newer, topic_of
 from tests.unit.test_compaction import NAMED, OLD, STORE, WRITER, YOUNG, KillingQueue, World
 from tests.unit.test_compaction import PARTITION as LOG_PARTITION
@@ -66,6 +68,33 @@ def test_a_manifest_that_can_not_be_read_is_named_and_the_others_count() -> None
         assert text.startswith("compacted part of partition 0: ")
 
     asyncio.run(work())
+
+
+def test_deleted_parts_are_confirmed_at_once() -> None:
+    """Each takes 0.2 s to confirm, and a topic may have left thousands."""
+
+    async def work() -> None:
+        cluster, loop = Cluster(), asyncio.get_running_loop()
+        files, facts = ManifestFiles(CLUSTER, cluster.store), {"entries": 1, "bytes": 1, "greatest_ms": 1}
+        for partition in read_partitions(TOPIC):
+            left = tuple(
+                LeftPart(part=PartRef(key=f"p/{n}", first=n, next=n + 1, created_ms=1, objects=(), **facts), since_ms=1)
+                for n in range(20)
+            )
+            manifest = CompactionManifest(
+                number=1,
+                cluster=CLUSTER,
+                topic=TOPIC.name,
+                topic_id=TOPIC.id,
+                partition=partition.partition,
+                left=left,
+            )
+            assert await files.publish(manifest)
+        begun_s = loop.time()
+        assert (await compacted_batches(CLUSTER, cluster.store, TOPIC)).findings == []
+        assert loop.time() - begun_s < 2
+
+    run_skipping(work())
 
 
 # ---- staged batches ------------------------------------------------------------------------------
