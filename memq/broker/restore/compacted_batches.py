@@ -128,7 +128,10 @@ async def _read_part(
     *,
     absent_too: bool = False,
 ) -> None:
-    """Read a part. With `absent_too` it was left, and the sweep may have deleted it. Raises: as `ManifestFiles`."""
+    """Read a part; with `absent_too` it was left, and the sweep may have deleted it.
+
+    Raises: as `ManifestFiles`.
+    """
     try:
         async with turns:
             part = await files.part(ref)
