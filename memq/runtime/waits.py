@@ -165,4 +165,9 @@ def _cause(owing: _Owing) -> str:
 def time_before(clock: Clock, monotonic_s: float) -> str:
     """Return a monotonic time as text of the wall clock in UTC."""
     wall_s = clock.wall_ms() / 1000 - (clock.monotonic() - monotonic_s)
-    return datetime.fromtimestamp(max(wall_s, 0.0), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return utc_text(max(wall_s, 0.0))
+
+
+def utc_text(wall_s: float) -> str:
+    """Return a time (Unix s) as text in UTC."""
+    return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -43,7 +43,7 @@ from memq.notification.remote import RemoteQueue
 from memq.protocol.messages import PollEntries
 from memq.runtime.runtime import Runtime
 from memq.testing import Cluster
-from memq.topic import AUDIT_GROUP, Position, ReadPartition
+from memq.topic import AUDIT_GROUP, Position, ReadPartition, Topic
 from tests.postgres import postgres_url
 from tests.skipping_loop import run_skipping
 from tests.unit.audited import TOPIC, data_pointer
@@ -216,11 +216,14 @@ def test_an_auditor_that_comes_later_says_the_same(cluster: Cluster, tmp_path: P
 
 def test_a_home_that_goes_to_another_auditor_while_its_state_is_read_is_let_go() -> None:
     async def work() -> None:
+        async def find(_: str) -> Topic:
+            return TOPIC
+
         pool = LinkPool(Runtime(), bootstrap_addresses("127.0.0.1:1"))
         consumer = AsyncConsumer("127.0.0.1:1", [AUDIT_TOPIC], group=AUDIT_GROUP)
         try:
             with pytest.raises(FencedError, match="not assigned"):
-                await GroupReports(consumer, RemoteQueue(BrokerRouter(pool)), TOPIC).seek(0, "")
+                await GroupReports(consumer, RemoteQueue(BrokerRouter(pool)), TOPIC, find).seek(0, "")
         finally:
             await consumer.close()
             await pool.close()

@@ -119,6 +119,21 @@ def test_who_lost_the_home_stores_nothing(open_database: Callable[[], Database])
     run(work)
 
 
+def test_only_the_owner_of_a_home_notes_up_to_when_it_was_read(open_database: Callable[[], Database]) -> None:
+    async def work() -> None:
+        async with opened(open_database) as (store, _):
+            await store.take_home(2, "one")
+            assert await store.heard(2) == ("", 0)
+            for topic_id, heard_ms in (("id", 5), ("made-again", 7)):
+                await store.note_heard("one", topic_id, {2: heard_ms, 3: heard_ms})
+                assert [await store.heard(home) for home in (2, 3)] == [(topic_id, heard_ms), ("", 0)]
+            await store.take_home(2, "two")
+            await store.note_heard("one", "id", {2: 9})
+            assert await store.heard(2) == ("made-again", 7)
+
+    run(work)
+
+
 class Troubled:
     """A database of which each piece of work fails twice: in its middle, and after it is done."""
 

@@ -2,18 +2,173 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from memq.audit.live.service import live_audit
-from memq.audit.live.storage.database import SqliteDatabase
+import memq
+from memq.audit.live import group_reports, service
+from memq.audit.live.service import LiveAudit, keep_auditing, live_audit
+from memq.audit.live.storage.database import Database, SqliteDatabase
+from memq.audit.live.storage.store import AuditStore
+from memq.audit.live.view import AuditView, TopicSummary
+from memq.audit.minutes import QUEUE
+from memq.broker.broker import Broker
+from memq.broker.start_steps import audit_topic_settings
 from memq.errors import NotFoundError
 from memq.format.report import AUDIT_TOPIC
+from memq.notification.memory import MemoryQueue
 from memq.runtime.runtime import Runtime
 from tests.brokers import run, running_broker
 
 KEEP_MS = 86_400_000
+
+RECORDS = 20
+
+
+@asynccontextmanager
+async def producing(broker: Broker) -> AsyncIterator[None]:
+    """Send records to `clicks`; inside, their client reports until it gets rid of its reports."""
+    async with memq.aio.Producer(broker.address, linger_ms=1) as producer:
+        for number in range(RECORDS):
+            await producer.send("clicks", b"%d" % number)
+        await producer.flush()
+        yield
+
+
+async def produce(broker: Broker) -> None:
+    async with producing(broker):
+        pass
+
+
+async def until(audit: LiveAudit, database: Database, records: int) -> TopicSummary:
+    """Let the auditor work until it knows that so many records of `clicks` were sent."""
+    while True:
+        await audit.step()
+        summary = await the_topic(database)
+        if summary is not None and summary.row.side(QUEUE)["sent"] >= records:
+            return summary
+
+
+async def the_topic(database: Database) -> TopicSummary | None:
+    found = [each for each in await AuditView(database).topics(0, 1 << 40) if each.topic == "clicks"]
+    return found[0] if found else None
+
+
+async def make_audit_topic_again(broker: Broker) -> None:
+    await broker.partitions.delete(broker.partitions.topic(AUDIT_TOPIC))
+    await broker.partitions.create(AUDIT_TOPIC, 1, audit_topic_settings(KEEP_MS), exist_ok=False, internal=True)
+
+
+def began_again(caplog: pytest.LogCaptureFixture) -> int:
+    return sum(getattr(each, "event", "") == "audit.began-again" for each in caplog.records)
+
+
+def test_an_audit_topic_that_was_made_again_is_read_from_its_beginning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The auditor ended at every start, and its verdict stayed ok."""
+
+    async def work() -> None:
+        database = SqliteDatabase(tmp_path / "audit.sqlite")
+        async with running_broker(audit=True, audit_interval_ms=100, audit_partitions=1) as broker:
+            for _ in range(3):
+                await produce(broker)
+            async with live_audit(broker.address, database, KEEP_MS, Runtime()) as audit:
+                summary = await until(audit, database, 3 * RECORDS)
+                await audit.step()
+            assert (summary.row.word(), began_again(caplog)) == ("ok", 0)
+            await make_audit_topic_again(broker)
+            async with producing(broker):
+                for _ in range(2):
+                    async with live_audit(broker.address, database, KEEP_MS, Runtime()) as audit:
+                        summary = await until(audit, database, 4 * RECORDS)
+                        await audit.step()
+                    assert (summary.row.side(QUEUE)["sent"], summary.row.word()) == (4 * RECORDS, "unknown")
+                    assert began_again(caplog) == 1
+        await database.close()
+
+    run(work())
+
+
+def test_a_running_auditor_continues_with_the_topic_that_was_made_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`memq auditor` ended."""
+    monkeypatch.setattr(service, "RETRY_S", 0.0)
+    monkeypatch.setattr(service, "TOPICS_EVERY_ROUNDS", 1)
+    began: list[None] = []
+
+    async def work() -> None:
+        database = SqliteDatabase(tmp_path / "audit.sqlite")
+        async with running_broker(audit=True, audit_interval_ms=100, audit_partitions=1) as broker:
+            await produce(broker)
+            ready = partial(began.append, None)
+            running = asyncio.create_task(keep_auditing(broker.address, database, KEEP_MS, Runtime(), ready))
+            while not (found := await the_topic(database)) or found.row.side(QUEUE)["sent"] < RECORDS:
+                assert not running.done()
+            while not (await AuditStore(database).heard(0))[0]:
+                assert not running.done()
+            await make_audit_topic_again(broker)
+            async with producing(broker):
+                while (found := await the_topic(database)) is None or found.row.side(QUEUE)["sent"] < 2 * RECORDS:
+                    assert not running.done()
+            assert (found.row.word(), began_again(caplog)) == ("unknown", 1)
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+        await database.close()
+        assert len(began) == 1
+
+    run(work())
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_an_audit_topic_that_lost_its_end_is_read_from_its_beginning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, running: bool
+) -> None:
+    """Reports are counted once, though they are read a second time."""
+    monkeypatch.setattr(group_reports, "BEYOND_S", 0.1)
+    monkeypatch.setattr(group_reports, "BEYOND_TRIES", 2)
+
+    async def work() -> None:
+        database = SqliteDatabase(tmp_path / "audit.sqlite")
+        async with running_broker(audit=True, audit_interval_ms=100, audit_partitions=1) as broker:
+            queue = broker.services.queue
+            assert isinstance(queue, MemoryQueue)
+            for _ in range(3):
+                await produce(broker)
+            async with AsyncExitStack() as stack:
+                opened = live_audit(broker.address, database, KEEP_MS, Runtime())
+                audit = await stack.enter_async_context(opened)
+                assert (await until(audit, database, 3 * RECORDS)).row.word() == "ok"
+                await audit.step()
+                if not running:
+                    await stack.aclose()
+                (log,) = [log for part, log in queue.logs.items() if part.topic == AUDIT_TOPIC]
+                del log.entries[1:]
+                if not running:
+                    opened = live_audit(broker.address, database, KEEP_MS, Runtime())
+                    audit = await stack.enter_async_context(opened)
+                    await audit.step()
+                else:
+                    task = asyncio.create_task(audit.run())
+                    while not began_again(caplog):
+                        await AuditView(database).version()
+                    task.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await task
+                while not (summary := await the_topic(database)) or summary.row.word() == "ok":
+                    await audit.step()
+            assert (summary.row.side(QUEUE)["sent"], summary.row.word()) == (3 * RECORDS, "unknown")
+            assert began_again(caplog) == 1
+        await database.close()
+
+    run(work())
 
 
 @pytest.mark.parametrize("audits", [True, False])

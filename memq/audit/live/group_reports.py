@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from memq.audit.live.audited_topics import FindTopic
 from memq.client.consumer.batch import TopicPartition
 from memq.client.consumer.consumer import AsyncConsumer
-from memq.errors import GenerationFencedError, InvalidRequestError
+from memq.errors import GenerationFencedError, InvalidRequestError, NotFoundError
 from memq.format.pointer import Pointer, read_pointer
 from memq.format.report import AUDIT_TOPIC
 from memq.notification import Entry
 from memq.notification.log_reader import entries_between, valid_span
 from memq.notification.remote import RemoteQueue
 from memq.topic import Position, ReadPartition, Topic
+
+BEYOND_S = 30.0  # how long a log must end before a position: a replica that lags shows an earlier end, too
+BEYOND_TRIES = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +34,24 @@ class Page:
 class GroupReports:
     """Reads `_memq_audit` as a member of the auditors' group. Raises: RetryableError."""
 
-    def __init__(self, consumer: AsyncConsumer, queue: RemoteQueue, topic: Topic) -> None:
+    def __init__(self, consumer: AsyncConsumer, queue: RemoteQueue, topic: Topic, find: FindTopic) -> None:
         self._consumer = consumer
         self._queue = queue
         self._topic = topic
+        self._find = find
+
+    @property
+    def topic_id(self) -> str:
+        """The id of the topic that is read."""
+        return self._topic.id
+
+    async def check(self) -> None:
+        """Check that the topic is the one that is read.
+
+        Raises: NotFoundError when it is gone, or was made again.
+        """
+        if (await self._find(AUDIT_TOPIC)).id != self._topic.id:
+            raise NotFoundError(f"topic {AUDIT_TOPIC} was deleted and made again")
 
     def homes(self) -> int:
         """Return how many homes there are; 0 while the cluster does not audit."""
@@ -39,7 +59,10 @@ class GroupReports:
 
     async def poll(self, timeout_s: float) -> Page | None:
         """Return the next page of an assigned home; None when there is none for `timeout_s`."""
-        batch = await self._consumer.poll(timeout_s)
+        try:
+            batch = await self._consumer.poll(timeout_s)
+        except InvalidRequestError:  # a log ends before the group's position: `seek` and `caught_up` judge that
+            return None
         if batch is None:
             return None
         reports = [(str(record.position), record.value or b"") for record in batch]
@@ -49,20 +72,47 @@ class GroupReports:
         """Return the homes that this member has now."""
         return [partition for _, partition in self._consumer.position()]
 
-    async def seek(self, home: int, position: str) -> None:
-        """Continue from a position, "" for the beginning. Raises: FencedError when another owns the home now."""
+    async def seek(self, home: int, position: str) -> bool:
+        """Continue from a position, "" for the beginning; return False if it had to begin there.
+
+        It does so when the log ends before the position in all answers of `BEYOND_S`: a log that lost its end, or was
+        restored. Raises: FencedError when another owns the home now.
+        """
+        if not position:
+            await self._seek(home, "beginning")
+            return True
+        for number in range(BEYOND_TRIES):
+            if number:
+                await asyncio.sleep(BEYOND_S / (BEYOND_TRIES - 1))
+            try:
+                await self._seek(home, Position.parse(position))
+            except InvalidRequestError:
+                continue
+            return True
+        await self._seek(home, "beginning")
+        return False
+
+    async def _seek(self, home: int, to: Position | Literal["beginning"]) -> None:
         try:
-            await self._consumer.seek(AUDIT_TOPIC, home, Position.parse(position) if position else "beginning")
-        except InvalidRequestError as error:  # it went to another member while its state was read
+            await self._consumer.seek(AUDIT_TOPIC, home, to)
+        except InvalidRequestError as error:
+            if home in self.assigned():
+                raise
+            # It went to another member while its state was read.
             raise GenerationFencedError(str(error)) from error
 
     async def caught_up(self, home: int) -> bool:
-        """Whether all reports of a home that there were at this call have been returned."""
+        """Whether all reports of a home that there were at this call have been returned.
+
+        Raises: FencedError when its log ends before the next one: the home is to be taken again, by `seek`.
+        """
         partition = ReadPartition(AUDIT_TOPIC, self._topic.id, home)
         position = self._consumer.position().get(TopicPartition(AUDIT_TOPIC, home))
         if position is None:
             return False
         end = (await valid_span(self._queue, partition)).end
+        if position.pointer_offset > end:
+            raise GenerationFencedError(f"partition {home} of {AUDIT_TOPIC} ends before position {position}")
         async for left in entries_between(self._queue, partition, position.pointer_offset, end):
             if any(_holds_records(entry) for entry in left):
                 return False

@@ -59,9 +59,17 @@ class ReportPartitionAudit:
     """
 
     def __init__(
-        self, audit_of: Callable[[Key], PartitionAudit | None], clients: dict[int, Client] | None = None
+        self,
+        audit_of: Callable[[Key], PartitionAudit | None],
+        clients: dict[int, Client] | None = None,
+        taken_ms: int = -1,
     ) -> None:
+        """Take up `clients` where they were left.
+
+        Reports of other clients up to `taken_ms` (Unix ms) may have been taken, and are passed over.
+        """
         self._audit_of = audit_of
+        self._taken_ms = taken_ms
         self.clients = clients if clients is not None else {}
 
     def take(self, report: Report, now_ms: int) -> None:
@@ -98,6 +106,8 @@ class ReportPartitionAudit:
     def _take_number(self, report: Report, now_ms: int) -> Client | None:
         client = self.clients.get(report.client)
         promised_ms = report.next_ms - report.until_ms
+        if client is None and report.until_ms <= self._taken_ms:
+            return None
         if client is None:
             self._forget_driver(report)
             client = Client(report.kind, report.name, report.host, 0, report.since_ms, promised_ms)

@@ -24,9 +24,10 @@ from memq.audit.live.partition import PartitionAudit
 from memq.audit.live.questions.damage_names import DamageNames
 from memq.audit.live.questions.end_follower import AskEnd, EndFollower, OwnerEnds, ProvedEnd
 from memq.audit.live.questions.holder_follower import HolderFollower
-from memq.audit.live.report_partition import Key, ReportPartitionAudit
+from memq.audit.live.report_partition import SILENT_MINUTES_MAX, Key, ReportPartitionAudit
 from memq.audit.live.storage.database import Database
 from memq.audit.live.storage.store import AuditStore, PartitionChanges, Step
+from memq.audit.minutes import MINUTE_MS
 from memq.client.admin import AsyncAdmin
 from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.consumer import AsyncConsumer
@@ -38,7 +39,8 @@ from memq.format.report import AUDIT_TOPIC, Report, ReportedDamage, ReportPart, 
 from memq.notification.remote import RemoteQueue
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
-from memq.topic import AUDIT_GROUP, Position, ReadPartition
+from memq.runtime.waits import utc_text
+from memq.topic import AUDIT_GROUP, CLOCK_ERROR_MS, Position, ReadPartition
 
 INTERVAL_S = 1.0  # a round at least so often
 PAGES_MAX = 200  # of reports in one round
@@ -46,6 +48,8 @@ IDLE_ROUNDS = 5  # a write partition without reports is read once in so many rou
 TOPICS_EVERY_ROUNDS = 10
 PRUNE_EVERY_ROUNDS = 600
 SICK_HOME_ROUNDS = 30  # between two questions for the end of a home whose log does not answer
+NOTE_S = 10.0  # between two notes of up to when reports were read
+RETRY_S = 5.0  # until an auditor begins again, of which `_memq_audit` is gone
 ASK_AGAIN_ROUNDS = 10  # between two questions to brokers about records that one of them holds, or may hold
 
 
@@ -58,6 +62,7 @@ class _Home:
     saved: str = ""
     unsaved: Step | None = None
     asked_from_round: int = 0  # from which round to ask whether all its reports were read
+    heard_ms: int = 0  # when all of its reports were read
 
 
 class LiveAudit:
@@ -87,6 +92,7 @@ class LiveAudit:
         self._holders = HolderFollower(ask_held, self._events)
         self._ends = EndFollower(ask_end, self._events)
         self._outage = self._events.outage("audit.stopped", "audit.goes-on")
+        self._next_note_s = 0.0
         self._homes: dict[int, _Home] = {}
         self._page: Page | None = None  # the last page, until it is processed; after a failure it is processed again
         self._touched: dict[Key, None] = {}  # partitions with new reports that are not judged yet
@@ -96,7 +102,8 @@ class LiveAudit:
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Audit until cancelled; `ready` is called when the first round is done.
 
-        Raises: what does not pass by itself, as a database that is damaged.
+        Raises: what does not pass by itself, as a database that is damaged; NotFoundError when `_memq_audit` is gone,
+        or was made again: another `LiveAudit` continues with it.
         """
         logged = False
         while True:
@@ -134,11 +141,14 @@ class LiveAudit:
         for number, home in self._homes.items():
             if quiet and await self._caught_up(number, home):
                 home.audit.settle(now_ms)
+            if quiet and self._round >= home.asked_from_round:
+                home.heard_ms = now_ms
             self._judge(home, ends, now_ms)
             step = self._step_of(number, home)
             if step.changes or home.position != home.saved:
                 home.unsaved = step
                 await self._save(home)
+        await self._note_heard()
         self._holders.ask(audits, again=self._round % ASK_AGAIN_ROUNDS == 0)
         self._ends.ask(audits)
         if self._touched:
@@ -190,15 +200,54 @@ class LiveAudit:
         for number in [each for each in self._homes if each not in assigned]:
             del self._homes[number]
         new = [number for number in assigned if number not in self._homes]
+        begun: dict[int, int] = {}
         for number in new:
-            position, clients = await self._store.take_home(number, self._owner)
-            partitions: dict[Key, PartitionAudit] = {}
-            await self._reports.seek(number, position)
-            if self._page is not None and self._page.home == number:
-                self._page = None  # reading continues at the stored position, not with this page
-            self._homes[number] = _Home(ReportPartitionAudit(partitions.get, clients), position, partitions)
+            since_ms = await self._take_home(number)
+            if since_ms is not None:
+                begun[number] = since_ms
         if new:
             await self._load_partitions()
+        if begun:
+            self._begin_again(begun)
+
+    async def _take_home(self, number: int) -> int | None:
+        """Take a home where it was left; at its beginning when its log has no such place.
+
+        Return then the time up to which its reports were read (Unix ms).
+        """
+        position, clients = await self._store.take_home(number, self._owner)
+        topic_id, heard_ms = await self._store.heard(number)
+        remade = topic_id not in ("", self._reports.topic_id)
+        again = not await self._reports.seek(number, "" if remade else position) or remade
+        if self._page is not None and self._page.home == number:
+            self._page = None  # reading continues at the stored position, not with this page
+        since_ms = heard_ms or max((client.heard_ms for client in clients.values()), default=0)
+        partitions: dict[Key, PartitionAudit] = {}
+        taken_ms = since_ms + CLOCK_ERROR_MS if again and not remade else -1  # a new topic has only new reports
+        audit = ReportPartitionAudit(partitions.get, clients, taken_ms)
+        self._homes[number] = _Home(audit, "" if again else position, partitions, saved=position)
+        return since_ms if again else None
+
+    def _begin_again(self, begun: Mapping[int, int]) -> None:
+        """Make the time since the last reading unknown: reports that no auditor has read may be gone."""
+        now_ms = self._clock.wall_ms()
+        for number, since_ms in begun.items():
+            first, last = since_ms // MINUTE_MS, now_ms // MINUTE_MS
+            for audit in self._homes[number].partitions.values():
+                audit.silence(None, range(max(first, last - SILENT_MINUTES_MAX), last + 1), 1)
+        self._events.warning(
+            "audit.began-again",
+            f"partitions {', '.join(map(str, begun))} of {AUDIT_TOPIC} are read from the beginning: the topic was made "
+            f"again, or lost its end; the work of clients since {utc_text(min(begun.values()) / 1000)} is unknown",
+        )
+
+    async def _note_heard(self) -> None:
+        """Store up to when reports were read, from time to time: readers see from it that an auditor works."""
+        now_s = self._clock.monotonic()
+        heard = {number: home.heard_ms for number, home in self._homes.items() if home.heard_ms}
+        if heard and now_s >= self._next_note_s:
+            self._next_note_s = now_s + NOTE_S
+            await self._store.note_heard(self._owner, self._reports.topic_id, heard)
 
     async def _take_page(self, home: _Home, page: Page) -> None:
         now_ms = self._clock.wall_ms()
@@ -245,6 +294,7 @@ class LiveAudit:
     # ---- topics --------------------------------------------------------------------------------------
 
     async def _refresh_topics(self) -> None:
+        await self._reports.check()
         await self._topics.refresh()
         await self._load_partitions()
 
@@ -337,7 +387,7 @@ async def live_audit(brokers: str, state: Database, keep_ms: int, runtime: Runti
         )
         any_broker = BrokerRouter(pool)
         queue = RemoteQueue(any_broker)
-        reports, holders = GroupReports(consumer, queue, topic), Holders(pool, any_broker)
+        reports, holders = GroupReports(consumer, queue, topic, find), Holders(pool, any_broker)
         owners = OwnerEnds(runtime, pool)
         stack.push_async_callback(owners.close)
         asks = holders.ask, owners.ask
@@ -345,6 +395,34 @@ async def live_audit(brokers: str, state: Database, keep_ms: int, runtime: Runti
         audit = LiveAudit(reports, topics, queue, any_broker.read, *asks, store, runtime, keep_ms)
         stack.push_async_callback(audit.close)
         yield audit
+
+
+async def keep_auditing(
+    brokers: str, state: Database, keep_ms: int, runtime: Runtime, ready: Callable[[], None] = lambda: None
+) -> None:
+    """Audit until cancelled, also when `_memq_audit` is deleted and made again; `ready` is called once.
+
+    Raises: as `live_audit` until the first round is done; afterwards as `LiveAudit.run`, except NotFoundError.
+    """
+    outage = EventLog(runtime.clock).outage("audit.stopped", "audit.goes-on")
+    begun = False
+
+    def note_begun() -> None:
+        nonlocal begun
+        outage.passed()
+        if not begun:
+            begun = True
+            ready()
+
+    while True:
+        try:
+            async with live_audit(brokers, state, keep_ms, runtime) as audit:
+                await audit.run(note_begun)
+        except (NotFoundError, RetryableError) as error:
+            if not begun:
+                raise
+            outage.failed(str(error))
+            await asyncio.sleep(RETRY_S)
 
 
 def _no_reports(pool: LinkPool) -> NotFoundError:

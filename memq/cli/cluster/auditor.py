@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import click
 
 from memq.audit.finding import EVIDENCE_MAX, Finding, csv_of
-from memq.audit.live.service import live_audit
+from memq.audit.live.service import keep_auditing
 from memq.audit.live.storage.database import Database
 from memq.audit.live.storage.store import AuditStore
 from memq.audit.live.verification import verify_finding
@@ -172,8 +172,8 @@ async def _serve(brokers: str, state: Database, keep_ms: int, dashboard: Embedde
         async with AsyncExitStack() as stack:
             stack.callback(signals.close)
             stack.push_async_callback(state.close)
-            audit = await stack.enter_async_context(live_audit(brokers, state, keep_ms, Runtime()))
-            works = [audit.run(partial(_print_auditing, brokers)), *([dashboard(brokers)] if dashboard else [])]
+            audit = keep_auditing(brokers, state, keep_ms, Runtime(), partial(_print_auditing, brokers))
+            works = [audit, *([dashboard(brokers)] if dashboard else [])]
             await _until(signals.first, _together(*works))
     finally:
         await state.close()

@@ -7,6 +7,7 @@ name, with the position up to which it has read. So the stored state is always t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -94,6 +95,17 @@ class AuditStore:
         position, clients = await self._database.run(lambda execute: _take_home(execute, home, owner))
         return position, decode_state(dict[int, Client], clients) if clients else {}
 
+    async def heard(self, home: int) -> tuple[str, int]:
+        """Return a home's topic id, and when all of its reports were read; "" and 0 if unknown.
+
+        The time is in Unix ms.
+        """
+        return await self._database.run(lambda execute: _heard(execute, home))
+
+    async def note_heard(self, owner: str, topic_id: str, homes: Mapping[int, int]) -> None:
+        """Note when all reports of `homes` were read (Unix ms). Homes of another owner are left out."""
+        await self._database.run(lambda execute: _note_heard(execute, owner, topic_id, homes))
+
     async def books(self, key: Key) -> PartitionState | None:
         """Return the books of a write partition; None when nothing was stored."""
         found = await self._database.run(
@@ -132,6 +144,31 @@ def _take_home(execute: Execute, home: int, owner: str) -> tuple[str, bytes]:
         return found[0][0], bytes(found[0][1])
     execute("INSERT INTO homes VALUES (?, ?, ?, ?)", (home, owner, "", b""))
     return "", b""
+
+
+def make_heard(execute: Execute) -> None:
+    """Create the table of the homes' last reading; older states have none."""
+    execute(
+        "CREATE TABLE IF NOT EXISTS audit_heard"
+        " (home BIGINT PRIMARY KEY, topic_id TEXT NOT NULL, heard_ms BIGINT NOT NULL)",
+        (),
+    )
+
+
+def _heard(execute: Execute, home: int) -> tuple[str, int]:
+    make_heard(execute)
+    found = execute("SELECT topic_id, heard_ms FROM audit_heard WHERE home = ?", (home,))
+    return (found[0][0], found[0][1]) if found else ("", 0)
+
+
+def _note_heard(execute: Execute, owner: str, topic_id: str, homes: Mapping[int, int]) -> None:
+    make_heard(execute)
+    for home, heard_ms in homes.items():
+        execute(
+            "INSERT INTO audit_heard SELECT home, ?, ? FROM homes WHERE home = ? AND owner = ?"
+            " ON CONFLICT (home) DO UPDATE SET topic_id = excluded.topic_id, heard_ms = excluded.heard_ms",
+            (topic_id, heard_ms, home, owner),
+        )
 
 
 def _save(execute: Execute, step: Step) -> None:
