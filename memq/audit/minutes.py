@@ -28,7 +28,7 @@ WORDS = {
 }
 COUNTS = ("sent", "delivered", "copies", *WORDS)  # of a row of the table
 QUEUE = ""  # the side of producers and queue; each group has one of its own name
-OK, IN_FLIGHT = "ok", WORDS["in_flight"]
+OK, IN_FLIGHT, UNKNOWN = "ok", WORDS["in_flight"], WORDS["unknown"]
 GRAVITY = {word: gravity for gravity, word in enumerate((*WORDS.values(), OK))}  # the gravest has 0
 QUANTILES = (0.5, 0.9, 0.99)
 Stream = tuple[int, int]  # write partition, producer

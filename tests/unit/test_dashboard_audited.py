@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -21,8 +22,9 @@ from memq.audit.live.partition_state import PartitionState
 from memq.audit.live.report_partition import Client
 from memq.audit.live.storage.database import Answer, Execute, SqliteDatabase
 from memq.audit.live.storage.store import AuditStore, PartitionChanges, Step
-from memq.audit.live.view import AuditView
+from memq.audit.live.view import AuditView, doubted
 from memq.audit.minutes import MINUTE_MS, QUEUE, MinuteRow
+from memq.cli import main
 from memq.client.admin import AsyncAdmin
 from memq.errors import AuditStateError, NotFoundError
 from memq.runtime.clock import SystemClock
@@ -197,6 +199,37 @@ def test_sums_of_topics_have_all_minutes_however_many(tmp_path: Path, monkeypatc
         await database.close()
 
     asyncio.run(run())
+
+
+def test_verdicts_of_an_audit_that_is_behind_are_not_ok(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without an auditor they stayed ok, and `memq auditor show` returned 0."""
+    state = f"sqlite:{tmp_path / 'audit.sqlite'}"
+
+    async def run(age_ms: int) -> tuple[str, list[object]]:
+        database = await state_of_topics(tmp_path, "a")
+        now_ms = SystemClock().wall_ms()
+        step = Step(0, "me", 2, "", {})
+        step.changes["id-a", 0] = changes("a", {}, replace(lost("a", 0), resolved_ms=1))
+        await AuditStore(database).save(step)
+        await AuditStore(database).note_heard("me", "id", {0: now_ms - age_ms})
+        feed, about = Feed("run"), About(cluster="", audited=True, acknowledge=True, contents=False)
+        poller = Poller(AsyncAdmin("127.0.0.1:1"), LiveSource(database, SystemClock()), feed, Runtime(), about)
+        trouble = await poller.poll_progress()
+        await database.close()
+        words = [doubted(word, trouble) for word in ("ok", "in flight", "unknown", "lost")]
+        return trouble, [*words]
+
+    for age_ms, word, code in ((1_000, "ok", 0), (70_000, "unknown", 1)):
+        (tmp_path / "audit.sqlite").unlink(missing_ok=True)
+        trouble, words = asyncio.run(run(age_ms))
+        assert ("the audit is behind" in trouble) == (word == "unknown")
+        assert words[0] == word
+        assert words[2:] == ["unknown", "lost"]
+        assert main(["auditor", "show", "--json", "--audit-state", state]) == code
+        shown = capsys.readouterr()
+        (topic,) = json.loads(shown.out)
+        assert (topic["sides"][""]["verdict"], bool(topic["behind"])) == (word, word == "unknown")
+        assert ("the audit is behind" in shown.err) == (word == "unknown")
 
 
 def test_minutes_of_a_topic_are_read_by_their_key(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from memq.audit.dashboard.view import (
     TopicRow,
 )
 from memq.audit.finding import EVIDENCE_MAX, Finding
+from memq.audit.live.view import doubted
 from memq.audit.minutes import MINUTE_MS
 from memq.client.admin import AsyncAdmin, GroupDescription, PartitionProgress
 from memq.client.log_answers import LogAnswers
@@ -54,6 +55,7 @@ class _Known:
     topics: dict[str, Topic] = field(default_factory=dict)
     groups: dict[str, list[GroupRow]] | None = None
     verdicts: dict[str, TopicVerdict] = field(default_factory=dict)
+    behind: str = ""  # why the audit's verdicts are old
 
 
 class Poller:
@@ -91,6 +93,7 @@ class Poller:
         ]
         if self._audit is not None:
             rounds += [("audit", AUDIT_S, self.poll_audit), ("clients", CLIENTS_S, self.poll_clients)]
+            rounds.append(("progress", CLIENTS_S, self.poll_progress))
         for name, pause_s, look in rounds:
             self._tasks.start(self._rounds(name, pause_s, look), f"dashboard-{name}")
 
@@ -334,7 +337,7 @@ class Poller:
             lost=verdict.lost if verdict else None,
             doubled=verdict.doubled if verdict else None,
             corrupt=verdict.corrupt if verdict else None,
-            word=verdict.word if verdict else None,
+            word=doubted(verdict.word, self._known.behind) if verdict else None,
             p99_ms=verdict.p99_ms if verdict else None,
             spark=self._spark(name, minute),
         )
@@ -398,6 +401,12 @@ class Poller:
         for name in news.topics:
             if name in self._known.topics:
                 self._feed.board.put("topic", name, self._topic_row(self._known.topics[name], minute))
+
+    async def poll_progress(self) -> str:
+        """Ask whether auditors keep up, and return why not. Verdicts that were ok are then shown as unknown."""
+        assert self._audit is not None, "rounds of the audit are started only where there is one"
+        self._known.behind = await self._audit.behind(self._clock.wall_ms())
+        return self._known.behind
 
     async def poll_clients(self) -> None:
         """Ask the audit for the clients that report, and show each."""

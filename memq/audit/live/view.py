@@ -16,11 +16,14 @@ from memq.audit.finding import Finding
 from memq.audit.live.report_partition import Client
 from memq.audit.live.storage.database import Database, Execute
 from memq.audit.live.storage.state import decode_state
-from memq.audit.live.storage.store import PartitionFacts
-from memq.audit.minutes import QUANTILES, MinuteRow, quantile_ms
+from memq.audit.live.storage.store import PartitionFacts, make_heard
+from memq.audit.minutes import GRAVITY, QUANTILES, UNKNOWN, MinuteRow, quantile_ms
 from memq.errors import NotFoundError
+from memq.runtime.waits import utc_text
 
 ROWS_MAX = 200_000  # that one statement may read
+
+BEHIND_MS = 60_000  # auditors note every 10 s that they have read all reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,25 @@ class AuditView:
 
         return await self._database.run(work)
 
+    async def behind(self, now_ms: int) -> str:
+        """Return why the results are old, "" when they are not: no auditor runs, or it is behind the reports.
+
+        A state of an older release does not know it.
+        """
+
+        def work(execute: Execute) -> int | None:
+            make_heard(execute)
+            found: int | None = execute(_HEARD, ())[0][0]
+            return found
+
+        heard_ms = await self._database.run(work)
+        if heard_ms is None or now_ms - heard_ms <= BEHIND_MS:
+            return ""
+        return (
+            f"the audit is behind: reports of clients were last read to their end at {utc_text(heard_ms / 1000)}; "
+            "check that an auditor runs, and its log for audit.stopped"
+        )
+
     async def minutes(
         self, topic: str, first_minute: int, next_minute: int, *, since: int = -1
     ) -> AsyncIterator[Minute]:
@@ -159,6 +181,11 @@ class AuditView:
         return await self._database.run(lambda execute: execute(statement, values))
 
 
+# Of the topic that was read last: homes of an earlier one are read by no auditor any more.
+_HEARD = (
+    "SELECT min(heard_ms) FROM audit_heard WHERE topic_id ="
+    " (SELECT topic_id FROM audit_heard ORDER BY heard_ms DESC LIMIT 1)"
+)
 _HOLDING = "SELECT topic_id, count(*) FROM findings WHERE resolved_ms = 0 AND grave = 1 GROUP BY topic_id"
 # By way of its write partitions, so that each is a range of the primary key: by time it would be rows of all topics.
 _MINUTES = (
@@ -203,3 +230,8 @@ def latencies(rows: Iterable[MinuteRow]) -> dict[tuple[str, str], dict[float, fl
         for name, side in sorted(total.sides.items())
         for stage, buckets in sorted(side.latency.items())
     }
+
+
+def doubted(word: str, behind: str) -> str:
+    """Return a verdict while the audit is `behind`: nothing is proven, except what is graver than unknown."""
+    return min(word, UNKNOWN, key=GRAVITY.__getitem__) if behind else word

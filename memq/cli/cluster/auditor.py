@@ -19,7 +19,7 @@ from memq.audit.live.service import keep_auditing
 from memq.audit.live.storage.database import Database
 from memq.audit.live.storage.store import AuditStore
 from memq.audit.live.verification import verify_finding
-from memq.audit.live.view import AuditView, TopicSummary, latencies
+from memq.audit.live.view import AuditView, TopicSummary, doubted, latencies
 from memq.audit.minutes import MINUTE_MS, QUANTILES, QUEUE, percentile_name
 from memq.cli.cluster.embedded_services import EmbeddedService, OpenState, embedded_dashboard, state_of, written_state
 from memq.cli.options import json_option, listen_address, setting_options, settings_of
@@ -63,18 +63,28 @@ def auditor(context: click.Context, /, config: str | None, profile: str | None, 
 def show(minutes: int, as_json: bool, config: str | None, profile: str | None, **flags: Value | None) -> int:
     """Show each topic's verdict, with its groups, over the last minutes.
 
-    Exits with 1 when something is wrong.
+    Exits with 1 when something is wrong, or when the audit is behind: no auditor has read the reports of clients for a
+    minute. No verdict is then ok.
     The last columns are the p50, p90 and p99 latencies, in ms from event time, until records were acked, or processed
     by the group.
     """
-    now = Runtime().clock.wall_ms() // MINUTE_MS
-    found = _asked(settings_of(config, profile, **flags), lambda view, _: view.topics(now - minutes, now + 1))
+    now_ms = Runtime().clock.wall_ms()
+    now = now_ms // MINUTE_MS
+
+    async def ask(view: AuditView, _: AuditStore) -> tuple[list[TopicSummary], str]:
+        return await view.topics(now - minutes, now + 1), await view.behind(now_ms)
+
+    found, behind = _asked(settings_of(config, profile, **flags), ask)
     if as_json:
-        print_json([_summary_json(summary) for summary in found])
+        print_json([_summary_json(summary, behind) for summary in found])
     else:
-        rows = [(each.topic, name or "(queue)", *_row_of(each, name)) for each in found for name in _sides(each)]
+        rows = [
+            (each.topic, name or "(queue)", *_row_of(each, name, behind)) for each in found for name in _sides(each)
+        ]
         print_table(_SHOWN, rows)
-    return FAILED if any(summary.findings for summary in found) else OK
+    if behind:
+        print_message(f"memq: {behind}")
+    return FAILED if behind or any(summary.findings for summary in found) else OK
 
 
 @auditor.command("findings", short_help="List findings of all topics, or of TOPIC.")
@@ -219,20 +229,20 @@ def _sides(summary: TopicSummary) -> list[str]:
     return sorted({QUEUE, *summary.row.sides})
 
 
-def _row_of(summary: TopicSummary, name: str) -> tuple[object, ...]:
+def _row_of(summary: TopicSummary, name: str, behind: str) -> tuple[object, ...]:
     side = summary.row.side(name)
     counts = (side[column] for column in ("lost", "doubled", "corrupt"))
     records, last = (side["committed"], "acked") if name == QUEUE else (side["processed"], "processed")
     took_ms = latencies([summary.row]).get((name, last), {})
     slow = (f"{took_ms[part]:.0f}" if took_ms else "-" for part in QUANTILES)
-    return (summary.row.word(name), records, *counts, summary.row.in_flight(name), *slow)
+    return (doubted(summary.row.word(name), behind), records, *counts, summary.row.in_flight(name), *slow)
 
 
-def _summary_json(summary: TopicSummary) -> dict[str, Any]:
+def _summary_json(summary: TopicSummary, behind: str) -> dict[str, Any]:
     took_ms = latencies([summary.row])
     sides = {
         name: {
-            "verdict": summary.row.word(name),
+            "verdict": doubted(summary.row.word(name), behind),
             **summary.row.side(name).counts,
             "in_flight": summary.row.in_flight(name),
             "latency_ms": {
@@ -243,7 +253,8 @@ def _summary_json(summary: TopicSummary) -> dict[str, Any]:
         }
         for name in _sides(summary)
     }
-    return {"topic": summary.topic, "topic_id": summary.topic_id, "findings": summary.findings, "sides": sides}
+    named = {"topic": summary.topic, "topic_id": summary.topic_id, "findings": summary.findings}
+    return {**named, "behind": behind, "sides": sides}
 
 
 def _minute_text(finding: Finding) -> str:
