@@ -45,7 +45,7 @@ AUDITOR_BUGS = (
         "memq.audit.live.group_reports",
         "GroupReports.seek",
         swap("Position.parse(position)", '"end"'),
-        seed=1_004,
+        seed=1_005,
         aspects=("auditor",),
     ),
     Planted(
