@@ -272,6 +272,30 @@ def test_a_commit_in_which_librdkafka_hangs_ends_with_the_close(monkeypatch: pyt
             thread.join(30)
 
 
+def test_a_commit_from_which_librdkafka_does_not_return_ends_the_membership(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a pause of Kafka such a commit blocked all later ones of the member for ever."""
+
+    async def work() -> None:
+        consumer = HangingConsumer()
+        monkeypatch.setattr(member_module, "consumer_of", lambda settings, complain: consumer)
+        monkeypatch.setattr(member_module, "COMMIT_S", 0.1)
+        monkeypatch.setattr(librdkafka, "CLOSE_S", 0.1)
+        member = HostedMember("a", {}, Names("t."), LastErrors(), 1)
+        serving = asyncio.create_task(member.serve())
+        with pytest.raises(GenerationFencedError, match="has not returned from a commit of member 'a'"):
+            await member.commit([TopicPartition("t", 0, 7)])
+        assert isinstance(member.failure, GenerationFencedError)
+        assert member.changed.is_set()
+        await member.close()
+        consumer.free.set()
+        await asyncio.gather(serving, return_exceptions=True)
+
+    asyncio.run(work())
+    for thread in threading.enumerate():
+        if thread.name.startswith("memq-kafka"):
+            thread.join(30)
+
+
 class LateQueue(SimpleQueue[Any]):
     """A queue of orders that gets a commit just after the member's thread has emptied it for the last time."""
 

@@ -19,6 +19,7 @@ from memq.runtime.threads import ThreadPool
 from memq.topic import ReadPartition
 
 POLL_S = 0.02  # longest time until the thread takes a commit
+COMMIT_S = 20.0  # how much longer than the session time-out a commit may take: librdkafka gives up before
 RELEASE_S = 290.0  # longest wait of a revocation for its release; after 300 s Kafka removes the member
 # Errors that end a membership; librdkafka retries after others, or reports them by a callback.
 _ENDING = (
@@ -116,14 +117,24 @@ class HostedMember:
             self._orders.put(Released(self._revocation))
 
     async def commit(self, offsets: list[TopicPartition]) -> list[TopicPartition] | KafkaError:
-        """Store offsets with their metadata; return each with its error, or one error. Raises: ClosedError."""
+        """Store offsets with their metadata; return each with its error, or one error.
+
+        librdkafka may never return from a commit whose connection to Kafka was lost. After the session time-out and
+        `COMMIT_S` the membership ends, so that the member joins again on another thread.
+        Raises: ClosedError; GenerationFencedError.
+        """
         if self._closing:
             raise ClosedError(f"member '{self._name}' is leaving its group")
         done: asyncio.Future[list[TopicPartition] | KafkaError] = self._loop.create_future()
         self._commits[done] = None
         self._orders.put(Commit(offsets, done))
         try:
-            return await done
+            async with asyncio.timeout(self.session_timeout_ms / 1000 + COMMIT_S):
+                return await done
+        except TimeoutError as error:
+            text = f"librdkafka has not returned from a commit of member '{self._name}'"
+            self._fail(GenerationFencedError(text))
+            raise GenerationFencedError(text) from error
         finally:
             del self._commits[done]
 
