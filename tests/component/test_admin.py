@@ -201,7 +201,9 @@ def test_a_group_that_is_deleted_meanwhile_hides_no_other_lag(
     send(cluster, b"1")
     for name in ("a", "b"):
         with memq.Consumer(cluster.address, "clicks", group=name) as consumer:
-            assert consumer.poll(10) is not None
+            batch = consumer.poll(10)
+            assert batch is not None
+            consumer.commit(batch)
     groups = MemoryQueue.groups
 
     async def outdated(queue: MemoryQueue) -> Sequence[str]:

@@ -402,10 +402,10 @@ async def keep_auditing(
 ) -> None:
     """Audit until cancelled, also when `_memq_audit` is deleted and made again; `ready` is called once.
 
-    Raises: as `live_audit` until the first round is done; afterwards as `LiveAudit.run`, except NotFoundError.
+    Raises: as `live_audit` for the first time; afterwards as `LiveAudit.run`, except NotFoundError.
     """
     outage = EventLog(runtime.clock).outage("audit.stopped", "audit.goes-on")
-    begun = False
+    begun = opened = False
 
     def note_begun() -> None:
         nonlocal begun
@@ -417,9 +417,10 @@ async def keep_auditing(
     while True:
         try:
             async with live_audit(brokers, state, keep_ms, runtime) as audit:
+                opened = True
                 await audit.run(note_begun)
         except (NotFoundError, RetryableError) as error:
-            if not begun:
+            if not opened:
                 raise
             outage.failed(str(error))
             await asyncio.sleep(RETRY_S)
