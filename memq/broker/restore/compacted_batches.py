@@ -7,7 +7,7 @@ manifest gets an empty successor, which names the parts as left: a repeated rest
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from memq.broker.restore.rebuild import BatchPlace, FoundBatch, Identity, places_in
@@ -102,7 +102,14 @@ async def compacted_batches(cluster: str, store: StorageHandler, topic: Topic) -
 
 async def _read_manifests(files: ManifestFiles, topic: Topic, batches: CompactedBatches) -> None:
     turns = asyncio.Semaphore(READS_AT_ONCE_MAX)
-    await asyncio.gather(*(_read_manifest(files, partition, batches, turns) for partition in read_partitions(topic)))
+    await _finish(_read_manifest(files, partition, batches, turns) for partition in read_partitions(topic))
+
+
+async def _finish(reads: Iterable[Awaitable[None]]) -> None:
+    """Let all reads end, also after a failure: none may use the store later. Raises: the first failure."""
+    for end in await asyncio.gather(*reads, return_exceptions=True):
+        if end is not None:
+            raise end
 
 
 async def _read_manifest(
@@ -112,8 +119,9 @@ async def _read_manifest(
         async with turns:
             manifest = await files.highest(partition)
         if manifest is not None:
-            left = (_read_part(files, each.part, batches, turns, absent_too=True) for each in manifest.left)
-            await asyncio.gather(*(_read_part(files, ref, batches, turns) for ref in manifest.parts), *left)
+            parts = [_read_part(files, ref, batches, turns) for ref in manifest.parts]
+            parts += [_read_part(files, each.part, batches, turns, absent_too=True) for each in manifest.left]
+            await _finish(parts)
     except (CorruptDataError, UnsupportedFormatError) as error:
         batches.findings.append(
             (files.manifest_key(partition, 0), f"compacted part of partition {partition.partition}: {error}")

@@ -126,11 +126,15 @@ class Restorer:
         """Restore all topics of the coordinator, and return the result of each.
 
         Objects of a topic that it does not know, and that was not deleted, are counted in a result with a finding.
-        Raises: InvalidRequestError when it knows no topic and the store has such objects, except in a dry run;
-        MemqError of the parts.
+        Raises: InvalidRequestError when brokers run, also if one has come meanwhile, or when the coordinator knows no
+        topic and the store has such objects, except in a dry run; MemqError of the parts.
         """
+        await _check_stopped(coordinator)
         topics = await coordinator.topics()
-        results = [await self.restore(topic) for topic in topics]
+        results: list[Restored] = []
+        for topic in topics:
+            results.append(await self.restore(topic))
+            await _check_stopped(coordinator)  # a paused broker may have returned
         others = Restored("")
         shared, staged = await self._of_many(others)
         batches = Counter({topic: len(places) for topic, places in shared.items()})
@@ -142,9 +146,9 @@ class Restorer:
                 f" {', '.join(sorted(topic.name for topic in unknown))[:1_000]}; nothing was restored",
                 hint="check the settings coordinator and cluster; --dry-run counts the objects of each topic",
             )
-        for topic, count in unknown.items():
-            finding = (f"topic '{topic.name}' with id {topic.id}", LOST_TEXT.format(count=count))
-            results.append(Restored(topic.name, objects=count, findings=[finding]))
+        for lost, count in unknown.items():
+            finding = (f"topic '{lost.name}' with id {lost.id}", LOST_TEXT.format(count=count))
+            results.append(Restored(lost.name, objects=count, findings=[finding]))
         return [*results, others] if others.findings else results
 
     async def restore(self, topic: Topic) -> Restored:
@@ -432,15 +436,12 @@ async def restore_cluster(
 
     Existing pointers stay, and intact partitions are not changed. A call after an interrupted one continues where that
     one ended. `moved` gets the number of finished objects.
-    Raises: InvalidRequestError when brokers run, also if one has come meanwhile; as `Restorer.restore_all`.
+    Raises: as `Restorer.restore_all`.
     """
     runtime = runtime or Runtime()
     async with opened_parts(parts, runtime, cluster) as (coordinator, store, queue):
         restorer = Restorer(cluster, STORE_NAME, store, queue, runtime.clock, dry_run=dry_run, moved=moved)
-        await _check_stopped(coordinator)
-        results = await restorer.restore_all(coordinator)
-        await _check_stopped(coordinator)  # a paused broker may have returned
-        return results
+        return await restorer.restore_all(coordinator)
 
 
 async def _check_stopped(coordinator: Coordinator) -> None:
