@@ -467,16 +467,16 @@ def test_groups_begin_at_the_beginning_of_a_log_that_was_restored_and_keep_their
             (partition,) = read_partitions(topic)
             other = ReadPartition("others", "0" * 32, 0)
             await queue.create([other], 30_000)
-            stood = Committed(Position(0, BATCHES, 1), Totals(13, 100))
-            await queue.commit("billing", "", OUTSIDE_GENERATION, {partition: stood, other: stood})
-            await queue.commit("audit", "", OUTSIDE_GENERATION, {other: stood})
+            kept = Committed(Position(0, BATCHES, 1), Totals(13, 100))
+            await queue.commit("billing", "", OUTSIDE_GENERATION, {partition: kept, other: kept})
+            await queue.commit("audit", "", OUTSIDE_GENERATION, {other: kept})
             assert (await restore(broker, queue, topic)).groups == []
-            assert (await queue.committed("billing", [partition]))[partition] == stood, "its log is in use"
+            assert (await queue.committed("billing", [partition]))[partition] == kept, "its log is in use"
             queue.log(partition).entries.clear()  # type: ignore[attr-defined]  # the memory queue
             assert (await restore(broker, queue, topic, dry_run=True)).groups == []
             assert (await restore(broker, queue, topic)).groups == ["billing"]
             begin = Committed(Position(0, 0), Totals())
-            assert await queue.committed("billing", [partition, other]) == {partition: begin, other: stood}
+            assert await queue.committed("billing", [partition, other]) == {partition: begin, other: kept}
             assert (await restore(broker, queue, topic)).groups == []
             assert len(await batch_pointers(queue, topic)) == BATCHES
 

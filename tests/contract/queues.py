@@ -11,6 +11,7 @@ from typing import Literal
 
 import pytest
 
+from memq.errors import ClosedError
 from memq.notification import NotificationQueue, Publication
 from memq.notification.memory import MemoryQueue
 from memq.notification.sqlite.queue import SqliteQueue
@@ -94,6 +95,19 @@ def publication(
     age_ms: int = 0,
 ) -> Publication:
     return Publication(partition or part(), write, epoch, clock.wall_ms() - age_ms, body)
+
+
+async def check_close_ends_a_wait(queue: NotificationQueue, steps: int, *, followed: bool) -> None:
+    """Close a queue in which a wait for `part(0)` has run for `steps` turns of the loop: the wait ends, too."""
+    if followed:
+        await queue.wait({part(0): 0}, 0.001)
+    waiting = asyncio.create_task(queue.wait({part(0): 0}, 600))
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        await queue.close()
+        with pytest.raises(ClosedError):
+            await waiting
 
 
 def committed(offset: int, *, index: int = 0, partition: int = 0, records: int = 0, size: int = 0) -> Committed:

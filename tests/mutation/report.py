@@ -1,4 +1,4 @@
-"""What became of the mutants: one line each as they end, a table by part, JSON, and whether the score suffices."""
+"""The results of mutants: a line as each ends, a table by part, JSON, and the check of the score."""
 
 from __future__ import annotations
 

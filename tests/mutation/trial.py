@@ -1,4 +1,4 @@
-"""What a fork does with one mutant: the nearest tests, all other fast tests that can meet it, then the simulation."""
+"""One mutant in a fork: the nearest tests, all other fast tests that can meet it, then the simulation."""
 
 from __future__ import annotations
 

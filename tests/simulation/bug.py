@@ -1,4 +1,4 @@
-"""What a planted bug is: one function of the product, what is changed in it, and the runs that show it.
+"""A planted bug: one function of the product, the change in it, and the runs that show it.
 
 A change works on the syntax tree of the function and finds its place by a called function or by a node of the tree.
 So lines may be formatted again, moved and commented as anyone likes.

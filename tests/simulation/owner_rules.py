@@ -1,4 +1,4 @@
-"""What an owner promises (DESIGN, "ownership and late copies"), checked on each pointer of a write partition. Pure."""
+"""The promises of an owner (docs/ownership.md), checked on each pointer of a write partition. Pure."""
 
 from __future__ import annotations
 

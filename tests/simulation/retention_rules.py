@@ -1,4 +1,4 @@
-"""What retention may remove: old entries, or entries beyond the size; never the last pointer. Pure."""
+"""The entries that retention may remove: old ones, and those beyond the size; never the last pointer. Pure."""
 
 from __future__ import annotations
 

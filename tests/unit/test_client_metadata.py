@@ -1,4 +1,4 @@
-"""What a client knows of the cluster, and what it asks of any broker: of another one when the first is gone."""
+"""A client's metadata of the cluster, and requests to any broker: to another one if the first is gone."""
 
 from __future__ import annotations
 

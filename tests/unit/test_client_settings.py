@@ -1,4 +1,4 @@
-"""What clients take as settings, places and fields of records: each bound, on both of its sides."""
+"""Settings, positions and fields of records that clients accept: each bound, on both of its sides."""
 
 from __future__ import annotations
 

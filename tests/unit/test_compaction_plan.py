@@ -1,4 +1,4 @@
-"""What a manifest still states about removed batches, and which batches are not copied."""
+"""The plan of a compaction: removed batches in a manifest, and batches that are not copied."""
 
 from __future__ import annotations
 

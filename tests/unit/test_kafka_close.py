@@ -18,6 +18,7 @@ from memq.notification.kafka.settings import Names, kafka_settings
 from memq.runtime.runtime import Runtime
 from memq.topic import ReadPartition
 from tests.brokers import until
+from tests.contract.queues import check_close_ends_a_wait
 from tests.librdkafka import Library, Log, Message, Report, use
 
 PARTITION = ReadPartition("clicks", "0a" * 16, 0)
@@ -34,15 +35,7 @@ def test_a_wait_ends_with_the_close_of_its_queue(
     async def work() -> None:
         use(Library({TOPIC: [Log()]}), monkeypatch)
         queue = KafkaQueue(kafka_settings("kafka://localhost", {}), Runtime())
-        if followed:
-            await queue.wait({PARTITION: 0}, 0.001)
-        waiting = asyncio.create_task(queue.wait({PARTITION: 0}, 600))
-        for _ in range(steps):
-            await asyncio.sleep(0)
-        async with asyncio.timeout(30):
-            await queue.close()
-            with pytest.raises(ClosedError):
-                await waiting
+        await check_close_ends_a_wait(queue, steps, followed=followed)
 
     asyncio.run(work())
 

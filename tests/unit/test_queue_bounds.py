@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from memq import notification
-from memq.errors import ClosedError, EpochFencedError, InvalidRequestError, MemqError, QueueError, TooLargeError
+from memq.errors import EpochFencedError, InvalidRequestError, MemqError, QueueError, TooLargeError
 from memq.limits import POINTER_BYTES_MAX
 from memq.notification import Publication, Span, check_epoch, check_position, check_publication, checked_span
 from memq.notification.sqlite import log
@@ -20,6 +20,7 @@ from memq.notification.sqlite.file import is_sound
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.clock import SystemClock
 from memq.topic import Committed, Position, ReadPartition, Totals
+from tests.contract.queues import check_close_ends_a_wait, part
 
 PARTITION = ReadPartition("clicks", "0" * 32, 3)
 EPOCH_END, TIME_MS_END = notification.EPOCH_END, notification.TIME_MS_END
@@ -165,15 +166,7 @@ def test_a_wait_ends_with_the_close_of_its_file(tmp_path: Path, steps: int, *, f
 
     async def work() -> None:
         queue = SqliteQueue(tmp_path / "queue.sqlite", SystemClock())
-        await queue.create([PARTITION], 1_000)
-        if followed:
-            await queue.wait({PARTITION: 0}, 0.001)
-        waiting = asyncio.create_task(queue.wait({PARTITION: 0}, 600))
-        for _ in range(steps):
-            await asyncio.sleep(0)
-        async with asyncio.timeout(30):
-            await queue.close()
-            with pytest.raises(ClosedError):
-                await waiting
+        await queue.create([part(0)], 1_000)
+        await check_close_ends_a_wait(queue, steps, followed=followed)
 
     asyncio.run(work())

@@ -1,4 +1,4 @@
-"""What a client waits for: logged once after a while, named with its time, and over when it is answered."""
+"""Waits of a client: each is logged once after a time, with its begin, and ends with the answer."""
 
 from __future__ import annotations
 
