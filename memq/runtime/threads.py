@@ -112,9 +112,9 @@ class SpareThreads:
             return False
         return True
 
-    def close(self) -> None:
-        """Accept no more calls; running ones finish. Closing twice is fine."""
-        self._executor.shutdown(wait=False)
+    def close(self, wait: bool) -> None:
+        """Accept no more calls; running ones finish, and `wait` waits for their threads. Closing twice is fine."""
+        self._executor.shutdown(wait)
 
     def _run(self, call: Callable[[], object]) -> None:
         try:

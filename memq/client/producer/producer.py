@@ -131,9 +131,9 @@ class _ProducerBackground(Background[ProducerCore]):
         buffer.refuse(forked_error("producer"))
 
     def leave(self) -> None:
-        """See `Background.leave`."""
+        """See `Background.leave`. Except on the I/O thread, this waits for the threads that seal."""
         super().leave()
-        self._spare.close()
+        self._spare.close(wait=not self.io.current)
 
     def forgotten(self) -> None:
         """Deliver the records of a producer that was garbage-collected open."""
