@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from memq.audit.dashboard.audited import AuditNews, LiveSource, TopicVerdict
+from memq.audit.dashboard.audited import AuditedHour, AuditNews, LiveSource
 from memq.audit.dashboard.server import Dashboard
 from memq.audit.finding import Finding
 from memq.audit.live.view import Minute, ReportingClient
@@ -28,9 +28,9 @@ WAIT_S = 120.0
 
 @dataclass
 class WrittenAudit(LiveSource):
-    """An audit whose verdicts a test writes. `named` are findings that no page has heard of."""
+    """An audit whose hours a test writes. `named` are findings that no page has heard of."""
 
-    verdicts: dict[str, TopicVerdict] = field(default_factory=dict)
+    hours: dict[str, AuditedHour] = field(default_factory=dict)
     found: dict[str, Finding] = field(default_factory=dict)
     rows: dict[str, list[Minute]] = field(default_factory=dict)
     named: dict[str, Finding] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class WrittenAudit(LiveSource):
     async def news(self, since: int) -> AuditNews:
         if since >= self.number:
             return AuditNews(self.number, {}, ())
-        return AuditNews(self.number, dict(self.verdicts), list(self.found.values()))
+        return AuditNews(self.number, dict(self.hours), list(self.found.values()))
 
     async def minutes(self, topic: str, first: int, end: int, *, since: int = -1) -> AsyncIterator[Minute]:
         for row in self.rows.get(topic, []):

@@ -29,9 +29,14 @@ WORDS = {
 COUNTS = ("sent", "delivered", "copies", *WORDS)  # of a row of the table
 QUEUE = ""  # the side of producers and queue; each group has one of its own name
 OK, IN_FLIGHT, UNKNOWN = "ok", WORDS["in_flight"], WORDS["unknown"]
-GRAVITY = {word: gravity for gravity, word in enumerate((*WORDS.values(), OK))}  # the gravest has 0
+_GRAVITY = {word: gravity for gravity, word in enumerate((*WORDS.values(), OK))}  # the gravest has 0
 QUANTILES = (0.5, 0.9, 0.99)
 Stream = tuple[int, int]  # write partition, producer
+
+
+def gravest(words: Iterable[str]) -> str:
+    """Return the gravest of some words: of sides, minutes, findings."""
+    return min(words, key=_GRAVITY.__getitem__)
 
 
 def late_ms(settings: TopicSettings) -> int:

@@ -113,7 +113,7 @@ class SpareThreads:
         return True
 
     def close(self, wait: bool) -> None:
-        """Accept no more calls; running ones finish, and `wait` waits for their threads. Closing twice is fine."""
+        """Accept no more calls; running ones finish. `wait` waits for their threads. Closing twice is fine."""
         self._executor.shutdown(wait)
 
     def _run(self, call: Callable[[], object]) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 from playwright.sync_api import Browser
 
-from memq.audit.dashboard.audited import TopicVerdict
+from memq.audit.dashboard.audited import AuditedHour
 from memq.audit.finding import Finding, Kind
 from memq.audit.live.report_partition import Client
 from memq.audit.live.view import Minute, ReportingClient
@@ -36,7 +36,7 @@ need_chromium()
 def pages() -> Iterator[Served]:
     """A dashboard with something on each of its pages."""
     now_ms = SystemClock().wall_ms()
-    audit = WrittenAudit({"clicks": TopicVerdict("lost", 5, 0, 0, 12.5)}, {"00aa": finding(now_ms)})
+    audit = WrittenAudit({"clicks": AuditedHour("lost", 5, 0, 0, 12.5)}, {"00aa": finding(now_ms)})
     audit.rows["clicks"] = [minute(now_ms // MINUTE_MS - ago) for ago in range(50)]
     audit.heard = [client("reports", False, now_ms), client("silent", True, now_ms)]
     with Cluster() as cluster:

@@ -18,7 +18,7 @@ import pytest
 from playwright.sync_api import Browser
 
 import memq
-from memq.audit.dashboard.audited import TopicVerdict
+from memq.audit.dashboard.audited import AuditedHour
 from memq.audit.dashboard.view import TopicRow
 from memq.audit.finding import Finding, Kind
 from memq.audit.live.view import Minute
@@ -207,7 +207,7 @@ def test_a_finding_is_seen_and_leads_down_to_its_record(browser: Browser, cluste
         object=key,
         first_seen_ms=29_000_000 * MINUTE_MS,
     )
-    audit = WrittenAudit({"clicks": TopicVerdict("lost", 5, 0, 0, 12.5)}, {"00aa": finding})
+    audit = WrittenAudit({"clicks": AuditedHour("lost", 5, 0, 0, 12.5)}, {"00aa": finding})
     with served(cluster.address, audit, dashboard_acknowledge=True, dashboard_contents=True) as pages:
         audit.rows["clicks"] = minutes(pages.dashboard)
         tab = Tab(browser, pages.url)

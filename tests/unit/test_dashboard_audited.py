@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ from memq.audit.live.report_partition import Client
 from memq.audit.live.storage.database import Answer, Execute, SqliteDatabase
 from memq.audit.live.storage.store import AuditStore, PartitionChanges, Step
 from memq.audit.live.view import AuditView, doubted
-from memq.audit.minutes import MINUTE_MS, QUEUE, MinuteRow
+from memq.audit.minutes import MINUTE_MS, QUEUE, WORDS, MinuteRow, gravest
 from memq.cli import main
 from memq.client.admin import AsyncAdmin
 from memq.errors import AuditStateError, NotFoundError
@@ -245,3 +247,12 @@ def test_minutes_of_a_topic_are_read_by_their_key(tmp_path: Path) -> None:
     plan = asyncio.run(run())
     assert any("SEARCH a USING" in each and "topic=?" in each for each in plan), plan
     assert any("SEARCH m USING" in each and "topic_id=? AND part=? AND minute>?" in each for each in plan), plan
+
+
+def test_the_overview_sorts_topics_by_the_gravity_that_the_audit_uses() -> None:
+    page = (Path(audited.__file__).parent / "assets" / "overview.js").read_text()
+    listed = re.search(r"WORDS = \[(.*?)\]", page)
+    assert listed
+    shown = json.loads(f"[{listed[1]}]")
+    assert set(shown) == {*WORDS.values(), "ok"}
+    assert all(gravest((graver, word)) == graver for graver, word in pairwise(shown))

@@ -1,4 +1,4 @@
-"""The state of the live audit for the dashboard: verdicts, minutes, findings, acknowledgements."""
+"""The state of the live audit for the dashboard: last hours, minutes, findings, acknowledgements."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from memq.audit.finding import Finding, Kind
 from memq.audit.live.storage.database import Database
 from memq.audit.live.storage.store import AuditStore
 from memq.audit.live.view import AuditView
-from memq.audit.minutes import GRAVITY, MINUTE_MS, QUEUE, MinuteRow, quantile_ms
+from memq.audit.minutes import MINUTE_MS, QUEUE, MinuteRow, gravest, quantile_ms
 from memq.runtime.clock import Clock
 
-VERDICT_MINUTES = 60  # that a topic's word is about; findings count as long as they hold
+HOUR_MINUTES = 60  # of minutes that an `AuditedHour` sums; findings count as long as they hold
 TOPICS_MAX = 100  # whose minutes are read for one answer; the others come with the next ones
 _Held = tuple[Kind, int]  # of a finding that holds and is grave, with its records
 _COUNTED = (Kind.LOST, Kind.CORRUPT, Kind.DOUBLED)
 
 
 @dataclass(frozen=True, slots=True)
-class TopicVerdict:
-    """The verdict of the audit on a topic's last hour.
+class AuditedHour:
+    """The last hour of a topic in the live audit: the gravest word, and counts.
 
     Counts are of records in open findings.
     `committed` has the records that came into the queue by Unix minute, of the minutes in which there were any.
@@ -36,10 +36,10 @@ class TopicVerdict:
 
 @dataclass(frozen=True, slots=True)
 class AuditNews:
-    """Changes of the audit since a version: verdicts by topic, findings that are new, changed or closed."""
+    """Changes of the audit since a version: last hours by topic, findings that are new, changed or closed."""
 
     version: int
-    topics: dict[str, TopicVerdict]
+    topics: dict[str, AuditedHour]
     findings: Sequence[Finding]
 
 
@@ -53,7 +53,7 @@ class LiveSource(AuditView):
         super().__init__(database)
         self._store = AuditStore(database)
         self._clock = clock
-        self._stale: dict[str, None] = {}  # topics whose verdict is to be made again, the longest waiting first
+        self._stale: dict[str, None] = {}  # topics whose last hour is to be summed again, the longest waiting first
         self._holding: dict[str, dict[str, _Held]] = {}  # by topic and id, as many as the state keeps
 
     async def news(self, since: int) -> AuditNews:
@@ -66,10 +66,10 @@ class LiveSource(AuditView):
             self._hold(finding)
             self._stale[finding.topic] = None
         self._stale.update(dict.fromkeys(name for name, _ in changed.topics))
-        verdicts = {topic: await self._verdict(topic) for topic in list(self._stale)[:TOPICS_MAX]}
-        for topic in verdicts:
+        hours = {topic: await self._last_hour(topic) for topic in list(self._stale)[:TOPICS_MAX]}
+        for topic in hours:
             del self._stale[topic]
-        return AuditNews(changed.version, verdicts, changed.findings)
+        return AuditNews(changed.version, hours, changed.findings)
 
     async def acknowledge(self, finding: str, who: str) -> None:
         """Note the name of the operator that acknowledged a finding. Raises: NotFoundError."""
@@ -83,10 +83,10 @@ class LiveSource(AuditView):
         if not holding:
             del self._holding[finding.topic]
 
-    async def _verdict(self, topic: str) -> TopicVerdict:
+    async def _last_hour(self, topic: str) -> AuditedHour:
         now = self._clock.wall_ms() // MINUTE_MS
         total, committed = MinuteRow(), dict[int, int]()
-        async for minute in self.minutes(topic, now - VERDICT_MINUTES, now + 1):
+        async for minute in self.minutes(topic, now - HOUR_MINUTES, now + 1):
             total.add(minute.row)
             committed[minute.minute] = committed.get(minute.minute, 0) + minute.row.side(QUEUE)["committed"]
         holding = list(self._holding.get(topic, {}).values())
@@ -95,8 +95,8 @@ class LiveSource(AuditView):
         lost, corrupt, doubled = (sum(each for kind, each in holding if kind is counted) for counted in _COUNTED)
         times = total.side(QUEUE).latency
         until = times.get("acked") or times.get("committed", {})  # without acks there are no further stages
-        return TopicVerdict(
-            word=min(words, key=lambda word: GRAVITY[word]),
+        return AuditedHour(
+            word=gravest(words),
             lost=lost,
             doubled=doubled,
             corrupt=corrupt,

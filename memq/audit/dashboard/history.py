@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 from memq.audit.dashboard.view import SPARK_MINUTES, History
 from memq.audit.live.view import Minute
-from memq.audit.minutes import GRAVITY, MINUTE_MS, QUANTILES, QUEUE, CountSide, quantile_ms
+from memq.audit.minutes import MINUTE_MS, QUANTILES, QUEUE, CountSide, gravest, quantile_ms
 from memq.topic import Totals
 
 SPANS = {60: 1, 360: 5, 1440: 15}  # minutes shown: minutes in one column
 QUEUE_COUNTS = ("sent", "acked", "committed", "lost", "doubled", "corrupt", "unknown")
 GROUP_COUNTS = ("fetched", "processed")
 GROUP_VERDICTS = ("lost", "doubled", "unknown")
-GRAVE = ("lost", "corrupt", "doubled")  # in the order of their gravity
+GRAVE = ("lost", "corrupt", "doubled")
 MINUTES = 24 * 60
 SERIES_MAX = 1_000  # groups times topics, 11.5 KB each; of more than that the ones that came first have a history
 _NOT_KNOWN = -1
@@ -43,9 +43,8 @@ class _Column:
             self.heat[partition] = self.heat.get(partition, 0) + side["committed"]
         for grave in GRAVE:
             if side[grave] > 0:
-                self.marks[partition] = min(grave, self.marks.get(partition, grave), key=GRAVE.index)
-        if self.word is None or GRAVITY[word] < GRAVITY[self.word]:
-            self.word = word
+                self.marks[partition] = gravest((grave, self.marks.get(partition, grave)))
+        self.word = gravest((word, self.word or word))
 
 
 def first_minute(now_minute: int, span: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from memq.audit.dashboard.audited import LiveSource, TopicVerdict
+from memq.audit.dashboard.audited import AuditedHour, LiveSource
 from memq.audit.dashboard.history import SPANS, LagHistory, MinuteColumns, TopicRates, first_minute, sampled
 from memq.audit.dashboard.stream import Feed
 from memq.audit.dashboard.view import (
@@ -54,8 +54,8 @@ class _Known:
 
     topics: dict[str, Topic] = field(default_factory=dict)
     groups: dict[str, list[GroupRow]] | None = None
-    verdicts: dict[str, TopicVerdict] = field(default_factory=dict)
-    behind: str = ""  # why the audit's verdicts are old
+    hours: dict[str, AuditedHour] = field(default_factory=dict)
+    behind: str = ""  # why the results of the audit are old
 
 
 class Poller:
@@ -325,7 +325,7 @@ class Poller:
     def _topic_row(self, topic: Topic, minute: int) -> TopicRow:
         name = topic.name
         groups = self._known.groups.get(name) if self._known.groups is not None else None
-        verdict = self._known.verdicts.get(name)
+        hour = self._known.hours.get(name)
         rate, size = self._rates.records_s(name), self._rates.bytes_s(name)
         return TopicRow(
             name=name,
@@ -334,22 +334,22 @@ class Poller:
             bytes_s=round(size) if size is not None else None,
             lag_records=_most([row.lag_records for row in groups or ()]),
             lag_seconds=_most([row.lag_seconds for row in groups or ()]),
-            lost=verdict.lost if verdict else None,
-            doubled=verdict.doubled if verdict else None,
-            corrupt=verdict.corrupt if verdict else None,
-            word=doubted(verdict.word, self._known.behind) if verdict else None,
-            p99_ms=verdict.p99_ms if verdict else None,
+            lost=hour.lost if hour else None,
+            doubled=hour.doubled if hour else None,
+            corrupt=hour.corrupt if hour else None,
+            word=doubted(hour.word, self._known.behind) if hour else None,
+            p99_ms=hour.p99_ms if hour else None,
             spark=self._spark(name, minute),
         )
 
     def _spark(self, name: str, minute: int) -> tuple[int | None, ...]:
         """Return a topic's last hour: the poller's own samples, and before them the minutes of the audit."""
         seen = self._rates.spark(name, minute)
-        verdict = self._known.verdicts.get(name)
-        if verdict is None or not verdict.committed or (seen and None not in seen):
+        hour = self._known.hours.get(name)
+        if hour is None or not hour.committed or (seen and None not in seen):
             return seen
-        first, begun = minute - SPARK_MINUTES + 1, min(verdict.committed)
-        audited = [verdict.committed.get(each, 0) if each >= begun else None for each in range(first, minute + 1)]
+        first, begun = minute - SPARK_MINUTES + 1, min(hour.committed)
+        audited = [hour.committed.get(each, 0) if each >= begun else None for each in range(first, minute + 1)]
         pairs = zip(seen or [None] * SPARK_MINUTES, audited, strict=True)
         return tuple(own if own is not None else minute for own, minute in pairs)
 
@@ -384,7 +384,7 @@ class Poller:
         assert self._audit is not None, "rounds of the audit are started only where there is one"
         news = await self._audit.news(self._audit_version)
         self._audit_version = news.version
-        self._known.verdicts.update(news.topics)
+        self._known.hours.update(news.topics)
         for finding in news.findings:
             self._findings.pop(finding.id, None)
             self._over.pop(finding.id, None)
@@ -396,8 +396,8 @@ class Poller:
             del kept[gone]
             self._feed.board.put("finding", gone, None)
         minute = self._clock.wall_ms() // MINUTE_MS
-        for gone in [name for name in self._known.verdicts if self._known.topics and name not in self._known.topics]:
-            del self._known.verdicts[gone]
+        for gone in [name for name in self._known.hours if self._known.topics and name not in self._known.topics]:
+            del self._known.hours[gone]
         for name in news.topics:
             if name in self._known.topics:
                 self._feed.board.put("topic", name, self._topic_row(self._known.topics[name], minute))

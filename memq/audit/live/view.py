@@ -17,7 +17,7 @@ from memq.audit.live.report_partition import Client
 from memq.audit.live.storage.database import Database, Execute
 from memq.audit.live.storage.state import decode_state
 from memq.audit.live.storage.store import PartitionFacts, make_heard
-from memq.audit.minutes import GRAVITY, QUANTILES, UNKNOWN, MinuteRow, quantile_ms
+from memq.audit.minutes import QUANTILES, UNKNOWN, MinuteRow, gravest, quantile_ms
 from memq.errors import NotFoundError
 from memq.runtime.waits import utc_text
 
@@ -234,4 +234,4 @@ def latencies(rows: Iterable[MinuteRow]) -> dict[tuple[str, str], dict[float, fl
 
 def doubted(word: str, behind: str) -> str:
     """Return a verdict while the audit is `behind`: nothing is proven, except what is graver than unknown."""
-    return min(word, UNKNOWN, key=GRAVITY.__getitem__) if behind else word
+    return gravest((word, UNKNOWN)) if behind else word

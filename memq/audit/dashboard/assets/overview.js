@@ -9,7 +9,7 @@ export const topicLink = (name) => `#/topic/${encodeURIComponent(name)}`;
 const wrong = (row) => (row.lost ?? 0) + (row.doubled ?? 0) + (row.corrupt ?? 0);
 const grave = (value) => known(value, (number) => (number ? h("span", { class: "bad-text" }, count(number)) : "0"));
 const FILTERS = { all: () => true, behind: (row) => row.lag_records > 0, wrong: (row) => wrong(row) > 0 };
-const WORDS = ["lost", "corrupt", "doubled", "unknown", "late", "in flight", "ok"];
+const WORDS = ["lost", "corrupt", "doubled", "unknown", "in flight", "late", "ok"];
 
 const COLUMNS = [
   { title: "Topic", key: (row) => row.name, cell: (row) => h("a", { class: "name", href: topicLink(row.name), title: row.name, tabIndex: -1 }, row.name) },
