@@ -18,6 +18,7 @@ CLOCK_ERROR_MS = 20_000  # by how much the clocks of two machines may differ (DE
 AUDIT_GROUP = "_memq_auditor"  # reads what clients report; behind it and a dash the id of the auditors' state
 Ack1 = Literal["memory", "disk"]
 LimitMode = Literal["off", "observe", "soft", "hard"]  # beyond a limit: nothing, counted, slowed, refused
+PartitionKey = tuple[str, int]  # topic id, write partition
 CHOICES = {"ack1": get_args(Ack1), "limit_mode": get_args(LimitMode)}
 INTERNAL_PREFIX = "_memq"  # begins the names that memq keeps for itself
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")

@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient
 from memq.notification.kafka import librdkafka
 
 INVALID = -1001  # RD_KAFKA_OFFSET_INVALID
-Place = tuple[str, int]
+KafkaPartition = tuple[str, int]  # a Kafka topic and the number of a partition
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,9 @@ class Log:
 class Message:
     """What the library hands over: a record, or an error about a partition."""
 
-    def __init__(self, place: Place, offset: int | None, record: Record | None, error: KafkaError | None) -> None:
+    def __init__(
+        self, place: KafkaPartition, offset: int | None, record: Record | None, error: KafkaError | None
+    ) -> None:
         self._place, self._offset, self._record, self._error = place, offset, record, error
 
     def topic(self) -> str:
@@ -101,7 +103,7 @@ class Library:
     read: int = 0  # how many partitions were read
     mute: bool = False  # whether nothing comes to those who read
 
-    def log(self, place: Place) -> Log:
+    def log(self, place: KafkaPartition) -> Log:
         return self.topics[place[0]][place[1]]
 
     def client(self, kind: type[Any], settings: Mapping[str, Any], complain: Callable[[KafkaError], None]) -> Any:
@@ -178,7 +180,7 @@ class FakeAdmin:
         log.begin = before.offset if done else log.begin
         return finished(SimpleNamespace(low_watermark=log.begin))
 
-    def _offset(self, place: Place, spec: Any) -> Future[Any]:
+    def _offset(self, place: KafkaPartition, spec: Any) -> Future[Any]:
         self._library.asked += 1
         log = self._library.log(place)
         wrong = self._library.offsets.popleft() if self._library.offsets else None
@@ -212,7 +214,7 @@ class FakeConsumer:
             self._library.read += 1
             self._messages += self._read((part.topic, part.partition), part.offset)
 
-    def _read(self, place: Place, offset: int) -> list[Message]:
+    def _read(self, place: KafkaPartition, offset: int) -> list[Message]:
         if self._library.mute:
             return []
         log, eof = self._library.log(place), KafkaError(KafkaError._PARTITION_EOF)

@@ -11,12 +11,11 @@ from memq.broker.ingest.quotas import Quotas
 from memq.governor import Load
 from memq.observe.metrics import METRICS, lines_of
 from memq.storage_handlers import CountingStore, StorageHandler
+from memq.topic import PartitionKey
 
 LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 LOADS_MAX = 1_000  # partitions whose load is reported, the busiest first: one node of the coordinator holds them
 _LOAD_DIGITS = 2
-
-Place = tuple[str, int]
 
 
 class Histogram:
@@ -160,10 +159,10 @@ class Traffic:
     A partition that was not open at both of them has none yet.
     """
 
-    _last: dict[Place, int] = field(default_factory=dict)
+    _last: dict[PartitionKey, int] = field(default_factory=dict)
     _last_s: float = 0.0
 
-    def sample(self, stored_bytes: Mapping[Place, int], now_s: float) -> list[Load]:
+    def sample(self, stored_bytes: Mapping[PartitionKey, int], now_s: float) -> list[Load]:
         """Return the rates since the last call, rounded so that a steady rate is reported once.
 
         Idle partitions are left out. `stored_bytes` are the bytes that each partition committed since its creation.
@@ -172,12 +171,12 @@ class Traffic:
         self._last, self._last_s = dict(stored_bytes), now_s
         if span_s <= 0:
             return []
-        rates = {place: (count - last[place]) / span_s for place, count in stored_bytes.items() if place in last}
-        busy = sorted(((-_rounded(rate), place) for place, rate in rates.items() if rate >= 1))[:LOADS_MAX]
-        return [Load(topic_id=place[0], partition=place[1], bytes_s=-rate) for rate, place in sorted(busy, key=_place)]
+        rates = {key: (count - last[key]) / span_s for key, count in stored_bytes.items() if key in last}
+        busy = sorted(((-_rounded(rate), key) for key, rate in rates.items() if rate >= 1))[:LOADS_MAX]
+        return [Load(topic_id=key[0], partition=key[1], bytes_s=-rate) for rate, key in sorted(busy, key=_key)]
 
 
-def _place(entry: tuple[int, Place]) -> Place:
+def _key(entry: tuple[int, PartitionKey]) -> PartitionKey:
     return entry[1]
 
 

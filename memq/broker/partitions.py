@@ -27,7 +27,7 @@ from memq.protocol.messages import Owner
 from memq.runtime.clock import Clock, backoff_s
 from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
-from memq.topic import ReadPartition, Topic, TopicSettings, check_name, equal_slots, read_partitions
+from memq.topic import PartitionKey, ReadPartition, Topic, TopicSettings, check_name, equal_slots, read_partitions
 
 STARTING_MS = 200  # retry interval for clients of a broker that is starting
 NO_OWNER_MS = 200  # retry interval for clients of a partition without an owner
@@ -68,7 +68,7 @@ class Partitions:
     """
 
     def __init__(self, services: Services, sharing: SharedObjects, govern: Callable[[], Awaitable[object]]) -> None:
-        self.processors: dict[tuple[str, int], TopicProcessor] = {}
+        self.processors: dict[PartitionKey, TopicProcessor] = {}
         self.serving = False  # once the broker has started: a start that fails must not have accepted blocks
         self.draining = False
         self.retention_due: dict[ReadPartition, tuple[TopicSettings, int]] = {}  # next check, Unix ms
@@ -80,10 +80,10 @@ class Partitions:
         self._sharing = sharing
         self.forwarder = Forwarder(services, self.place)
         self._topics: dict[str, Topic] = {}
-        self._assignments: dict[tuple[str, int], Assignment] = {}
+        self._assignments: dict[PartitionKey, Assignment] = {}
         self._read: Sequence[Assignment] = ()
-        self._owned: dict[tuple[str, int], None] = {}
-        self._held: dict[tuple[str, int], None] = {}  # owned, or not released yet
+        self._owned: dict[PartitionKey, None] = {}
+        self._held: dict[PartitionKey, None] = {}  # owned, or not released yet
         self._next_refresh: asyncio.Task[None] | None = None  # not begun yet: callers of `place` share it
         self._refresh_turn = asyncio.Lock()
         self._addresses: dict[str, str] = {}
@@ -137,7 +137,7 @@ class Partitions:
         entry = self._assignments.get((topic.id, partition))
         return entry is not None and entry.broker == self._id
 
-    def held(self) -> list[tuple[str, int]]:
+    def held(self) -> list[PartitionKey]:
         """Return the partitions that are assigned to this broker, opened by it, or still at work here."""
         return list(self._held | dict.fromkeys((left.topic.id, left.partition) for left in self._left))
 
@@ -154,7 +154,7 @@ class Partitions:
         self._assignments[key] = entry
         self._owned[key] = self._held[key] = None
 
-    def stored_bytes(self) -> dict[tuple[str, int], int]:
+    def stored_bytes(self) -> dict[PartitionKey, int]:
         """Return how many bytes each open partition committed since its creation."""
         return {
             key: processor.own.totals.bytes for key, processor in self.processors.items() if processor.own is not None
@@ -179,7 +179,7 @@ class Partitions:
                         "release-failed", f"partition {key[1]} of topic id {key[0][:8]}: {error}"
                     )
 
-    def _follow(self, key: tuple[str, int], processor: TopicProcessor) -> None:
+    def _follow(self, key: PartitionKey, processor: TopicProcessor) -> None:
         entry = self._assignments.get(key)
         if entry is None:
             del self.processors[key]

@@ -22,6 +22,7 @@ from memq.runtime.tasks import TimedSemaphore
 from memq.runtime.waits import Waits
 from memq.settings import BrokerSettings
 from memq.storage_handlers import StorageHandler
+from memq.topic import PartitionKey
 
 if TYPE_CHECKING:
     from memq.broker.broker_traces import BrokerTraces
@@ -62,7 +63,7 @@ class Services:
     traces: BrokerTraces | None = None
     openings: TimedSemaphore = field(default_factory=lambda: TimedSemaphore(OPENINGS_AT_ONCE_MAX, OPENING_TURN_S))
     closings: TimedSemaphore = field(default_factory=lambda: TimedSemaphore(CLOSINGS_AT_ONCE_MAX, CLOSING_TURN_S))
-    lost_logs: dict[tuple[str, int], str] = field(default_factory=dict)  # write partitions not opened, and why
+    lost_logs: dict[PartitionKey, str] = field(default_factory=dict)  # write partitions not opened, and why
     swept: SweptNow = field(default_factory=SweptNow)
     deleted_since: dict[str, int] = field(
         default_factory=dict

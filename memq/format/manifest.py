@@ -21,7 +21,7 @@ from memq.format.sealed_json import open_sealed, seal
 from memq.limits import FORMAT_VERSION, FORMAT_VERSIONS, MANIFEST_BYTES_MAX
 
 Partition = Annotated[int, Meta(ge=0, lt=1 << 32)]
-Place = tuple[str, str, int]  # topic, topic id, write partition
+StagedPartition = tuple[str, str, int]  # topic, topic id, write partition
 DIGEST_END = 1 << 64
 
 
@@ -71,9 +71,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     objects: tuple[StagedObject, ...]
     source: str = ""
 
-    def places(self) -> dict[Place, list[tuple[StagedObject, StagedPiece]]]:
+    def by_partition(self) -> dict[StagedPartition, list[tuple[StagedObject, StagedPiece]]]:
         """Return the pieces of each partition in order; the number of a piece is its index."""
-        found: dict[Place, list[tuple[StagedObject, StagedPiece]]] = {}
+        found: dict[StagedPartition, list[tuple[StagedObject, StagedPiece]]] = {}
         for staged in self.objects:
             for piece in staged.pieces:
                 found.setdefault((piece.topic, piece.topic_id, piece.partition), []).append((staged, piece))

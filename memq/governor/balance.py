@@ -23,6 +23,7 @@ import msgspec
 
 from memq.governor import Assignment, BrokerEntry
 from memq.governor.planning import AssignmentChange, AssignmentPlan, ClusterView, Strategy
+from memq.topic import PartitionKey
 
 IDLE_BYTES_S = 1_000  # added to each partition's traffic, so that idle partitions are spread by number
 GAIN_MIN = 0.1  # all moves off a broker together must relieve it by a tenth: less is not worth drains and openings
@@ -30,8 +31,6 @@ BUSY_MIN = 0.05  # a broker below this share of its capacity gives nothing away:
 WORTH_MIN = 0.5  # a move must lower the busier one of both brokers by half of the moved weight
 ROUNDS_MAX = 10
 CAPACITY_BYTES_S = 100_000_000  # default for all brokers when none of the cluster has a configured capacity
-
-Place = tuple[str, int]
 
 
 def balanced(view: ClusterView) -> AssignmentPlan:
@@ -51,7 +50,7 @@ def _is_settled(view: ClusterView) -> bool:
     This shortcut serves most rounds: for 10,000 partitions the board takes ten times as long.
     """
     weights = {broker.id: 0 for broker in view.brokers if not broker.draining}
-    owners: dict[Place, str] = {}
+    owners: dict[PartitionKey, str] = {}
     for entry in view.assignments:
         if entry.broker not in weights:
             return False
@@ -90,7 +89,7 @@ STRATEGIES: dict[str, Strategy] = {"balanced": balanced, "sticky": sticky}
 class _Piece:
     """One partition on the board: its stored assignment, its planned broker, and its weight in bytes/s."""
 
-    place: Place
+    key: PartitionKey
     before: Assignment
     broker: str
     weight: int
@@ -104,7 +103,7 @@ class _Seat:
     entry: BrokerEntry
     capacity: float
     weight: int = 0
-    pieces: list[tuple[int, Place]] = field(default_factory=list)  # its partitions, lightest first
+    pieces: list[tuple[int, PartitionKey]] = field(default_factory=list)  # its partitions, lightest first
 
     @property
     def used(self) -> float:
@@ -116,20 +115,20 @@ class _Board:
     def __init__(self, view: ClusterView) -> None:
         known = {(topic.id, part.partition) for topic in view.topics for part in topic.partitions}
         traffic = {(load.topic_id, load.partition): max(load.bytes_s, 0) for load in view.loads}
-        places = {(entry.topic_id, entry.partition): entry for entry in view.assignments}
+        assigned = {(entry.topic_id, entry.partition): entry for entry in view.assignments}
         self.live = {broker.id: broker for broker in sorted(view.brokers, key=lambda broker: broker.id)}
         self.sessions = {broker.session: None for broker in self.live.values()}
         self.pieces = [
-            _Piece(place, places[place], places[place].broker, IDLE_BYTES_S + traffic.get(place, 0))
-            for place in sorted(places)
-            if place in known
+            _Piece(key, assigned[key], assigned[key].broker, IDLE_BYTES_S + traffic.get(key, 0))
+            for key in sorted(assigned)
+            if key in known
         ]
         capacities = _capacities(view)
         self.seats = {
             broker.id: _Seat(broker, capacities[broker.id]) for broker in self.live.values() if not broker.draining
         }
         self.zones: dict[tuple[str, str], int] = {}  # (topic id, zone): number of the topic's partitions in the zone
-        self.by_place = {piece.place: piece for piece in self.pieces}
+        self.by_key = {piece.key: piece for piece in self.pieces}
         for piece in self.pieces:
             self._sit(piece)
 
@@ -138,13 +137,13 @@ class _Board:
     def place_homeless(self) -> None:
         """Give partitions without a live owner to brokers with room; the heaviest first, which fit worst."""
         homeless = [piece for piece in self.pieces if piece.broker not in self.live]
-        for piece in sorted(homeless, key=lambda piece: (-piece.weight, piece.place)):
+        for piece in sorted(homeless, key=lambda piece: (-piece.weight, piece.key)):
             self._move(piece, self._best(piece), f"'{piece.broker}' is gone" if piece.broker else "it has no owner")
 
     def empty_draining(self) -> None:
         """Move the partitions of draining brokers to other brokers, if any exist."""
         leaving = [piece for piece in self.pieces if piece.broker in self.live and piece.broker not in self.seats]
-        for piece in sorted(leaving if self.seats else [], key=lambda piece: (-piece.weight, piece.place)):
+        for piece in sorted(leaving if self.seats else [], key=lambda piece: (-piece.weight, piece.key)):
             self._move(piece, self._best(piece), f"'{piece.broker}' is draining")
 
     def even_out(self) -> None:
@@ -205,7 +204,7 @@ class _Board:
 
         def rank(seat: _Seat) -> tuple[bool, int, float, str]:
             used = (seat.weight + piece.weight) / seat.capacity
-            here = self.zones.get((piece.place[0], seat.entry.zone), 0)
+            here = self.zones.get((piece.key[0], seat.entry.zone), 0)
             return used > 1, here, used, seat.entry.id
 
         return min(self.seats.values(), key=rank).entry.id if self.seats else ""
@@ -218,19 +217,19 @@ class _Board:
         """
         even = (busy.weight * idle.capacity - idle.weight * busy.capacity) / (busy.capacity + idle.capacity)
         middle = bisect_left(busy.pieces, (even, ("", 0)))
-        found: list[tuple[float, Place]] = []
+        found: list[tuple[float, PartitionKey]] = []
         for side in (range(middle - 1, -1, -1), range(middle, len(busy.pieces))):
             for number in side:
-                weight, place = busy.pieces[number]
+                weight, key = busy.pieces[number]
                 after = max((busy.weight - weight) / busy.capacity, (idle.weight + weight) / idle.capacity)
                 if busy.used - after < WORTH_MIN * weight / busy.capacity:
                     break
-                piece = self.by_place[place]
+                piece = self.by_key[key]
                 relieves = busy.used > 1 and (idle.weight + weight) / idle.capacity <= 1  # capacity before zones
                 if not self._in_flight(piece) and (relieves or not self._crowds(piece, busy, idle)):
-                    found.append((after, place))
+                    found.append((after, key))
                     break
-        return self.by_place[min(found)[1]] if found else None
+        return self.by_key[min(found)[1]] if found else None
 
     def _in_flight(self, piece: _Piece) -> bool:
         """Whether a partition is in a planned move that its old owner has not finished: it can't move again."""
@@ -240,7 +239,7 @@ class _Board:
     def _crowds(self, piece: _Piece, busy: _Seat, idle: _Seat) -> bool:
         """Whether a move would spread the topic's partitions less evenly over the zones."""
         one, other = busy.entry.zone, idle.entry.zone
-        topic = piece.place[0]
+        topic = piece.key[0]
         return one != other and self.zones.get((topic, other), 0) >= self.zones.get((topic, one), 0)
 
     def _move(self, piece: _Piece, broker: str, reason: str) -> None:
@@ -252,16 +251,16 @@ class _Board:
         seat = self.seats.get(piece.broker)
         if seat is not None:
             seat.weight += piece.weight
-            insort(seat.pieces, (piece.weight, piece.place))
-            key = (piece.place[0], seat.entry.zone)
+            insort(seat.pieces, (piece.weight, piece.key))
+            key = (piece.key[0], seat.entry.zone)
             self.zones[key] = self.zones.get(key, 0) + 1
 
     def _rise(self, piece: _Piece) -> None:
         seat = self.seats.get(piece.broker)
         if seat is not None:
             seat.weight -= piece.weight
-            del seat.pieces[bisect_left(seat.pieces, (piece.weight, piece.place))]
-            self.zones[piece.place[0], seat.entry.zone] -= 1
+            del seat.pieces[bisect_left(seat.pieces, (piece.weight, piece.key))]
+            self.zones[piece.key[0], seat.entry.zone] -= 1
 
     def _change(self, piece: _Piece) -> AssignmentChange | None:
         before = piece.before

@@ -24,7 +24,7 @@ import msgspec
 
 from memq.governor import Assignment, BrokerEntry, Load
 from memq.limits import PARTITIONS_MAX
-from memq.topic import PartitionSlots, Topic
+from memq.topic import PartitionKey, PartitionSlots, Topic
 
 JOIN_SHARE = 4  # two neighbours are joined when both together take less than a quarter of one partition's limit
 SPLIT_REST_MS = 60_000  # from a change of a topic's map to the next split: loads are means of 10 s
@@ -72,7 +72,7 @@ class Reshape:
 
 def reshapes(view: ClusterView) -> list[Reshape]:
     """Return at most one change for each topic: after it, the reported loads fit no longer."""
-    traffic: dict[tuple[str, int], int] = {}
+    traffic: dict[PartitionKey, int] = {}
     for load in view.loads:
         traffic[load.topic_id, load.partition] = max(load.bytes_s, 0)
     found = []

@@ -23,7 +23,7 @@ from memq.errors import (
 from memq.format.report import AUDIT_TOPIC
 from memq.governor import Assignment, BrokerEntry, Load
 from memq.limits import PARTITIONS_MAX, SLOTS
-from memq.topic import Topic, check_name
+from memq.topic import PartitionKey, Topic, check_name
 
 _TOPIC_ID = re.compile(r"[0-9a-f]{32}\Z")
 
@@ -78,7 +78,7 @@ class Registry:
         self.mark = mark
         self._topics = {topic.name: topic for topic in topics}
         self._assignments = {(entry.topic_id, entry.partition): entry for entry in assignments}
-        self._order: list[tuple[str, int]] | None = None  # of the assignments, until one is added or removed
+        self._order: list[PartitionKey] | None = None  # of the assignments, until one is added or removed
         self._used_ids = dict.fromkeys(used_ids)
         self._brokers: dict[str, BrokerEntry] = {}
         self._loads: dict[str, tuple[Load, ...]] = {}

@@ -30,7 +30,7 @@ from memq.notification.sqlite.file import COPY_HINT, SqliteFile, add_checksums, 
 from memq.runtime.clock import Clock
 from memq.runtime.logs import EventLog
 from memq.runtime.threads import ThreadPool
-from memq.topic import Topic
+from memq.topic import PartitionKey, Topic
 
 TOGETHER_MAX = 256  # changes that are stored at once
 _APPLICATION_ID = 0x6D71_5431  # "mqT1"
@@ -231,7 +231,7 @@ class StandaloneCoordinator(LocalCoordinator):
     def _next_together(self) -> list[tuple[_Request, RegistryChange]]:
         """Decide waiting requests in order: many for different partitions, or one for a topic or the mark."""
         together: list[tuple[_Request, RegistryChange]] = []
-        touched: dict[tuple[str, int], None] = {}
+        touched: dict[PartitionKey, None] = {}
         while self._waiting and len(together) < TOGETHER_MAX:
             request = self._waiting[0]
             change = self._decided(request)

@@ -30,7 +30,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from tests.chaos.journal import COPIES, lines_of, parse_value, value_of
 from tests.chaos.spark_rules import SparkRules, rows_of
-from tests.chaos.verdict import Acks, Place, Sequences, Verdict
+from tests.chaos.verdict import Acks, SenderPartition, Sequences, Verdict
 
 read_object: Any = importlib.import_module("examples.read_object")  # it needs nothing of memq
 
@@ -57,11 +57,11 @@ class LogRules:
         self._verdict = verdict
         self._acks = acks
         self._size = size
-        self._found: dict[Place, Sequences] = collections.defaultdict(Sequences)
+        self._found: dict[SenderPartition, Sequences] = collections.defaultdict(Sequences)
         self._by_number: dict[tuple[str, str], Sequences] = collections.defaultdict(Sequences)
-        self._checksums: dict[tuple[Place, int], int] = {}
-        self._late: dict[Place, list[int]] = collections.defaultdict(list)
-        self._staged_at: dict[tuple[str, str, int], tuple[Place, int]] = {}  # where each record lies first
+        self._checksums: dict[tuple[SenderPartition, int], int] = {}
+        self._late: dict[SenderPartition, list[int]] = collections.defaultdict(list)
+        self._staged_at: dict[tuple[str, str, int], tuple[SenderPartition, int]] = {}  # where each record lies first
 
     def take(self, topic: str, partition: int, records: Iterable[Record]) -> None:
         """Take the records of one block, in the order of the log."""
@@ -84,7 +84,7 @@ class LogRules:
                 self._verdict.find(f"{place}: sequence {record.sequence} holds record {number} of {name}")
             self._note(place, name, number)
 
-    def _note(self, place: Place, name: str, number: int) -> None:
+    def _note(self, place: SenderPartition, name: str, number: int) -> None:
         sequences = self._found[place]
         if not sequences.add(number):
             self._verdict.counts["copies"] += 1
@@ -119,7 +119,7 @@ class GroupRules:
     def __init__(self, verdict: Verdict, name: str) -> None:
         self._verdict = verdict
         self._name = name
-        self._got: dict[Place, Sequences] = collections.defaultdict(Sequences)
+        self._got: dict[SenderPartition, Sequences] = collections.defaultdict(Sequences)
         self._commits: dict[tuple[str, int], list[tuple[int, int, tuple[int, ...], tuple[int, ...]]]] = (
             collections.defaultdict(list)
         )
@@ -212,7 +212,7 @@ def take_ack(acks: Acks, worker: str, words: list[str]) -> None:
 
 def check_once(verdict: Verdict, name: str, lines: Iterable[list[str]]) -> None:
     """The last reader gets each record once, each time that it begins."""
-    seen: dict[Place, Sequences] = collections.defaultdict(Sequences)
+    seen: dict[SenderPartition, Sequences] = collections.defaultdict(Sequences)
     for words in lines:
         if words[0] == "N":
             seen.clear()

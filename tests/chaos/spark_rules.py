@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet
 
 from tests.chaos.journal import COPIES, parse_value, value_of
-from tests.chaos.verdict import Acks, Place, Sequences, Verdict
+from tests.chaos.verdict import Acks, SenderPartition, Sequences, Verdict
 
 Row = tuple[str, int, bytes]  # topic, partition, value
 
@@ -21,7 +21,7 @@ class SparkRules:
     def __init__(self, verdict: Verdict, size: int) -> None:
         self._verdict = verdict
         self._size = size
-        self._rows: dict[Place, Sequences] = collections.defaultdict(Sequences)
+        self._rows: dict[SenderPartition, Sequences] = collections.defaultdict(Sequences)
         self._copies: dict[tuple[int, str], Sequences] = collections.defaultdict(Sequences)
 
     def take_row(self, topic: str, partition: int, value: bytes) -> None:

@@ -6,7 +6,7 @@ import collections
 from dataclasses import dataclass, field
 
 FINDINGS_MAX = 1_000
-Place = tuple[str, int, str]  # topic, partition, producer id or worker
+SenderPartition = tuple[str, int, str]  # topic, partition, producer id or worker
 
 
 @dataclass
@@ -48,12 +48,12 @@ class Acks:
     """What producers were promised: ranges of sequences by topic, partition and producer, and who they are."""
 
     def __init__(self) -> None:
-        self.ranges: dict[Place, list[tuple[int, int]]] = collections.defaultdict(list)
+        self.ranges: dict[SenderPartition, list[tuple[int, int]]] = collections.defaultdict(list)
         self.workers: dict[str, str] = {}  # by producer id
         self.staged: dict[tuple[str, str], list[tuple[int, int]]] = collections.defaultdict(list)
         self.ended: set[str] = set()
         self.unordered: set[str] = set()  # workers with acks=1: their order is not promised
 
-    def covers(self, place: Place, number: int) -> bool:
+    def covers(self, place: SenderPartition, number: int) -> bool:
         """Whether a sequence was acked. Only for findings: it is slow."""
         return any(first <= number < end for first, end in self.ranges[place])

@@ -21,7 +21,7 @@ from memq.format.blocks.header import parse_header
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
 from memq.notification import Entries, Entry, Span
-from memq.notification.kafka.admin import Place
+from memq.notification.kafka.admin import KafkaPartition
 from memq.notification.kafka.reading.source import KafkaSource, SourceEnd, SourceRecord, SourceTopic
 from memq.runtime.clock import Clock, SystemClock
 from memq.runtime.runtime import Runtime
@@ -41,18 +41,18 @@ class MemorySource:
     records at a time, and at the end what lies behind it. `broken_after` of those the source is gone.
     """
 
-    def __init__(self, rows: dict[Place, dict[int, Value]], portion: int = 3) -> None:
+    def __init__(self, rows: dict[KafkaPartition, dict[int, Value]], portion: int = 3) -> None:
         self.rows = rows
-        self.begins: dict[Place, int] = {}
-        self.positions: dict[Place, tuple[int, str]] = {}
-        self.stores: list[dict[Place, tuple[int, str]]] = []
-        self.others: dict[str, dict[Place, int]] = {}
+        self.begins: dict[KafkaPartition, int] = {}
+        self.positions: dict[KafkaPartition, tuple[int, str]] = {}
+        self.stores: list[dict[KafkaPartition, tuple[int, str]]] = []
+        self.others: dict[str, dict[KafkaPartition, int]] = {}
         self.group = ""
         self.closed = 0
         self.broken_after: int | None = None
         self.on_take: Callable[[], None] = lambda: None
         self._portion = portion
-        self._at: dict[Place, int] = {}
+        self._at: dict[KafkaPartition, int] = {}
 
     async def describe(self, topics: Sequence[str]) -> tuple[str, dict[str, SourceTopic]]:
         there = {topic for topic, _ in self.rows}
@@ -61,27 +61,27 @@ class MemorySource:
         counts = {topic: sum(place[0] == topic for place in self.rows) for topic in topics}
         return "kafka-1", {topic: SourceTopic(f"id of {topic}", count) for topic, count in counts.items()}
 
-    async def join(self, group: str, topics: Sequence[str], places: Sequence[Place]) -> None:
+    async def join(self, group: str, topics: Sequence[str], places: Sequence[KafkaPartition]) -> None:
         self.group = group
 
-    async def ends(self, places: Sequence[Place]) -> dict[Place, tuple[int, int]]:
+    async def ends(self, places: Sequence[KafkaPartition]) -> dict[KafkaPartition, tuple[int, int]]:
         return {place: (self.begins.get(place, 0), max(self.rows[place], default=-1) + 1) for place in places}
 
-    async def stored(self, places: Sequence[Place]) -> dict[Place, tuple[int, str]]:
+    async def stored(self, places: Sequence[KafkaPartition]) -> dict[KafkaPartition, tuple[int, str]]:
         return {place: self.positions[place] for place in places if place in self.positions}
 
-    async def store(self, positions: Mapping[Place, tuple[int, str]]) -> None:
+    async def store(self, positions: Mapping[KafkaPartition, tuple[int, str]]) -> None:
         self.stores.append(dict(positions))
         self.positions.update(positions)
 
-    async def start(self, offsets: Mapping[Place, int]) -> None:
+    async def start(self, offsets: Mapping[KafkaPartition, int]) -> None:
         self._at = dict(offsets)
 
     def start_again(self) -> None:
         """Give out all records again."""
         self._at = dict.fromkeys(self._at, 0)
 
-    async def seek(self, place: Place, offset: int) -> None:
+    async def seek(self, place: KafkaPartition, offset: int) -> None:
         self._at[place] = offset
 
     async def take(self, wait_s: float) -> list[SourceRecord | SourceEnd]:
@@ -102,7 +102,9 @@ class MemorySource:
                 found.append(SourceEnd(place, max(at, max(self.rows[place], default=-1) + 1)))
         return found
 
-    async def committed_of_others(self, places: Sequence[Place], own: str) -> dict[str, dict[Place, int]]:
+    async def committed_of_others(
+        self, places: Sequence[KafkaPartition], own: str
+    ) -> dict[str, dict[KafkaPartition, int]]:
         assert own == self.group
         return self.others
 
@@ -248,7 +250,7 @@ def test_a_plan_is_stored_before_its_first_record_is_read() -> None:
     source.broken_after = 4
     seek = source.seek
 
-    async def noted(place: Place, offset: int) -> None:
+    async def noted(place: KafkaPartition, offset: int) -> None:
         plans.append(decode_plan(source.positions[place][1]))
         await seek(place, offset)
 

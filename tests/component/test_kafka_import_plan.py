@@ -20,7 +20,7 @@ from memq.client.link_pool import LinkPool, bootstrap_addresses
 from memq.errors import InvalidRequestError, NotFoundError, QueueError
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer
-from memq.notification.kafka.admin import Place
+from memq.notification.kafka.admin import KafkaPartition
 from memq.notification.kafka.reading.source import KafkaSource, SourceRecord, SourceTopic
 from memq.notification.remote import RemoteQueue
 from memq.protocol.link import Link
@@ -190,19 +190,21 @@ class NotingSource(MemorySource):
         self.said.append("describe")
         return await super().describe(topics)
 
-    async def join(self, group: str, topics: Sequence[str], places: Sequence[Place]) -> None:
+    async def join(self, group: str, topics: Sequence[str], places: Sequence[KafkaPartition]) -> None:
         self.said.append("join")
         await super().join(group, topics, places)
 
-    async def ends(self, places: Sequence[Place]) -> dict[Place, tuple[int, int]]:
+    async def ends(self, places: Sequence[KafkaPartition]) -> dict[KafkaPartition, tuple[int, int]]:
         self.said.append("ends")
         return await super().ends(places)
 
-    async def start(self, offsets: Mapping[Place, int]) -> None:
+    async def start(self, offsets: Mapping[KafkaPartition, int]) -> None:
         self.said.append("start")
         await super().start(offsets)
 
-    async def committed_of_others(self, places: Sequence[Place], own: str) -> dict[str, dict[Place, int]]:
+    async def committed_of_others(
+        self, places: Sequence[KafkaPartition], own: str
+    ) -> dict[str, dict[KafkaPartition, int]]:
         self.said.append("committed_of_others")
         return await super().committed_of_others(places, own)
 

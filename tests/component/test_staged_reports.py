@@ -96,7 +96,7 @@ def test_a_manifest_of_before_tells_nothing() -> None:
         b'"bytes":9,"index_offset":5,"pieces":[{"topic":"clicks","topic_id":"%s","partition":0,"offset":0,"length":5,'
         b'"records":1,"raw_bytes":5}]}]}' % (b"0" * 32)
     )
-    (pieces,) = decode_manifest(body, "m").places().values()
+    (pieces,) = decode_manifest(body, "m").by_partition().values()
     tally = AuditRecorder(1, "spark-writer", WRITER, "", 100, lambda: None)
     notes = StagedRecorder(tally.part("clicks", "0" * 32, 0, 0), pieces)
     notes.send(0)

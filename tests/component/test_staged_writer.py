@@ -188,7 +188,7 @@ def test_a_commit_that_ended_half_way_is_brought_to_its_end_by_the_next_one() ->
     async def work(rig: Rig) -> None:
         objects = [staged for number in range(5) for staged in await rig.staged([b"%d" % number])]
         manifest, checksum = await rig.commits.decide(1, objects, rig.store)
-        ((_, pieces),) = manifest.places().items()
+        ((_, pieces),) = manifest.by_partition().items()
         ask = await _asked(rig, manifest, checksum, 3)
         assert ask == 3
         assert await rig.records() == [b"0", b"1", b"2"]
@@ -562,7 +562,7 @@ def test_the_least_times_of_blocks_are_said_by_the_minute() -> None:
 
 async def _asked(rig: Rig, manifest: Manifest, checksum: int, count: int) -> int:
     """Ask the owner for the first pieces of the only partition; return how many are there."""
-    ((place, pieces),) = manifest.places().items()
+    ((place, pieces),) = manifest.by_partition().items()
     ask = PublishStaged(
         topic=place[0],
         topic_id=place[1],

@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, TopicPartition
 from memq.errors import ClosedError, QueueError
 from memq.limits import MIB
 from memq.notification import Entry, Publication
-from memq.notification.kafka.admin import Asked, KafkaAdmin, Place
+from memq.notification.kafka.admin import Asked, KafkaAdmin, KafkaPartition
 from memq.notification.kafka.librdkafka import LastErrors, consumer_of
 from memq.notification.kafka.queue import KafkaQueue
 from memq.notification.kafka.reading import fetcher as fetcher_module
@@ -155,7 +155,7 @@ def test_what_is_asked_of_many_partitions_at_once_is_one_request_whatever_it_is(
             noted: list[int] = []
             list_ = KafkaAdmin.list_offsets
 
-            async def noting(admin: KafkaAdmin, asked: Mapping[Place, Asked], **options: bool) -> Any:
+            async def noting(admin: KafkaAdmin, asked: Mapping[KafkaPartition, Asked], **options: bool) -> Any:
                 noted.append(len(asked))
                 return await list_(admin, asked, **options)
 

@@ -50,7 +50,7 @@ TIMEOUT_S = 120.0
 LOOKS_MAX = 400  # for what is to be said; each is a process, so this is minutes
 AUDIT = 'audit = "on"\naudit_interval_ms = 200\naudit_partitions = 2\n'
 SETTINGS = {"seal_when_idle": False, "batch_age_ms_max": 30}  # so that batches have several blocks
-Place = tuple[int, int]  # read partition, pointer offset
+PointerPosition = tuple[int, int]  # read partition, pointer offset
 
 
 @pytest.fixture
@@ -118,8 +118,8 @@ class Reader:
         brokers: Sequence[BrokerProcess],
         group: str,
         stack: ExitStack,
-        lost: Sequence[Place] = (),
-        twice: Sequence[Place] = (),
+        lost: Sequence[PointerPosition] = (),
+        twice: Sequence[PointerPosition] = (),
     ) -> None:
         self._lost = lost
         self._twice = twice
@@ -160,7 +160,7 @@ class Reader:
         return found
 
 
-def _place_of(found: tuple[Assigned, ReadyRange]) -> Place:
+def _place_of(found: tuple[Assigned, ReadyRange]) -> PointerPosition:
     first = found[1].first
     return first.read_partition, first.pointer_offset
 
@@ -204,7 +204,7 @@ def kill_an_owner(brokers: list[BrokerProcess]) -> BrokerProcess:
 
 async def inject(
     folder: Path, kafka: Server, topic: Topic, draw: Random
-) -> tuple[Named, list[Place], list[Place], int]:
+) -> tuple[Named, list[PointerPosition], list[PointerPosition], int]:
     """Do faults at store and queue; return what must be named, and what a faulty reader passes over and repeats.
 
     And how many records there are more in the queue.
@@ -222,7 +222,7 @@ async def inject(
         return injected.named, lost, twice, len(partitions)
 
 
-def _misread(injected: StoredFaults, batch: Batch, kind: str) -> Place:
+def _misread(injected: StoredFaults, batch: Batch, kind: str) -> PointerPosition:
     for block in batch.blocks:
         place = (batch.pointer.partition, block.producer_id)
         note(injected.named, (kind, "consumer", FAULTY), *place, block.first_sequence, block.next_sequence)
@@ -285,8 +285,8 @@ def test_what_was_done_to_a_cluster_that_crashes_is_named_and_nothing_else(
     faults: bool, seed: int, tmp_path: Path, cluster: list[BrokerProcess], kafka: Server
 ) -> None:
     draw, named = Random(f"{seed}/{faults}"), Named()
-    lost: list[Place] = []
-    twice: list[Place] = []
+    lost: list[PointerPosition] = []
+    twice: list[PointerPosition] = []
     more = 0
     wait_for_the_audit(cluster)
     with auditors(tmp_path, cluster, seed) as (shaken, steady), ExitStack() as stack:

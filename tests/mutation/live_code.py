@@ -13,7 +13,7 @@ from types import CodeType, FunctionType
 
 from tests.mutation.mutant import ROOT, Mutant
 
-Place = tuple[str, str, int]  # file, qualified name, first line
+CodePlace = tuple[str, str, int]  # file, qualified name, first line
 
 
 class UnreachableError(Exception):
@@ -25,7 +25,7 @@ class LiveCode:
 
     def __init__(self) -> None:
         gc.unfreeze()  # what is frozen is not listed
-        self._functions: dict[Place, list[FunctionType]] = {}
+        self._functions: dict[CodePlace, list[FunctionType]] = {}
         inside = f"{ROOT}/memq/"
         for function in gc.get_objects():
             if isinstance(function, FunctionType) and function.__code__.co_filename.startswith(inside):
@@ -55,7 +55,7 @@ class LiveCode:
         self._before = []
 
 
-def place_of(code: CodeType) -> Place:
+def place_of(code: CodeType) -> CodePlace:
     """Return where a function is defined."""
     return code.co_filename, code.co_qualname, code.co_firstlineno
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Change = Callable[[Function], None]
-Place = TypeVar("Place")
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +164,6 @@ def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
                 yield value
 
 
-def _only(places: list[Place], what: str) -> Place:
+def _only(places: list[Found], what: str) -> Found:
     assert len(places) == 1, f"'{what}' occurs {len(places)} times in the function"
     return places[0]

@@ -38,7 +38,7 @@ from tests.simulation.report_rules import ReportRules, reports_landed
 from tests.simulation.retention_rules import RetentionRules
 
 Objects = dict[str, bytes]
-Place = tuple[ReadPartition, int]  # index in the reference stream
+ReferencePosition = tuple[ReadPartition, int]  # index in the reference stream
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class SentRecord:
     repeats: bool = False  # its writer may send it again in another order, under another identity
     staged: bool = False  # nobody waits for it before its batch is decided, or ever, where the batch is another one
     batch: frozenset[int] = frozenset()  # the partitions of the staged batch that is acked as a whole
-    places: dict[Source, Place] = field(default_factory=dict)  # by identity: where the reference stream has it
+    places: dict[Source, ReferencePosition] = field(default_factory=dict)  # of each identity in the reference
 
     @property
     def settled(self) -> bool:
@@ -64,7 +64,7 @@ class SentRecord:
         return self.acked or self.given_up or self.written or self.held_s < FOREVER
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> ReferencePosition | None:
         """Where the reference stream has the record first."""
         return next(iter(self.places.values()), None)
 
@@ -334,7 +334,7 @@ class Checker:
 
     # ---- what others check ---------------------------------------------------------------------
 
-    def _first_place(self, source: Source, value: bytes) -> Place | None:
+    def _first_place(self, source: Source, value: bytes) -> ReferencePosition | None:
         """Return where the stream has a record of this identity: under another one it is no copy of it."""
         record = self.records.get(value)
         return None if record is None else record.places.get(source)

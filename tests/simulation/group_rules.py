@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from memq.topic import Position, ReadPartition
-from tests.simulation.read_log import Place, ReadLog
+from tests.simulation.read_log import ReadLog, RecordPosition
 from tests.simulation.reader import Source
 
 Group = tuple[str, ReadPartition]
@@ -65,7 +65,7 @@ class GroupRules:
         self._cursors.pop(reader, None)
         self._paused.pop(reader, None)
 
-    def seek(self, consumer: str, partition: ReadPartition, place: Place) -> None:
+    def seek(self, consumer: str, partition: ReadPartition, place: RecordPosition) -> None:
         """A consumer continues elsewhere, at what its group has iterated or behind that."""
         reader = (consumer, partition)
         self._cursors[reader] = self._sought[reader] = self._log(partition).index_of(*place)
@@ -90,7 +90,7 @@ class GroupRules:
         """Return the places that the group has iterated and retention has left."""
         return range(self._log(partition).begin_index, self._reached.get((group, partition), 0))
 
-    def consume(self, consumer: str, group: str, partition: ReadPartition, place: Place, value: bytes) -> None:
+    def consume(self, consumer: str, group: str, partition: ReadPartition, place: RecordPosition, value: bytes) -> None:
         """A consumer delivers the record at (pointer offset, record index)."""
         self.consumed += 1
         log, reader = self._log(partition), (consumer, partition)
@@ -120,7 +120,7 @@ class GroupRules:
         if cursor is None and starts is not None and not any(_may_start(log, start, at) for start in starts):
             self._fail(f"{consumer} begins with record {at} of {partition}, stored were {sorted(set(starts))}")
 
-    def _is_late_copy(self, log: ReadLog, place: Place, value: bytes) -> bool:
+    def _is_late_copy(self, log: ReadLog, place: RecordPosition, value: bytes) -> bool:
         """Whether it is a copy of a record that retention took: who looks back does not see the first one any more."""
         source = log.source_of(*place, value)
         first = None if source is None else self._first_place(source, value)
@@ -157,7 +157,7 @@ class GroupRules:
         return self._logs.get(partition) or ReadLog()
 
 
-def _place(log: ReadLog, at: int) -> Place:
+def _place(log: ReadLog, at: int) -> RecordPosition:
     return log.stream[at].offset, log.stream[at].record_index
 
 

@@ -14,13 +14,13 @@ from memq.audit.finding import Finding, Kind
 from memq.audit.held import HeldAnswer
 from memq.audit.live.partition import PartitionAudit
 from memq.audit.live.partition_state import PartitionState
-from memq.audit.live.report_partition import Client, Key, ReportPartitionAudit
+from memq.audit.live.report_partition import Client, ReportPartitionAudit
 from memq.audit.live.storage.state import decode_state, encode_state
 from memq.audit.minutes import MinuteRow
 from memq.errors import CorruptDataError
 from memq.format.ranges import RangeSet
 from memq.format.report import Report
-from memq.topic import Topic
+from memq.topic import PartitionKey, Topic
 from tests.simulation.reader import LogEntry
 
 ROUND_RATE = 0.2
@@ -83,7 +83,7 @@ class LivePlay:
         self._draw = draw
         self._fail = fail
         self._dies = dies
-        self._audits: dict[Key, PartitionAudit] = {(topic.id, n): PartitionAudit(topic, n) for n in partitions}
+        self._audits: dict[PartitionKey, PartitionAudit] = {(topic.id, n): PartitionAudit(topic, n) for n in partitions}
         self._homes: dict[int, ReportPartitionAudit] = {}
         self._now_ms = 0
         self._death_rate = DEATH_RATE

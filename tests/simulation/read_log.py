@@ -9,7 +9,7 @@ from operator import attrgetter
 from memq.format.pointer import Location
 from tests.simulation.reader import Delivered, LogEntry, ReferenceReader, Source
 
-Place = tuple[int, int]  # pointer offset, record index
+RecordPosition = tuple[int, int]  # pointer offset, record index
 _PLACE = attrgetter("offset", "record_index")
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from memq.audit.dashboard import stream as board_module
 from memq.audit.dashboard.history import MINUTES, SPANS, LagHistory, MinuteColumns, TopicRates, first_minute, sampled
-from memq.audit.dashboard.stream import Board, BoardUpdate, Place
+from memq.audit.dashboard.stream import Board, BoardKey, BoardUpdate
 from memq.audit.dashboard.view import About, TopicRow
 from memq.topic import Totals
 from tests.dashboards import stored_minute
@@ -19,7 +19,7 @@ def row(name: str, lag: int = 0) -> TopicRow:
     return TopicRow(name=name, partitions=1, lag_records=lag)
 
 
-def follow(seen: dict[Place, object], changes: BoardUpdate) -> dict[Place, object]:
+def follow(seen: dict[BoardKey, object], changes: BoardUpdate) -> dict[BoardKey, object]:
     """Return what a browser has after the changes."""
     seen = {} if changes.whole else dict(seen)
     for place, value in changes.values:
@@ -36,7 +36,7 @@ steps = st.lists(st.tuples(st.sampled_from("abcdef"), st.none() | st.integers(0,
 @given(steps, st.integers(0, 3))
 def test_who_follows_the_changes_has_what_is_on_the_board(steps: list[tuple[str, int | None, bool]], kept: int) -> None:
     board, version = Board(), 0
-    seen: dict[Place, object] = {}
+    seen: dict[BoardKey, object] = {}
     before, board_module.GONE_MAX = board_module.GONE_MAX, kept
     try:
         for key, lag, looks in steps:

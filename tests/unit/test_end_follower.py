@@ -10,12 +10,11 @@ from memq.audit.live.partition import PartitionAudit
 from memq.audit.live.partition_state import ReceivedReport
 from memq.audit.live.questions import end_follower
 from memq.audit.live.questions.end_follower import EndFollower
-from memq.audit.live.report_partition import Key
 from memq.errors import QueueError
 from memq.format.report import ReportPart
 from memq.runtime.clock import SystemClock
 from memq.runtime.logs import EventLog
-from memq.topic import ReadPartition, Topic, TopicSettings, equal_slots
+from memq.topic import PartitionKey, ReadPartition, Topic, TopicSettings, equal_slots
 from tests.unit.blocks import NOW_MS
 from tests.unit.live_audit_harness import PRODUCER, span
 
@@ -46,7 +45,7 @@ def test_an_end_is_asked_for_once_at_a_time_and_carries_what_was_missing() -> No
             await gate.wait()
             return 7
 
-        audits: dict[Key, PartitionAudit] = {
+        audits: dict[PartitionKey, PartitionAudit] = {
             (TOPIC.id, 0): audit_with_a_hole(0),
             (TOPIC.id, 1): PartitionAudit(TOPIC, 1),
         }
@@ -76,7 +75,9 @@ def test_an_owner_that_fails_or_is_silent_is_asked_again_and_the_other_log_has_i
                 raise answer
             return answer
 
-        audits: dict[Key, PartitionAudit] = {(TOPIC.id, number): audit_with_a_hole(number) for number in range(2)}
+        audits: dict[PartitionKey, PartitionAudit] = {
+            (TOPIC.id, number): audit_with_a_hole(number) for number in range(2)
+        }
         follower = EndFollower(ask, EventLog(SystemClock()))
         for answer, proved in ((QueueError("no leader"), [1]), (-1, [1]), (3, [0, 1])):
             answers[0] = answer
@@ -97,7 +98,9 @@ def test_owners_that_never_answer_leave_their_turn_to_those_of_other_logs(monkey
             return -1
 
         monkeypatch.setattr(end_follower, "LOGS_AT_ONCE_MAX", 1)
-        audits: dict[Key, PartitionAudit] = {(TOPIC.id, number): audit_with_a_hole(number) for number in range(2)}
+        audits: dict[PartitionKey, PartitionAudit] = {
+            (TOPIC.id, number): audit_with_a_hole(number) for number in range(2)
+        }
         follower = EndFollower(ask, EventLog(SystemClock()))
         for _ in range(4):
             follower.ask(audits)

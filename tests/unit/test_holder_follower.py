@@ -11,12 +11,11 @@ from memq.audit.finding import Kind
 from memq.audit.held import HELD_MS, HeldAnswer, Sought
 from memq.audit.live.partition import PartitionAudit
 from memq.audit.live.questions.holder_follower import HolderFollower
-from memq.audit.live.report_partition import Key
 from memq.audit.minutes import active_ms
 from memq.format.pointer import ProducerEnd
 from memq.runtime.clock import SystemClock
 from memq.runtime.logs import EventLog
-from memq.topic import Topic
+from memq.topic import PartitionKey, Topic
 from tests.brokers import events_of
 from tests.unit.audited import TOPIC, pointer
 from tests.unit.blocks import NOW_MS
@@ -41,7 +40,7 @@ class Brokers:
         return self.answer
 
 
-def with_a_hole() -> dict[Key, PartitionAudit]:
+def with_a_hole() -> dict[PartitionKey, PartitionAudit]:
     """Return the audit of a partition whose producer ended after ten records that no pointer has."""
     audit = PartitionAudit(TOPIC, 0)
     audit.take_pointer(0, NOW_MS, pointer(kind="opened", broker="one"))

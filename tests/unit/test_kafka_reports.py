@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError
 from memq.errors import QueueError, QueueRefusedError
 from memq.notification import Entries, Entry, Publication, Span
 from memq.notification.kafka import queue as queue_module
-from memq.notification.kafka.admin import Place
+from memq.notification.kafka.admin import KafkaPartition
 from memq.notification.kafka.librdkafka import LastErrors
 from memq.notification.kafka.queue import KafkaQueue
 from memq.notification.kafka.reading.fetcher import EntryFetcher
@@ -212,7 +212,7 @@ def test_a_pointer_is_not_read_back_for_longer_than_its_time(library: Library, m
 
 @pytest.mark.usefixtures("hurried")
 def test_a_pointer_that_the_follower_has_seen_needs_no_read(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    arrivals: list[Callable[[Place, Entry], None]] = []
+    arrivals: list[Callable[[KafkaPartition, Entry], None]] = []
 
     class Noted(Follower):
         """Notes whom it tells of what arrives."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     # it needs anyio, a poller does not
     from memq.audit.dashboard.records import TailPart
 
-Place = tuple[str, str]  # kind, key
+BoardKey = tuple[str, str]  # kind, key
 GONE_MAX = 10_000
 STREAMS_MAX = 32  # of all browsers together; a browser has six connections for one host
 TAILS_MAX = 8
@@ -38,7 +38,7 @@ class BoardUpdate:
 
     version: int
     whole: bool
-    values: tuple[tuple[Place, object | None], ...]
+    values: tuple[tuple[BoardKey, object | None], ...]
 
 
 class Board:
@@ -46,26 +46,26 @@ class Board:
 
     def __init__(self) -> None:
         self.version = 0
-        self._values: dict[Place, object] = {}
-        self._changed: dict[Place, int] = {}  # in the order of the versions
+        self._values: dict[BoardKey, object] = {}
+        self._changed: dict[BoardKey, int] = {}  # in the order of the versions
         self._gone = 0
         self._forgotten = 0  # the highest version of a removal that is not known any more
 
     def put(self, kind: str, key: str, value: object | None) -> None:
         """Set a value; None takes it off. What is as it was is no change."""
-        place = (kind, key)
-        if self._values.get(place) == value:
+        row_key = (kind, key)
+        if self._values.get(row_key) == value:
             return
         if value is None:
-            del self._values[place]
+            del self._values[row_key]
             self._gone += 1
         else:
-            if place not in self._values and place in self._changed:
+            if row_key not in self._values and row_key in self._changed:
                 self._gone -= 1
-            self._values[place] = value
+            self._values[row_key] = value
         self.version += 1
-        self._changed.pop(place, None)
-        self._changed[place] = self.version
+        self._changed.pop(row_key, None)
+        self._changed[row_key] = self.version
         if self._gone > GONE_MAX:
             self._forget()
 
@@ -89,17 +89,17 @@ class Board:
         if not self._forgotten <= version <= self.version or version == 0:
             return BoardUpdate(self.version, True, tuple(self._values.items()))
         found = []
-        for place in reversed(self._changed):
-            if self._changed[place] <= version:
+        for key in reversed(self._changed):
+            if self._changed[key] <= version:
                 break
-            found.append((place, self._values.get(place)))
+            found.append((key, self._values.get(key)))
         return BoardUpdate(self.version, False, tuple(reversed(found)))
 
     def _forget(self) -> None:
         """Forget the older half of what was taken off."""
-        gone = [place for place in self._changed if place not in self._values]
-        for place in gone[: len(gone) // 2]:
-            self._forgotten = self._changed.pop(place)
+        gone = [key for key in self._changed if key not in self._values]
+        for key in gone[: len(gone) // 2]:
+            self._forgotten = self._changed.pop(key)
             self._gone -= 1
 
 

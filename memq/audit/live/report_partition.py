@@ -14,6 +14,7 @@ from memq.audit.live.partition import SPARK_READER, SPARK_TASK, PartitionAudit
 from memq.audit.live.partition_state import ReceivedReport
 from memq.audit.minutes import MINUTE_MS
 from memq.format.report import Report
+from memq.topic import PartitionKey
 
 CLIENTS_MAX = 20_000
 GRACE_MS = 30_000  # beyond the promise: a failover of the brokers may hold reports up
@@ -22,7 +23,6 @@ MISSED_MAX = 8  # of a client: gaps that are remembered for what it names later
 READERS = ("consumer", SPARK_READER, SPARK_TASK)
 # A stream without a driver has no unknown work: its checkpoint remains, and states its progress at the next start.
 MAY_END_SILENTLY = (SPARK_READER, SPARK_TASK)
-Key = tuple[str, int]  # topic id, write partition
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Client:
     heard_ms: int = 0
     skew_ms: int = -(1 << 62)
     silent: bool = False
-    keys: dict[Key, None] = field(default_factory=dict)
+    keys: dict[PartitionKey, None] = field(default_factory=dict)
     missed: list[tuple[int, int]] = field(default_factory=list)  # Unix minutes, half-open, of which reports are missing
 
     @property
@@ -60,7 +60,7 @@ class ReportPartitionAudit:
 
     def __init__(
         self,
-        audit_of: Callable[[Key], PartitionAudit | None],
+        audit_of: Callable[[PartitionKey], PartitionAudit | None],
         clients: dict[int, Client] | None = None,
         taken_ms: int = -1,
     ) -> None:

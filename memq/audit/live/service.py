@@ -24,7 +24,7 @@ from memq.audit.live.partition import PartitionAudit
 from memq.audit.live.questions.damage_names import DamageNames
 from memq.audit.live.questions.end_follower import AskEnd, EndFollower, OwnerEnds, ProvedEnd
 from memq.audit.live.questions.holder_follower import HolderFollower
-from memq.audit.live.report_partition import SILENT_MINUTES_MAX, Key, ReportPartitionAudit
+from memq.audit.live.report_partition import SILENT_MINUTES_MAX, ReportPartitionAudit
 from memq.audit.live.storage.database import Database
 from memq.audit.live.storage.store import AuditStore, PartitionChanges, Step
 from memq.audit.minutes import MINUTE_MS
@@ -40,7 +40,7 @@ from memq.notification.remote import RemoteQueue
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
 from memq.runtime.waits import utc_text
-from memq.topic import AUDIT_GROUP, CLOCK_ERROR_MS, Position, ReadPartition
+from memq.topic import AUDIT_GROUP, CLOCK_ERROR_MS, PartitionKey, Position, ReadPartition
 
 INTERVAL_S = 1.0  # a round at least so often
 PAGES_MAX = 200  # of reports in one round
@@ -57,7 +57,7 @@ ASK_AGAIN_ROUNDS = 10  # between two questions to brokers about records that one
 class _Home:
     audit: ReportPartitionAudit
     position: str
-    partitions: dict[Key, PartitionAudit] = field(default_factory=dict)
+    partitions: dict[PartitionKey, PartitionAudit] = field(default_factory=dict)
     taken: Position | None = None  # of the last report that was taken, perhaps in the middle of a page
     saved: str = ""
     unsaved: Step | None = None
@@ -95,7 +95,7 @@ class LiveAudit:
         self._next_note_s = 0.0
         self._homes: dict[int, _Home] = {}
         self._page: Page | None = None  # the last page, until it is processed; after a failure it is processed again
-        self._touched: dict[Key, None] = {}  # partitions with new reports that are not judged yet
+        self._touched: dict[PartitionKey, None] = {}  # partitions with new reports that are not judged yet
         self._round = 0
         self._steps = 0
 
@@ -222,7 +222,7 @@ class LiveAudit:
         if self._page is not None and self._page.home == number:
             self._page = None  # reading continues at the stored position, not with this page
         since_ms = heard_ms or max((client.heard_ms for client in clients.values()), default=0)
-        partitions: dict[Key, PartitionAudit] = {}
+        partitions: dict[PartitionKey, PartitionAudit] = {}
         taken_ms = since_ms + CLOCK_ERROR_MS if again and not remade else -1  # a new topic has only new reports
         audit = ReportPartitionAudit(partitions.get, clients, taken_ms)
         self._homes[number] = _Home(audit, "" if again else position, partitions, saved=position)
@@ -320,7 +320,7 @@ class LiveAudit:
 
     # ---- pointers ------------------------------------------------------------------------------------
 
-    async def _follow(self, touched: dict[Key, None], ends: Mapping[ReadPartition, ProvedEnd]) -> None:
+    async def _follow(self, touched: dict[PartitionKey, None], ends: Mapping[ReadPartition, ProvedEnd]) -> None:
         """Read pointers up to the ends as they are now, and up to those that owners proved.
 
         Of partitions that nobody reports about only now and then.

@@ -16,7 +16,7 @@ from typing import cast, get_args
 from memq.errors import InvalidSettingError, OverLimitError
 from memq.runtime.clock import Clock
 from memq.settings import Section, did_you_mean, parse_size
-from memq.topic import LimitMode, Topic, check_name
+from memq.topic import LimitMode, PartitionKey, Topic, check_name
 
 DEFAULT = "default"  # the limit of each client that is not named
 CLIENTS_MAX = 10_000  # remembered clients; connections_max bounds the connected ones
@@ -211,7 +211,7 @@ class Quotas:
         self._topics: dict[str, Limiter] = {}
         self._clients: dict[str, _Known] = {}
 
-    def follow(self, topics: Iterable[Topic], owned: Container[tuple[str, int]]) -> None:
+    def follow(self, topics: Iterable[Topic], owned: Container[PartitionKey]) -> None:
         """Apply the current limits of topics.
 
         `owned` contains (topic id, partition) of each partition that this broker owns.

@@ -88,7 +88,7 @@ class BatchPlace:
 def staged_places(manifest: Manifest, checksum: int) -> dict[ObjectTopic, list[BatchPlace]]:
     """Return the pieces of a batch by topic, in order; `follow_on` sets epoch and batch sequence."""
     places: dict[ObjectTopic, list[BatchPlace]] = {}
-    for (topic, topic_id, partition), pieces in manifest.places().items():
+    for (topic, topic_id, partition), pieces in manifest.by_partition().items():
         for number, (staged, piece) in enumerate(pieces, 1):
             entry = BatchEntry(piece.offset, piece.length, manifest.created_ms, 0, piece.records, 0, 0, partition, 0)
             writer = NamedProducer(

@@ -51,16 +51,16 @@ DELETED_S = 2.0  # between the two reads of the coordinator that prove a deletio
 IN_FLIGHT_BLOCKS_MAX = 32
 IN_FLIGHT_BYTES_MAX = 4 * MIB
 
-Place = Callable[[Topic, int], Awaitable[TopicProcessor | str]]
+OwnerLookup = Callable[[Topic, int], Awaitable[TopicProcessor | str]]
 READY_TIMEOUT_S = 10.0
 
 
 class Forwarder:
-    """`place` returns the processor of a partition that this broker owns, else the address of its owner."""
+    """`find_owner` returns the processor of a partition that this broker owns, else the address of its owner."""
 
-    def __init__(self, services: Services, place: Place) -> None:
+    def __init__(self, services: Services, find_owner: OwnerLookup) -> None:
         self._services = services
-        self._place = place
+        self._find_owner = find_owner
         self.changed = asyncio.Event()  # the work for one epoch's blocks has ended
         self._work: dict[UnpublishedBlocks, asyncio.Task[None]] = {}
         self._tasks = TaskOwner(self._failed, services.events)
@@ -176,8 +176,8 @@ class Forwarder:
 
         Raises: the error that prevents this for any block.
         """
-        place = await self._place(held.topic, held.partition)
-        owner = await self._connect(place) if isinstance(place, str) else place
+        found = await self._find_owner(held.topic, held.partition)
+        owner = await self._connect(found) if isinstance(found, str) else found
         refusal: MemqError | None = None
         try:
             absent_s = await self._read_on(held)
@@ -189,17 +189,17 @@ class Forwarder:
                 unseen = sum(block in held.blocks for block in blocks)
                 self._services.counters.forwarded_blocks += len(blocks) - unseen
                 if unseen and refusal is None:
-                    text = f"{place if isinstance(place, str) else 'this broker'} took {unseen} blocks of {held.name}"
+                    text = f"{found if isinstance(found, str) else 'this broker'} took {unseen} blocks of {held.name}"
                     raise OutcomeUnknownError(f"{text} that the queue does not show")
         finally:
             if isinstance(owner, Link):
-                owner.abort(UnreachableError(f"the connection to {place} was closed here"))
+                owner.abort(UnreachableError(f"the connection to {found} was closed here"))
         if refusal is not None and held.blocks:
             raise refusal
         self._services.events.info("forwarded", f"{held.name}: nothing is held any more")
 
-    async def _connect(self, place: str) -> Link:
-        return await connect_link(self._services.runtime, None, parse_address(place), client="memq-broker")
+    async def _connect(self, address: str) -> Link:
+        return await connect_link(self._services.runtime, None, parse_address(address), client="memq-broker")
 
     async def _read_on(self, held: UnpublishedBlocks) -> float:
         """Read the queue to its end, and drop the blocks in it; return when the last read began (monotonic s)."""

@@ -12,9 +12,7 @@ from memq.format.object import ObjectTopic
 from memq.notification import PointerReader
 from memq.storage_handlers import ObjectEntry, ObjectReader
 from memq.storage_handlers.confirmed_reads import read_index
-from memq.topic import ReadPartition, Topic
-
-Place = tuple[str, int]  # topic id, write partition
+from memq.topic import PartitionKey, ReadPartition, Topic
 
 
 class OrphanTopics:
@@ -93,8 +91,8 @@ class OrphanObjects:
         self,
         store: ObjectReader,
         topics: Mapping[str, Topic],
-        logs: Mapping[Place, LogCoverage],
-        claimed: Container[Place],
+        logs: Mapping[PartitionKey, LogCoverage],
+        claimed: Container[PartitionKey],
         forgotten: OrphanTopics,
     ) -> None:
         self._store = store
@@ -121,19 +119,19 @@ class OrphanObjects:
             pass  # without an index, no restore can make a pointer to the object either
         return None
 
-    def _accounts(self, place: Place, epoch: int, batch_sequence: int) -> bool:
-        """Whether the log of a place accounts for a batch.
+    def _accounts(self, key: PartitionKey, epoch: int, batch_sequence: int) -> bool:
+        """Whether the log of a partition accounts for a batch.
 
         A batch of epoch 0 was staged, and any owner may have named it. An owner stores only after its opening, so its
         log has entries. A staged batch may also wait for a partition that never had an owner.
         """
-        log = self._logs.get(place)
+        log = self._logs.get(key)
         if epoch:
             return log is not None and log.accounts_for(epoch, batch_sequence)
-        return place not in self._claimed if log is None else not log.lost
+        return key not in self._claimed if log is None else not log.lost
 
-    def _restored(self, place: Place, epoch: int, batch_sequence: int) -> bool:
-        log = self._logs.get(place)
+    def _restored(self, key: PartitionKey, epoch: int, batch_sequence: int) -> bool:
+        log = self._logs.get(key)
         return epoch > 0 and log is not None and log.is_restored(epoch, batch_sequence)
 
     async def _is_newer(self, entry: ObjectEntry) -> bool:

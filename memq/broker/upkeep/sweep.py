@@ -28,7 +28,7 @@ from typing import Protocol
 
 from memq.broker.upkeep.log_coverage import LogCoverage
 from memq.broker.upkeep.log_reading import READINGS_MAX, LogReading, keys_of
-from memq.broker.upkeep.orphan_objects import Claim, OrphanObjects, OrphanTopics, Place, forgotten_topic
+from memq.broker.upkeep.orphan_objects import Claim, OrphanObjects, OrphanTopics, forgotten_topic
 from memq.broker.upkeep.sweep_lists import SweepLists
 from memq.compaction.reader import ManifestFiles
 from memq.errors import CorruptDataError, NotFoundError
@@ -38,7 +38,7 @@ from memq.governor import Assignment
 from memq.notification import PointerReader
 from memq.runtime.clock import Clock
 from memq.storage_handlers import CHECK_PREFIX, ObjectEntry, StorageHandler
-from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, read_partitions
+from memq.topic import CLOCK_ERROR_MS, PartitionKey, ReadPartition, Topic, read_partitions
 
 SWEPT_KEYS_MAX = 100_000  # old objects of one prefix that are checked together; about 30 MB
 
@@ -204,7 +204,7 @@ class Sweep:
         shared = prefix in (shared_prefix(self._cluster), self._staged)
         topics = await self.topics()  # current ones: a broker may have created a topic meanwhile
         mine = [each for each in topics if shared or topic_prefix(self._cluster, each.name, each.id) == prefix]
-        logs: dict[Place, LogCoverage] = {}
+        logs: dict[PartitionKey, LogCoverage] = {}
         for topic in mine:
             if not await self._strike_named(topic, keys, logs):
                 return {}
@@ -217,7 +217,9 @@ class Sweep:
             return {}
         return dict.fromkeys(keys, NO_TOPIC)
 
-    async def _strike_named(self, topic: Topic, keys: dict[str, ObjectEntry], logs: dict[Place, LogCoverage]) -> bool:
+    async def _strike_named(
+        self, topic: Topic, keys: dict[str, ObjectEntry], logs: dict[PartitionKey, LogCoverage]
+    ) -> bool:
         """Remove the objects that a topic's pointers name from `keys`; False if a pointer can't be read.
 
         `logs` gets the coverage of each write partition.
@@ -233,12 +235,16 @@ class Sweep:
         return await self._strike_compacted(topic, keys)
 
     async def _strike_log(
-        self, topic: Topic, partition: ReadPartition, keys: dict[str, ObjectEntry], logs: dict[Place, LogCoverage]
+        self,
+        topic: Topic,
+        partition: ReadPartition,
+        keys: dict[str, ObjectEntry],
+        logs: dict[PartitionKey, LogCoverage],
     ) -> str:
         """Do the same for one read partition; return why a pointer can't be read, "" if all were read."""
         tries = 0
         while True:
-            reading, shown = LogReading(self._queue, partition, self._note), dict[Place, LogCoverage]()
+            reading, shown = LogReading(self._queue, partition, self._note), dict[PartitionKey, LogCoverage]()
             async for _entry, pointer in reading.entries():
                 if pointer is None:
                     return "a pointer is damaged"
@@ -260,7 +266,7 @@ class Sweep:
         return reading.fault
 
     async def _strike_unaccounted(
-        self, topics: Sequence[Topic], keys: dict[str, ObjectEntry], logs: dict[Place, LogCoverage]
+        self, topics: Sequence[Topic], keys: dict[str, ObjectEntry], logs: dict[PartitionKey, LogCoverage]
     ) -> None:
         """Remove from `keys`, and report, the objects for which no log accounts."""
         if not keys:

@@ -27,7 +27,7 @@ from memq.client.producer.fields import RecordFields
 from memq.errors import InvalidNameError, InvalidRequestError, MemqError, NotFoundError, TooLargeError
 from memq.format.pointer import Pointer, decode_pointer
 from memq.notification import PointerReader
-from memq.notification.kafka.admin import Place
+from memq.notification.kafka.admin import KafkaPartition
 from memq.notification.kafka.reading.source import KafkaSource, SourceEnd, SourceRecord
 from memq.notification.log_reader import entries_between, valid_span
 from memq.notification.remote import RemoteQueue
@@ -135,7 +135,7 @@ class PartitionImport:
 
     def __init__(
         self,
-        place: Place,
+        place: KafkaPartition,
         imported: ImportProgress,
         copier: FixedIdentityWriter,
         target: str,
@@ -243,7 +243,7 @@ class KafkaImport:
         self._fetcher = BatchFetcher(
             "broker", self._any.read, lambda store: None, ConfirmedReads(EventLog(self._runtime.clock))
         )
-        self._lanes: dict[Place, PartitionImport] = {}
+        self._lanes: dict[KafkaPartition, PartitionImport] = {}
         self._group = ""
 
     async def run(self, topics: Sequence[str]) -> list[ImportedPartition]:
@@ -288,7 +288,7 @@ class KafkaImport:
             )
         self._step("copying the positions of groups")
         found = await self._source.committed_of_others(list(self._lanes), self._group)
-        wanted: dict[Place, list[int]] = {}
+        wanted: dict[KafkaPartition, list[int]] = {}
         for offsets in found.values():
             for place, offset in offsets.items():
                 wanted.setdefault(place, []).append(offset)
@@ -327,7 +327,7 @@ class KafkaImport:
         return found
 
     async def _lane(
-        self, place: Place, target: Topic, producer: int, ends: tuple[int, int], stored: tuple[int, str] | None
+        self, place: KafkaPartition, target: Topic, producer: int, ends: tuple[int, int], stored: tuple[int, str] | None
     ) -> PartitionImport:
         partition = target.read_partition_of(place[1])
         imported = ImportProgress(self._queue, self._fetcher.index_of, partition, place[1], producer)

@@ -30,7 +30,15 @@ from memq.errors import (
     TooOldError,
 )
 from memq.format.key import manifest_key, manifest_prefix, staged_object_key
-from memq.format.manifest import Manifest, Place, StagedObject, StagedPiece, encode_manifest, manifest_under, same_rows
+from memq.format.manifest import (
+    Manifest,
+    StagedObject,
+    StagedPartition,
+    StagedPiece,
+    encode_manifest,
+    manifest_under,
+    same_rows,
+)
 from memq.limits import BATCH_ID_END, KIB, MIB, PRODUCER_ID_END, STAGED_PIECES_MAX
 from memq.protocol.messages import PublishStaged, StoreMetadata, WirePiece
 from memq.runtime.logs import EventLog
@@ -220,7 +228,7 @@ class StagedCommits(AsyncClosing):
         turn = asyncio.Semaphore(PARTITIONS_AT_ONCE_MAX)
         try:
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
-                for place, pieces in manifest.places().items():
+                for place, pieces in manifest.by_partition().items():
                     group.create_task(self._publish(turn, manifest, checksum, place, pieces, remember=remember))
         except TimeoutError as error:
             raise TimedOutError(
@@ -302,7 +310,7 @@ class StagedCommits(AsyncClosing):
         turn: asyncio.Semaphore,
         manifest: Manifest,
         checksum: int,
-        place: Place,
+        place: StagedPartition,
         pieces: Sequence[tuple[StagedObject, StagedPiece]],
         *,
         remember: bool,

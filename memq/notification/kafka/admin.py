@@ -22,7 +22,7 @@ POLL_S = 0.2  # interval at which `check` polls for connection errors
 _NOTHING_AT_TIME = -1  # Kafka's own answer; librdkafka returns other negative offsets for requests that failed
 _NO_CONTROLLER = "waiting for controller"  # part of librdkafka's text; the code is that of any time-out
 _SPECS = {"begin": "earliest", "end": "latest"}
-Place = tuple[str, int]  # a Kafka topic and the number of a partition
+KafkaPartition = tuple[str, int]  # a Kafka topic and the number of a partition
 Asked = int | str  # requested offset of a partition: of a time in Unix ms, or one of `_SPECS`
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -134,8 +134,8 @@ class KafkaAdmin:
         return [each.group_id for each in listed.valid]
 
     async def list_offsets(
-        self, asked: Mapping[Place, Asked], *, committed: bool = False
-    ) -> dict[Place, int | MemqError]:
+        self, asked: Mapping[KafkaPartition, Asked], *, committed: bool = False
+    ) -> dict[KafkaPartition, int | MemqError]:
         """Return the offset of each partition, or its MemqError; -1 if no record has the time or a later one.
 
         With `committed`, the end is the last stable offset: open transactions hold back later records. Callers first

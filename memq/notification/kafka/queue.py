@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from memq.errors import ClosedError, DeniedError, NotFoundError, QueueError
 from memq.notification import Entries, Entry, GroupState, Membership, Publication, Span, check_publication, checked_span
-from memq.notification.kafka.admin import KafkaAdmin, Place
+from memq.notification.kafka.admin import KafkaAdmin, KafkaPartition
 from memq.notification.kafka.groups.hosted_groups import HostedGroups, Parts
 from memq.notification.kafka.groups.requests import KafkaGroupRequests
 from memq.notification.kafka.librdkafka import LastErrors, admin_of
@@ -205,7 +205,7 @@ class KafkaQueue:
         if self._closed is not None:
             raise ClosedError("the queue is closed") from self._closed
 
-    def _place(self, partition: ReadPartition) -> Place:
+    def _place(self, partition: ReadPartition) -> KafkaPartition:
         self._check_open()
         return self._names.kafka_topic(partition), partition.partition
 
@@ -214,13 +214,13 @@ class KafkaQueue:
         self._cache.add(partition, entry)
         self._waiters.advance(partition, entry.offset + 1)
 
-    def _arrived(self, place: Place, entry: Entry) -> None:
+    def _arrived(self, place: KafkaPartition, entry: Entry) -> None:
         partition = self._names.read_partition(*place)
         if partition is not None:
             self._offsets.prove(*place, entry.offset + 1)
             self._note(partition, entry)
 
-    def _gone(self, place: Place) -> None:
+    def _gone(self, place: KafkaPartition) -> None:
         """Wake the waiters of a partition that Kafka does not list: their next read checks a deletion."""
         self._metadata.forget(place[0])
         partition = self._names.read_partition(*place)

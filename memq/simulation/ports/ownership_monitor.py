@@ -25,8 +25,8 @@ TASKS_MAX = 512  # remembered tasks: only those that continue to publish matter
 
 _T = TypeVar("_T")
 Task = tuple[int, int]  # process, number of the task there
-Place = tuple[ReadPartition, int]  # read partition, write partition
-Key = tuple[int, Place, int]  # process, place, epoch
+MonitoredPartition = tuple[ReadPartition, int]  # read partition, write partition
+Key = tuple[int, MonitoredPartition, int]  # process, place, epoch
 
 
 @dataclass(frozen=True, slots=True)

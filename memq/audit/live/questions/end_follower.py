@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from memq.audit.live.partition import PartitionAudit
 from memq.audit.live.questions.end_questions import Missing
-from memq.audit.live.report_partition import Key
 from memq.client.link_pool import LinkPool
 from memq.client.metadata import ClusterMetadata
 from memq.client.owner_requests import SPANS_S_MAX, OwnerRequests
@@ -19,7 +18,7 @@ from memq.errors import MemqError
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner
-from memq.topic import ReadPartition, Topic
+from memq.topic import PartitionKey, ReadPartition, Topic
 
 LOGS_AT_ONCE_MAX = 16
 # Returns an end behind all that owners have published, -1 when no owner answers. Raises: MemqError.
@@ -50,7 +49,7 @@ class ProvedEnd:
     """The end of a log, and the records that were missing in it at the question."""
 
     topic: Topic
-    missing: dict[Key, Missing] = field(default_factory=dict)
+    missing: dict[PartitionKey, Missing] = field(default_factory=dict)
     end: int = -1
 
 
@@ -71,7 +70,7 @@ class EndFollower:
         """End running requests."""
         await self._tasks.stop()
 
-    def ask(self, audits: Mapping[Key, PartitionAudit]) -> None:
+    def ask(self, audits: Mapping[PartitionKey, PartitionAudit]) -> None:
         """Begin to ask for the ends that audits need, unless the last questions are still under way."""
         if len(self._tasks):
             return

@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 
 from memq.audit.held import AskHeld, HeldAnswer, Sought
 from memq.audit.live.partition import PartitionAudit
-from memq.audit.live.report_partition import Key
 from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
-from memq.topic import Topic
+from memq.topic import PartitionKey, Topic
 
-Audits = Mapping[Key, PartitionAudit]
+Audits = Mapping[PartitionKey, PartitionAudit]
 
 
 class HolderFollower:
@@ -43,7 +42,7 @@ class HolderFollower:
         if questions:
             self._tasks.start(self._ask(list(questions.values())), "audit asks what brokers hold")
 
-    def take_answers(self, audits: Audits, now_ms: int) -> dict[Key, None]:
+    def take_answers(self, audits: Audits, now_ms: int) -> dict[PartitionKey, None]:
         """Give the answers that are there to the audits, before the queue is read; return which have got one.
 
         Raises: what ended the task that asks.
@@ -51,7 +50,7 @@ class HolderFollower:
         if self._died is not None:
             raise self._died
         answers, self._answers = self._answers, []
-        answered: dict[Key, None] = {}
+        answered: dict[PartitionKey, None] = {}
         for topic, sought, answer in answers:
             doubt = ""
             for partition in dict.fromkeys(each.partition for each in sought):

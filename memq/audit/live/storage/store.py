@@ -14,11 +14,12 @@ import msgspec
 
 from memq.audit.finding import Finding
 from memq.audit.live.partition_state import PartitionState
-from memq.audit.live.report_partition import Client, Key
+from memq.audit.live.report_partition import Client
 from memq.audit.live.storage.database import Database, Execute
 from memq.audit.live.storage.state import decode_state, encode_state
 from memq.audit.minutes import MINUTE_MS, MinuteRow
 from memq.errors import GenerationFencedError, NotFoundError
+from memq.topic import PartitionKey
 
 FINDINGS_KEPT_MAX = 100_000  # those that changed longest ago are deleted first
 MINUTES_KEPT_MAX = 5_000_000
@@ -74,7 +75,7 @@ class Step:
     number: int
     position: str
     clients: dict[int, Client]
-    changes: dict[Key, PartitionChanges] = field(default_factory=dict)
+    changes: dict[PartitionKey, PartitionChanges] = field(default_factory=dict)
 
 
 class AuditStore:
@@ -106,7 +107,7 @@ class AuditStore:
         """Note when all reports of `homes` were read (Unix ms). Homes of another owner are left out."""
         await self._database.run(lambda execute: _note_heard(execute, owner, topic_id, homes))
 
-    async def books(self, key: Key) -> PartitionState | None:
+    async def books(self, key: PartitionKey) -> PartitionState | None:
         """Return the books of a write partition; None when nothing was stored."""
         found = await self._database.run(
             lambda execute: execute("SELECT books FROM audits WHERE topic_id = ? AND part = ?", key)
@@ -208,7 +209,7 @@ def _next_version(execute: Execute) -> int:
     return number
 
 
-def _add_row(execute: Execute, key: Key, topic: str, minute: int, row: MinuteRow, version: int) -> None:
+def _add_row(execute: Execute, key: PartitionKey, topic: str, minute: int, row: MinuteRow, version: int) -> None:
     found = execute("SELECT counts FROM minutes WHERE topic_id = ? AND part = ? AND minute = ?", (*key, minute))
     total = decode_state(MinuteRow, bytes(found[0][0])) if found else MinuteRow()
     total.add(row)  # the row itself stays: its step may be saved again

@@ -31,7 +31,7 @@ PASSING = (KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIME
 _CUT = "the next try asks for the end again; if Kafka lost the log, see A lost queue in docs/operations.md"
 WAITS_MAX = 3  # time-outs of requests that a read waits for a thread
 _BUSY = "if it stays so, check Kafka's brokers, and restart this broker: librdkafka does not return"
-Place = tuple[str | None, int | None]  # a Kafka topic and the number of a partition, as a message has them
+MessagePartition = tuple[str | None, int | None]  # a Kafka topic and the number of a partition, as a message has them
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +48,7 @@ class _Read:
     bytes: int = 0
 
     @property
-    def place(self) -> Place:
+    def place(self) -> MessagePartition:
         return self.topic, self.number
 
     def take(self, entry: Entry) -> Entries | QueueError | None:
@@ -167,9 +167,9 @@ class EntryFetcher:
         finally:
             self._busy -= 1
 
-    def _next(self) -> dict[Place, _Read]:
+    def _next(self) -> dict[MessagePartition, _Read]:
         """Take the reads for one consumer: at most one for each partition."""
-        chosen: dict[Place, _Read] = {}
+        chosen: dict[MessagePartition, _Read] = {}
         later: list[_Read] = []
         while self._waiting and len(chosen) < TOGETHER_MAX:
             read = self._waiting.popleft()
@@ -178,7 +178,7 @@ class EntryFetcher:
         self._waiting.extendleft(reversed(later))
         return chosen
 
-    async def _read(self, reads: dict[Place, _Read]) -> None:
+    async def _read(self, reads: dict[MessagePartition, _Read]) -> None:
         chosen = list(reads.values())
         try:
             if reads:
@@ -192,7 +192,7 @@ class EntryFetcher:
 
     # ---- in a thread -------------------------------------------------------------------------
 
-    def _fetch(self, loop: asyncio.AbstractEventLoop, reads: dict[Place, _Read]) -> None:
+    def _fetch(self, loop: asyncio.AbstractEventLoop, reads: dict[MessagePartition, _Read]) -> None:
         """Do all reads; each gets its answer as soon as it is complete."""
         reader = (
             self._idle.pop() if self._idle else AssignedConsumer(consumer_of(self._settings, self._complaints.note))
@@ -213,7 +213,9 @@ class EntryFetcher:
                 with suppress(KafkaException):
                     consumer.close()
 
-    def _collect(self, consumer: Consumer, loop: asyncio.AbstractEventLoop, reads: dict[Place, _Read]) -> bool:
+    def _collect(
+        self, consumer: Consumer, loop: asyncio.AbstractEventLoop, reads: dict[MessagePartition, _Read]
+    ) -> bool:
         """Read until none of `reads` is left; return whether all of them succeeded.
 
         The time-out begins again with each message for an open read; when it expires, all open reads fail. Messages
@@ -255,7 +257,7 @@ def _messages(consumer: Consumer) -> Iterator[Message]:
         yield from consumer.consume(MESSAGES_MAX, 0)
 
 
-def _meant(message: Message, reads: dict[Place, _Read]) -> list[_Read]:
+def _meant(message: Message, reads: dict[MessagePartition, _Read]) -> list[_Read]:
     """Return the open reads that a message belongs to: all, if it names no partition."""
     place = message.topic(), message.partition()
     if place[0] is None:

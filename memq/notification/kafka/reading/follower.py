@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from memq.limits import MIB
 from memq.notification import Entry
-from memq.notification.kafka.admin import Place
+from memq.notification.kafka.admin import KafkaPartition
 from memq.notification.kafka.librdkafka import LastErrors, consumer_of, end_threads, is_not_there
 from memq.notification.kafka.reading.fetcher import entry_of
 from memq.notification.kafka.settings import KafkaSettings
@@ -51,8 +51,8 @@ class Follower:
         clock: Clock,
         complaints: LastErrors,
         tasks: TaskOwner,
-        arrived: Callable[[Place, Entry], None],
-        gone: Callable[[Place], None],
+        arrived: Callable[[KafkaPartition, Entry], None],
+        gone: Callable[[KafkaPartition], None],
     ) -> None:
         self._settings = settings.reader(FETCH_WAIT_MS, QUEUED_BYTES_MAX) | {"enable.partition.eof": False}
         self._idle_s = settings.followed_idle_ms / 1000
@@ -61,14 +61,14 @@ class Follower:
         self._tasks = tasks
         self._arrived = arrived
         self._gone = gone
-        self._followed: dict[Place, Followed] = {}
+        self._followed: dict[KafkaPartition, Followed] = {}
         self._changes: SimpleQueue[FollowOrder] = SimpleQueue()
         self._taken: SimpleQueue[None] = SimpleQueue()
         self._pool = ThreadPool("kafka-follower", 1)
         self._started = False
         self._stopping = False
 
-    def end(self, place: Place) -> int | None:
+    def end(self, place: KafkaPartition) -> int | None:
         """Return the offset after all received entries; None for a partition that is not followed.
 
         The call counts as use of the partition: it is followed for the idle time from now.
@@ -79,7 +79,7 @@ class Follower:
         followed.wanted_s = self._clock.monotonic()
         return followed.next
 
-    def follow(self, ends: Mapping[Place, int]) -> None:
+    def follow(self, ends: Mapping[KafkaPartition, int]) -> None:
         """Follow partitions from their current ends.
 
         Partitions that are followed already are not changed.
@@ -95,7 +95,7 @@ class Follower:
             self._tasks.start(self._pool.run(self._serve, asyncio.get_running_loop()), "kafka follower")
             self._tasks.start(self._leave_idle(), "kafka follower's idle partitions")
 
-    def leave(self, places: Sequence[Place]) -> None:
+    def leave(self, places: Sequence[KafkaPartition]) -> None:
         """Stop following partitions."""
         known = [place for place in places if self._followed.pop(place, None) is not None]
         if known:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from confluent_kafka import KafkaError
 
 from memq.errors import LogCutError, MemqError, NotFoundError, QueueError
-from memq.notification.kafka.admin import Asked, KafkaAdmin, Place, asking_for
+from memq.notification.kafka.admin import Asked, KafkaAdmin, KafkaPartition, asking_for
 from memq.notification.kafka.librdkafka import code_of
 from memq.notification.kafka.request_coalescer import RequestCoalescer
 from memq.notification.kafka.topic_metadata_cache import TopicMetadataCache
@@ -20,7 +20,7 @@ SAID_S = 30.0  # for so long, ends below the last accepted one are errors
 CUT_S = 120.0  # a new leader's end may lag until a silent replica leaves the set in sync: 30 s to 45 s by default
 PLACES_MAX = 1_000  # partitions in one request: librdkafka compares each with all others
 _CUT = "check Kafka's brokers; if Kafka lost a log, see A lost queue in docs/operations.md, then restart the brokers"
-Question = tuple[Asked, Place]
+Question = tuple[Asked, KafkaPartition]
 
 
 class Offsets:
@@ -38,11 +38,11 @@ class Offsets:
         self._metadata = metadata
         self._tasks = tasks
         self._joined: dict[int, RequestCoalescer[Question, int]] = {}  # by leader
-        self._lost: dict[Place, None] = {}  # partitions whose known leader did not answer
-        self._proven: dict[Place, int] = {}  # the highest proven end of each partition in use
-        self._accepted: dict[Place, int] = {}  # the last accepted end, or the proven one if that is greater
-        self._lower_s: dict[Place, float] = {}  # since when Kafka answers only lower ends (loop's time in s)
-        self._cut_s: dict[Place, tuple[float, float]] = {}  # the same below the proven end, and its last answer
+        self._lost: dict[KafkaPartition, None] = {}  # partitions whose known leader did not answer
+        self._proven: dict[KafkaPartition, int] = {}  # the highest proven end of each partition in use
+        self._accepted: dict[KafkaPartition, int] = {}  # the last accepted end, or the proven one if that is greater
+        self._lower_s: dict[KafkaPartition, float] = {}  # since when Kafka answers only lower ends (loop's time in s)
+        self._cut_s: dict[KafkaPartition, tuple[float, float]] = {}  # the same below the proven end, and its last
 
     def prove(self, topic: str, number: int, end: int) -> None:
         """Note that all offsets below `end` are in use: from now on a lower end is an error."""
@@ -82,11 +82,11 @@ class Offsets:
         self._accepted[place] = max(end, self._proven.get(place, 0))
         return end
 
-    def _stays_lower(self, place: Place) -> bool:
+    def _stays_lower(self, place: KafkaPartition) -> bool:
         now_s = asyncio.get_running_loop().time()
         return now_s >= self._lower_s.setdefault(place, now_s) + SAID_S
 
-    def _is_cut(self, place: Place) -> bool:
+    def _is_cut(self, place: KafkaPartition) -> bool:
         """Whether the answers are below the proven end for long; two that are `CUT_S` apart prove nothing."""
         now_s = asyncio.get_running_loop().time()
         since_s, last_s = self._cut_s.get(place, (now_s, now_s))
@@ -124,7 +124,7 @@ class Offsets:
             )
         return await joined.ask(question)
 
-    async def _leader(self, place: Place) -> int:
+    async def _leader(self, place: KafkaPartition) -> int:
         """Return the leader of a partition: the known one, or a new look-up if that one did not answer.
 
         Raises: NotFoundError; QueueError when the partition has no leader.
@@ -153,5 +153,5 @@ class Offsets:
         return {question: found[question[1]] for question in questions}
 
 
-def _place_of(question: Question) -> Place:
+def _place_of(question: Question) -> KafkaPartition:
     return question[1]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from memq.errors import GenerationFencedError, MemqError, NotFoundError, QueueError, UnreachableError
-from memq.notification.kafka.admin import Asked, KafkaAdmin, Place
+from memq.notification.kafka.admin import Asked, KafkaAdmin, KafkaPartition
 from memq.notification.kafka.groups.requests import Positions
 from memq.notification.kafka.librdkafka import SILENT, LastErrors, code_of, consumer_of, end_threads
 from memq.notification.kafka.reading.fetcher import PASSING
@@ -31,7 +31,7 @@ JOIN_S = 60.0  # Kafka removes a killed member after its session time-out, 6 s
 class SourceRecord(NamedTuple):
     """One record of a Kafka topic; `timestamp_ms` is None if Kafka has none."""
 
-    place: Place
+    place: KafkaPartition
     offset: int
     value: bytes | None
     key: bytes | None
@@ -42,7 +42,7 @@ class SourceRecord(NamedTuple):
 class SourceEnd(NamedTuple):
     """The end of a partition was reached: no record lies between the last one returned and `offset`."""
 
-    place: Place
+    place: KafkaPartition
     offset: int
 
 
@@ -69,7 +69,7 @@ class KafkaSource:
         self._pool = ThreadPool("kafka-source", 1)
         self._positions = Positions(settings, self._complaints)
         self._consumer: Consumer | None = None
-        self._assigned: set[Place] = set()
+        self._assigned: set[KafkaPartition] = set()
         self._lost = False
 
     async def describe(self, topics: Sequence[str]) -> tuple[str, dict[str, SourceTopic]]:
@@ -91,7 +91,7 @@ class KafkaSource:
         described = {topic: SourceTopic(str(each.topic_id), len(each.partitions)) for topic, each in found.items()}
         return _id_of(listed.cluster_id), described
 
-    async def ends(self, places: Sequence[Place]) -> dict[Place, tuple[int, int]]:
+    async def ends(self, places: Sequence[KafkaPartition]) -> dict[KafkaPartition, tuple[int, int]]:
         """Return the first offset of each partition, and the offset after its last committed record."""
         begins, ends = await self._offsets(places, "begin"), await self._offsets(places, "end")
         behind = [place for place in places if ends[place] < begins[place]]
@@ -101,17 +101,19 @@ class KafkaSource:
             raise QueueError(f"partition {number} of Kafka topic '{topic}' {span}")
         return {place: (begins[place], ends[place]) for place in places}
 
-    async def _offsets(self, places: Sequence[Place], asked: Asked) -> dict[Place, int]:
-        found: dict[Place, int] = {}
+    async def _offsets(self, places: Sequence[KafkaPartition], asked: Asked) -> dict[KafkaPartition, int]:
+        found: dict[KafkaPartition, int] = {}
         for place, offset in (await self._admin.list_offsets(dict.fromkeys(places, asked), committed=True)).items():
             if isinstance(offset, MemqError):
                 raise offset
             found[place] = offset
         return found
 
-    async def committed_of_others(self, places: Sequence[Place], own: str) -> dict[str, dict[Place, int]]:
+    async def committed_of_others(
+        self, places: Sequence[KafkaPartition], own: str
+    ) -> dict[str, dict[KafkaPartition, int]]:
         """Return the positions of all groups but `own` in these partitions."""
-        found: dict[str, dict[Place, int]] = {}
+        found: dict[str, dict[KafkaPartition, int]] = {}
         for group in sorted(each for each in await self._admin.list_groups() if each != own):
             for part in await self._positions.of(group, places):
                 found.setdefault(group, {})[part.topic, part.partition] = part.offset
@@ -119,26 +121,26 @@ class KafkaSource:
 
     # ---- the group of the copy ----------------------------------------------------------------
 
-    async def join(self, group: str, topics: Sequence[str], places: Sequence[Place]) -> None:
+    async def join(self, group: str, topics: Sequence[str], places: Sequence[KafkaPartition]) -> None:
         """Become the only member of the group.
 
         Raises: GenerationFencedError when another member does not leave within `JOIN_S`.
         """
         await self._run(self._join, group, list(topics), set(places))
 
-    async def stored(self, places: Sequence[Place]) -> dict[Place, tuple[int, str]]:
+    async def stored(self, places: Sequence[KafkaPartition]) -> dict[KafkaPartition, tuple[int, str]]:
         """Return the stored offset and metadata of each partition, without those that have none."""
         return await self._run(self._stored, places)
 
-    async def store(self, positions: Mapping[Place, tuple[int, str]]) -> None:
+    async def store(self, positions: Mapping[KafkaPartition, tuple[int, str]]) -> None:
         """Store offsets with metadata. Raises: GenerationFencedError when another copy took over; QueueError."""
         await self._run(self._store, positions)
 
-    async def start(self, offsets: Mapping[Place, int]) -> None:
+    async def start(self, offsets: Mapping[KafkaPartition, int]) -> None:
         """Read all partitions from these offsets on."""
         await self._run(self._start, offsets)
 
-    async def seek(self, place: Place, offset: int) -> None:
+    async def seek(self, place: KafkaPartition, offset: int) -> None:
         """Read a partition from another offset on."""
         await self._run(self._seek, place, offset)
 
@@ -157,7 +159,7 @@ class KafkaSource:
 
     # ---- in the thread -------------------------------------------------------------------------
 
-    def _join(self, group: str, topics: list[str], places: set[Place]) -> None:
+    def _join(self, group: str, topics: list[str], places: set[KafkaPartition]) -> None:
         self._consumer = consumer_of(self._settings.source(group), self._complaints.note)
         self._consumer.subscribe(topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke)
         deadline_s = self._clock.monotonic() + JOIN_S
@@ -182,25 +184,25 @@ class KafkaSource:
         self._assigned -= {(part.topic, part.partition) for part in partitions}
         self._lost = True
 
-    def _stored(self, places: Sequence[Place]) -> dict[Place, tuple[int, str]]:
+    def _stored(self, places: Sequence[KafkaPartition]) -> dict[KafkaPartition, tuple[int, str]]:
         parts = self._own().committed([TopicPartition(*place) for place in places], timeout=self._admin.timeout_s)
         for part in parts:
             if part.error is not None:  # else the copy would begin as if no position was stored
                 raise KafkaException(part.error)
         return {(part.topic, part.partition): (part.offset, part.metadata or "") for part in parts if part.offset >= 0}
 
-    def _store(self, positions: Mapping[Place, tuple[int, str]]) -> None:
+    def _store(self, positions: Mapping[KafkaPartition, tuple[int, str]]) -> None:
         parts = [TopicPartition(*place, offset, metadata=state) for place, (offset, state) in positions.items()]
         for part in self._own().commit(offsets=parts, asynchronous=False) or ():
             if part.error is not None:
                 raise KafkaException(part.error)
 
-    def _start(self, offsets: Mapping[Place, int]) -> None:
+    def _start(self, offsets: Mapping[KafkaPartition, int]) -> None:
         parts = [TopicPartition(*place, offset) for place, offset in offsets.items()]
         self._own().assign(parts)
         self._own().resume(parts)
 
-    def _seek(self, place: Place, offset: int) -> None:
+    def _seek(self, place: KafkaPartition, offset: int) -> None:
         self._own().seek(TopicPartition(*place, offset))
 
     def _take(self, wait_s: float) -> list[SourceRecord | SourceEnd]:
