@@ -37,7 +37,7 @@ def main(address: str) -> int:
                     consumer.commit(batch)
     with memq.Admin(address) as admin:
         for progress in admin.group("billing").partitions:
-            print(f"{progress.place}: at {progress.position}, {progress.lag.records} records behind")
+            print(f"{progress.topic_partition}: at {progress.position}, {progress.lag.records} records behind")
     return len(seen)
 
 

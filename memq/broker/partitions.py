@@ -125,7 +125,7 @@ class Partitions:
         for processor in self._left:
             if (processor.topic.id, processor.partition) not in self._assignments:
                 processor.fail(_deleted(processor.topic))  # its drain would wait for ever
-        await self._let_go_of_strays()
+        await self._release_strays()
         self.changed.set()
 
     @property
@@ -160,7 +160,7 @@ class Partitions:
             key: processor.own.totals.bytes for key, processor in self.processors.items() if processor.own is not None
         }
 
-    async def _let_go_of_strays(self) -> None:
+    async def _release_strays(self) -> None:
         """Clear this session in assignments of other brokers whose partitions are no longer at work here.
 
         A drain does this itself. But after a failure of the partition or its release, the next owner would wait.
@@ -183,18 +183,18 @@ class Partitions:
         entry = self._assignments.get(key)
         if entry is None:
             del self.processors[key]
-            self._let_go(processor, processor.stop())  # `refresh` lets it fail as deleted
+            self._finish(processor, processor.stop())  # `refresh` lets it fail as deleted
         elif entry.broker != self._id or _came_back(entry, processor):
             del self.processors[key]
             processor.moved_to = self._addresses.get(entry.broker, "")
-            self._let_go(processor, processor.drain())
+            self._finish(processor, processor.drain())
         elif processor.failure is not None:
             del self.processors[key]  # the next stream opens it again
-            self._let_go(processor, processor.stop())
+            self._finish(processor, processor.stop())
         else:
             processor.follow(self._topics.get(processor.topic.name, processor.topic))
 
-    def _let_go(self, processor: TopicProcessor, work: Coroutine[Any, Any, None]) -> None:
+    def _finish(self, processor: TopicProcessor, work: Coroutine[Any, Any, None]) -> None:
         task = self._leaving.start(work, _leaving(processor))
         self._left[processor] = task
 

@@ -150,7 +150,7 @@ def _unknown(groups: Iterable[GroupDescription]) -> dict[tuple[str, str], int]:
     found: Counter[tuple[str, str]] = Counter()
     for group in groups:
         for one in group.partitions:
-            found[group.group, one.place.topic] += one.error is not None
+            found[group.group, one.topic_partition.topic] += one.error is not None
     return found
 
 
@@ -160,7 +160,7 @@ def _lags(groups: Sequence[GroupDescription]) -> dict[tuple[str, str], tuple[int
     unknown = _unknown(groups)
     for group in groups:
         for one in group.partitions:
-            labels = (group.group, one.place.topic)
+            labels = (group.group, one.topic_partition.topic)
             if unknown[labels]:
                 continue
             records, size, seconds = found.get(labels, (0, 0, 0.0))

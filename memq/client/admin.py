@@ -55,7 +55,7 @@ class PartitionProgress:
     `measured` is the lag, or an error if the log of the partition does not answer.
     """
 
-    place: TopicPartition
+    topic_partition: TopicPartition
     position: Position | None
     member: str
     measured: Lag | MemqError
@@ -87,7 +87,7 @@ class GroupDescription:
 class Reset:
     """One partition of a reset: the group's position before (None: none stored) and after."""
 
-    place: TopicPartition
+    topic_partition: TopicPartition
     before: Position | None
     after: Position
 

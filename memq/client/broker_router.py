@@ -46,11 +46,11 @@ class BrokerRouter:
             try:
                 return await link.request(api, message, answer, timeout_s=timeout_s)
             except (UnreachableError, DrainingError) as error:
-                self._leave(link, error)
+                self._give_up(link, error)
                 failures.append(str(error))
                 refused = link.address if link.open else None
             except TimedOutError as error:
-                self._leave(link, error)
+                self._give_up(link, error)
                 raise
         raise UnreachableError(f"no broker answers {api.name}: {'; '.join(failures)}")
 
@@ -75,7 +75,7 @@ class BrokerRouter:
                 request = ReadRequest(store=store, key=key, offset=at, length=size)
                 parts.append(await link.read(request, timeout_s=READ_ANSWER_S))
             except (UnreachableError, DrainingError, TimedOutError) as error:
-                self._leave(link, error)
+                self._give_up(link, error)
                 raise
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -113,7 +113,7 @@ class BrokerRouter:
                 return self._session.link
         raise UnreachableError(f"no broker can be reached: {'; '.join(failures[:5])}")
 
-    def _leave(self, link: Link, error: MemqError) -> None:
+    def _give_up(self, link: Link, error: MemqError) -> None:
         """Use another connection next; a silent one is dropped, so that the pool does not offer it first."""
         if isinstance(error, TimedOutError):
             # Others wait on this connection, too: it was their connection that failed, not this request.

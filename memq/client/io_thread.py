@@ -77,13 +77,13 @@ class IoThread:
             future.cancel()  # Ctrl-C while waiting
             raise
 
-    def enter(self, client: SyncClient) -> int:
-        """Keep a client until `leave`, also when its owner forgets it; return its number."""
+    def add_client(self, client: SyncClient) -> int:
+        """Keep a client until `remove_client`, also when its owner forgets it; return its number."""
         number = next(self._numbers)
         self._clients[number] = client
         return number
 
-    def leave(self, number: int) -> None:
+    def remove_client(self, number: int) -> None:
         """Forget a client that was closed."""
         self._clients.pop(number, None)
 

@@ -110,12 +110,12 @@ class BlockingClient(OneProcess, ABC):
         try:
             self._background.run(self._closing(timeout_s))
         finally:
-            self._background.leave()
+            self._background.detach()
         return True
 
 
 class Background(Generic[CoreType]):
-    """A core and the thread that runs it, from its making to `leave`. It must not hold the client.
+    """A core and the thread that runs it, from its making to `detach`. It must not hold the client.
 
     `what` is the client's name in errors: producer, consumer, admin.
     """
@@ -125,7 +125,7 @@ class Background(Generic[CoreType]):
         self.core = core
         self.was_forked = False
         self._what = what
-        self._number = self.io.enter(self)
+        self._number = self.io.add_client(self)
 
     def forked(self) -> None:
         """See `SyncClient.forked`."""
@@ -150,6 +150,6 @@ class Background(Generic[CoreType]):
     def forgotten(self) -> None:
         """Close a client that was garbage-collected open."""
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """The client is closed: the thread may forget it."""
-        self.io.leave(self._number)
+        self.io.remove_client(self._number)

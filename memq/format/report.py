@@ -69,7 +69,7 @@ def damage_of(key: str, block: int, offset: int, records: int, cause: Exception 
 class Begin(msgspec.Struct, frozen=True, kw_only=True):
     """A reader began at a position: its group's, its configured start, or the target of a seek.
 
-    The audit needs it to distinguish records that are processed again after a rewind from duplicates.
+    The audit needs it to distinguish records that are processed again after a rewind from doubled ones.
     """
 
     at: PositionText

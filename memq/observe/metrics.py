@@ -118,9 +118,7 @@ BROKER = (
     _broker_counter(
         "kept_objects", "objects", "objects that a sweep kept, because the queue may have lost their pointers"
     ),
-    _broker_counter(
-        "unnamed_objects", "objects", "objects that a sweep found without a pointer, and that wait to be confirmed"
-    ),
+    _broker_counter("unnamed_objects", "objects", "objects without a pointer that a sweep found for the first time"),
     _broker_counter("retired_pointers", "pointers", "pointers deleted by retention"),
     _broker_counter("retired_objects", "objects", "objects deleted by retention"),
     _broker_histogram("store_seconds", "seconds of a put, its tries included"),
@@ -137,7 +135,11 @@ BROKER = (
     _broker_gauge(
         "lost_partitions", "partitions", "partitions that are not opened, because the queue has lost their log"
     ),
-    _broker_gauge("sweep_pending_objects", "objects", "objects that wait for a later sweep; at the governor"),
+    _broker_gauge(
+        "sweep_pending_objects",
+        "objects",
+        "objects that wait now for a later sweep; at the governor",
+    ),
     _broker_gauge("sweep_pending_bytes", "bytes", "bytes of objects that wait for a later sweep; at the governor"),
     _broker_gauge("ring_batches", "batches", "batches that are not yet published"),
     Definition(

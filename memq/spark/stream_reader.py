@@ -293,7 +293,7 @@ class TopicStream:
         if plan is None or not seen:
             plan = plan_of(access, stretch, _WANTED, self._options)
         else:
-            plan.go_on(stretch.start, stretch.end)
+            plan.extend(stretch.start, stretch.end)
         async for part in parts_of(access, stretch, plan, seen=seen):
             yield part
         self._plans[partition] = last, plan

@@ -145,22 +145,22 @@ def test_a_group_is_put_where_it_is_wanted(where: Callable[[int], Point], expect
         assert await admin.groups() == []
         done = await admin.reset_group("billing", "clicks", to, new_ok=True)
         assert done == planned
-        assert [each.place for each in done] == [TopicPartition("clicks", number) for number in expected]
+        assert [each.topic_partition for each in done] == [TopicPartition("clicks", number) for number in expected]
         assert all(each.before is None for each in done)
         if not expected:
             assert await admin.groups() == []
             return
         shown = await admin.group("billing")
         assert (shown.group, shown.members) == ("billing", ())
-        lags = {each.place.partition: each.lag.records for each in shown.partitions}
+        lags = {each.topic_partition.partition: each.lag.records for each in shown.partitions}
         assert {number: {0: 3, 1: 2}[number] - lags[number] for number in expected} == expected
         assert {number: lags[number] for number in (0, 1) if number not in expected} == {
             number: {0: 3, 1: 2}[number] for number in (0, 1) if number not in expected
         }, "what nobody has read yet is lag as well"
         again = await admin.reset_group("billing", "clicks", "end")
-        before = {each.place.partition: each.before for each in again}
+        before = {each.topic_partition.partition: each.before for each in again}
         assert before == {
-            number: next((d.after for d in done if d.place.partition == number), None) for number in (0, 1)
+            number: next((d.after for d in done if d.topic_partition.partition == number), None) for number in (0, 1)
         }
 
     with_admin(test)

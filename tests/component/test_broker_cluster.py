@@ -271,7 +271,7 @@ def test_a_peer_that_leaves_right_behind_its_block_leaves_no_coroutine() -> None
             slab = one.services.pool.lease(10)
             assert slab is not None
             one.requests.forward(peer, 1, slab, 0, 10)
-            one.requests.gone(peer)
+            one.requests.disconnected(peer)
             await one.requests.stop()
             assert slab.references == 1, "that of the lease"
 

@@ -66,7 +66,7 @@ class Leaving:
             await cluster.start("two", audit=False)
         return cls(one, topic, gates)
 
-    async def let_go(self, *, every_s: float) -> None:
+    async def open_gates(self, *, every_s: float) -> None:
         """Let one partition after the other finish."""
         for gate in self.gates:
             await skip(every_s)
@@ -86,7 +86,7 @@ def test_who_leaves_waits_as_long_as_one_partition_goes_within_the_limit(leaves:
     async def work(cluster: Rig, network: MemoryNetwork) -> None:
         leaving = await Leaving.at(cluster, network)
         begin_s = now_s()
-        going = asyncio.create_task(leaving.let_go(every_s=HAND_OVER_S - 5))
+        going = asyncio.create_task(leaving.open_gates(every_s=HAND_OVER_S - 5))
         if leaves:
             await leaving.one.hand_over(leaves=True)
             assert now_s() - begin_s == pytest.approx(PARTITIONS * (HAND_OVER_S - 5), abs=2)
@@ -124,7 +124,7 @@ def test_a_long_hand_over_says_how_far_it_is(caplog: pytest.LogCaptureFixture) -
     async def work(cluster: Rig, network: MemoryNetwork) -> None:
         leaving = await Leaving.at(cluster, network)
         changes = asyncio.create_task(changing(cluster, 8, 1))
-        going = asyncio.create_task(leaving.let_go(every_s=15))
+        going = asyncio.create_task(leaving.open_gates(every_s=15))
         await leaving.one.hand_over(leaves=True)
         await going
         await changes

@@ -125,7 +125,7 @@ def exported() -> str:
         async with running_broker(ClientLimits(default=RatePerSecond("observe", 1, 1))) as broker:
             keys: Section = {"access_key_id": ("key", "test"), "secret_access_key": ("secret", "test")}
             s3 = broker.services.stores["s3"] = open_store("s3://bucket/prefix?region=eu-1", Runtime(), keys)
-            broker.services.limits.come("loader")[0].over["observe"] += 1
+            broker.services.limits.connect("loader")[0].over["observe"] += 1
             try:
                 return generate_latest(metrics_of(broker)).decode()
             finally:

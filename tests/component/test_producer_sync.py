@@ -346,7 +346,7 @@ def test_at_exit_a_client_that_fails_leaves_the_others_their_flush(server: Serve
         "        raise OSError('it broke')\n"
         "    def forked(self):\n"
         "        pass\n"
-        "io_thread().enter(Broken())\n"
+        "io_thread().add_client(Broken())\n"
         f"producer = memq.Producer({server.broker.address!r})\n"
         "producer.send('clicks', b'last words')\n"
     )
@@ -391,10 +391,10 @@ def test_at_exit_only_clients_that_are_open_are_warned_of(
     (worker,) = [each for each in threading.enumerate() if each not in before]
     monkeypatch.setattr(io_thread_module, "_thread", thread)
     monkeypatch.setattr(io_thread_module, "EXIT_FLUSH_S_MAX", 0.01)
-    gone = thread.enter(Open())
-    numbers = [thread.enter(client) for client in clients]
+    gone = thread.add_client(Open())
+    numbers = [thread.add_client(client) for client in clients]
     assert len({gone, *numbers}) == 1 + len(clients)
-    thread.leave(gone)
+    thread.remove_client(gone)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         io_thread_module._flush_at_exit()

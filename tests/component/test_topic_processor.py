@@ -436,7 +436,7 @@ def test_blocks_that_come_in_one_round_after_another_make_one_batch(monkeypatch:
                 await asyncio.sleep(0)
             assert [slot.records for slot in processor.ring] == [3], "no round passed without a block"
             assert processor.ring.open is not None
-            processor.ring.give_up()[0].let_go()
+            processor.ring.give_up()[0].drop_blocks()
             for _ in range(2):
                 broker.services.pool.release(slab)
             assert not store.begun.is_set()

@@ -31,7 +31,7 @@ class Door(FramedProxy):
         self.call(self._gate.clear)
         assert self._held.wait(HANG_S), f"no produce request within {HANG_S:.0f} s"
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Hand on what is held, and return when Kafka's socket has the first of it."""
         self.call(self._gate.set)
         assert self._handed_on.wait(HANG_S), f"nothing was handed on within {HANG_S:.0f} s"

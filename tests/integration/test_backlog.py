@@ -53,7 +53,7 @@ async def fill(address: str) -> tuple[Sent, list[tuple[datetime, Sent]]]:
 
 async def lag_of(admin: Admin) -> list[int]:
     described = await admin.group("report")
-    return [progress.lag.records for progress in sorted(described.partitions, key=lambda each: each.place)]
+    return [progress.lag.records for progress in sorted(described.partitions, key=lambda each: each.topic_partition)]
 
 
 async def read_some(address: str, records: int) -> list[int]:

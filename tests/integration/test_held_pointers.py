@@ -56,7 +56,7 @@ def test_pointers_that_are_sent_when_another_owner_is_at_work(rig: Rig, stale_pu
             wait_for_takeover(one, witness, before, lost)
             for sender in (one, two):
                 sender.wait_for_records(500, lost)
-            door.let_go()
+            door.release()
             victim.resume()
             one.wait_for_all(10)
             report(f"hold {number + 1}: '{victim.name}' owned {lost}, S {stale_publish_ms} ms, {one.sent} sent")

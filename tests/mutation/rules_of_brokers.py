@@ -262,15 +262,15 @@ BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         HELD,
-        "blocks that were acked with 1 only as duplicates are not held",
+        "blocks that were acked with 1 only as copies are not held",
         "            acked.setdefault(producer_id, RangeSet()).add(first, next_)\n        for slab",
         "            pass\n        for slab",
     ),
     (
         FORWARDING,
         "the first page of the queue decides what is absent",
-        "            if not entries:\n                await self._let_go_of_copies",
-        "            if entries or not entries:\n                await self._let_go_of_copies",
+        "            if not entries:\n                await self._release_copies",
+        "            if entries or not entries:\n                await self._release_copies",
     ),
     (
         FORWARDING,

@@ -91,7 +91,7 @@ class Requests:
     def forward(self, connection: Connection, request: int, slab: Slab, start: int, stop: int) -> None:
         raise AssertionError("nobody forwards here")
 
-    def gone(self, connection: Connection) -> None: ...
+    def disconnected(self, connection: Connection) -> None: ...
 
 
 class Wire:
@@ -221,7 +221,7 @@ class House:
     def _freed(self) -> None:
         self.feeds += 1
 
-    def let_go(self, dice: random.Random) -> None:
+    def release_some(self, dice: random.Random) -> None:
         """Release one batch, after a check of its bytes."""
         ring = self.partition.ring
         if ring.open is not None and (not ring.batches or dice.random() < 0.3):

@@ -63,7 +63,7 @@ def drive(house: House, peers: list[Peer], dice: random.Random, hold: float) -> 
             moved = True
         if len(house.partition.ring) and (not moved or dice.random() > hold):
             for _ in range(dice.randrange(1, len(house.partition.ring) + 1)):
-                house.let_go(dice)
+                house.release_some(dice)
             moved = True
         house.wake()
         assert moved or any(peer.may_go_on() for peer in peers), "all memory is back, yet nobody reads"
@@ -72,7 +72,7 @@ def drive(house: House, peers: list[Peer], dice: random.Random, hold: float) -> 
 def finish(house: House, peers: list[Peer], dice: random.Random) -> None:
     """Compare every byte with what was sent; then all memory must be back."""
     while len(house.partition.ring):
-        house.let_go(dice)
+        house.release_some(dice)
     house.wake()
     alive = [peer for peer in peers if not peer.dead]
     assert not house.intake.starved
@@ -138,7 +138,7 @@ def test_a_frame_that_waits_for_a_place_gets_it_before_anything_new_begins() -> 
         large, small = Peer(1, house), Peer(2, house)
         greedy = starve(house)
         while house.intake.starved:
-            house.let_go(dice)
+            house.release_some(dice)
             house.wake()
         large.add_block(BUDGET // 2)
         small.add_block(100)
@@ -148,7 +148,7 @@ def test_a_frame_that_waits_for_a_place_gets_it_before_anything_new_begins() -> 
         assert not greedy.reads()
         while not large.reads():
             assert not small.reads(), "others begin while a frame that has begun waits"
-            house.let_go(dice)
+            house.release_some(dice)
             house.wake()
         drive(house, [greedy, large, small], random.Random(1), hold=0.5)
         finish(house, [greedy, large, small], dice)
@@ -211,9 +211,9 @@ def test_a_frame_behind_one_that_is_given_up_gets_its_place_at_once() -> None:
     second.fits = True
     intake.feed()
     assert "take_place" not in second.calls, "it is not its turn"
-    intake.leave(third)
+    intake.forget(third)
     assert "take_place" not in second.calls
-    intake.leave(first)
+    intake.forget(first)
     assert (list(intake.readers), list(intake.waiting)) == ([second], [])
     assert second.calls[-2:] == ["take_place", "resume"]
     assert not intake.starved
@@ -501,7 +501,7 @@ def test_a_client_is_late_when_it_read_nothing_for_the_whole_time() -> None:
         waiting = asyncio.create_task(outbox.writable())
         await asyncio.sleep(0)
         assert not waiting.done()
-        outbox.go_on()
+        outbox.release_waiters()
         await waiting
         assert not outbox.is_stuck(clock.monotonic(), 5_000)
         outbox.write(b"x")

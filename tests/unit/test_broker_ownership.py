@@ -350,7 +350,7 @@ def test_a_lost_epoch_holds_what_it_acked_with_1_until_no_publish_of_it_can_land
         "topic 't' partition 3, of a lost epoch: producer 0000000000000007 sequences 1 to 1, acks=one"
     )
     references = slab.references
-    held.let_go(next(iter(held.blocks)))
+    held.release(next(iter(held.blocks)))
     assert (len(held), released, references) == (2, [slab], 4), "one of the ring, and one of each block"
 
 

@@ -306,7 +306,7 @@ def test_a_batch_holds_one_reference_on_each_slab() -> None:
     for number, memory in enumerate((one, one, two, two, two)):
         append_to(ring, stream, number, 1, memory, 0, 10, 0.0)
     assert ring.open is not None
-    assert ring.open.let_go() == [one, two]
+    assert ring.open.drop_blocks() == [one, two]
     assert (one.references, two.references) == (2, 2), "the pool's lease is the other one"
 
 

@@ -435,7 +435,7 @@ def test_who_is_refused_is_answered_in_its_own_protocol_where_that_is_http(error
 def test_a_connection_that_is_lost_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(bench: Bench) -> None:
         gone: list[Connection] = []
-        monkeypatch.setattr(bench.house.requests, "gone", gone.append)
+        monkeypatch.setattr(bench.house.requests, "disconnected", gone.append)
         bench.receive(bench.blocks(0)[:50])
         leased = bench.house.pool.leased_bytes
         bench.connection.pause_writing()

@@ -266,12 +266,12 @@ class RandomStream:
             self.micro_batch(self.at, end, injected=self.injected(self.at, end))
             self.at = end
             if self.draw.random() < 0.8:
-                self.come()
+                self.advance()
             else:
                 self.restart()
             if self.draw.random() < 0.3:
                 self.harness.settle(self.draw.choice((0, WAIT_MS // 3)))
-        self.come()
+        self.advance()
         self.harness.settle()
         self.harness.settle(WAIT_MS)
 
@@ -302,7 +302,7 @@ class RandomStream:
             else:
                 self.harness.task(None, fetched((low, self.draw.randint(low + 1, high))))
 
-    def come(self) -> None:
+    def advance(self) -> None:
         self.harness.driver(committed=place(self.at), client=self.client)
 
     def restart(self, at: int | None = None) -> None:

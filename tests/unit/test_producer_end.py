@@ -120,13 +120,13 @@ def test_who_leaves_writes_what_is_there_and_waits_for_no_ack() -> None:
         core = core_on(broker, linger_s=60.0)
         route = await core.route("clicks")
         delivery = core.buffer.put(route, check_fields(b"v"), None)
-        await core.leave(600.0)  # it is written, and that ends the wait
+        await core.write_and_close(600.0)  # it is written, and that ends the wait
         await broker.until(lambda: len(broker.blocks) == 1)
         assert isinstance(delivery.outcome, OutcomeUnknownError)
         broker.script = silent_at(Api.OPEN)
         stuck = core_on(broker)
         lost = stuck.buffer.put(await stuck.route("clicks"), check_fields(b"v"), None)
-        leaving = asyncio.create_task(stuck.leave(5.0))
+        leaving = asyncio.create_task(stuck.write_and_close(5.0))
         await turns()
         assert not leaving.done()
         step(5)

@@ -166,20 +166,20 @@ def test_a_topics_limit_is_shared_by_the_partitions_that_are_owned() -> None:
 def test_a_client_that_comes_again_meets_its_debts() -> None:
     clock = ManualClock()
     book = Quotas(clock, ClientLimits(RatePerSecond(), {"loader": RatePerSecond("hard", bytes_s=10)}))
-    assert book.come("somebody") == ()
-    (limiter,) = book.come("loader")
+    assert book.connect("somebody") == ()
+    (limiter,) = book.connect("loader")
     limiter.take(1, 1_000)
-    book.leave("loader")
-    book.leave("somebody")
-    assert book.come("loader") == (limiter,)
+    book.disconnect("loader")
+    book.disconnect("somebody")
+    assert book.connect("loader") == (limiter,)
 
 
 def test_clients_that_left_are_forgotten_when_there_are_too_many() -> None:
     book = Quotas(ManualClock(), ClientLimits(RatePerSecond("soft", requests_s=1)))
     for number in range(3 * CLIENTS_MAX):
-        book.come(f"client-{number}")
+        book.connect(f"client-{number}")
         if number:
-            book.leave(f"client-{number}")
+            book.disconnect(f"client-{number}")
     assert len(book.limiters()) <= CLIENTS_MAX
     assert "client-0" in [limiter.name for limiter in book.limiters()], "it is still connected"
 
@@ -190,11 +190,11 @@ def test_clients_are_forgotten_only_when_they_left_and_one_more_would_be_too_man
     monkeypatch.setattr(quotas, "CLIENTS_MAX", 3)
     book = Quotas(ManualClock(), ClientLimits(RatePerSecond("soft", requests_s=1)))
     for name in ("a", "b", "c"):
-        book.come(name)
-        book.leave(name)
+        book.connect(name)
+        book.disconnect(name)
     assert [limiter.name for limiter in book.limiters()] == ["a", "b", "c"]
-    book.come("b")
-    book.come("d")
+    book.connect("b")
+    book.connect("d")
     assert [limiter.name for limiter in book.limiters()] == ["b", "d"]
 
 
@@ -202,9 +202,9 @@ def test_clients_with_a_limit_are_listed_with_what_they_had() -> None:
     clock, hard = ManualClock(), RatePerSecond("hard", requests_s=1)
     default, never = RatePerSecond("soft", requests_s=1), RatePerSecond("observe", bytes_s=9)
     book = Quotas(clock, ClientLimits(default, {"never": never, "loader": hard}))
-    (limiter,) = book.come("loader")
-    book.come("loader")
-    book.come("any")
+    (limiter,) = book.connect("loader")
+    book.connect("loader")
+    book.connect("any")
     limiter.take(1, 0)
     for _ in range(3):
         assert limiter.refusal(clock.monotonic()) is not None
@@ -214,7 +214,7 @@ def test_clients_with_a_limit_are_listed_with_what_they_had() -> None:
         ("loader", hard, 2, 3),
         ("never", never, 0, 0),
     ]
-    book.leave("loader")
+    book.disconnect("loader")
     assert book.clients()[2] == ("loader", hard, 1, 3)
 
 

@@ -17,7 +17,7 @@ from memq.limits import MIB
 from memq.runtime.runtime import Runtime
 from memq.storage_handlers import KEPT_CHECK, ObjectEntry
 from memq.storage_handlers.s3.answers import StoreAnswer
-from memq.storage_handlers.s3.data_path import ObjectHead, PutOrder, let_go
+from memq.storage_handlers.s3.data_path import ObjectHead, PutOrder, release_views
 from memq.storage_handlers.s3.handler import CHECK_S, S3Handler
 from memq.storage_handlers.s3.settings import read_bucket
 from tests.skipping_loop import LoopClock, run_skipping, skip
@@ -467,11 +467,11 @@ def test_what_is_wrong_with_the_keys_or_the_store_is_no_missing_right() -> None:
 
 def test_memory_is_waited_for_in_growing_pauses_also_when_cancelled() -> None:
     async def work() -> None:
-        await let_go([memoryview(b"free")])
+        await release_views([memoryview(b"free")])
         assert now_s() == 0.0
         view = memoryview(bytearray(8))
         reader = re.finditer(b"x", view)  # reads the memory as long as it exists
-        task = asyncio.create_task(let_go([memoryview(b"free"), view]))
+        task = asyncio.create_task(release_views([memoryview(b"free"), view]))
         await skip(0.5)
         rounds = 0
         while rounds < 20 and not task.done():

@@ -93,7 +93,7 @@ def test_the_window_before_the_start_counts_and_ends() -> None:
 def test_a_plan_that_goes_on_remembers() -> None:
     plan = plan_of()
     take(plan, 0, pointer_of(0, 10))
-    plan.go_on(END, Position(0, 2_000))
+    plan.extend(END, Position(0, 2_000))
     assert take(plan, 1_000, pointer_of(0, 10)).seen == ((PRODUCER, (0, 10)),)
 
 

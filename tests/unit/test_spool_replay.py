@@ -83,7 +83,7 @@ class Taker:
         self.works = 0
         for held in self.taken:
             for each in list(held.blocks):
-                held.let_go(each)
+                held.release(each)
             held.settle()
         self.changed.set()
 

@@ -91,12 +91,12 @@ class Rig:
             BrokerSettings(broker_id="one", spool_bytes_max=SPOOL_BYTES_MAX, memory_bytes_max=MEMORY_BYTES_MAX),
             Runtime(LoopClock(), chance),
             self.counters,
-            self.let_go,
+            self.release,
             self.died,
         )
         self.spool.start()
 
-    def let_go(self, slab: Slab) -> None:
+    def release(self, slab: Slab) -> None:
         slab.references -= 1
 
     def died(self, error: BaseException) -> None:

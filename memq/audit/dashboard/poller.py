@@ -429,12 +429,12 @@ def _rows_of(group: GroupDescription) -> list[GroupRow]:
     """Return a group's lag by topic; None where the log of a partition did not answer."""
     parts: dict[str, list[PartitionProgress]] = {}
     for part in group.partitions:
-        parts.setdefault(part.place.topic, []).append(part)
+        parts.setdefault(part.topic_partition.topic, []).append(part)
     return [_row_of(group, topic, each) for topic, each in parts.items()]
 
 
 def _row_of(group: GroupDescription, topic: str, parts: Sequence[PartitionProgress]) -> GroupRow:
-    errors = [f"partition {part.place.partition}: {part.error}" for part in parts if part.error is not None]
+    errors = [f"partition {part.topic_partition.partition}: {part.error}" for part in parts if part.error is not None]
     lags = [part.lag for part in parts] if not errors else None
     return GroupRow(
         group=group.group,

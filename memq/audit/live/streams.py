@@ -54,12 +54,12 @@ class StreamAudit:
         """Take what the driver says: where it began, then how far its checkpoint has come."""
         for begin in part.begins:
             if begin.reason == "stored" and begin.at and not self._is_behind(begin.at):
-                self._come(begin.at)  # the checkpoint reached this position, under any driver
+                self._advance(begin.at)  # the checkpoint reached this position, under any driver
                 yield from self.settle(now_ms)
             elif begin.at:
                 self._begin(begin.at)
         if part.committed and not self._is_behind(part.committed):
-            self._come(part.committed)
+            self._advance(part.committed)
             yield from self.settle(now_ms)
 
     def distrust(self, client: int) -> None:
@@ -85,7 +85,7 @@ class StreamAudit:
         read.to = read.counted = read.covered = self._group.committed = at
         begin_reading(read.reading, at)
 
-    def _come(self, to: str) -> None:
+    def _advance(self, to: str) -> None:
         self._read.to = self._group.committed = to
 
     def _process(self, to: Position) -> Iterator[int]:

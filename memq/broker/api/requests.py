@@ -122,10 +122,10 @@ class Requests:
             return ThrottledError(f"requests of {self._pending_bytes} bytes are waiting for their answers")
         return None
 
-    def gone(self, connection: Connection) -> None:
+    def disconnected(self, connection: Connection) -> None:
         """Stop answers to a closed connection."""
         if connection.limiters:
-            self._services.limits.leave(connection.client)
+            self._services.limits.disconnect(connection.client)
         for task in list(self._working.pop(connection, {})):
             task.cancel()
 
@@ -216,7 +216,7 @@ class Requests:
         version = check_version(hello.least_version, hello.greatest_version)
         host = connection.peer.rpartition(":")[0]
         connection.client = check_name(hello.client_id, "client") if hello.client_id else host
-        connection.limiters = self._services.limits.come(connection.client)
+        connection.limiters = self._services.limits.connect(connection.client)
         settings = self._services.settings
         answer = HelloAnswer(
             version=version,

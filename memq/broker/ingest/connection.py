@@ -67,7 +67,7 @@ class Handler(Protocol):
         """Take a FORWARD, whose body lies in a slab."""
         ...
 
-    def gone(self, connection: Connection) -> None:
+    def disconnected(self, connection: Connection) -> None:
         """Forget a connection, which is closed."""
         ...
 
@@ -161,22 +161,22 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         """Continue to read requests, because the client reads its answers again."""
-        self.outbox.go_on()
+        self.outbox.release_waiters()
         if not self.paused and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the streams of the closed connection; received blocks stay."""
         self.conversation.close()
-        self.outbox.go_on()
+        self.outbox.release_waiters()
         if self._region is not None:
             self._services.pool.release(self._region.slab)
             self._region = None
-        self._intake.leave(self)
+        self._intake.forget(self)
         for stream in self.streams.values():
             stream.home.close_stream(stream)
         self.streams.clear()
-        self._handler.gone(self)
+        self._handler.disconnected(self)
 
     # ---- calls of the intake ---------------------------------------------------------------------
 
@@ -475,7 +475,7 @@ class Outbox:
         self.standing_since_s = self._clock.monotonic()
         self._unsent_bytes_seen = self.unsent_bytes
 
-    def go_on(self) -> None:
+    def release_waiters(self) -> None:
         """Release all waiters: the socket accepts bytes again, or the connection is closed."""
         self._writable.set()
 

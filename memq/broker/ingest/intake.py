@@ -220,7 +220,7 @@ class Intake:
             for reader in list(self.readers):
                 reader.resume()
 
-    def leave(self, reader: SlabReader) -> None:
+    def forget(self, reader: SlabReader) -> None:
         """Forget a closed connection; the next waiting one may get its memory."""
         self.readers.pop(reader, None)
         if reader in self.waiting:
@@ -240,7 +240,7 @@ def sound_run(
     begin, expected = at, stream.expected
     next_ = expected
     if next_ < stream.producer.next or next_ >= _FIRST_END:
-        return BlockRun(extents, next_, next_, 0)  # perhaps duplicates, or too close to SEQUENCE_END
+        return BlockRun(extents, next_, next_, 0)  # perhaps copies, or too close to SEQUENCE_END
     view, producer_id, scope = slab.view, stream.producer_id, stream.home.scope
     kind, producer_epoch = Api.WRITE | stream.number << 16, stream.producer_epoch
     last = min(end - _HEAD_BYTES, at + bytes_max - 1)

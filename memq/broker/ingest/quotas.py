@@ -236,8 +236,8 @@ class Quotas:
         limiter = self._topics.get(topic_id)
         return () if limiter is None else (limiter,)
 
-    def come(self, client: str) -> Limiters:
-        """Return the limiter of a client that connects, if it has a limit; call `leave` at its end."""
+    def connect(self, client: str) -> Limiters:
+        """Return the limiter of a client that connects, if it has a limit; call `disconnect` at its end."""
         known = self._clients.get(client)
         if known is None:
             limit = self._client_limits.of(client)
@@ -248,7 +248,7 @@ class Quotas:
         known.connections += 1
         return (known.limiter,)
 
-    def leave(self, client: str) -> None:
+    def disconnect(self, client: str) -> None:
         """Note that a connection of a client has ended."""
         if client in self._clients:
             self._clients[client].connections -= 1

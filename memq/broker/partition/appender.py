@@ -238,7 +238,7 @@ class Appender:
     def _is_repeated(self, stream: RingStream, run: BlockRun) -> bool:
         """Check a block below its producer's `next`; True if the ring or the queue holds it: then ack it.
 
-        The owner acks a duplicate only when the first copy is in the queue, and never before the earlier blocks of its
+        The owner acks a copy only when the first block is in the queue, and never before the earlier blocks of its
         stream. Raises: IdentityConflictError for a block with other content; ThrottledError while the queue is
         searched.
         """

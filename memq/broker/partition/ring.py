@@ -116,7 +116,7 @@ class BatchSlot:
         self.runs: list[SlotRun] = []
         self.last_run: SlotRun | None = None  # the run with the last block
         self.pointer_offset: int | None = None  # of its pointer in the queue; None: unknown, or readers may take a copy
-        self.later_acks: list[LaterAck] = []  # acks of duplicates that wait for this batch
+        self.later_acks: list[LaterAck] = []  # acks of copies that wait for this batch
         self.bytes = 0
         self.records = 0
         self.opened_s = now_s
@@ -167,7 +167,7 @@ class BatchSlot:
         for ticket in self.tickets:
             ticket.release()
 
-    def let_go(self) -> list[Slab]:
+    def drop_blocks(self) -> list[Slab]:
         """Drop the blocks; return their slabs, each with one reference. A stream may still hold the slot."""
         slabs, self.slabs, self.extents = self.slabs, [], []
         return slabs
@@ -271,7 +271,7 @@ class Ring:
             slot.slabs.append(slab)
             slab.references += 1
         run = stream.run
-        if run is None or stream.run_slot is not slot or run.next != first:  # after burned sequences or a duplicate
+        if run is None or stream.run_slot is not slot or run.next != first:  # after burned sequences or a copy
             run = stream.run = SlotRun(stream, first)
             stream.run_slot = slot
             slot.runs.append(run)

@@ -161,10 +161,10 @@ class SharedObjects:
         if started_s is not None:
             shipment.stored.set_result(started_s)
         del self._in_flight[shipment]
-        self._let_go(shipment)
+        self._release(shipment)
         self._depart()
 
-    def _let_go(self, shipment: GatheringObject) -> None:
+    def _release(self, shipment: GatheringObject) -> None:
         """Cancel the waiters of an object that will not be stored, and release its slabs."""
         shipment.stored.cancel()  # no effect on an object that was stored
         for slab in shipment.slabs:
@@ -198,4 +198,4 @@ class SharedObjects:
             self._timer.cancel()
         await self._tasks.stop()
         for shipment in [*self._in_flight, *self._leaving, *filter(None, [self._open])]:
-            self._let_go(shipment)
+            self._release(shipment)

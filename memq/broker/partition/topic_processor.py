@@ -82,20 +82,20 @@ def _limits(topic: Topic) -> RingLimits:
 class TopicProcessor:
     """Owns one write partition from its opening to its end; `run` opens it again after it was fenced.
 
-    `leave` gets the blocks of each lost epoch that were acked with ack=1.
+    `keep_unpublished` gets the blocks of each lost epoch that were acked with ack=1.
     """
 
     def __init__(
         self,
         services: Services,
         sharing: SharedObjects,
-        leave: Callable[[UnpublishedBlocks], None],
+        keep_unpublished: Callable[[UnpublishedBlocks], None],
         topic: Topic,
         partition: int,
     ) -> None:
         self.services = services
         self._sharing = sharing
-        self._leave = leave
+        self._keep_unpublished = keep_unpublished
         self.topic = topic
         self.partition = partition
         self.scope = scope_of(topic.id_bytes, partition)
@@ -468,7 +468,7 @@ class TopicProcessor:
         self.known.remember(sealed.headers.headers, slot.pointer_offset)
         slot.settle()
         del self._sealed[slot.number]
-        batch = RecentBatch(sealed.key, sealed.offset, sealed.blocks, slot.let_go(), slot.bytes)
+        batch = RecentBatch(sealed.key, sealed.offset, sealed.blocks, slot.drop_blocks(), slot.bytes)
         self.services.hot.add(batch)
 
     async def _publish_staged(self, slot: BatchSlot, staged: StagedBatch) -> None:
@@ -560,10 +560,10 @@ class TopicProcessor:
         for slot in slots:
             if slot.staged is not None:
                 slot.staged.settle(MovedError(f"{self.name} lost its epoch"))
-            for slab in slot.let_go():
+            for slab in slot.drop_blocks():
                 self.services.pool.release(slab)
         if held.blocks:
-            self._leave(held)
+            self._keep_unpublished(held)
 
     def _fail_ends(self, error: MemqError) -> None:
         _settle([future for _, future in self._ends], error)

@@ -56,7 +56,7 @@ READY_TIMEOUT_S = 10.0
 
 
 class Forwarder:
-    """`find_owner` returns the processor of a partition that this broker owns, else the address of its owner."""
+    """`find_owner` returns the processor of an own partition, else the address of the owner."""
 
     def __init__(self, services: Services, find_owner: OwnerLookup) -> None:
         self._services = services
@@ -79,7 +79,7 @@ class Forwarder:
     def take(self, held: UnpublishedBlocks) -> None:
         """Forward the blocks of a lost epoch to the next owner, in the background; after `stop`, drop them."""
         if self._tasks.stopped:
-            _let_go_of_all(held)
+            _release_all(held)
             return
         work = f"forward {held.topic.name}/{held.partition} {held.epoch}"
         task = self._work[held] = self._tasks.start(self._forward(held), work)
@@ -136,7 +136,7 @@ class Forwarder:
     def _done(self, held: UnpublishedBlocks) -> None:
         self._work.pop(held, None)
         self.changed.set()
-        _let_go_of_all(held)
+        _release_all(held)
 
     def _failed(self, error: BaseException) -> None:
         self._services.events.error("forward-failed", repr(error), error)
@@ -214,10 +214,10 @@ class Forwarder:
                 for entry in entries:
                     held.meet(entry.offset, await log.pointer(entry))
             if not entries:
-                await self._let_go_of_copies(held, read)
+                await self._release_copies(held, read)
                 return handed_over_s
 
-    async def _let_go_of_copies(self, held: UnpublishedBlocks, read: ReadPartition) -> None:
+    async def _release_copies(self, held: UnpublishedBlocks, read: ReadPartition) -> None:
         """Drop the blocks of which the queue holds identical copies.
 
         Give up blocks whose sequences other blocks have, and log each.
@@ -240,7 +240,7 @@ class Forwarder:
                 self._services.events.error("identity-conflict", f"{held.name}: {error}")
                 self._give_up(held, [block], error)
             elif copies.blocks:
-                held.let_go(block)
+                held.release(block)
 
     async def _bring(
         self,
@@ -287,7 +287,7 @@ class Forwarder:
         for block in blocks:
             if held.tickets:
                 self.keep(held.topic.id, held.partition, block.producer_id, block.first, block.next)
-            held.let_go(block)
+            held.release(block)
 
     def _now(self) -> float:
         return self._services.runtime.clock.monotonic()
@@ -316,9 +316,9 @@ def _damage(held: UnpublishedBlocks, block: UnpublishedBlock) -> MemqError | Non
     return None
 
 
-def _let_go_of_all(held: UnpublishedBlocks) -> None:
+def _release_all(held: UnpublishedBlocks) -> None:
     for block in list(held.blocks):
-        held.let_go(block)
+        held.release(block)
 
 
 async def take_forwarded(processor: TopicProcessor, slab: Slab, start: int, end: int, absent_s: float) -> None:

@@ -243,11 +243,11 @@ class Replay:
         If the topic is only unknown, keep its blocks on disk for the next start.
         """
         if await self._forwarder.deleted(topic_id):
-            self._gone(segment, topic_id, blocks, None)
+            self._drop_deleted(segment, topic_id, blocks, None)
             return
-        self._leave(segment, topic_id, blocks, "which the coordinator does not know")
+        self._keep_undecided(segment, topic_id, blocks, "which the coordinator does not know")
 
-    def _leave(self, segment: Segment, topic_id: str, blocks: list[SpoolEntry], why: str) -> None:
+    def _keep_undecided(self, segment: Segment, topic_id: str, blocks: list[SpoolEntry], why: str) -> None:
         """Keep blocks on disk for the next start."""
         self._ticket(segment, tuple(entry.span for entry in blocks))
         for entry in blocks:
@@ -260,7 +260,9 @@ class Replay:
         text = f"{len(blocks)} blocks of topic id {topic_id}, {why}: {_names(blocks)}"
         self._services.events.error("spool-undecided", f"segment {segment.name}, which the next start reads: {text}")
 
-    def _gone(self, segment: Segment, topic_id: str, blocks: list[SpoolEntry], error: NotFoundError | None) -> None:
+    def _drop_deleted(
+        self, segment: Segment, topic_id: str, blocks: list[SpoolEntry], error: NotFoundError | None
+    ) -> None:
         cause = f": {error}" if error is not None else ""
         text = f"segment {segment.name}, {len(blocks)} blocks: the topic with id {topic_id} was deleted{cause}"
         self._services.events.warning("forward-gone", text)
@@ -286,10 +288,10 @@ class Replay:
             span = await self._ask(segment, topic, lambda: queue.span(read))
             from_time = await self._ask(segment, topic, lambda: queue.seek_time(read, since_ms))
         except NotFoundError as error:
-            self._gone(segment, topic.id, blocks, error)
+            self._drop_deleted(segment, topic.id, blocks, error)
             return
         except QueueError as error:
-            self._leave(segment, topic.id, blocks, str(error))
+            self._keep_undecided(segment, topic.id, blocks, str(error))
             return
         known = [entry for entry in blocks if entry.queue_offset >= span.begin]
         if len(known) < len(blocks):

@@ -71,7 +71,7 @@ class Ticket:
     def move(self, segment: Segment, spans: tuple[Span, ...]) -> None:
         """Note that the blocks were copied to `segment`; the old segment no longer needs them."""
         if self._segment is not None and not self.released:
-            self._leave(self._segment)
+            self._unbind(self._segment)
             self._segment = None
             self.bind(segment, spans)
 
@@ -81,11 +81,11 @@ class Ticket:
             return
         self.released = True
         if self._segment is not None:
-            self._leave(self._segment)
+            self._unbind(self._segment)
             if self._segment.sparse or not self._segment.tickets:
                 self._freed()
 
-    def _leave(self, segment: Segment) -> None:
+    def _unbind(self, segment: Segment) -> None:
         del segment.tickets[self]
         segment.wanted_bytes -= _size(self.spans)
 

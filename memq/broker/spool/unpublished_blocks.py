@@ -121,7 +121,7 @@ class UnpublishedBlocks:
         """Return blocks of which the queue shows all sequences: copies, or other blocks with the same ones."""
         return [block for block in self.blocks if self._queued[block.producer_id].covers(block.first, block.next)]
 
-    def let_go(self, block: UnpublishedBlock) -> None:
+    def release(self, block: UnpublishedBlock) -> None:
         """Hold a block no longer."""
         del self.blocks[block]
         self._release(block.slab)

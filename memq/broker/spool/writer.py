@@ -77,7 +77,7 @@ class PendingRun:
 class Spool:
     """The spool of all partitions of a broker. Without a disk it takes no blocks: see `refusal`.
 
-    `failed` gets unexpected errors; `let_go` gets each slab whose blocks are written.
+    `failed` gets unexpected errors; `release` gets each slab whose blocks are written.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Spool:
         settings: BrokerSettings,
         runtime: Runtime,
         counters: Counters,
-        let_go: Callable[[Slab], None],
+        release: Callable[[Slab], None],
         failed: Callable[[BaseException], None],
     ) -> None:
         self.disk = disk
@@ -94,7 +94,7 @@ class Spool:
         self._settings = settings
         self._runtime = runtime
         self._counters = counters
-        self._let_go = let_go
+        self._release = release
         self._events = EventLog(runtime.clock)
         self._tasks = TaskOwner(failed, self._events)
         self._waiting: deque[PendingRun] = deque()
@@ -115,7 +115,7 @@ class Spool:
         """Stop at once; unwritten blocks are not acked."""
         await self._tasks.stop()
         while self._waiting:
-            self._let_go(self._waiting.popleft().slab)
+            self._release(self._waiting.popleft().slab)
         if self.disk is not None:
             await self.disk.close()
 
@@ -159,8 +159,8 @@ class Spool:
     def take(self, stream: Stream, run: BlockRun, topic_id: bytes, own: Ownership, slot: BatchSlot | None) -> None:
         """Write blocks that `slot` holds, or the queue if it is None; then ack them with ack=1.
 
-        The blocks may be new or duplicates. A duplicate of a block in the ring is written, because the first copy may
-        not be on disk. A duplicate of a block in the queue is not written, nor is a block whose pointer is in the queue
+        The blocks may be new or copies. A copy of a block in the ring is written, because the first block may not be on
+        disk. A copy of a block in the queue is not written, nor is a block whose pointer is in the queue
         before its turn.
         """
         ticket = Ticket(self.freed)
@@ -204,7 +204,7 @@ class Spool:
                 self._failure = None
             finally:
                 for run in group:
-                    self._let_go(run.slab)
+                    self._release(run.slab)
 
     def _settle(self) -> None:
         """Let `settle` return, unless there is work since the beginning of this round."""
@@ -300,7 +300,7 @@ class Spool:
         self.segments.open = None
         refused = [*group, *self._waiting]
         for run in self._waiting:
-            self._let_go(run.slab)
+            self._release(run.slab)
         self._waiting.clear()
         self._waiting_bytes = 0
         firsts: dict[Stream, int] = {}

@@ -87,7 +87,7 @@ def reset(
     target = parse_reset_target(to, SystemClock().wall_ms())
     with Admin(brokers_of(config, profile, flags)) as admin:
         resets = admin.reset_group(name, topic, target, dry_run=dry_run)
-    rows = [(one.place.topic, one.place.partition, one.before, one.after) for one in resets]
+    rows = [(one.topic_partition.topic, one.topic_partition.partition, one.before, one.after) for one in resets]
     if as_json:
         names = ("topic", "partition", "before", "after")
         print_json([dict(zip(names, (*row[:2], *map(_text, row[2:])), strict=True)) for row in rows])
@@ -164,7 +164,7 @@ def group_rows(found: GroupDescription) -> list[tuple[object, ...]]:
     """Return a row for each partition, under `HEADS`."""
     return [
         (
-            *(found.group, one.place.topic, one.place.partition, one.position, one.member or None),
+            *(found.group, one.topic_partition.topic, one.topic_partition.partition, one.position, one.member or None),
             *(("unknown",) * 3 if one.error else (one.lag.records, one.lag.bytes, round(one.lag.seconds))),
         )
         for one in found.partitions
@@ -175,7 +175,7 @@ def tell_unknown(groups: Iterable[GroupDescription]) -> int:
     """Print to stderr why the lag of partitions is unknown; return the exit code, 0 when all are known."""
     unknown = [(found.group, one) for found in groups for one in found.partitions if one.error]
     for group, one in unknown:
-        place = f"partition {one.place.partition} of topic '{one.place.topic}'"
+        place = f"partition {one.topic_partition.partition} of topic '{one.topic_partition.topic}'"
         click.echo(f"memq: lag of group '{group}' in {place} is unknown: {one.error}", err=True)
     return 1 if unknown else 0
 
@@ -188,8 +188,8 @@ def group_json(found: GroupDescription) -> dict[str, object]:
         "members": list(found.members),
         "partitions": [
             {
-                "topic": one.place.topic,
-                "partition": one.place.partition,
+                "topic": one.topic_partition.topic,
+                "partition": one.topic_partition.partition,
                 "position": None if one.position is None else str(one.position),
                 "member": one.member or None,
                 "lag_records": None if one.error else one.lag.records,

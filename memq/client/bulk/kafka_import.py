@@ -350,7 +350,7 @@ class KafkaImport:
 
     async def _copy(self, target: Topic) -> None:
         record_bytes_max, stored_s = target.settings.record_bytes_max, self._runtime.clock.monotonic()
-        left = {place: lane for place, lane in self._lanes.items() if not await self._go_on(lane)}
+        left = {place: lane for place, lane in self._lanes.items() if not await self._advance(lane)}
         while left:
             taken = await self._source.take(TAKE_S)
             for each in taken:
@@ -362,12 +362,12 @@ class KafkaImport:
                 else:
                     await lane.take(each, record_bytes_max)
             self._moved(sum(1 for each in taken if not isinstance(each, SourceEnd)))
-            left = {place: lane for place, lane in left.items() if not await self._go_on(lane)}
+            left = {place: lane for place, lane in left.items() if not await self._advance(lane)}
             if left and self._runtime.clock.monotonic() - stored_s >= STORE_S:
                 stored_s = self._runtime.clock.monotonic()
                 await self._source.store({place: lane.position for place, lane in left.items()})
 
-    async def _go_on(self, lane: PartitionImport) -> bool:
+    async def _advance(self, lane: PartitionImport) -> bool:
         """Close a plan whose end was met, and begin the next; return True when nothing is left to copy."""
         if not lane.reached:
             return False

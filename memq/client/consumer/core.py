@@ -177,9 +177,9 @@ class ConsumerCore:
             if self._committer is not None and self.settings.auto_commit and self._fatal is None:
                 await self._committer.commit_at_close(timeout_s)
         finally:
-            await self._let_go(timeout_s)
+            await self._close_parts(timeout_s)
 
-    async def _let_go(self, timeout_s: float) -> None:
+    async def _close_parts(self, timeout_s: float) -> None:
         await self._tasks.stop()
         if self._group is not None and self._started:
             await self._group.leave(timeout_s)

@@ -90,7 +90,7 @@ class ReportCarrier:
 
     async def close(self, timeout_s: float) -> None:
         """See `Carrier.close`."""
-        await self._core.leave(timeout_s)
+        await self._core.write_and_close(timeout_s)
 
     def _wake(self) -> None:
         asyncio.get_running_loop().call_soon(self._core.drain)

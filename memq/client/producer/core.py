@@ -275,7 +275,7 @@ class ProducerCore:
         finally:
             await self._stop(timeout_s)
 
-    async def leave(self, timeout_s: float) -> None:
+    async def write_and_close(self, timeout_s: float) -> None:
         """Write what is queued within `timeout_s` and close; written blocks need not be acked."""
         await self.write(timeout_s)
         await self._stop()

@@ -177,7 +177,7 @@ class PartitionSender:
         """Settle all blocks that are left with `error`, or as unknown, and let go of everything."""
         self._handle(Abandon(error))
         self._stop_finding()
-        self._leave()
+        self._release_stream()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -299,7 +299,7 @@ class PartitionSender:
 
     def _say_open(self, session: Session, sequence: int) -> None:
         if session is not self._session:
-            self._leave()
+            self._release_stream()
             self._stream = session.bind(self)
             self._session = session
         message = Open(
@@ -348,7 +348,7 @@ class PartitionSender:
             self._finding.cancel()
             self._finding = None
 
-    def _leave(self) -> None:
+    def _release_stream(self) -> None:
         """Release the stream: its later frames are ignored."""
         self._forget_open()
         if self._session is not None:

@@ -130,9 +130,9 @@ class _ProducerBackground(Background[ProducerCore]):
         buffer.waiting = 0
         buffer.refuse(forked_error("producer"))
 
-    def leave(self) -> None:
-        """See `Background.leave`. Except on the I/O thread, this waits for the threads that seal."""
-        super().leave()
+    def detach(self) -> None:
+        """See `Background.detach`. Except on the I/O thread, this waits for the threads that seal."""
+        super().detach()
         self._spare.close(wait=not self.io.current)
 
     def forgotten(self) -> None:
@@ -144,7 +144,7 @@ class _ProducerBackground(Background[ProducerCore]):
         self._closing.add_done_callback(self._closed)
 
     def _closed(self, closing: asyncio.Task[None]) -> None:
-        self.leave()
+        self.detach()
         if not closing.cancelled() and closing.exception() is not None:
             self.core.events.error("producer.forgotten", f"a forgotten producer was not flushed: {closing.exception()}")
 
@@ -428,7 +428,7 @@ class AsyncProducer(BaseProducer, AsyncClosing):
         deadline_s: float | None = None
         if self._yielded_at != buffer.opened_blocks:
             self._yielded_at = buffer.opened_blocks
-            await asyncio.sleep(0)  # once per block: a loop that only sends must let the blocks leave
+            await asyncio.sleep(0)  # once per block: a loop that only sends must let the blocks detach
         while True:
             route = await self._route(topic)
             try:

@@ -124,7 +124,7 @@ class ZookeeperCoordinator:
         for start in range(0, len(held), RELEASES_AT_ONCE_MAX):
             await self._release_all(held[start : start + RELEASES_AT_ONCE_MAX], broker, live=live)
         if live and found is not None:
-            await self._leave(broker, found)
+            await self._remove_node(broker, found)
 
     async def brokers(self) -> Sequence[BrokerEntry]:
         """See `Coordinator.brokers`."""
@@ -151,7 +151,7 @@ class ZookeeperCoordinator:
                 self._mirror.forget(path)
             return
 
-    async def _leave(self, broker: BrokerEntry, found: Node) -> None:
+    async def _remove_node(self, broker: BrokerEntry, found: Node) -> None:
         path = layout.broker_path(broker.id)
         try:
             await self.session.change(Remove(path, found.version))

@@ -56,7 +56,7 @@ class KafkaQueue:
         self._clock = runtime.clock
         self._sender = Sender(settings, self._admin, self._tasks)
         self._fetcher = EntryFetcher(settings, runtime.clock, errors, self._tasks)
-        self._follower = Follower(settings, runtime.clock, errors, self._tasks, self._arrived, self._gone)
+        self._follower = Follower(settings, runtime.clock, errors, self._tasks, self._arrived, self._on_unlisted)
         self._groups = HostedGroups(
             Parts(
                 self._admin,
@@ -220,7 +220,7 @@ class KafkaQueue:
             self._offsets.prove(*place, entry.offset + 1)
             self._note(partition, entry)
 
-    def _gone(self, place: KafkaPartition) -> None:
+    def _on_unlisted(self, place: KafkaPartition) -> None:
         """Wake the waiters of a partition that Kafka does not list: their next read checks a deletion."""
         self._metadata.forget(place[0])
         partition = self._names.read_partition(*place)
@@ -295,7 +295,7 @@ class KafkaQueue:
     async def drop(self, partitions: Sequence[ReadPartition]) -> None:
         """See `PartitionAdmin.drop`. Kafka deletes whole topics, with the groups' positions in them."""
         await self._topics.drop(list(dict.fromkeys(self._place(partition)[0] for partition in partitions)))
-        self._follower.leave([self._place(partition) for partition in partitions])
+        self._follower.unfollow([self._place(partition) for partition in partitions])
         for partition in partitions:
             self._offsets.forget(*self._place(partition))
             self._cache.drop(partition)

@@ -80,7 +80,7 @@ class Sender:
             await lane.free.acquire()
             report = self._hand_over(topic, publication, key, lane)
         finally:
-            self._leave(key, lane)
+            self._end_use(key, lane)
         try:
             found = await asyncio.shield(report)
         except asyncio.CancelledError:
@@ -126,9 +126,9 @@ class Sender:
         if isinstance(report.result(), QueueRefusedError):
             lane.gave_up = False
         lane.free.release()
-        self._leave(key, lane)
+        self._end_use(key, lane)
 
-    def _leave(self, key: LaneKey, lane: PublishLane) -> None:
+    def _end_use(self, key: LaneKey, lane: PublishLane) -> None:
         lane.users -= 1
         if not lane.users and not lane.gave_up:
             self._lanes.pop(key, None)

@@ -243,7 +243,7 @@ class PartitionPlan:
         self._dedup_window = DedupWindow(window_ms)
         self._earlier = EarlierBatches(window_ms) if dedup and keep_earlier else None
 
-    def go_on(self, start: Position, end: Position) -> None:
+    def extend(self, start: Position, end: Position) -> None:
         """Continue at the end of the plan, after a whole batch; seen sequences stay seen."""
         assert start == self._end, f"plan continues at {start}, not at {self._end}"
         assert not start.record_index, f"plan continues inside of a batch, at {start}"

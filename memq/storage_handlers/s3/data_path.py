@@ -101,7 +101,7 @@ def cut_parts(views: Sequence[memoryview], part_bytes: int) -> Iterator[list[mem
         yield part
 
 
-async def let_go(views: Sequence[memoryview]) -> None:
+async def release_views(views: Sequence[memoryview]) -> None:
     """Wait until no thread reads the views, and release them; a cancellation is raised then.
 
     Theory: a library sends from the caller's memory, in its own threads, and may read it shortly after a cancellation.

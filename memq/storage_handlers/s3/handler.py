@@ -30,7 +30,7 @@ from memq.storage_handlers import (
 from memq.storage_handlers.files import joined_crc
 from memq.storage_handlers.s3.answers import OF_THE_KEYS, Meaning, StoreAnswer, error_for
 from memq.storage_handlers.s3.attempts import Attempts, Request, S3Counters
-from memq.storage_handlers.s3.data_path import DataPath, PutOrder, let_go
+from memq.storage_handlers.s3.data_path import DataPath, PutOrder, release_views
 from memq.storage_handlers.s3.settings import Bucket
 
 T = TypeVar("T")
@@ -87,7 +87,7 @@ class S3Handler:
         try:
             await self._put_absent(key, PutOrder(self._whole(key), views, size, checksum))
         finally:
-            await let_go(views)
+            await release_views(views)
 
     async def _put_absent(self, key: str, order: PutOrder) -> None:
         """Put if the key is free; if it is taken, compare its object with this one.

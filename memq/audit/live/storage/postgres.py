@@ -33,7 +33,7 @@ class PostgresDatabase:
     async def close(self) -> None:
         """See `Database.close`."""
         await self._pool.close()
-        self._leave()
+        self._disconnect()
 
     def _run(self, work: Callable[[Execute], Answer]) -> Answer:
         try:
@@ -44,7 +44,7 @@ class PostgresDatabase:
             raise DeniedError(f"audit state: {_text(error)}", hint="grant the user its tables") from error
         except psycopg.Error as error:
             if self._connection is not None and self._connection.broken:
-                self._leave()
+                self._disconnect()
             raise AuditStateError(f"audit state in PostgreSQL: {_text(error)}") from error
 
     def _connect(self) -> psycopg.Connection[Any]:
@@ -54,11 +54,11 @@ class PostgresDatabase:
                 with self._connection.transaction():
                     _make(_executing(self._connection))
             except BaseException:
-                self._leave()
+                self._disconnect()
                 raise
         return self._connection
 
-    def _leave(self) -> None:
+    def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -31,7 +31,7 @@ class FollowOrder:
     """An order to the thread: follow these partitions from these offsets, stop following those."""
 
     follow: tuple[TopicPartition, ...] = ()
-    leave: tuple[TopicPartition, ...] = ()
+    unfollow: tuple[TopicPartition, ...] = ()
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class Follower:
         complaints: LastErrors,
         tasks: TaskOwner,
         arrived: Callable[[KafkaPartition, Entry], None],
-        gone: Callable[[KafkaPartition], None],
+        unlisted: Callable[[KafkaPartition], None],
     ) -> None:
         self._settings = settings.reader(FETCH_WAIT_MS, QUEUED_BYTES_MAX) | {"enable.partition.eof": False}
         self._idle_s = settings.followed_idle_ms / 1000
@@ -60,7 +60,7 @@ class Follower:
         self._complaints = complaints
         self._tasks = tasks
         self._arrived = arrived
-        self._gone = gone
+        self._unlisted = unlisted
         self._followed: dict[KafkaPartition, Followed] = {}
         self._changes: SimpleQueue[FollowOrder] = SimpleQueue()
         self._taken: SimpleQueue[None] = SimpleQueue()
@@ -93,13 +93,13 @@ class Follower:
         if not self._started:
             self._started = True
             self._tasks.start(self._pool.run(self._serve, asyncio.get_running_loop()), "kafka follower")
-            self._tasks.start(self._leave_idle(), "kafka follower's idle partitions")
+            self._tasks.start(self._unfollow_idle(), "kafka follower's idle partitions")
 
-    def leave(self, places: Sequence[KafkaPartition]) -> None:
+    def unfollow(self, places: Sequence[KafkaPartition]) -> None:
         """Stop following partitions."""
         known = [place for place in places if self._followed.pop(place, None) is not None]
         if known:
-            self._changes.put(FollowOrder(leave=tuple(TopicPartition(*place) for place in known)))
+            self._changes.put(FollowOrder(unfollow=tuple(TopicPartition(*place) for place in known)))
 
     async def close(self) -> None:
         """End the thread and its consumer."""
@@ -107,11 +107,11 @@ class Follower:
         self._taken.put(None)
         await end_threads(self._pool)
 
-    async def _leave_idle(self) -> None:
+    async def _unfollow_idle(self) -> None:
         while True:
             await asyncio.sleep(self._idle_s)
             bound_s = self._clock.monotonic() - self._idle_s
-            self.leave([place for place, followed in self._followed.items() if followed.wanted_s < bound_s])
+            self.unfollow([place for place, followed in self._followed.items() if followed.wanted_s < bound_s])
 
     def _take(self, messages: Sequence[Message]) -> None:
         """Pass received entries to `arrived`, on the loop."""
@@ -129,8 +129,8 @@ class Follower:
                     followed.next = entry.offset + 1
                     self._arrived(place, entry)
             elif is_not_there(error):
-                self.leave([place])
-                self._gone(place)
+                self.unfollow([place])
+                self._unlisted(place)
 
     # ---- in the thread -----------------------------------------------------------------------
 
@@ -160,11 +160,11 @@ class Follower:
             change = self._changes.get()
             assigned = {(part.topic, part.partition) for part in consumer.assignment()}
             follow = [part for part in change.follow if (part.topic, part.partition) not in assigned]
-            leave = [part for part in change.leave if (part.topic, part.partition) in assigned]
+            ended = [part for part in change.unfollow if (part.topic, part.partition) in assigned]
             if follow:
                 consumer.incremental_assign(follow)
-            if leave:
-                consumer.incremental_unassign(leave)
+            if ended:
+                consumer.incremental_unassign(ended)
 
     def _count_taken(self, *, wait: bool) -> int:
         count = 0
