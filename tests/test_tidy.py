@@ -143,7 +143,7 @@ def test_every_file_says_its_place(path: Path) -> None:
     )
 
 
-def test_what_calls_itself_pure_is() -> None:
+def test_modules_documented_as_pure_are_pure() -> None:
     """A machine says "pure" in its docstring; then it has no loop, clock, thread or socket."""
     found = {}
     for path in files():

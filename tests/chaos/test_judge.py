@@ -76,7 +76,7 @@ def test_a_broken_log_is_found(blocks: list[list[Record]], finding: str) -> None
     assert any(finding in text for text in judged(blocks)), judged(blocks)
 
 
-def test_what_was_not_acked_may_be_missing_and_out_of_order() -> None:
+def test_unacked_records_may_be_missing_and_out_of_order() -> None:
     assert judged([records(2, 3), records(0, 1)], acked=(2, 4)) == []
 
 

@@ -83,7 +83,7 @@ def test_the_position_of_a_sync_ack_reads_back_exactly_its_record() -> None:
 
 
 @pytest.mark.parametrize("acks", [0, 1])
-def test_what_is_acked_before_it_is_stored_has_no_position(acks: Literal[0, 1]) -> None:
+def test_records_acked_before_they_are_stored_have_no_position(acks: Literal[0, 1]) -> None:
     async def work() -> None:
         async with running_broker() as broker, AsyncProducer(broker.address, acks=acks) as producer:
             assert (await (await producer.send("clicks", b"v"))).position is None

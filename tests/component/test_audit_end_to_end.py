@@ -174,7 +174,7 @@ async def nothing(world: World) -> None:
     """Leave all as it is."""
 
 
-def test_what_a_broker_stored_is_clean(capsys: pytest.CaptureFixture[str]) -> None:
+def test_audit_of_a_topic_that_a_broker_stored_is_clean(capsys: pytest.CaptureFixture[str]) -> None:
     verdict = run(nothing)
     assert (verdict.outcome, verdict.findings) == (Outcome.CLEAN, ())
     coverage = verdict.coverage
@@ -325,7 +325,7 @@ def test_retention_is_no_loss() -> None:
 
 
 @pytest.mark.parametrize("moment", ["before its pointer is read", "before its object is read"])
-def test_what_retention_takes_while_the_audit_runs_is_not_called_lost(moment: str) -> None:
+def test_records_that_retention_removes_during_the_audit_are_not_lost(moment: str) -> None:
     async def go() -> Verdict:
         world = await fill()
         partition = ReadPartition("t", world.topic.id, 0)

@@ -297,7 +297,7 @@ def test_a_search_is_for_what_is_claimed_since_the_last_one_and_not_for_what_is_
     run(work())
 
 
-def test_what_a_search_found_in_an_earlier_epoch_says_nothing_in_the_next() -> None:
+def test_search_of_an_earlier_epoch_does_not_count_in_the_next() -> None:
     """It may lack a late pointer: then the owner would refuse a block that the queue has."""
 
     async def work() -> None:

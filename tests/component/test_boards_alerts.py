@@ -29,7 +29,7 @@ def expressions_of(board: dict[str, Any]) -> list[str]:
     return queries + [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
 
 
-def test_what_is_not_exported_is_found() -> None:
+def test_boards_with_unknown_metrics_are_found() -> None:
     assert unknown_in('sum(rate(memq_broker_acks[5m])) / memq_nothing{name="x"}') == {
         "memq_broker_acks",
         "memq_nothing",

@@ -191,7 +191,7 @@ def test_a_broker_runs_on_the_parts_that_its_settings_name(parts: Parts) -> None
         ("run", CLOSED),
     ],
 )
-def test_what_is_open_is_closed_when_a_start_fails(parts: Parts, failing: str, closed: list[str]) -> None:
+def test_start_that_fails_closes_the_parts_that_it_opened(parts: Parts, failing: str, closed: list[str]) -> None:
     async def work() -> None:
         parts.failing = {failing: DeniedError("not you")}
         with pytest.raises(DeniedError, match="not you"):

@@ -209,7 +209,7 @@ def test_a_broker_that_drains_takes_nothing_again_though_its_heir_leaves_meanwhi
     asyncio.run(work())
 
 
-def test_who_finds_its_id_taken_stops() -> None:
+def test_broker_stops_when_another_takes_its_id() -> None:
     async def work() -> None:
         async with rig() as cluster:
             one = await cluster.start("one")
@@ -369,7 +369,7 @@ def test_a_governor_that_was_replaced_in_the_middle_of_its_plan_stops() -> None:
     asyncio.run(work())
 
 
-def test_who_governs_looks_while_it_still_moves_very_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_governor_refreshes_between_many_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memq.governor.governor.CHANGES_UNSEEN_MAX", 2 * CHANGES_AT_ONCE_MAX)
     partitions = 5 * CHANGES_AT_ONCE_MAX
     seen: list[int] = []
@@ -393,7 +393,7 @@ def test_who_governs_looks_while_it_still_moves_very_many(monkeypatch: pytest.Mo
     assert seen == [2 * CHANGES_AT_ONCE_MAX, 4 * CHANGES_AT_ONCE_MAX]
 
 
-def test_what_others_changed_is_left_to_the_next_act_and_the_rest_goes_on() -> None:
+def test_governor_skips_an_assignment_that_changed_and_applies_the_others() -> None:
     async def work() -> None:
         shared = MemoryCluster()
         topic = await made_topic(shared, 4)

@@ -349,7 +349,7 @@ def test_a_start_brings_what_is_in_the_spool_whatever_the_queue_says_at_first(
     at_once(work, product(["read", "span", "seek_time"], [NotFoundError, DeniedError, QueueError]))
 
 
-def test_what_is_given_up_stays_in_the_spool_and_the_next_start_brings_it(
+def test_blocks_that_forwarding_gives_up_stay_in_the_spool_for_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:

@@ -196,7 +196,7 @@ def test_an_opening_knows_what_lands_just_before_its_pointer() -> None:
     run(work())
 
 
-def test_who_releases_an_old_epoch_leaves_the_session_of_a_younger_one() -> None:
+def test_release_of_an_old_epoch_keeps_the_session_of_a_younger_one() -> None:
     async def work() -> None:
         async with running_broker() as broker:
             client, topic = await connected(broker, TopicSettings())

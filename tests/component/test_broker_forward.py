@@ -147,7 +147,7 @@ def test_a_partition_is_claimed_only_once_its_last_owner_that_lives_has_drained_
     asyncio.run(work())
 
 
-def test_what_is_absent_is_dated_when_the_last_read_began(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_blocks_are_dated_by_the_start_of_the_last_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes into the queue while the answer is on its way was not looked for."""
 
     async def work() -> None:
@@ -185,7 +185,7 @@ def test_what_is_absent_is_dated_when_the_last_read_began(monkeypatch: pytest.Mo
     asyncio.run(work())
 
 
-def test_what_its_producer_sent_again_is_there_once() -> None:
+def test_block_that_its_producer_resends_is_published_once() -> None:
     async def work() -> None:
         async with seized(AckLevel.ONE) as found:
             await found.there.open(found.topic, stream=1, acks=AckLevel.ONE)  # the producer: its ack was lost
@@ -289,7 +289,7 @@ async def forward(link: Link, topic: Topic, partition: int, block: memoryview, a
     await link.forward(Forward(topic=topic.name, topic_id=topic.id, partition=partition, absent_ms=absent_ms), block)
 
 
-def test_who_is_handed_a_block_answers_when_its_pointer_is_in_the_queue_and_judges_its_age() -> None:
+def test_owner_answers_a_forwarded_block_after_its_pointer_and_checks_its_age() -> None:
     async def work() -> None:
         async with rig() as cluster:
             one = await cluster.start("one")
@@ -316,7 +316,7 @@ def test_who_is_handed_a_block_answers_when_its_pointer_is_in_the_queue_and_judg
     asyncio.run(work())
 
 
-def test_who_is_handed_blocks_waits_for_no_others_however_long_the_topic_would() -> None:
+def test_owner_seals_forwarded_blocks_without_waiting_for_more() -> None:
     async def work() -> None:
         async with rig() as cluster:
             one = await cluster.start("one")
@@ -360,7 +360,7 @@ def test_an_owner_that_is_being_drained_says_so_and_takes_no_block() -> None:
     asyncio.run(work())
 
 
-def test_who_loses_its_epoch_says_so_and_the_block_goes_elsewhere() -> None:
+def test_owner_that_loses_its_epoch_refuses_a_forwarded_block() -> None:
     async def work() -> None:
         async with rig() as cluster:
             one = await cluster.start("one")

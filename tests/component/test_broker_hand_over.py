@@ -82,7 +82,7 @@ async def changing(cluster: Rig, every_s: float, times: int) -> None:
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-def test_who_leaves_waits_as_long_as_one_partition_goes_within_the_limit(leaves: bool) -> None:
+def test_leaving_broker_waits_while_a_partition_goes_within_each_limit(leaves: bool) -> None:
     async def work(cluster: Rig, network: MemoryNetwork) -> None:
         leaving = await Leaving.at(cluster, network)
         begin_s = now_s()
@@ -102,7 +102,7 @@ def test_who_leaves_waits_as_long_as_one_partition_goes_within_the_limit(leaves:
 
 
 @pytest.mark.parametrize("gone", [0, 1])
-def test_who_leaves_waits_no_longer_than_the_limit_for_the_next_partition_whatever_else_changes(gone: int) -> None:
+def test_leaving_broker_waits_at_most_the_limit_for_the_next_partition(gone: int) -> None:
     async def work(cluster: Rig, network: MemoryNetwork) -> None:
         leaving = await Leaving.at(cluster, network)
         begin_s = now_s()
@@ -222,7 +222,7 @@ def test_a_request_to_hand_over_that_nobody_meets_leaves_the_broker_as_it_was() 
     on_memory_network(work)
 
 
-def test_what_is_held_is_described_by_partition() -> None:
+def test_held_blocks_are_described_by_partition() -> None:
     async def work(cluster: Rig, network: MemoryNetwork) -> None:
         leaving = await Leaving.at(cluster, network, heir=False)
         held = leaving.one.held_blocks()

@@ -58,7 +58,7 @@ def at_work(work: Callable[[Port], Awaitable[None]], **settings: Any) -> None:
     run_skipping(inside())
 
 
-def test_who_says_no_hello_is_named_so_and_closed_after_its_time_and_nobody_else() -> None:
+def test_connection_without_hello_is_closed_after_its_time() -> None:
     async def work(port: Port) -> None:
         silent, known = port.call(), port.call().greet()
         await skip(TIMEOUT_S - 1)
@@ -110,7 +110,7 @@ def test_a_frame_that_the_broker_does_not_read_on_has_its_time_when_it_does() ->
     at_work(work)
 
 
-def test_who_does_not_read_its_answers_is_closed_and_who_reads_slowly_is_not() -> None:
+def test_client_that_reads_no_answers_is_closed_and_a_slow_one_is_not() -> None:
     async def work(port: Port) -> None:
         client = port.deaf(2 * FULL_BYTES)
         await skip(TIMEOUT_S - 1)
@@ -124,7 +124,7 @@ def test_who_does_not_read_its_answers_is_closed_and_who_reads_slowly_is_not() -
     at_work(work)
 
 
-def test_who_does_not_read_why_it_was_refused_is_closed_all_the_same() -> None:
+def test_refused_client_is_closed_even_if_it_does_not_read_the_reason() -> None:
     async def work(port: Port) -> None:
         client = port.call()
         client.wire.deaf = True
@@ -157,7 +157,7 @@ def test_of_those_who_read_slowly_the_slowest_are_closed_while_more_waits_than_a
     at_work(work, memory_bytes_max=UNSENT_SHARE * 2 * size)
 
 
-def test_what_waits_for_those_who_read_is_not_counted() -> None:
+def test_unsent_bytes_of_reading_clients_are_not_counted() -> None:
     async def work(port: Port) -> None:
         slow = port.deaf(2 * FULL_BYTES)
         busy = port.deaf(FULL_BYTES)  # not more than a socket takes

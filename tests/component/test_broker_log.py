@@ -15,7 +15,7 @@ from memq.runtime.network import peer_text
 from tests.brokers import TIMEOUT_S, BareClient, running_broker
 
 
-def test_who_is_refused_is_named_by_address_and_many_of_them_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_connections_are_logged_by_address_within_a_bound(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with asyncio.timeout(TIMEOUT_S), running_broker() as broker:
             for _ in range(LINES_MAX + 5):
@@ -44,7 +44,7 @@ def test_peers_are_written_as_addresses(name: object, text: str) -> None:
     assert peer_text(name) == text
 
 
-def test_what_is_given_up_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_that_are_given_up_are_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert given_up_text(["a 1", "b 2"]) == "a 1; b 2"
     monkeypatch.setattr(topic_processor, "HELD_NAMED_MAX", 2)
     assert given_up_text(["a", "b", "c", "d"]) == "a; b; and 2 more"

@@ -187,7 +187,7 @@ def connections_of(broker: Broker) -> list[Any]:
 
 
 @pytest.mark.thorough
-def test_who_never_reads_its_answers_costs_a_bounded_amount_and_is_closed_in_time(loop: Loop) -> None:
+def test_clients_that_never_read_answers_cost_bounded_memory_and_are_closed(loop: Loop) -> None:
     async def work() -> None:
         async with running_broker(memory_bytes_max=8 * MIB, frame_timeout_ms=3_000) as broker:
             producer = await BareClient.connect(broker)

@@ -137,7 +137,7 @@ def test_of_two_looks_the_one_that_began_last_holds_whichever_ends_last() -> Non
     run(work())
 
 
-def test_what_a_look_shows_is_what_clients_get() -> None:
+def test_refresh_of_the_partitions_is_what_clients_get() -> None:
     async def work() -> None:
         async with running_broker() as broker:
             settings = TopicSettings(limit_mode="hard", limit_bytes_s=1_000)

@@ -101,7 +101,7 @@ def test_a_publish_is_a_proof_when_nothing_came_between() -> None:
     run(work())
 
 
-def test_what_a_comparison_saw_behind_the_end_is_read_before_the_publish() -> None:
+def test_pointers_that_a_comparison_saw_behind_the_end_are_read_before_the_publish() -> None:
     """It may be an `opened` of a higher epoch: then nothing is published."""
 
     async def work() -> None:
@@ -131,7 +131,7 @@ def test_what_a_comparison_saw_behind_the_end_is_read_before_the_publish() -> No
     run(work())
 
 
-def test_what_a_comparison_saw_is_read_by_the_next_publish_when_the_time_of_this_one_is_over() -> None:
+def test_pointers_that_a_comparison_saw_are_read_by_the_publish_after_a_timeout() -> None:
     async def work() -> None:
         owner = Owner()
         queue = MemoryQueue(owner.clock)

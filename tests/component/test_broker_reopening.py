@@ -247,7 +247,7 @@ def test_the_end_of_an_epoch_says_since_when_named_producers_are_remembered(name
     served(work)
 
 
-def test_what_a_comparison_reads_of_a_higher_epoch_ends_this_one_before_it_publishes(
+def test_higher_epoch_that_a_comparison_reads_ends_the_epoch_before_a_publish(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def work(at: Served) -> None:

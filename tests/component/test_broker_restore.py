@@ -239,7 +239,7 @@ def test_a_log_in_use_that_the_queue_does_not_show_for_a_moment_is_left_alone() 
     run(work())
 
 
-def test_what_lies_twice_is_named_once() -> None:
+def test_restore_names_a_batch_that_is_stored_twice_once() -> None:
     async def work() -> None:
         async with running_broker() as broker:
             topic = await fill(broker)
@@ -293,7 +293,7 @@ async def store_next_epoch(broker: Broker, topic: Topic) -> None:
         await broker.services.store.put(key, [body], crc32c(body))
 
 
-def test_what_was_opened_in_the_new_queue_is_told_and_left_alone() -> None:
+def test_restore_reports_and_keeps_a_partition_opened_in_the_new_queue() -> None:
     async def work() -> None:
         async with running_broker() as broker:
             topic = await fill(broker)
@@ -352,7 +352,7 @@ def test_a_queue_in_use_is_intact_whatever_orphans_there_are() -> None:
     run(work())
 
 
-def test_what_was_restored_and_opened_is_intact_though_a_copy_has_no_pointer() -> None:
+def test_restored_and_opened_partition_is_intact_despite_a_copy_without_pointer() -> None:
     async def work() -> None:
         async with running_broker() as broker:
             topic = await fill(broker)

@@ -61,7 +61,7 @@ def entries(*ages_ms: int, partitions: tuple[int, ...] = (0,)) -> list[tuple[Ent
     ]
 
 
-def test_what_is_too_old_goes_and_nothing_younger() -> None:
+def test_retention_removes_expired_batches_and_keeps_younger_ones() -> None:
     found = expired(entries(3 * HOUR_MS, 2 * HOUR_MS, HOUR_MS, 0), SETTINGS, NOW_MS)
     assert (found.before, found.keys) == (12, ("k0", "k1"))
 
@@ -74,7 +74,7 @@ def test_the_last_pointer_of_every_write_partition_stays_however_old() -> None:
     assert (found.before, found.keys) == (11, ("k0",))
 
 
-def test_what_settles_the_totals_of_a_last_pointer_stays_with_it() -> None:
+def test_pointers_that_settle_the_totals_of_a_last_pointer_stay_with_it() -> None:
     """What landed shortly before a last pointer is counted by nobody when that one's owner had not met it."""
     settled_ms = contended_ms(SETTINGS.stale_publish_ms)
     last_ms = 5 * HOUR_MS
@@ -84,7 +84,7 @@ def test_what_settles_the_totals_of_a_last_pointer_stays_with_it() -> None:
     assert expired(entries(5 * HOUR_MS, 0), SETTINGS, NOW_MS).holding == ()
 
 
-def test_what_is_too_much_goes_from_the_front() -> None:
+def test_retention_by_bytes_removes_the_oldest_batches() -> None:
     known = entries(*[3 * YOUNG_MS] * 5, 2 * YOUNG_MS)
     settings = TopicSettings(retention_ms=0, retention_bytes=250)
     found = expired(known, settings, NOW_MS)
@@ -122,7 +122,7 @@ def test_without_bounds_and_without_entries_nothing_goes() -> None:
     retention_ms=st.sampled_from([0, HOUR_MS]),
     retention_bytes=st.sampled_from([0, 1, 350]),
 )
-def test_what_goes_is_a_prefix_without_any_last_pointer(
+def test_retention_removes_a_prefix_without_any_last_pointer(
     ages_ms: list[int], owners: list[int], retention_ms: int, retention_bytes: int
 ) -> None:
     known = entries(*ages_ms, partitions=tuple(owners))
@@ -290,7 +290,7 @@ def test_a_partition_is_left_alone_until_its_first_pointer_can_be_too_old() -> N
     run(work())
 
 
-def test_what_a_store_error_left_over_goes_with_the_sweep() -> None:
+def test_sweep_deletes_objects_that_a_store_error_left_over() -> None:
     async def work() -> None:
         async with running_broker() as broker:
             rig = await Rig.make(broker)
@@ -549,6 +549,6 @@ def test_a_round_that_fails_is_named_and_the_next_one_tries_again(
     run(work())
 
 
-def test_what_is_exactly_as_old_as_it_may_be_stays() -> None:
+def test_batch_of_exactly_the_retention_age_stays() -> None:
     found = expired(entries(HOUR_MS + 1, HOUR_MS, 0, 0), SETTINGS, NOW_MS)
     assert (found.before, found.keys) == (11, ("k0",))

@@ -98,7 +98,7 @@ def test_an_ack_comes_after_the_fsync_and_what_waits_shares_the_next_one(tmp_pat
     asyncio.run(work())
 
 
-def test_what_is_published_leaves_the_spool_and_a_drain_leaves_nothing(tmp_path: Path) -> None:
+def test_published_blocks_leave_the_spool(tmp_path: Path) -> None:
     async def work() -> None:
         async with rig() as cluster:
             one = await cluster.start("one", spool=SpoolFiles(tmp_path))
@@ -201,7 +201,7 @@ def test_a_failing_disk_refuses_acks_of_level_1_and_comes_back(tmp_path: Path) -
     asyncio.run(work())
 
 
-def test_what_lies_on_disk_stays_until_its_pointer_is_in_the_queue(tmp_path: Path) -> None:
+def test_spooled_block_stays_on_disk_until_its_pointer_is_in_the_queue(tmp_path: Path) -> None:
     async def work() -> None:
         async with rig() as cluster:
             one = await cluster.start("one", spool=SpoolFiles(tmp_path))
@@ -340,7 +340,7 @@ async def replayed(cluster: Rig, broker: Broker, topic: Topic, folder: Path) -> 
     return await records(cluster, topic)
 
 
-def test_what_a_dead_broker_acked_is_delivered_after_its_start(tmp_path: Path) -> None:
+def test_blocks_that_a_dead_broker_acked_are_delivered_after_its_start(tmp_path: Path) -> None:
     async def work() -> None:
         async with rig() as cluster:
             topic = await left_behind(cluster, tmp_path)
@@ -353,7 +353,7 @@ def test_what_a_dead_broker_acked_is_delivered_after_its_start(tmp_path: Path) -
     asyncio.run(work())
 
 
-def test_what_the_queue_holds_already_is_not_brought_again(tmp_path: Path) -> None:
+def test_spooled_blocks_that_the_queue_holds_are_not_forwarded_again(tmp_path: Path) -> None:
     async def work() -> None:
         async with rig() as cluster:
             topic = await left_behind(cluster, tmp_path)
@@ -430,7 +430,7 @@ def test_damage_is_told_and_kept_and_costs_only_what_it_hits(tmp_path: Path) -> 
     asyncio.run(work())
 
 
-def test_what_nobody_can_tell_from_a_copy_is_kept_for_people(tmp_path: Path) -> None:
+def test_blocks_that_may_be_copies_are_set_aside_for_the_operator(tmp_path: Path) -> None:
     async def work() -> None:
         async with rig() as cluster:
             topic = await left_behind(cluster, tmp_path)

@@ -139,7 +139,7 @@ def test_a_queue_that_does_not_answer_ends_a_start() -> None:
     run(work())
 
 
-def test_who_looks_for_owners_at_once_shares_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_owner_lookups_share_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         async with running_broker(audit=False) as broker:
             topic = await broker.partitions.create("clicks", 50, TopicSettings(), exist_ok=False)

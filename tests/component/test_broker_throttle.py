@@ -14,7 +14,7 @@ RECORDS = 60
 RING = TopicSettings(ring_slots=2, batch_blocks_max=4)
 
 
-def test_what_finds_no_room_in_the_ring_is_sent_again_and_nothing_is_lost() -> None:
+def test_blocks_throttled_by_a_full_ring_are_resent_without_loss() -> None:
     values = [b"%03d" % number + bytes(800) for number in range(RECORDS)]  # each fills a block
 
     async def scenario() -> None:

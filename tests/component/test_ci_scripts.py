@@ -65,7 +65,7 @@ def test_root_on_debian_gets_what_is_lacking(machine: Machine, lacking: str) -> 
     ], done.stderr
 
 
-def test_who_is_root_by_sudo_gets_it_too(machine: Machine) -> None:
+def test_tools_are_installed_with_sudo_for_other_users(machine: Machine) -> None:
     with_apt(machine, user=1000)
     machine.has("sudo", '#!/bin/sh\n[ "$2" = true ] || echo "sudo $*"\n')
     for name in PROGRAMS:

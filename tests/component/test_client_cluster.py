@@ -348,7 +348,7 @@ def test_brokers_are_asked_nearest_first_and_the_dead_ones_last() -> None:
     run(scenario())
 
 
-def test_what_is_read_through_brokers_comes_from_the_memory_of_those_that_wrote_it() -> None:
+def test_reads_through_brokers_are_served_from_the_owners_memory() -> None:
     async def scenario() -> None:
         async with rig() as cluster:
             brokers = [await cluster.start(name) for name in ("one", "two", "three")]

@@ -271,7 +271,7 @@ def test_a_position_belongs_to_its_partition() -> None:
         (lambda admin: admin.reset_group("g", "t", "end", dry_run="no"), TypeError, "dry_run must be bool"),
     ],
 )
-def test_what_an_admin_is_asked_wrongly_is_said_before_it_is_sent(
+def test_wrong_admin_requests_are_refused_before_they_are_sent(
     ask: Callable[[Any], object], kind: type[Exception], said: str
 ) -> None:
     with memq.Admin(HERE) as admin, pytest.raises(kind, match=re.escape(said)):

@@ -219,7 +219,7 @@ def test_a_topic_has_as_many_partitions_as_asked_for_or_as_its_broker_says(asked
     served(work, partitions=2)
 
 
-def test_what_was_published_last_is_read_from_memory_and_counted() -> None:
+def test_newest_batch_is_read_from_memory_and_counted() -> None:
     async def work(at: Served) -> None:
         topic, client = await at.topic(), at.call()
         await at.answered(client, Api.OPEN, open_of(topic), stream=9)

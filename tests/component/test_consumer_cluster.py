@@ -271,7 +271,7 @@ def test_a_batch_of_a_lost_partition_is_refused(cluster: Cluster) -> None:
             consumer.commit(batch)
 
 
-def test_what_is_revoked_can_be_committed_in_the_callback(cluster: Cluster) -> None:
+def test_revoked_partitions_can_be_committed_in_the_callback(cluster: Cluster) -> None:
     cluster.create_topic("clicks", partitions=2)
     for number in (0, 1):
         send(cluster, b"0", partition=number)
@@ -463,7 +463,7 @@ class RecordingScheduler(FetchScheduler):
 
 
 @pytest.mark.parametrize("group", [None, "g"])
-def test_what_was_fetched_of_a_topic_that_was_made_again_does_not_come_behind_the_error(
+def test_batches_of_a_recreated_topic_do_not_follow_the_error(
     cluster: Cluster, group: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("memq.client.consumer.core.FetchScheduler", RecordingScheduler)
@@ -520,7 +520,7 @@ def test_mistakes_get_their_own_errors(cluster: Cluster) -> None:
         consumer.poll(0)
 
 
-def test_what_went_wrong_is_logged_with_its_event(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+def test_consumer_faults_are_logged_with_their_event(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     send(cluster, b"0", b"1")
     cluster.damage(cluster.records("clicks")[0].position)
     cluster.fail("queue.read", 1)

@@ -114,7 +114,7 @@ async def several(consumer: memq.aio.Consumer, count: int) -> AsyncIterator[Batc
         yield batch
 
 
-def test_what_was_done_is_committed_while_the_consumer_lives() -> None:
+def test_processed_records_are_committed_while_the_consumer_lives() -> None:
     async def work() -> None:
         async with one_record() as (queue, address):
             stored = asyncio.Event()
@@ -150,7 +150,7 @@ def test_a_close_whose_commit_is_denied_leaves_no_member_that_reads_nothing() ->
     asyncio.run(work())
 
 
-def test_what_a_member_gives_back_is_free_before_its_next_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_released_partitions_are_free_before_the_next_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     heartbeat_s = 100_000.0
     monkeypatch.setattr(session, "_HEARTBEAT_S_MAX", heartbeat_s)
 

@@ -170,7 +170,7 @@ def test_an_error_in_the_users_code_is_not_hidden_by_that_of_the_close(monkeypat
     with_broker(test)
 
 
-def test_what_needs_a_group_is_refused_before_anything_is_asked() -> None:
+def test_consumer_without_a_group_refuses_group_calls_without_a_request() -> None:
     async def work() -> None:
         consumer = AsyncConsumer(NOBODY, "clicks", connect_timeout_ms=1)
         for ask in (consumer.committed(), consumer.commit()):

@@ -122,7 +122,7 @@ def test_a_commit_takes_what_was_left_behind_without_being_read(cluster: Cluster
         assert consumer.committed() == {CLICKS: taken.next}, "what is read to its end is done, too"
 
 
-def test_what_is_at_hand_ends_with_the_iteration_and_with_close(cluster: Cluster) -> None:
+def test_prepared_batches_end_with_the_iteration_and_with_close(cluster: Cluster) -> None:
     send_apart(cluster)
     with memq.Consumer(cluster.address, "clicks", end="end") as consumer:
         assert [value for batch in consumer for value in batch.values()] == [b"%d" % n for n in range(COUNT)]
@@ -163,7 +163,7 @@ def test_a_batch_that_came_while_a_poll_was_interrupted_comes_again(
         assert first.next <= committed <= batches[0].first
 
 
-def test_what_is_at_hand_is_small_beside_the_budget(cluster: Cluster) -> None:
+def test_prepared_batches_are_small_compared_with_the_budget(cluster: Cluster) -> None:
     send_apart(cluster, 40)
     with memq.Consumer(cluster.address, "clicks", prefetch_bytes_max=1 * MIB) as consumer:
         for _ in range(40):

@@ -108,7 +108,7 @@ def test_a_topic_that_is_deleted_while_its_end_is_asked_for_ends_no_other_one(mo
     run(scenario())
 
 
-def test_what_retention_took_of_a_write_partition_that_came_meanwhile_is_no_silent_gap(
+def test_retention_in_a_new_write_partition_is_no_silent_gap(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The totals before the first remaining pointer were asked for the write partitions of the beginning alone."""

@@ -81,7 +81,7 @@ def test_the_stream_tells_topics_brokers_and_what_is_unknown(pages: Served) -> N
     assert wait_for(pages, "about", "")["audited"] is False
 
 
-def test_who_comes_back_is_told_what_changed_and_from_another_run_everything(pages: Served) -> None:
+def test_reconnected_page_gets_the_changes_and_after_another_run_everything(pages: Served) -> None:
     wait_for(pages, "topic", "clicks")
     with events(pages.url, "/api/events") as stream:
         last_id, report = next(stream)
@@ -117,7 +117,9 @@ def test_a_topic_has_owners_settings_and_columns_of_time(pages: Served) -> None:
         ("/api/object", 400, "the name of an object has 1 to"),
     ],
 )
-def test_what_is_wrong_with_a_question_is_said(pages: Served, path: str, status: int, words: str) -> None:
+def test_wrong_requests_to_the_dashboard_are_answered_with_the_fault(
+    pages: Served, path: str, status: int, words: str
+) -> None:
     answer, body = pages.ask(path)
     assert answer.status == status, body
     assert words in json.loads(body)["error"]

@@ -147,7 +147,7 @@ def test_the_page_has_every_metric_and_alert() -> None:
     assert PAGE.read_text() == page(), "write it again: python -m tests.component.test_docs_metrics"
 
 
-def test_what_is_exported_is_in_the_table_and_all_of_the_table_is_exported() -> None:
+def test_exported_metrics_equal_the_table() -> None:
     found = {family.name: family for family in text_string_to_metric_families(exported())}
     assert set(found) == set(METRICS)
     for name, metric in METRICS.items():

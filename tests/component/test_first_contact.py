@@ -89,7 +89,7 @@ def test_one_of_several_addresses_is_enough(client: Callable[[str, int], None], 
 
 
 @each_client
-def test_what_is_no_broker_is_named_and_passed_over(client: Callable[[str, int], None], cluster: Cluster) -> None:
+def test_address_without_a_broker_is_named_and_skipped(client: Callable[[str, int], None], cluster: Cluster) -> None:
     cluster.create_topic("clicks")
     with ExitStack() as stack:
         web = [stack.enter_context(web_server()) for _ in range(5)]  # the order is random: one of them comes first

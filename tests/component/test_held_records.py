@@ -78,7 +78,7 @@ async def published(cluster: Rig, topic: Topic, count: int) -> None:
     await until(there)
 
 
-def test_what_lies_in_a_ring_is_held_and_the_end_says_with_which_acks_it_was_taken() -> None:
+def test_records_in_a_ring_are_held_and_the_end_states_their_acks() -> None:
     async def work() -> None:
         async with rig() as cluster:
             one = await cluster.start("one")
@@ -133,7 +133,7 @@ def test_a_record_that_moves_to_the_queue_between_two_readings_is_neither_lost_n
     asyncio.run(work(False))
 
 
-def test_what_nobody_holds_is_lost_as_soon_as_no_pointer_of_a_lost_epoch_can_land() -> None:
+def test_records_held_by_no_broker_are_lost_once_no_late_pointer_can_land() -> None:
     async def work() -> None:
         async with rig() as cluster:
             one = await cluster.start("one")
@@ -200,7 +200,7 @@ def test_the_memory_of_a_broker_that_is_gone_holds_nothing_after_ten_minutes() -
     asyncio.run(work())
 
 
-def test_what_was_acked_with_all_is_lost_at_once_whoever_is_gone(tmp_path: Path) -> None:
+def test_missing_records_acked_with_all_are_lost_at_once(tmp_path: Path) -> None:
     async def work() -> None:
         async with rig() as cluster:
             topic = await left_behind(cluster, tmp_path)

@@ -282,7 +282,7 @@ def test_a_copy_stores_now_and_then_how_far_it_is() -> None:
     assert 20 * 0.3 / 1.0 - 2 <= len(source.stores) - plain <= 20 * 0.3 / 1.0
 
 
-def test_what_another_run_took_meanwhile_is_passed_over_by_its_sequences() -> None:
+def test_import_skips_records_that_another_run_copied() -> None:
     """The positions that the source has are older than what the target holds: the target decides."""
     source = source_of(numbered(range(10)))
 

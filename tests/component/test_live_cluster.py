@@ -320,7 +320,7 @@ def test_an_end_that_the_queue_shows_too_low_makes_no_acked_record_a_lost_one(
         with_database(f"sqlite:{tmp_path / 'audit.sqlite'}", work)
 
 
-def test_what_is_acked_and_in_no_pointer_is_lost_once_an_owner_has_proved_the_end(tmp_path: Path) -> None:
+def test_acked_records_without_pointer_are_lost_after_a_proof_of_the_end(tmp_path: Path) -> None:
     cluster = Cluster(audit=True, audit_interval_ms=100, audit_partitions=1)
 
     async def work(database: Database) -> None:

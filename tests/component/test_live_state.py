@@ -72,7 +72,7 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-def test_what_one_stored_another_goes_on_with(open_database: Callable[[], Database]) -> None:
+def test_auditor_continues_with_the_state_that_another_stored(open_database: Callable[[], Database]) -> None:
     async def work() -> None:
         harness = LiveAuditHarness()
         harness.sent(span("sent", (0, 30)), span("acked", (0, 30)))
@@ -103,7 +103,7 @@ def test_auditors_of_one_state_are_one_group(open_database: Callable[[], Databas
     run(work)
 
 
-def test_who_lost_the_home_stores_nothing(open_database: Callable[[], Database]) -> None:
+def test_auditor_that_lost_the_home_stores_nothing(open_database: Callable[[], Database]) -> None:
     async def work() -> None:
         harness = LiveAuditHarness()
         harness.queue((PRODUCER, 0, 10))

@@ -302,7 +302,7 @@ def test_a_broker_with_too_many_requests_is_asked_again() -> None:
     run_skipping(work())
 
 
-def test_what_was_not_asked_for_is_no_unknown_log() -> None:
+def test_log_that_was_not_asked_is_not_unknown() -> None:
     failed: dict[str, Lag | MemqError] = {"a": QueueError("failing")}
     answers = LogAnswers(failed)
     with pytest.raises(KeyError):

@@ -85,12 +85,12 @@ def test_an_end_that_went_back_hides_nothing_that_can_be_read() -> None:
     assert read(says=Span(3, 5)).offsets == list(range(BEGIN, ENTRIES))
 
 
-def test_what_a_queue_leaves_out_between_its_offsets_is_counted() -> None:
+def test_entries_that_a_queue_omits_are_counted() -> None:
     assert read(omits=frozenset({3, 6, 7})) == ReadResult([4, 5, 8, 9], "", 3, BEGIN)
     assert read(omits=frozenset({9})) == ReadResult([3, 4, 5, 6, 7, 8], "", 1, BEGIN)
 
 
-def test_what_retention_takes_meanwhile_is_no_loss_and_asks_for_another_reading() -> None:
+def test_entries_that_retention_removes_meanwhile_require_another_reading() -> None:
     async def work() -> None:
         queue = await filled()
         reading = LogReading(queue, PARTITION, pytest.fail)

@@ -135,7 +135,7 @@ class Slow(GatedStore):
             await turns(50)
 
 
-def test_nobody_is_ready_while_an_epoch_is_given_up_and_settings_altered_meanwhile_hold_in_the_next() -> None:
+def test_partition_is_not_ready_while_its_epoch_ends_and_opens_with_new_settings() -> None:
     async def work() -> None:
         async with owning() as (broker, client, topic):
             processor, queue = processor_of(broker, topic), GatedQueue.close_gate(broker.services.queue)

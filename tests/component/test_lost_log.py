@@ -140,7 +140,7 @@ def test_an_object_of_a_newer_version_that_a_restore_could_not_read_is_not_swept
         run(work())
 
 
-def test_what_was_opened_on_an_empty_log_is_still_not_swept() -> None:
+def test_objects_of_a_partition_opened_on_an_empty_log_are_not_swept() -> None:
     """By an owner of an earlier version, that did not look."""
 
     async def work() -> None:
@@ -170,7 +170,7 @@ def test_an_opening_that_was_interrupted_is_none_of_a_lost_log() -> None:
     run(work())
 
 
-def test_who_shares_a_lost_log_and_never_had_an_owner_does_not_open_it_either() -> None:
+def test_new_partition_on_a_lost_log_is_not_opened() -> None:
     """Its `opened` would be the first entry, and nothing could be restored before that."""
 
     async def work() -> None:
@@ -330,7 +330,7 @@ def test_a_start_is_refused_when_the_queue_lacks_any_partition_of_a_topic_with_o
     run(work())
 
 
-def test_who_may_not_list_serves_on() -> None:
+def test_broker_without_the_right_to_list_serves() -> None:
     class Unlisted(MemoryHandler):
         def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:
             raise DeniedError(f"'{prefix}' may not be listed")

@@ -165,7 +165,7 @@ def test_a_planted_mutant_is_seen_by_those_who_imported_the_function_and_is_take
     assert len(ring) == 1
 
 
-def test_what_ran_at_import_can_not_be_planted() -> None:
+def test_mutant_of_import_code_can_not_be_planted() -> None:
     path = "memq/broker/partition/ring.py"
     source = (ROOT / path).read_text(encoding="utf-8")
     start = len(source[: source.index("WORTH_SHARE = 8")].encode())
@@ -221,7 +221,7 @@ def test_the_kept_map_names_the_narrow_test_files_and_leaves_out_slow_tests() ->
     assert near.order(mutant, node_ids) == [2, 1]
 
 
-def test_what_is_kept_of_the_map_exists() -> None:
+def test_files_in_near_toml_exist() -> None:
     near = load_near()
     tests = {test for tests in near.files.values() for test in tests} | {each.partition("::")[0] for each in near.slow}
     gone = [path for path in (*near.files, *tests) if not (ROOT / path).exists()]
@@ -251,7 +251,7 @@ class Unclosed:
         warnings.warn("unclosed", ResourceWarning, stacklevel=1)
 
 
-def test_what_a_failed_test_holds_is_freed_before_its_next_run() -> None:
+def test_objects_of_a_failed_test_are_freed_before_its_next_run() -> None:
     """Else its warning fails that run, too, which is to show that the test passes without the mutant."""
 
     def fail() -> None:

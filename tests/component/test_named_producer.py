@@ -295,7 +295,7 @@ def test_an_instance_goes_on_at_once_where_nothing_is_in_doubt(
     run(work())
 
 
-def test_what_is_stated_is_read_up_to_its_own_pointer() -> None:
+def test_stated_producers_are_answered_after_a_read_to_the_own_pointer() -> None:
     """Another owner's pointer of the same log lies between: nobody is answered before it is read."""
 
     async def work() -> None:

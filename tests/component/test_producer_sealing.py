@@ -34,7 +34,7 @@ def values() -> list[bytes]:
 
 
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])
-def test_what_is_compressed_beside_the_caller_comes_in_order(codec: str) -> None:
+def test_records_compressed_in_other_threads_keep_their_order(codec: str) -> None:
     sent = values()
     with Cluster() as cluster:
         with memq.Producer(cluster.address, codec=codec, block_bytes=128 * KIB) as producer:

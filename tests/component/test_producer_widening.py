@@ -62,7 +62,7 @@ def with_loop(test: Callable[[], None]) -> Callable[[], None]:
     return lambda: asyncio.run(work())
 
 
-def test_what_moved_waits_until_all_that_went_before_is_settled() -> None:
+def test_moved_slots_wait_until_earlier_blocks_are_settled() -> None:
     @with_loop
     def scenario() -> None:
         side = Side()
@@ -93,7 +93,7 @@ def test_what_moved_waits_until_all_that_went_before_is_settled() -> None:
     scenario()
 
 
-def test_what_moved_twice_waits_for_the_partition_before_the_last_one() -> None:
+def test_slots_that_moved_twice_wait_for_their_first_partition() -> None:
     """Nothing was put while the slots were in the partition between them."""
 
     @with_loop
@@ -120,7 +120,7 @@ def test_what_moved_twice_waits_for_the_partition_before_the_last_one() -> None:
     scenario()
 
 
-def test_who_comes_with_the_map_before_puts_by_the_map_now() -> None:
+def test_caller_with_the_old_map_puts_by_the_new_one() -> None:
     @with_loop
     def scenario() -> None:
         side = Side()

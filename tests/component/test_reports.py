@@ -118,7 +118,7 @@ def test_while_it_runs_a_client_reports_and_promises(cluster: Cluster) -> None:
     ]
 
 
-def test_what_ends_says_so(cluster: Cluster) -> None:
+def test_clients_report_their_end(cluster: Cluster) -> None:
     for _ in range(20):  # a close does not wait for its report for longer than a second
         send(cluster, 1)
     with Consumer(cluster.address, "clicks", end="end") as consumer:
@@ -127,7 +127,7 @@ def test_what_ends_says_so(cluster: Cluster) -> None:
     audit_topic.until(lambda: any(report.last for report in audit_topic.reports))
 
 
-def test_nobody_reports_where_nobody_asks(cluster: Cluster) -> None:
+def test_clients_send_no_reports_when_the_audit_is_off(cluster: Cluster) -> None:
     with Cluster(audit=False) as quiet:
         send(quiet, 10)
         with Admin(quiet.address) as admin, pytest.raises(NotFoundError):
@@ -152,7 +152,7 @@ def test_the_topic_is_hidden_unless_it_is_asked_for(cluster: Cluster) -> None:
     assert (topic.name, len(topic.partitions), topic.settings.shared_objects) == (AUDIT_TOPIC, 4, True)
 
 
-def test_what_a_producer_gives_up_is_told(cluster: Cluster) -> None:
+def test_producer_reports_the_records_that_it_gives_up(cluster: Cluster) -> None:
     with Producer(cluster.address, delivery_timeout_ms=2_000) as producer:
         first = producer.send("clicks", b"1").result(WAIT_S).first_sequence
         cluster.stop_broker()

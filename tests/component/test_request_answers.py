@@ -201,7 +201,7 @@ def test_a_client_that_reads_no_answers_has_no_request_done_but_for_its_streams(
     served(work)
 
 
-def test_what_is_lent_to_an_answer_comes_back_when_its_client_has_read_it() -> None:
+def test_memory_of_an_answer_is_returned_when_its_client_has_read_it() -> None:
     async def work(at: Served) -> None:
         slow, other = at.call(), at.call()
         ask = await at.stored("k/1", LENT_BYTES)
@@ -251,7 +251,7 @@ class Hanging:
 
 
 @pytest.mark.parametrize("closes", [True, False])
-def test_what_a_client_asked_for_is_given_up_when_it_leaves_or_the_broker_closes(closes: bool) -> None:
+def test_request_is_cancelled_when_its_client_or_the_broker_closes(closes: bool) -> None:
     async def work(at: Served) -> None:
         client, ask = at.call(), await at.stored("k/1", 10)
         hanging = Hanging(at)

@@ -44,7 +44,7 @@ hint: check the name (or the path)
         ("list index out of range", None),
     ],
 )
-def test_what_memq_or_spark_said_is_found_between_the_traces(text: str, said: tuple[str, str] | None) -> None:
+def test_message_of_memq_or_spark_is_found_between_the_traces(text: str, said: tuple[str, str] | None) -> None:
     assert sentence_of(text) == said
 
 
@@ -55,7 +55,7 @@ def test_a_machine_without_java_is_told_so() -> None:
 
 
 @pytest.mark.parametrize(("package", "pipeline"), [("pyspark", "audit"), ("pyspark", "compact"), ("pyarrow", "replay")])
-def test_what_is_not_installed_is_one_line(package: str, pipeline: str) -> None:
+def test_missing_package_is_reported_in_one_line(package: str, pipeline: str) -> None:
     hidden = f"import sys; sys.modules['{package}'] = None"
     start = f"{hidden}; from memq.spark.pipelines import __main__ as it; sys.exit(it.main())"
     words = [pipeline, "clicks", "--brokers", "127.0.0.1:1", *(() if pipeline == "audit" else ("--to", "x"))]

@@ -116,7 +116,7 @@ def test_a_partition_that_cant_publish_keeps_its_own_blocks_alone(tmp_path: Path
     asyncio.run(work())
 
 
-def test_what_is_copied_goes_when_it_is_published(tmp_path: Path) -> None:
+def test_copied_spool_blocks_are_removed_when_published(tmp_path: Path) -> None:
     async def work() -> None:
         async with rig() as cluster:
             one = await cluster.start("one", spool=SpoolFiles(tmp_path))
@@ -132,7 +132,7 @@ def test_what_is_copied_goes_when_it_is_published(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
-def test_what_could_not_be_copied_is_kept_where_it_was(tmp_path: Path) -> None:
+def test_blocks_that_can_not_be_copied_stay_in_their_segment(tmp_path: Path) -> None:
     """The disk fails under the copy: the first one is the only one, as long as the other is not synced."""
 
     class FailingDisk(SpoolFiles):

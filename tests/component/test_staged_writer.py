@@ -313,7 +313,7 @@ def test_many_records_at_once_are_the_same_as_one_by_one() -> None:
     run(rigged(work))
 
 
-def test_what_is_not_as_the_manifest_says_is_refused() -> None:
+def test_staged_objects_that_differ_from_the_manifest_are_refused() -> None:
     async def work(rig: Rig) -> None:
         (staged,) = await rig.staged([b"a"])
         (piece,) = staged.pieces
@@ -336,7 +336,7 @@ def test_what_is_not_as_the_manifest_says_is_refused() -> None:
     run(rigged(work, partitions=1))
 
 
-def test_what_the_sweep_may_soon_take_is_not_published() -> None:
+def test_staged_objects_that_the_sweep_may_soon_delete_are_not_published() -> None:
     async def work(rig: Rig) -> None:
         objects = await rig.staged([b"a"])
         clock, age_ms = rig.broker.services.runtime.clock, rig.broker.services.settings.staged_age_ms
@@ -521,7 +521,7 @@ def test_a_block_with_a_record_of_a_chosen_partition_may_hold_any_key() -> None:
     assert ranges == [(own.slot_first, own.slot_last), (0, SLOTS - 1), (own.slot_first, own.slot_last)]
 
 
-def test_what_a_staged_object_holds_is_known_while_it_grows() -> None:
+def test_size_of_a_staged_object_is_known_while_it_grows() -> None:
     packed = Packed("zstd")
     packed.add(bytes(100))
     assert packed.builder.bytes == 100

@@ -138,7 +138,7 @@ def in_house(work: Callable[[House], Awaitable[None]]) -> None:
 # ---- two passes -------------------------------------------------------------------------------------
 
 
-def test_what_a_pass_finds_goes_with_a_pass_that_is_late_enough_and_finds_it_again() -> None:
+def test_orphan_is_deleted_by_a_later_pass_that_finds_it_again() -> None:
     async def work(house: House) -> None:
         assert await house.run() == []
         assert await house.run() == []
@@ -178,7 +178,7 @@ def test_one_sweep_is_one_pass() -> None:
     in_house(work)
 
 
-def test_what_is_named_again_before_the_second_pass_stays() -> None:
+def test_object_that_a_pointer_names_again_before_the_second_pass_stays() -> None:
     """A row that was lost, and came back with a backup of the queue."""
 
     async def work(house: House) -> None:
@@ -193,7 +193,7 @@ def test_what_is_named_again_before_the_second_pass_stays() -> None:
     in_house(work)
 
 
-def test_what_was_written_anew_since_waits_anew() -> None:
+def test_object_rewritten_since_the_first_pass_waits_again() -> None:
     async def work(house: House) -> None:
         await house.run()
         house.clock.ahead_ms += DAY_MS
@@ -390,7 +390,7 @@ def replaced(found: SweepList, **fields: Any) -> SweepList:
     return msgspec.structs.replace(found, **fields)
 
 
-def test_what_an_operator_keeps_stays_until_it_is_released() -> None:
+def test_object_kept_by_an_operator_stays_until_its_release() -> None:
     async def work(house: House) -> None:
         lists = house.sweep().lists
         with pytest.raises(InvalidRequestError, match="no sweep has found"):

@@ -75,7 +75,7 @@ def test_two_clusters_share_nothing(memq_cluster: Cluster) -> None:
             assert admin.topics() == []
 
 
-def test_what_was_acked_on_disk_outlives_its_broker(memq_cluster: Cluster) -> None:
+def test_records_acked_on_disk_survive_their_broker(memq_cluster: Cluster) -> None:
     holding = {"seal_when_idle": False, "batch_age_ms_max": 600_000, "stale_publish_ms": 1_000}
     memq_cluster.create_topic("clicks", settings={"ack1": "disk", **holding})
     with memq.Producer(memq_cluster.address, acks=1) as producer:
@@ -117,7 +117,7 @@ def test_a_broker_that_can_not_start_leaves_nothing_behind(caplog: pytest.LogCap
     assert [record.getMessage() for record in caplog.records] == []  # asyncio names each task that was left
 
 
-def test_what_is_not_there_can_not_be_damaged(memq_cluster: Cluster) -> None:
+def test_damage_of_a_missing_record_is_refused(memq_cluster: Cluster) -> None:
     send(memq_cluster, b"0")
     position = memq_cluster.records("clicks")[0].position
     with pytest.raises(NotFoundError, match="topic 'click' does not exist"):

@@ -106,7 +106,7 @@ def test_a_broker_says_what_its_coordinator_could_not_confirm(monkeypatch: pytes
     run_broker(work(), SteppedLoop)
 
 
-def test_who_asks_a_broker_that_is_behind_first_hears_of_the_topic_as_it_is_now() -> None:
+def test_client_of_an_outdated_broker_gets_the_present_topic() -> None:
     async def work() -> None:
         async with rig() as cluster:
             behind, _, second = await made_again(cluster)
@@ -215,7 +215,7 @@ def answer(topic_id: str, *, confirmed: bool) -> Metadata:
     return Metadata(cluster="toy", topics=[found], unconfirmed=[] if confirmed else ["clicks"])
 
 
-def test_what_no_coordinator_confirmed_replaces_no_other_topic_of_the_name() -> None:
+def test_unconfirmed_topic_replaces_no_other_of_the_name() -> None:
     answers = [
         answer("aa" * 16, confirmed=False),
         answer("bb" * 16, confirmed=True),

@@ -134,7 +134,7 @@ def test_a_topic_whose_spool_is_missing_is_named_once(
     run(work())
 
 
-def test_what_ended_a_partition_first_is_what_all_that_wait_get() -> None:
+def test_first_failure_of_a_partition_reaches_all_waiters() -> None:
     async def work() -> None:
         async with owning() as (broker, _, topic):
             processor, opening = processor_of(broker, topic), unopened(broker, topic)
@@ -162,7 +162,7 @@ def test_what_ended_a_partition_first_is_what_all_that_wait_get() -> None:
     run(work())
 
 
-def test_what_is_to_be_stated_again_before_the_opening_is_stated_by_the_opening() -> None:
+def test_opening_states_the_producers_of_an_earlier_restate() -> None:
     async def work() -> None:
         async with owning() as (broker, _, topic):
             opening = unopened(broker, topic)
@@ -238,7 +238,7 @@ async def lost(processor: TopicProcessor) -> None:
     await until(lambda: processor.own is not own)
 
 
-def test_what_is_held_is_described_by_its_sequences() -> None:
+def test_held_blocks_are_described_by_their_sequences() -> None:
     async def work() -> None:
         async with owning() as (broker, client, topic):
             store = broker.services.stores["main"] = GatedStore()
@@ -399,7 +399,7 @@ def test_a_batch_that_is_stored_while_another_pointer_is_on_its_way_is_published
     run(work())
 
 
-def test_what_is_stated_again_goes_before_a_batch_that_is_stored() -> None:
+def test_restated_producers_are_published_before_a_stored_batch() -> None:
     """Who waits for it holds back blocks of a name; a batch may have to wait for its queue for long."""
 
     async def work() -> None:

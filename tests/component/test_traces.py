@@ -208,7 +208,7 @@ def test_a_call_of_send_many_is_one_span_with_asyncio_too() -> None:
 
 
 @pytest.mark.thorough
-def test_who_gives_no_provider_imports_nothing_of_it() -> None:
+def test_client_without_a_tracer_provider_imports_no_opentelemetry() -> None:
     code = """
 import sys
 import memq

@@ -252,7 +252,7 @@ async def test_brokers_come_and_go(coordinator: Coordinator) -> None:
 
 
 @over_coordinators
-async def test_who_leaves_releases_what_its_session_owns(coordinator: Coordinator) -> None:
+async def test_leaving_broker_releases_the_partitions_of_its_session(coordinator: Coordinator) -> None:
     await coordinator.register(broker("b1", "s1"))
     await coordinator.create_topic(topic(partitions=4))
     rows = list(await coordinator.assignments())
@@ -299,7 +299,7 @@ async def test_one_session_governs_until_it_goes(coordinator: Coordinator) -> No
 
 
 @over_coordinators
-async def test_what_a_former_governor_sets_is_refused(coordinator: Coordinator) -> None:
+async def test_assignments_of_a_former_governor_are_refused(coordinator: Coordinator) -> None:
     await coordinator.create_topic(topic(partitions=1))
     (first,) = await coordinator.assignments()
     await coordinator.register(broker("b1", "s1"))

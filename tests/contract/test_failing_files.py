@@ -90,7 +90,7 @@ def survivors(folder: Path) -> set[int]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_what_a_spool_acked_survives_failed_fsyncs_and_a_loss_of_power(
+def test_blocks_that_a_spool_acked_survive_failed_fsyncs_and_a_loss_of_power(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "RETRY_S_BASE", 0.001)

@@ -20,7 +20,7 @@ from memq.storage_handlers.filesystem import FilesystemHandler
 from tests.failing_files import FailingFiles
 
 
-def test_what_a_store_of_files_took_survives_failed_fsyncs_and_a_loss_of_power(tmp_path: Path) -> None:
+def test_objects_in_a_store_of_files_survive_failed_fsyncs_and_a_loss_of_power(tmp_path: Path) -> None:
     root = tmp_path / "disk"
     for folder in ("objects/t", "tmp"):
         (root / folder).mkdir(parents=True)

@@ -532,7 +532,7 @@ def test_each_refusal_has_its_kind(
 
 
 @pytest.mark.parametrize(("number", "kind"), [(errno.EIO, StoreError), (errno.EACCES, DeniedError)])
-def test_what_can_not_be_listed_read_or_deleted_is_an_error_and_not_nothing(
+def test_object_that_can_not_be_listed_read_or_deleted_is_an_error(
     store: FilesystemHandler, number: int, kind: type[MemqError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def keys() -> list[str]:

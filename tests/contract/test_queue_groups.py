@@ -162,7 +162,7 @@ async def test_a_clock_that_starts_again_ends_old_sessions(queue: NotificationQu
 
 
 @over_queues
-async def test_who_leaves_gives_everything_back(queue: NotificationQueue, clock: ManualClock) -> None:
+async def test_member_that_leaves_releases_all_partitions(queue: NotificationQueue, clock: ManualClock) -> None:
     a, b = await two_members(queue)
     await queue.leave("report", "a")
     await queue.leave("report", "a")
@@ -291,7 +291,7 @@ async def test_a_commit_of_what_is_not_held_is_refused_whole(queue: Notification
 
 
 @over_queues
-async def test_what_is_revoked_may_be_committed_until_it_is_released(
+async def test_revoked_partition_may_be_committed_until_its_release(
     queue: NotificationQueue, clock: ManualClock
 ) -> None:
     await prepare(queue)

@@ -36,7 +36,7 @@ async def bodies(queue: NotificationQueue, offset: int = 0, partition: int = 0) 
 
 
 @over_queues
-async def test_what_was_published_is_read_in_order(queue: NotificationQueue, clock: ManualClock) -> None:
+async def test_published_entries_are_read_in_order(queue: NotificationQueue, clock: ManualClock) -> None:
     await queue.create([part()], STALE_MS)
     assert await queue.span(part()) == Span(0, 0)
     expected = []
@@ -127,7 +127,7 @@ async def test_many_publishes_at_once_get_one_offset_each(queue: NotificationQue
 
 
 @over_queues
-async def test_what_is_not_there_is_not_found(queue: NotificationQueue, clock: ManualClock) -> None:
+async def test_missing_name_is_not_found(queue: NotificationQueue, clock: ManualClock) -> None:
     await queue.create([part(0)], STALE_MS)
     absent = part(0, topic_id="ff" * 16)
     for call in (
@@ -205,7 +205,7 @@ async def test_one_fenced_publish_does_not_fail_those_beside_it(queue: Notificat
 
 
 @over_queues_that_refuse("age")
-async def test_what_is_too_old_or_ahead_is_refused(queue: NotificationQueue, clock: ManualClock) -> None:
+async def test_publications_that_are_too_old_or_ahead_are_refused(queue: NotificationQueue, clock: ManualClock) -> None:
     await queue.create([part()], STALE_MS)
     for age_ms in (0, STALE_MS, -10_000):
         await queue.publish(publication(clock, age_ms=age_ms))
@@ -324,7 +324,7 @@ async def test_seeking_a_time_in_a_log_that_is_empty_or_trimmed_to_its_end_finds
 
 
 @over_queues
-async def test_what_a_seek_finds_is_the_first_that_a_read_returns(queue: NotificationQueue, clock: ManualClock) -> None:
+async def test_seek_returns_the_first_entry_that_a_read_returns(queue: NotificationQueue, clock: ManualClock) -> None:
     """Whether offsets are dense or not: nothing from there on is older, but by a queue time that went back."""
     await queue.create([part()], 10 * STALE_MS)
     clock.advance(-100_000)

@@ -49,7 +49,7 @@ def run(opened: Opened, work: Callable[[SpoolDisk], Coroutine[Any, Any, None]]) 
 
 
 @pytest.mark.parametrize("make", [files, in_memory, simulated])
-def test_what_was_appended_is_there_for_the_next_process(make: Callable[[Path], Opened], tmp_path: Path) -> None:
+def test_appended_segments_are_read_by_the_next_process(make: Callable[[Path], Opened], tmp_path: Path) -> None:
     opened = make(tmp_path)
 
     async def first(disk: SpoolDisk) -> None:
@@ -68,7 +68,7 @@ def test_what_was_appended_is_there_for_the_next_process(make: Callable[[Path], 
 
 
 @pytest.mark.parametrize("make", [files, in_memory, simulated])
-def test_what_is_removed_or_set_aside_is_not_shown(make: Callable[[Path], Opened], tmp_path: Path) -> None:
+def test_removed_and_set_aside_segments_are_not_listed(make: Callable[[Path], Opened], tmp_path: Path) -> None:
     async def work(disk: SpoolDisk) -> None:
         await disk.append(ONE, [b"one"])
         await disk.append(TWO, [b"two"])

@@ -221,7 +221,7 @@ def test_a_seek_takes_entries_that_are_lost_for_entries_of_the_time(gone: Sequen
     opened(path, test)
 
 
-def test_who_waits_for_a_damaged_partition_is_woken_to_read_it(tmp_path: Path) -> None:
+def test_waiter_of_a_damaged_partition_is_woken_to_read_it(tmp_path: Path) -> None:
     with closing(full_file(tmp_path)) as file:
         file.execute("UPDATE partitions SET time_max = time_max + 1 WHERE partition = 0")
         assert log.ends(file, [part(0), part(1)]) == {part(0): None, part(1): ENTRIES}

@@ -106,7 +106,7 @@ def test_groups(scenario: Scenario, tmp_path: Path, faults: Faults) -> None:
     over(scenario, tmp_path / "queue.sqlite", faults)
 
 
-def test_what_is_acked_is_there_after_a_start_and_what_failed_is_a_queue_error(tmp_path: Path, faults: Faults) -> None:
+def test_acked_pointers_survive_a_start_and_failures_are_queue_errors(tmp_path: Path, faults: Faults) -> None:
     path = tmp_path / "queue.sqlite"
     acked: dict[int, bytes] = {}
     failed: list[bytes] = []

@@ -61,7 +61,7 @@ def start(target: Callable[..., None], *args: object) -> tuple[multiprocessing.p
 # ---- waiting -------------------------------------------------------------------------------------
 
 
-def test_who_waits_is_woken_by_a_publish_of_this_process_without_a_look_at_the_file(tmp_path: Path) -> None:
+def test_publish_of_this_process_wakes_waiters_without_a_read_of_the_file(tmp_path: Path) -> None:
     async def work() -> None:
         queue = SqliteQueue(tmp_path / "queue.sqlite", SystemClock(), poll_interval_ms=600_000)
         await queue.create([part()], STALE_MS)
@@ -79,7 +79,7 @@ def test_who_waits_is_woken_by_a_publish_of_this_process_without_a_look_at_the_f
     asyncio.run(work())
 
 
-def test_who_waits_is_woken_by_a_publish_through_another_queue_on_the_file(tmp_path: Path) -> None:
+def test_publish_through_another_queue_on_the_file_wakes_waiters(tmp_path: Path) -> None:
     async def work() -> None:
         queue, other = open_queue(tmp_path), open_queue(tmp_path)
         await queue.create([part()], STALE_MS)
@@ -100,9 +100,7 @@ def test_who_waits_is_woken_by_a_publish_through_another_queue_on_the_file(tmp_p
 # ---- long deletions ------------------------------------------------------------------------------
 
 
-def test_what_was_trimmed_is_out_of_sight_before_all_of_it_is_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trimmed_entries_are_hidden_before_all_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trim takes many transactions: a reader between two of them sees the partition as it will be."""
     monkeypatch.setattr(log, "DELETE_ROWS_MAX", 2)
     file = SqliteFile(tmp_path / "q.sqlite", "queue file", APPLICATION_ID, SCHEMA, QueueError)
@@ -220,7 +218,7 @@ def publish_until_killed(folder: Path, pipe: Connection) -> None:
     asyncio.run(run())
 
 
-def test_what_was_answered_before_a_kill_is_there(tmp_path: Path) -> None:
+def test_entries_answered_before_a_kill_remain(tmp_path: Path) -> None:
     async def read() -> dict[int, bytes]:
         queue = open_queue(tmp_path)
         found = {entry.offset: entry.body for entry in await queue.read(part(), 0, ALL)}
@@ -278,7 +276,7 @@ def stored(connection: sqlite3.Connection) -> list[int]:
     return [number for (number,) in connection.execute("SELECT n FROM t ORDER BY n")]
 
 
-def test_what_waits_is_committed_together(tmp_path: Path) -> None:
+def test_waiting_writes_are_committed_together(tmp_path: Path) -> None:
     async def scenario() -> int:
         writer = Writer(plain_file(tmp_path), EventLog(SystemClock()))
         transactions = Transactions()
@@ -532,7 +530,7 @@ def publish_over_many_limits(folder: Path, pipe: Connection) -> None:
     pipe.send(asyncio.run(run()))
 
 
-def test_what_a_full_disk_let_through_is_there_and_the_rest_failed(tmp_path: Path) -> None:
+def test_full_disk_fails_publishes_and_keeps_the_acked_ones(tmp_path: Path) -> None:
     process, pipe = start(publish_over_many_limits, tmp_path)
     acked, failed = pipe.recv()
     process.join()
@@ -578,7 +576,7 @@ def test_a_folder_without_rights_is_denied_with_a_hint(open_folder: Path, there:
     assert "give memq the right to write" in hint
 
 
-def test_what_was_broken_off_in_a_drop_goes_on_with_the_next_one(tmp_path: Path) -> None:
+def test_interrupted_drop_is_completed_by_the_next_one(tmp_path: Path) -> None:
     connection = sqlite3.connect(make(tmp_path, entries=20))
     log.hide(connection, [part()])
     connection.commit()

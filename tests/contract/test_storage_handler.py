@@ -24,7 +24,7 @@ async def keys(store: StorageHandler, prefix: str = "") -> list[str]:
 
 
 @over_stores
-async def test_what_was_put_is_read_whole_and_in_ranges(store: StorageHandler) -> None:
+async def test_stored_object_is_read_whole_and_in_ranges(store: StorageHandler) -> None:
     parts: list[Buffer] = [b"head", memoryview(bytearray(b"-middle-")), bytearray(b"tail"), b""]
     await store.put(KEY, parts, crc32c(b"head-middle-tail"))
     assert await store.get(KEY) == b"head-middle-tail"
@@ -93,7 +93,7 @@ async def test_bytes_that_changed_in_memory_become_no_object(store: StorageHandl
 
 
 @over_stores
-async def test_what_is_not_there_is_not_found(store: StorageHandler) -> None:
+async def test_missing_name_is_not_found(store: StorageHandler) -> None:
     await put(store, KEY, b"one")
     folder, below = KEY.rpartition("/")[0], f"{KEY}/below"
     for key in ("c/absent", folder, below):

@@ -93,7 +93,7 @@ def expire(coordinator: ZookeeperCoordinator, server: Server) -> None:
     double.close()
 
 
-def test_what_a_newer_broker_has_put_into_a_topic_stays(tmp_path: Path, zookeeper: Server) -> None:
+def test_fields_of_a_newer_broker_stay_in_a_topic(tmp_path: Path, zookeeper: Server) -> None:
     path = f"{path_of(tmp_path)}/topics/clicks"
 
     async def alter() -> Topic:
@@ -203,7 +203,7 @@ async def test_an_id_that_another_session_took_is_not_taken_back(door: Doors, se
 
 
 @over_zookeeper
-async def test_who_leaves_releases_many_partitions_with_few_transactions(door: Doors, server: Server) -> None:
+async def test_leaving_broker_releases_many_partitions_with_few_transactions(door: Doors, server: Server) -> None:
     count = 2 * RELEASES_AT_ONCE_MAX + 1
     one, two = door(), door()
     await one.register(broker("b1", "s1"))
@@ -242,9 +242,7 @@ def _transactions(coordinator: ZookeeperCoordinator) -> list[tuple[Operation, ..
 
 
 @over_zookeeper
-async def test_what_is_known_is_not_read_again_before_it_is_set_and_never_hides_a_change(
-    door: Doors, server: Server
-) -> None:
+async def test_known_assignment_is_set_without_a_read_and_hides_no_change(door: Doors, server: Server) -> None:
     one, two = door(), door()
     await one.create_topic(topic(partitions=1))
     (first,) = await one.assignments()
@@ -271,7 +269,7 @@ async def test_what_is_known_is_not_read_again_before_it_is_set_and_never_hides_
 
 
 @over_zookeeper
-async def test_what_was_put_together_is_kept_until_anything_has_changed(door: Doors, server: Server) -> None:
+async def test_list_of_assignments_is_kept_until_a_change(door: Doors, server: Server) -> None:
     one, two = door(), door()
     await one.create_topic(topic(partitions=3))
 
@@ -487,7 +485,7 @@ async def test_nodes_of_their_creator_are_closed_to_others(door: Doors, server: 
 
 
 @over_zookeeper
-async def test_what_others_wrote_there_is_named(door: Doors, server: Server) -> None:
+async def test_foreign_content_of_a_node_is_named(door: Doors, server: Server) -> None:
     one = door()
     await one.create_topic(topic(partitions=1))
     path = f"{one.address.path}/topics/clicks"
@@ -513,7 +511,7 @@ async def test_a_topic_with_as_many_partitions_as_there_may_be(door: Doors, serv
     assert list(await two.assignments()) == []
 
 
-def test_nobody_there_is_said_in_time(tmp_path: Path) -> None:
+def test_unreachable_zookeeper_is_reported_in_time(tmp_path: Path) -> None:
     async def scenario() -> None:
         coordinator = open_zookeeper("127.0.0.1:1", "/memq", connect_timeout_ms="300ms")
         with pytest.raises(UnreachableError, match=r"ZooKeeper at 127\.0\.0\.1:1 does not answer"):

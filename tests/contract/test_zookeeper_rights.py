@@ -56,7 +56,7 @@ def refusal(address: str, path: str, **section: str) -> MemqError:
     return caught.value
 
 
-def test_what_can_not_connect_is_named_before_it_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_connection_settings_are_named_before_a_connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server_context(tmp_path, HOST)
     server_context(tmp_path, "another.test")
     ours, junk = tmp_path / f"server-{HOST}.pem", tmp_path / "junk.pem"
@@ -134,7 +134,7 @@ def test_start_and_doctor_name_a_path_without_rights(zookeeper: Server, tmp_path
         assert "check auth, acl and sasl in [zookeeper]" in said
 
 
-def test_what_was_made_with_rights_is_used_with_them(zookeeper: Server, tmp_path: Path) -> None:
+def test_nodes_created_with_rights_are_used_with_them(zookeeper: Server, tmp_path: Path) -> None:
     async def run() -> None:
         mine = {"auth": "digest:memq:secret", "acl": "creator-or-read"}
         owner = open_zookeeper(zookeeper.address, path_of(tmp_path), **mine)

@@ -25,7 +25,7 @@ async def judged(database: SqliteDatabase) -> None:
     await store.save(a_step("one", "2:7:0", harness))
 
 
-def test_what_is_lost_is_a_finding_of_its_topic(tmp_path: Path) -> None:
+def test_lost_records_are_a_finding_of_their_topic(tmp_path: Path) -> None:
     async def work() -> dict[tuple[str, ...], float]:
         database = SqliteDatabase(tmp_path / "audit.sqlite")
         try:

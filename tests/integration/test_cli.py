@@ -195,7 +195,7 @@ def test_bad_input(memq: Memq) -> None:
 
 
 @pytest.mark.parametrize("command", [["produce", "t", "--metadata-timeout-ms", "300ms"], ["topic", "list"], ["lag"]])
-def test_nobody_there(memq: Memq, command: list[str]) -> None:
+def test_command_without_a_broker_names_the_address(memq: Memq, command: list[str]) -> None:
     check_mistake(memq(*command, stdin="x", broker="127.0.0.1:1"), 5, "127.0.0.1:1")
 
 

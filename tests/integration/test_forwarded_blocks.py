@@ -23,7 +23,7 @@ def forwarded(broker: BrokerProcess) -> int:
 
 @pytest.mark.soak
 @pytest.mark.skipif(not SOAKING, reason="it takes minutes: make soak")
-def test_what_a_paused_owner_held_reaches_the_next_one_and_every_broker_may_leave(brokers: list[BrokerProcess]) -> None:
+def test_blocks_of_a_paused_owner_reach_the_next_one_and_every_broker_may_leave(brokers: list[BrokerProcess]) -> None:
     with memq.Admin(addresses_of(brokers)) as admin:
         admin.create_topic(TOPIC, partitions=PARTITIONS, settings=dict(HOLDING))
     with Sender(brokers, acks="1") as sender:

@@ -301,7 +301,7 @@ async def patiently(ask: Callable[[], Awaitable[object]]) -> object:
 
 
 @pytest.mark.parametrize("code", PRODUCE_ERRORS if SOAKING else PRODUCE_ERRORS[::3])
-def test_what_landed_and_was_refused_is_no_loss_of_the_queue(proxy: KafkaProxy, code: int) -> None:
+def test_pointer_that_was_refused_but_landed_is_no_loss_of_the_queue(proxy: KafkaProxy, code: int) -> None:
     """Neither a false offset nor an end of the queue: the next publishes are answered with the place where they lie."""
 
     async def scenario(queue: NotificationQueue, clock: ManualClock) -> None:
@@ -360,7 +360,7 @@ def test_a_false_offset_of_a_publish_stops_no_partition_and_is_in_no_ack(proxy: 
     struck(proxy, fault, scenario())
 
 
-def test_what_was_refused_is_not_published_when_kafka_says_so(proxy: KafkaProxy) -> None:
+def test_refused_pointer_is_not_published_even_if_kafka_reports_success(proxy: KafkaProxy) -> None:
     async def scenario() -> None:
         clock = behind()
         async with opened(proxy) as queue:

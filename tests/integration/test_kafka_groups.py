@@ -95,7 +95,7 @@ def test_a_partition_moves_only_after_it_was_released(kafka: Server, protocol: s
 
 
 @PROTOCOLS
-def test_who_leaves_or_is_silent_loses_everything(kafka: Server, protocol: str) -> None:
+def test_member_that_leaves_or_is_silent_loses_all_partitions(kafka: Server, protocol: str) -> None:
     async def work(queue: KafkaQueue) -> None:
         known = await two_members(queue)
         await queue.leave("report", "a")

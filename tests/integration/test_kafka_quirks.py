@@ -68,7 +68,7 @@ async def bodies(queue: KafkaQueue, number: int = 0) -> list[bytes]:
     return found
 
 
-def test_what_is_too_old_or_ahead_is_refused_alone(kafka: Server) -> None:
+def test_pointer_that_is_too_old_or_ahead_is_refused_alone(kafka: Server) -> None:
     """Others of the same request, and all that come later, are delivered."""
 
     async def work(queue: KafkaQueue) -> None:
@@ -205,7 +205,7 @@ def test_a_topic_that_kafka_shows_late_is_looked_at_before_it_is_used(kafka: Ser
     over_kafka(kafka, work, prefix="late.")
 
 
-def test_what_another_process_publishes_wakes_and_is_read(kafka: Server) -> None:
+def test_publish_of_another_process_wakes_a_waiter_and_is_read(kafka: Server) -> None:
     async def work(queue: KafkaQueue) -> None:
         await queue.create([part()], STALE_MS)
         waiting = asyncio.create_task(queue.wait({part(): 0}, 3_600))
@@ -273,7 +273,7 @@ def test_a_commit_that_succeeds_in_part_says_so_and_can_be_repeated(kafka: Serve
     over_kafka(kafka, work)
 
 
-def test_what_is_wrong_with_the_way_to_kafka_is_named(kafka: Server) -> None:
+def test_wrong_connection_to_kafka_is_named(kafka: Server) -> None:
     async def nobody(queue: KafkaQueue) -> None:
         with pytest.raises(QueueError, match=r"127\.0\.0\.1:1"):
             await queue.check()

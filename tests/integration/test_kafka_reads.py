@@ -141,7 +141,7 @@ def test_a_read_that_fails_or_is_given_up_leaves_the_others_alone(kafka: Server,
     asyncio.run(run())
 
 
-def test_what_is_asked_of_many_partitions_at_once_is_one_request_whatever_it_is(
+def test_questions_about_many_partitions_are_one_request_for_each_kind(
     kafka: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run() -> None:

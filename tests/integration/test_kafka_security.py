@@ -100,7 +100,7 @@ def test_the_queue_works_over_tls_with_a_login_and_few_rights(secured: Secured) 
 
 
 @pytest.mark.parametrize("what", list(WRONG))
-def test_what_stands_in_the_way_is_named_with_its_cure(secured: Secured, what: str) -> None:
+def test_wrong_security_setting_is_named_with_its_remedy(secured: Secured, what: str) -> None:
     _, _, _, said, cure = WRONG[what]
 
     async def work() -> None:

@@ -42,7 +42,7 @@ def scraped(address: str) -> dict[str, float]:
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
 
-def test_what_a_group_has_not_read_is_its_lag() -> None:
+def test_records_that_a_group_has_not_read_are_its_lag() -> None:
     with Cluster() as cluster:
         with memq.Producer(cluster.address) as producer:
             for value in (b"one", b"two", b"three"):

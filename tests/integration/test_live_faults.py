@@ -281,7 +281,7 @@ def words_of(auditor: AuditorProcess) -> dict[tuple[int, int, str], str]:
 
 @pytest.mark.parametrize("seed", range(repetitions(1, 20)))
 @pytest.mark.parametrize("faults", [True, False] if SOAKING else [True], ids=["faults", "sound"][: 1 + SOAKING])
-def test_what_was_done_to_a_cluster_that_crashes_is_named_and_nothing_else(
+def test_audit_names_only_the_injected_faults_of_a_crashing_cluster(
     faults: bool, seed: int, tmp_path: Path, cluster: list[BrokerProcess], kafka: Server
 ) -> None:
     draw, named = Random(f"{seed}/{faults}"), Named()

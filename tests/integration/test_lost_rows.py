@@ -113,7 +113,7 @@ def test_a_queue_that_was_put_back_to_an_older_copy_keeps_the_objects_that_it_do
         assert f"the queue has lost what may have named {BATCHES} objects" in server.log.read_text()
 
 
-def test_what_no_row_ever_named_waits_is_listed_kept_released_and_goes(tmp_path: Path) -> None:
+def test_orphan_waits_is_listed_kept_released_and_deleted(tmp_path: Path) -> None:
     with dev_server(tmp_path / "data", "--sweep-confirm-ms", "1s") as server:
         batches(server)
         server.stop()

@@ -52,7 +52,7 @@ async def begin(broker: Broker, before: int) -> Position:
 
 
 @QUEUES
-def test_who_stands_before_the_first_position_is_told_it(kind: str, tmp_path: Path, kafka: Server) -> None:
+def test_reader_before_the_first_position_gets_it_with_the_error(kind: str, tmp_path: Path, kafka: Server) -> None:
     async def work() -> None:
         async with queued_broker(kind, tmp_path, kafka) as broker, Admin(broker.address) as admin:
             await send(broker.address, b"0", b"1")

@@ -103,7 +103,7 @@ def old_batches(folder: Path, zookeeper: Server, kafka: Server, s3: S3Server) ->
             broker.close()
 
 
-def test_what_is_too_old_or_too_much_goes_and_its_reader_is_told(
+def test_retention_by_age_and_bytes_reports_the_gap_to_readers(
     tmp_path: Path, zookeeper: Server, kafka: Server, reads_s3: S3Server
 ) -> None:
     with old_batches(tmp_path, zookeeper, kafka, reads_s3) as broker, memq.Admin(broker.address) as admin:

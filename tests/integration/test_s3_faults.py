@@ -79,7 +79,7 @@ def hidden(store: S3Handler) -> tuple[int, ...]:
 
 
 @over_paths()
-async def test_what_may_pass_is_tried_again_and_counted(server: FaultyS3, store: S3Handler) -> None:
+async def test_transient_store_faults_are_retried_and_counted(server: FaultyS3, store: S3Handler) -> None:
     for number, fault in enumerate(PASSING):
         server.plan("PUT", fault)
         await put(store, key=f"k/{number}")
@@ -334,7 +334,7 @@ async def test_the_check_names_every_right_that_is_missing(server: FaultyS3, sto
 
 
 @over_paths()
-async def test_what_is_no_s3_is_no_missing_object(server: FaultyS3, store: S3Handler) -> None:
+async def test_answers_of_another_server_are_no_missing_object(server: FaultyS3, store: S3Handler) -> None:
     server.always = {method: Fault("answer", 404, "NoSuchKey") for method in ("LIST", "PUT")}
     for deletes in (True, False):
         with pytest.raises(InvalidRequestError, match="as no S3 does") as caught:
@@ -402,7 +402,7 @@ async def test_a_server_that_overwrites_is_refused(server: FaultyS3, store: S3Ha
 
 
 @over_paths(**TIMES)
-async def test_who_can_not_be_reached_is_named(server: FaultyS3, store: S3Handler) -> None:
+async def test_unreachable_store_is_named(server: FaultyS3, store: S3Handler) -> None:
     for method in ("PUT", "HEAD"):
         server.always[method] = Fault("close")
     with pytest.raises(MemqError, match="gives no answer") as caught:

@@ -38,7 +38,7 @@ from tests.s3_servers import S3Place, seaweedfs
 REQUEST_MS = 300
 TRIES_MS = 10_000
 DATA_PATHS = ("obstore", "aiobotocore")
-MEETING = ("test_what_was_put_is_read_whole_and_in_ranges", "test_other_bytes_under_the_key_are_refused")
+MEETING = ("test_stored_object_is_read_whole_and_in_ranges", "test_other_bytes_under_the_key_are_refused")
 STUCK = [*HANGS, *HANGS_OF_BODIES, PlannedFault("body", "cut")]
 BATCHES = 20
 VALUES = [b"%d" % number for number in range(BATCHES)]

@@ -22,7 +22,7 @@ DATA_PATHS = ("obstore", "aiobotocore")
 SLOW = "test_a_listing_has_pages_without_a_seam"  # 2,100 objects
 TIMES: dict[str, object] = {"deadline_ms": 30_000, "request_timeout_ms": 5_000}
 MEETING = (
-    "test_what_was_put_is_read_whole_and_in_ranges",
+    "test_stored_object_is_read_whole_and_in_ranges",
     "test_other_bytes_under_the_key_are_refused",
     "test_check_leaves_nothing",
 )

@@ -60,7 +60,7 @@ def objects_of(data: Path, topic: str) -> list[Path]:
     return sorted(path for path in (data / "objects").glob(f"*/topics/{topic}/**/*") if path.is_file())
 
 
-def test_what_is_whole_holds(filled: DevServer) -> None:
+def test_verify_of_a_sound_folder_finds_nothing(filled: DevServer) -> None:
     code, report = verify(str(filled.data))
     assert (code, report["findings"]) == (0, [])
     assert report["pointers"] >= 3 * BATCHES + 1
@@ -134,7 +134,9 @@ FAULTS = (
 
 
 @pytest.mark.parametrize("inject", FAULTS, ids=lambda inject: inject.__name__)
-def test_what_is_wrong_is_named(filled: DevServer, tmp_path: Path, inject: Callable[[Path], tuple[Path, str]]) -> None:
+def test_verify_names_each_damage_of_a_folder(
+    filled: DevServer, tmp_path: Path, inject: Callable[[Path], tuple[Path, str]]
+) -> None:
     data = tmp_path / "copy"
     shutil.copytree(filled.data, data)
     path, text = inject(data)

@@ -514,7 +514,7 @@ def held_and_closed(log: Log) -> None:
         (held_and_closed, 1),
     ],
 )
-def test_what_is_held_is_lost_with_a_killed_owner_only(end: Callable[[Log], None], lost: int) -> None:
+def test_held_records_are_lost_with_a_killed_owner_only(end: Callable[[Log], None], lost: int) -> None:
     log = Log()
     log.open(1)
     log.checker.ack_held(log.send(0)[0])

@@ -81,7 +81,7 @@ def test_a_commit_of_one_partition_at_a_time_may_wait_for_the_sick_one(monkeypat
     assert staged.findings() == []
 
 
-def test_nobody_waits_for_rows_that_are_staged_again_for_a_batch_that_is_decided() -> None:
+def test_rows_staged_again_for_a_decided_batch_are_not_awaited() -> None:
     staged = Staged(HEALTHY)
     staged.rules.offered("w", 0, ["first"])
     again = staged.stage("again", [HEALTHY])

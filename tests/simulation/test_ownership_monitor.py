@@ -240,7 +240,7 @@ def test_a_broken_rule_is_named(broken: Callable[[History], None], words: str) -
     assert any(words in finding for finding in history.findings), history.findings
 
 
-def test_what_one_epoch_has_read_the_next_one_of_its_process_does_not_know() -> None:
+def test_next_epoch_of_a_process_starts_without_the_reads_of_the_last() -> None:
     history = History()
     history.open(1, 1)
     history.read(1)

@@ -57,7 +57,7 @@ def test_a_planted_bug_is_found(bug: Planted) -> None:
     assert found, f"not found within {count} seeds"
 
 
-def test_what_is_left_to_the_soak_is_there() -> None:
+def test_names_of_bugs_left_to_the_soak_exist() -> None:
     assert {bug.name for bug in BUGS} >= LONG
 
 

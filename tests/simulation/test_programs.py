@@ -176,7 +176,7 @@ def test_heal_ends_a_pause(name: str) -> None:
         assert [record.value for record in simulation.records()] == [b"order"]
 
 
-def test_what_can_not_be_is_refused() -> None:
+def test_impossible_arguments_of_a_simulation_are_refused() -> None:
     async def program(process: Process) -> None:
         """End at once."""
 

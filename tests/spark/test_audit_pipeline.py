@@ -83,7 +83,7 @@ def test_a_topic_of_a_broker_as_a_command(spark: SparkSession, broker: DevServer
     assert set(sent[0]) >= {*COUNTS, "topic", "partition", "producer_id", "minute", "verdict", "final"}
 
 
-def test_what_a_broker_holds_that_was_acked_with_1_is_not_lost(spark: SparkSession, broker: DevServer) -> None:
+def test_records_acked_with_1_that_a_broker_holds_are_not_lost(spark: SparkSession, broker: DevServer) -> None:
     """Its batch stays open: the end of the producer is in the queue, and its records are not."""
     with memq.Admin(broker.address) as admin:
         admin.create_topic("open", settings={"seal_when_idle": False, "batch_age_ms_max": 600_000})

@@ -79,7 +79,7 @@ def test_places_are_positions_and_times(spark: SparkSession, broker: DevServer) 
         read(spark, broker.address, "places", end="9:1:0").count()
 
 
-def test_what_was_published_twice_is_read_once_or_raw(spark: SparkSession, broker: DevServer) -> None:
+def test_batches_published_twice_are_read_once_or_raw(spark: SparkSession, broker: DevServer) -> None:
     make_topic(broker.address, "twice")
     for first in range(0, 300, 100):
         send(broker.address, "twice", numbers(first, first + 100))

@@ -18,7 +18,7 @@ TOPIC, STREAM = "audited", "report"
 WRITTEN = 300
 
 
-def test_what_spark_writes_and_follows_is_ok(spark: SparkSession, tmp_path: Path) -> None:
+def test_records_that_spark_writes_and_follows_are_ok(spark: SparkSession, tmp_path: Path) -> None:
     def is_whole(row: MinuteRow, findings: list[Finding]) -> bool:
         assert findings == [], "not even for a while"
         queue, stream = row.side(""), row.side(STREAM)

@@ -97,7 +97,7 @@ def test_a_partition_is_found_without_its_neighbour(spark: SparkSession, store: 
     assert fetched == pytest.approx(sum(block.length for block in store.blocks()) / 2, rel=0.02)
 
 
-def test_what_nothing_can_match_costs_no_request(spark: SparkSession, store: CountedStore) -> None:
+def test_filter_that_matches_nothing_costs_no_request(spark: SparkSession, store: CountedStore) -> None:
     store.fetched()
     assert frame_of(spark, store).where("partition = 7").count() == 0
     assert frame_of(spark, store).where("timestamp < '2020-01-01'").count() == 0

@@ -100,7 +100,7 @@ def test_a_killed_replay_loses_and_doubles_nothing(spark: SparkSession, broker: 
     assert records_of(broker, target) == records_of(broker, source)
 
 
-def test_what_a_second_run_would_not_find_again_is_refused(spark: SparkSession, broker: DevServer) -> None:
+def test_options_that_a_second_replay_could_not_repeat_are_refused(spark: SparkSession, broker: DevServer) -> None:
     target = ReplayTarget("target", broker.address, "again")
     with pytest.raises(InvalidRequestError, match="neither skips damage"):
         replay(spark, options_of("source", broker.address, ["onDamaged=skip"])[1], target)

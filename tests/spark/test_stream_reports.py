@@ -100,7 +100,7 @@ class Rig:
         return report == (self.records,) * 4 and (row.word(""), row.word(STREAM)) == ("ok", "ok")
 
 
-def test_what_goes_well_is_ok_and_what_vanishes_is_named(tmp_path: Path) -> None:
+def test_stream_without_losses_is_ok_and_vanished_records_are_named(tmp_path: Path) -> None:
     with auditing_broker(tmp_path) as broker:
         rig, query = Rig(broker, tmp_path), Query(broker.address)
         for _ in range(3):
@@ -130,7 +130,7 @@ def test_what_goes_well_is_ok_and_what_vanishes_is_named(tmp_path: Path) -> None
         rig.audit_until(is_named)
 
 
-def test_what_a_task_passes_over_is_lost_for_the_stream(tmp_path: Path) -> None:
+def test_records_that_a_task_skips_are_lost_for_the_stream(tmp_path: Path) -> None:
     with auditing_broker(tmp_path) as broker:
         rig, query = Rig(broker, tmp_path), Query(broker.address)
         rig.write()

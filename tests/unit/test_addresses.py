@@ -18,7 +18,7 @@ NO_PORTS = ["x", "-1", "65536", "1" * 5_000, "\u00b2", "\u0663", "1_0", " 1", ""
 
 
 @pytest.mark.parametrize("port", NO_PORTS)
-def test_what_is_no_port_is_quoted(port: str) -> None:
+def test_bad_port_is_quoted_in_the_error(port: str) -> None:
     with pytest.raises(UnreachableError, match="bad port") as caught:
         parse_address(f"host:{port}")
     assert len(str(caught.value)) < 300

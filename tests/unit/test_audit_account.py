@@ -63,7 +63,7 @@ def test_a_hole_without_a_proven_end_is_not_called_lost() -> None:
     assert settled(books, Evidence(active_since_ms=1)).tail is TailKnowledge.IN_FLIGHT
 
 
-def test_what_comes_behind_the_end_opens_the_tail_again() -> None:
+def test_records_behind_the_end_reopen_the_tail() -> None:
     books = account()
     books.close(ended(5), 1)
     books.deliver(8, 10, 2)
@@ -78,7 +78,7 @@ def test_the_higher_of_two_ends_holds() -> None:
     assert settled(books).lost == ((0, 5),)
 
 
-def test_what_retention_took_is_not_lost() -> None:
+def test_records_that_retention_removed_are_not_lost() -> None:
     books = account()
     books.deliver(100, 110, 1)
     books.close(ended(112), 1)
@@ -173,7 +173,7 @@ def test_a_block_differs_from_the_first_of_its_sequences_or_not() -> None:
     assert contents.differs(1, sealed([b"a", b"b"]))  # of another partition nothing was met
 
 
-def test_what_is_forgotten_is_judged_by_its_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forgotten_blocks_are_compared_by_sequences_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memq.audit.auditor.BLOCKS_MAX", 2)
     contents = Contents()
     for first in range(3):

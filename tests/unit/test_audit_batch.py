@@ -94,7 +94,7 @@ def test_without_an_index_the_lengths_lead_and_the_pointer_places_the_rest() -> 
         ("producers", (ProducerRanges(5, ((0, 8),)), ProducerRanges(6, ((10, 12),)))),
     ],
 )
-def test_what_the_pointer_states_wrongly_is_found(field: str, value: object) -> None:
+def test_wrong_statements_of_a_pointer_are_found(field: str, value: object) -> None:
     pointer, data = stored(RUNS)
     check = checked(msgspec.structs.replace(pointer, **{field: value}), data)
     assert check.faults or check.damaged
@@ -176,7 +176,7 @@ def test_a_cut_object_is_read_to_its_end(kept: int) -> None:
     assert read(data[:kept], pointer)[0] == data[:kept]
 
 
-def test_what_was_added_behind_is_a_fault_of_whole_objects_and_not_seen_by_ranges() -> None:
+def test_bytes_behind_an_object_are_a_fault_only_in_a_whole_read() -> None:
     pointer, data = stored(RUNS)
     assert checked(pointer, data + b"more").faults
     assert read(data + b"more", pointer)[0] == data

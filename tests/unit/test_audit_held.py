@@ -65,7 +65,7 @@ def test_only_what_was_acked_with_all_is_lost_unasked(acks: int | None) -> None:
     assert (found.lost, found.unproven, found.doubt, sure.sought(Evidence())) == (((10, 20),), (), "", ())
 
 
-def test_what_is_held_and_what_is_not_asked_for_is_not_lost() -> None:
+def test_held_and_unasked_records_are_not_lost() -> None:
     books = account(1, (0, 10))
     word = HeldWord(RangeSet([(10, 18)]), RangeSet([(5, 13)]))
     found = books.settle(0, 5, Evidence(word=word))

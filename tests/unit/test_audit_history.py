@@ -177,7 +177,7 @@ def test_retention_explains_what_lies_before_the_first_pointer_and_nothing_else(
     assert (verdict.finding(Kind.BATCH_HOLE).count, verdict.coverage.expired) == (1, 30)
 
 
-def test_what_lies_among_late_copies_of_what_retention_took_is_not_missing() -> None:
+def test_records_between_late_copies_of_expired_ones_are_not_missing() -> None:
     auditor = Auditor(TOPIC)
     auditor.open_partition(0, Span(7, 10))
     for batch in (2, 4, 7):

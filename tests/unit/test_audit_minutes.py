@@ -68,7 +68,7 @@ def counts_of(row: MinuteRow) -> dict[str, int]:
     return row.side(QUEUE).counts
 
 
-def test_what_is_missing_is_dated_by_the_pointer_that_showed_it() -> None:
+def test_missing_records_are_dated_by_the_pointer_that_showed_them() -> None:
     rows = counted([batch(0, (5, 0, 4)), batch(2, (5, 6, 10)), ended(3, 5, 13)])
     assert {name: counts_of(row) for name, row in rows.items()} == {
         "5@0": {"sent": 4, "delivered": 4},

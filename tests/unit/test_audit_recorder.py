@@ -84,7 +84,7 @@ def test_all_that_was_noted_is_said_once(rounds: list[list[tuple[int, str, int, 
     assert latency == 0
 
 
-def test_what_a_consumer_says_beside_sequences() -> None:
+def test_consumer_reports_begin_damage_and_last_commit() -> None:
     reported = RecordedReports()
     damage = ReportedDamage(object="c/x", block=1, offset=17, records=6, cause="checksum")
     part = reported.part(3)
@@ -99,7 +99,7 @@ def test_what_a_consumer_says_beside_sequences() -> None:
     assert [(begin.at, begin.reason) for begin in said.begins] == [("0:17:0", "seek")]
 
 
-def test_what_was_processed_before_a_reader_began_anew_is_said_before_that() -> None:
+def test_records_processed_before_a_new_begin_are_reported_before_it() -> None:
     reported = RecordedReports()
     part = reported.part(3)
     part.begin("0:9:0", "stored")
@@ -115,7 +115,7 @@ def test_what_was_processed_before_a_reader_began_anew_is_said_before_that() -> 
     assert reported.take(2) == []
 
 
-def test_what_was_processed_twice_is_said_twice() -> None:
+def test_records_processed_twice_are_reported_twice() -> None:
     reported = RecordedReports()
     part = reported.part(3)
     for first, next_ in ((0, 3), (3, 6), (3, 6), (6, 9)):
@@ -159,7 +159,7 @@ def test_silence_is_broken_within_half_of_what_was_promised_wherever_something_w
     assert (last.number, last.last) == (2, True)
 
 
-def test_what_was_not_noted_shows_as_a_hole() -> None:
+def test_unnoted_records_show_as_a_hole() -> None:
     reported = RecordedReports()
     reported.part(0).pass_stage("sent", 1, 0, 1, 0, 0)
     reported.take(1)

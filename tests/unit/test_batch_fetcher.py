@@ -169,7 +169,7 @@ def test_a_folder_of_the_same_name_on_another_machine_is_asked_once() -> None:
     assert (direct.reads, broker.reads) == (1, 3)
 
 
-def test_what_may_pass_is_told_before_what_is_missing() -> None:
+def test_transient_error_precedes_a_missing_object() -> None:
     with pytest.raises(StoreError):
         fetch(Shelf(None), Shelf(None, StoreError("down")))
     with pytest.raises(NotFoundError):

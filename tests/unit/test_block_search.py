@@ -205,7 +205,7 @@ def test_a_pointer_that_names_not_all_producers_may_have_each_of_them() -> None:
     asyncio.run(work())
 
 
-def test_what_lies_behind_the_end_is_not_searched() -> None:
+def test_batches_behind_the_end_are_not_searched() -> None:
     async def work() -> None:
         log = await Log().start()
         for first in (0, 1, 2):
@@ -229,7 +229,7 @@ def test_a_search_says_whether_the_queue_showed_more(end: int, beyond: bool) -> 
     asyncio.run(work())
 
 
-def test_what_is_no_batch_of_the_partition_is_passed_over() -> None:
+def test_entries_without_a_batch_of_the_partition_are_skipped() -> None:
     async def work() -> None:
         log = await Log().start()
         await log.batch((7, 0, 5))

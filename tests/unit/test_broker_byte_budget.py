@@ -45,7 +45,7 @@ class Borrowers:
         self._gates[number].set()
 
 
-def test_who_comes_first_is_served_first_also_when_a_later_wish_would_fit() -> None:
+def test_borrowers_are_served_in_order_even_if_a_later_one_would_fit() -> None:
     async def work() -> None:
         borrowers = Borrowers(ByteBudget(10))
         for number, count in enumerate((8, 5, 1, 4)):
@@ -73,7 +73,7 @@ def test_a_wish_above_the_bound_gets_all_of_it() -> None:
     asyncio.run(work())
 
 
-def test_who_gives_up_waiting_lets_the_next_one_pass() -> None:
+def test_cancelled_borrower_lets_the_next_one_pass() -> None:
     """A large wish that was cancelled once kept small ones waiting until somebody else gave something back."""
 
     async def work() -> None:
@@ -92,7 +92,7 @@ def test_who_gives_up_waiting_lets_the_next_one_pass() -> None:
     asyncio.run(work())
 
 
-def test_who_is_cancelled_in_the_moment_of_its_wake_up_gives_back() -> None:
+def test_borrower_cancelled_at_its_wake_up_returns_the_bytes() -> None:
     async def work() -> None:
         borrowers = Borrowers(ByteBudget(10))
         for number in range(3):
@@ -110,7 +110,7 @@ def test_who_is_cancelled_in_the_moment_of_its_wake_up_gives_back() -> None:
     asyncio.run(work())
 
 
-def test_what_goes_wrong_in_the_block_gives_back() -> None:
+def test_error_inside_the_loan_returns_the_bytes() -> None:
     async def work() -> None:
         budget = ByteBudget(10)
         with pytest.raises(ValueError, match="inside"):

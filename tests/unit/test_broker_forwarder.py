@@ -168,7 +168,7 @@ def test_blocks_go_to_the_new_owner_once_no_publish_of_the_lost_epoch_can_land()
     run_skipping(work())
 
 
-def test_what_the_queue_holds_already_is_not_brought() -> None:
+def test_blocks_that_the_queue_holds_are_not_forwarded() -> None:
     async def work() -> None:
         bench = Bench()
         await bench.queue.create([bench.read], 30_000)
@@ -531,7 +531,7 @@ def test_an_error_that_nobody_foresaw_is_named_and_lets_go_of_nothing(caplog: py
     assert log_lines(caplog) == [f"forward-failed: {NAME}: ValueError('a mistake')"]
 
 
-def test_who_stops_lets_go_of_all_and_takes_nothing_more() -> None:
+def test_stopped_forwarder_releases_all_blocks_and_takes_none() -> None:
     async def work() -> None:
         bench = Bench(settled_s=100.0)
         await bench.start()

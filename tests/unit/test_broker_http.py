@@ -104,7 +104,7 @@ def test_head_has_the_length_and_no_body() -> None:
     run(work())
 
 
-def test_what_is_not_ready_is_said_with_the_cause_and_alive_all_the_same() -> None:
+def test_readyz_names_the_cause_and_healthz_stays_alive() -> None:
     async def broken() -> None:
         raise StoreError("object 'x' not stored: no space left on device")
 

@@ -156,7 +156,7 @@ def test_a_frame_that_waits_for_a_place_gets_it_before_anything_new_begins() -> 
     run(work)
 
 
-def test_who_waits_for_a_place_and_goes_away_lets_the_next_one_have_it() -> None:
+def test_connection_that_closes_while_it_waits_leaves_its_turn_to_the_next() -> None:
     def work() -> None:
         house = House(BUDGET, SLAB)
         first, second = Peer(1, house), Peer(2, house)
@@ -219,7 +219,7 @@ def test_a_frame_behind_one_that_is_given_up_gets_its_place_at_once() -> None:
     assert not intake.starved
 
 
-def test_what_is_cached_goes_before_reading_stops() -> None:
+def test_cached_slabs_are_reclaimed_before_reading_stops() -> None:
     pool = SlabPool(BUDGET, SLAB)
     cached = [slab for slab in (pool.lease(SLAB) for _ in range(BUDGET // SLAB)) if slab is not None]
     wanted: list[int] = []

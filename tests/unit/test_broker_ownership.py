@@ -78,7 +78,7 @@ def test_the_tail_rebuilds_producers_and_totals() -> None:
     assert own.highest_epoch == 1
 
 
-def test_what_came_late_before_the_opening_is_adopted_by_it_once() -> None:
+def test_late_pointers_before_the_opening_are_adopted_once() -> None:
     own = owner(3)
     own.meet(0, 1, pointer("data", 1, 0, 0, 10))
     own.meet(1, 2, pointer("opened", 2, before=10))
@@ -115,7 +115,7 @@ def test_what_came_late_before_the_opening_is_adopted_by_it_once() -> None:
     assert reader.next_adopted() == ()
 
 
-def test_what_comes_between_the_own_pointers_is_joined_and_adopted() -> None:
+def test_pointers_between_the_own_ones_are_joined_and_adopted() -> None:
     own = owner(2)
     own.state()
     own.published(0, pointer("opened", 2), 1)

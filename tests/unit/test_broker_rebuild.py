@@ -284,7 +284,7 @@ def test_a_pointer_says_what_its_object_does() -> None:
     assert (location.offset, location.index) == (len(TWO[0]), 0), "the index follows on the batch"
 
 
-def test_what_was_named_before_is_left_out_by_partition_and_producer() -> None:
+def test_blocks_named_before_are_left_out_by_partition_and_producer() -> None:
     rebuilder = Rebuilder(TOPIC, "c-1", "main")
     known, new, again = block(0, [b"a", b"b"]), block(2, [b"c"]), block(0, [b"a", b"b"], 2)
     one = rebuilder.pointer(whole(joined((batch(6), [known]))))

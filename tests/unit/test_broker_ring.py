@@ -152,7 +152,7 @@ def test_a_free_slot_takes_what_pays_for_its_upload_and_a_busy_ring_seals_by_age
     assert ring.open is None  # came of age
 
 
-def test_what_waited_for_a_batch_goes_when_that_is_published() -> None:
+def test_batch_that_waits_for_another_is_uploaded_after_its_publish() -> None:
     ring, stream, memory = Ring(LIMITS), stream_of(), slab()
     append_to(ring, stream, 0, 1, memory, 0, 10, 0.0)
     (first,) = ring.plan(GAP_S_MAX).uploads

@@ -21,7 +21,7 @@ def tail(*pointers: Pointer) -> QueueTail:
 
 
 @pytest.mark.parametrize("name", HISTORIES)
-def test_what_is_counted_and_what_is_late_are_all_there_is(name: str) -> None:
+def test_counted_and_late_records_are_all_records(name: str) -> None:
     found = tail(*HISTORIES[name])
     late = sum(entry.records for entry in found.uncounted())
     assert found.counted().records + late == sum(each.records for each in HISTORIES[name])

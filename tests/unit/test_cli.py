@@ -165,7 +165,7 @@ def test_bad_starts(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["stored", "-100", "middle", "@x"])
-def test_what_is_no_place_for_a_group_is_not_offered_either(text: str) -> None:
+def test_hint_of_a_reset_names_only_targets_for_groups(text: str) -> None:
     with pytest.raises(InvalidSettingError) as caught:
         parse_reset_target(text, NOW_MS)
     assert "beginning, end, @" in caught.value.hint

@@ -252,7 +252,7 @@ def test_headers_are_pairs(given: Any, expected: tuple[tuple[str, bytes | None],
 
 
 @pytest.mark.parametrize("pair", [("a",), ("a", b"1", b"2"), (5, b"1"), "ab", None, {"a", "b"}])
-def test_what_is_no_header(pair: object) -> None:
+def test_header_that_is_no_pair_is_refused(pair: object) -> None:
     with pytest.raises(TypeError, match="a header must be a pair"):
         header_pairs([pair])  # type: ignore[list-item]  # as a newcomer would
 

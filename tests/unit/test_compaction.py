@@ -413,7 +413,7 @@ def test_a_number_that_was_swept_is_not_won_by_who_slept() -> None:
     asyncio.run(work())
 
 
-def test_what_was_copied_too_long_ago_is_not_named() -> None:
+def test_parts_copied_too_long_ago_are_not_named() -> None:
     async def work() -> None:
         world = await World.made()
 
@@ -474,7 +474,7 @@ def test_originals_stay_for_the_safety_age_since_readers_may_be_at_them() -> Non
     asyncio.run(work())
 
 
-def test_what_retention_takes_of_a_compacted_part_goes_from_the_front_and_stays_for_the_safety_age() -> None:
+def test_retention_of_a_compacted_part_removes_its_front_after_the_safety_age() -> None:
     async def work() -> None:
         world = await World.made()
         reader = world.reader()
@@ -584,7 +584,7 @@ async def no_broker(store: str, key: str, offset: int, length: int) -> bytes:
     raise AssertionError("it reads straight from the store")
 
 
-def test_who_may_not_list_the_store_reads_the_queue_and_does_not_compact() -> None:
+def test_reader_without_the_right_to_list_uses_the_queue_alone() -> None:
     async def work() -> None:
         world = await World.made()
         await world.queue.trim(PARTITION, 4)  # as retention does

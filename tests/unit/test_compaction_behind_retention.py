@@ -133,7 +133,7 @@ def test_a_large_object_has_at_most_as_many_blocks_as_its_index_may_have(monkeyp
     asyncio.run(work())
 
 
-def test_nobody_reads_what_lies_before_a_hole_and_the_next_compaction_leaves_it_out() -> None:
+def test_readers_and_compaction_skip_parts_before_a_hole() -> None:
     async def work() -> None:
         world = await World.made()
         early = world.reader()

@@ -94,7 +94,7 @@ def copied(*parts: PartRef) -> list[Copied]:
 
 
 @pytest.mark.parametrize(("late", "named"), [(-1, True), (0, False)])
-def test_what_is_copied_is_named_within_the_time_that_a_sweep_leaves_or_not_at_all(late: int, *, named: bool) -> None:
+def test_parts_are_named_within_the_time_of_a_sweep_or_not_at_all(late: int, *, named: bool) -> None:
     async def work() -> None:
         cluster = Cluster()
         files = ManifestFiles(CLUSTER, cluster.store)
@@ -325,7 +325,7 @@ def test_a_reader_finds_the_first_entry_that_left_the_queue() -> None:
     asyncio.run(work())
 
 
-def test_what_the_queue_has_is_read_by_one_request_and_what_is_compacted_by_none_to_the_queue() -> None:
+def test_entries_in_the_queue_cost_one_request_and_compacted_ones_none() -> None:
     async def work() -> None:
         shelf = Shelf()
         await shelf.fill()
@@ -478,7 +478,7 @@ def check_compaction_with_each_answer_false(kind: type[FalseOnceQueue], place: i
 
 
 @pytest.mark.parametrize("omits", [0, 1, 5, OLD + 1])
-def test_what_one_answer_of_the_queue_leaves_out_is_not_lost_by_compaction(omits: int) -> None:
+def test_entry_that_one_answer_omits_is_not_lost_by_compaction(omits: int) -> None:
     """It would be in no part, and leave the queue with the pointers around it."""
     check_compaction_with_each_answer_false(OmittingQueue, omits)
 

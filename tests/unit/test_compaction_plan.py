@@ -44,7 +44,7 @@ def manifest(*parts: PartRef, left: tuple[LeftPart, ...] = ()) -> CompactionMani
     )
 
 
-def test_what_left_is_named_for_twice_the_time_that_is_asked_for() -> None:
+def test_removed_part_is_named_for_twice_the_requested_time() -> None:
     """A sweep that began before the part left goes by the manifest of then, one that begins later by this one."""
     now_ms = 100_000
     old, young = (LeftPart(part=part(n, n + 1), since_ms=now_ms - age) for n, age in ((0, 2_001), (1, 2_000)))
@@ -80,7 +80,7 @@ def test_a_batch_with_other_records_than_its_pointer_says_is_not_copied(records:
         checked_blocks(pointer, bytes(block.data))
 
 
-def test_what_the_next_opening_wants_is_not_compacted_however_old_it_is() -> None:
+def test_pointers_that_the_next_opening_needs_are_not_compacted() -> None:
     """The last pointer of a write partition settles its totals: an opening looks for it in the queue."""
 
     async def work() -> list[tuple[int, int]]:
@@ -166,7 +166,7 @@ def test_a_run_ends_before_the_batch_that_its_object_has_no_room_for(
     assert spans_of([data_body(length) for length in lengths], rule) == spans
 
 
-def test_what_is_not_copied_fills_no_object_and_lies_in_the_run_around_it() -> None:
+def test_entries_that_are_not_copied_count_no_bytes_and_split_no_run() -> None:
     large = data_body(90, key=large_object_key("c", "clicks", TOPIC_ID, 7, 1))
     bodies = [CONTROL, data_body(50), large, b"damaged", data_body(50), CONTROL, data_body(1)]
     assert spans_of(bodies, CompactionRule(age_ms=DAY_MS, object_bytes=100)) == [(0, 6)]

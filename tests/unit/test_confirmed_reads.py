@@ -92,7 +92,7 @@ LIES = [flipped(100), flipped(12), shortened, gone, cut, of_another_batch]
 
 @pytest.mark.parametrize("through_broker", [True, False])
 @pytest.mark.parametrize("lie", LIES)
-def test_what_goes_wrong_on_the_way_is_no_damage(lie: Answer, through_broker: bool) -> None:
+def test_error_of_the_transfer_is_no_damage(lie: Answer, through_broker: bool) -> None:
     shelf = LyingShelf(lie)
     pieces, confirmed = fetch_confirmed(*((None, shelf) if through_broker else (shelf, Shelf(None))))
     assert is_whole(pieces)
@@ -115,7 +115,7 @@ def test_two_answers_that_were_cut_on_their_way_are_no_damage() -> None:
     assert confirmed.transit_errors == 2
 
 
-def test_what_comes_otherwise_each_time_is_not_known() -> None:
+def test_fetches_that_all_differ_are_a_store_error() -> None:
     answers = [flipped(60 + 8 * number) for number in range(ROUNDS_MAX)]
     with pytest.raises(StoreError, match="no two fetches agree"):
         fetch_confirmed(None, LyingShelf(*answers))
@@ -233,7 +233,9 @@ ONE, TWO, THREE = 0.05, 0.2, 0.65  # virtual seconds at which the second, third 
         ([[MISSING, SICK], [b"ok"]], (b"ok", 0, 0)),
     ],
 )
-def test_what_follows_from_answers(ways: list[list[bytes | Exception]], expected: tuple[object, float, int]) -> None:
+def test_result_of_a_read_follows_from_the_answers(
+    ways: list[list[bytes | Exception]], expected: tuple[object, float, int]
+) -> None:
     """Each way leads to a place of its own."""
     assert outcome(*(scripted(f"place {at}", *answers) for at, answers in enumerate(ways))) == expected
 
@@ -251,7 +253,7 @@ def hiding(hidden_s: float, then: bytes | MemqError = b"ok") -> Way[bytes]:
     return Way("object 'key'", read)
 
 
-def test_what_is_missing_is_asked_for_as_long_as_the_caller_says() -> None:
+def test_missing_object_is_retried_for_the_time_of_the_caller() -> None:
     assert outcome(hiding(5.0)) == (MISSING, TWO, 0)
     assert outcome(hiding(5.0), missing_s=30.0) == (b"ok", 6.05, 5)
     assert outcome(hiding(29.0), missing_s=30.0) == (b"ok", 30.0, 11)
@@ -261,7 +263,7 @@ def test_what_is_missing_is_asked_for_as_long_as_the_caller_says() -> None:
     assert outcome(hiding(31.0), missing_s=0.3) == (MISSING, 0.3, 0)
 
 
-def test_who_asks_for_what_is_missing_believes_no_other_answer_sooner() -> None:
+def test_retries_of_a_missing_object_end_no_sooner_with_other_answers() -> None:
     assert outcome(hiding(5.0, SICK), missing_s=30.0) == (SICK, 6.05, 0)
     assert outcome(hiding(0.5, b"bad"), missing_s=30.0) == (b"bad", 2.0, 3)
     assert outcome(hiding(5.0, b"bad"), missing_s=30.0)[0].__class__ is StoreError, "it may pass, and is no absence"
@@ -284,7 +286,7 @@ def test_answers_that_never_agree_are_asked_for_six_seconds_and_all_named() -> N
     assert seconds == pytest.approx(6.05)
 
 
-def test_what_was_contradicted_is_logged_by_its_place(caplog: pytest.LogCaptureFixture) -> None:
+def test_contradicted_answer_is_logged_with_its_place(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> bytes:
         return await ConfirmedReads(EventLog(LoopClock())).read([scripted("object 'key'", DAMAGED, b"ok")])
 

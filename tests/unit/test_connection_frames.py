@@ -314,7 +314,7 @@ def test_a_block_is_as_old_as_its_connection_says(age_ms: int, over_ms: int, tak
     with_bench(work)
 
 
-def test_what_follows_a_refused_block_is_ignored_and_a_full_ring_throttles() -> None:
+def test_blocks_behind_a_throttled_one_are_ignored() -> None:
     def work(bench: Bench) -> None:
         bench.partition.ring.limits = dataclasses.replace(bench.partition.ring.limits, slots=1, batch_blocks_max=2)
         bench.receive(bench.blocks(0, 1, 2, 3))
@@ -417,7 +417,7 @@ def test_a_connection_that_was_closed_takes_no_forwarded_block(monkeypatch: pyte
         (ThrottledError("too much HTTP"), False),
     ],
 )
-def test_who_is_refused_is_answered_in_its_own_protocol_where_that_is_http(error: MemqError, http: bool) -> None:
+def test_refused_http_client_is_answered_in_http(error: MemqError, http: bool) -> None:
     def work(bench: Bench) -> None:
         bench.connection.refuse(error)
         data = bytes(bench.wire.written)

@@ -111,7 +111,7 @@ def test_all_partitions_go_with_one_request_and_nothing_that_is_stored_goes_agai
     asyncio.run(work())
 
 
-def test_what_was_not_stored_goes_again() -> None:
+def test_positions_of_a_failed_commit_are_stored_by_the_next() -> None:
     async def work() -> None:
         parts = Parts()
         committer, here = parts.committer(), parts.done(HERE, 5)

@@ -81,7 +81,7 @@ def test_queue_time_never_goes_back() -> None:
 
 
 @pytest.mark.parametrize(("later_ms", "verdict"), [(WINDOW_MS - 1, Novelty.SEEN), (WINDOW_MS * 5 // 4, Novelty.NEW)])
-def test_what_is_older_than_the_window_and_a_slice_of_it_is_new_again(later_ms: int, verdict: Novelty) -> None:
+def test_sequences_older_than_the_window_and_a_slice_are_new_again(later_ms: int, verdict: Novelty) -> None:
     dedup_window = DedupWindow(WINDOW_MS)
     dedup_window.advance(10_000)
     dedup_window.judge(0, 1, 0, 10)
@@ -92,7 +92,7 @@ def test_what_is_older_than_the_window_and_a_slice_of_it_is_new_again(later_ms: 
     assert dedup_window.gaps == 0
 
 
-def test_what_was_seen_is_said_without_being_noted() -> None:
+def test_seen_ranges_are_returned_without_a_note() -> None:
     dedup_window = DedupWindow(WINDOW_MS)
     dedup_window.note(0, 1, 0, 10)
     dedup_window.note(0, 1, 20, 30)

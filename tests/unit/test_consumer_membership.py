@@ -117,7 +117,7 @@ def test_a_partition_that_came_and_went_unseen_is_given_back_at_once() -> None:
     assert list(member.released) == []
 
 
-def test_what_is_revoked_stays_held_until_the_user_is_told() -> None:
+def test_revoked_partition_stays_held_until_the_user_is_notified() -> None:
     member = MemberState()
     member.answered(Membership(1, PARTS[:2]))
     for part in member.changes().assigned:
@@ -128,7 +128,7 @@ def test_what_is_revoked_stays_held_until_the_user_is_told() -> None:
     assert (member.held, member.released) == (PARTS[:1], PARTS[1:2])
 
 
-def test_what_was_lost_is_another_grant_when_it_comes_back() -> None:
+def test_lost_partition_that_returns_is_another_grant() -> None:
     member = MemberState()
     member.answered(Membership(1, PARTS[:1]))
     member.confirm_assigned(PARTS[0])
@@ -140,7 +140,7 @@ def test_what_was_lost_is_another_grant_when_it_comes_back() -> None:
     assert member.changes() == AssignmentEvents(lost=PARTS[:1], assigned=PARTS[:1])
 
 
-def test_what_is_lost_and_assigned_by_one_answer_is_another_grant() -> None:
+def test_partition_lost_and_assigned_by_one_answer_is_another_grant() -> None:
     member = MemberState()
     member.answered(Membership(1, PARTS[:2]))
     member.confirm_assigned(PARTS[0])

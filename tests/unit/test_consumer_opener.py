@@ -256,7 +256,7 @@ def test_a_log_that_refuses_is_asked_again_while_others_are_opened(run: Run, cap
 
 
 @pytest.mark.parametrize("outcome", [True, False])
-def test_what_is_read_of_a_partition_ends_when_it_goes_though_it_comes_back_at_once(run: Run, *, outcome: bool) -> None:
+def test_reading_of_a_revoked_partition_ends_even_if_it_returns_at_once(run: Run, *, outcome: bool) -> None:
     async def work(member: Member) -> None:
         before = member.reading.assigned[MOVED]
         if outcome:
@@ -365,7 +365,7 @@ def test_an_error_is_no_answer(run: Run) -> None:
 
 
 @pytest.mark.parametrize("passes", [True, False])
-def test_what_stands_in_the_way_is_tried_again_five_times_a_second(run: Run, *, passes: bool) -> None:
+def test_failed_opening_is_retried_five_times_a_second(run: Run, *, passes: bool) -> None:
     error = QueueError("away") if passes else DeniedError("not you")
 
     async def work(member: Member) -> None:
@@ -452,9 +452,7 @@ def test_a_start_that_retention_took_is_an_error_unless_it_may_be_skipped(run: R
 
 
 @pytest.mark.parametrize("skips", [True, False])
-def test_what_retention_takes_while_a_partition_is_read_is_an_error_unless_it_may_be_skipped(
-    run: Run, *, skips: bool
-) -> None:
+def test_retention_under_a_reader_is_an_error_unless_it_may_be_skipped(run: Run, *, skips: bool) -> None:
     log = Log()
     for first in (0, 3, 6):
         log.batch(Block(1, first))

@@ -342,7 +342,7 @@ def test_entries_that_an_answer_passes_over_are_read_once_more(*, there: bool) -
     polling(work())
 
 
-def test_what_retention_took_is_passed_over_when_two_answers_say_so() -> None:
+def test_expired_entries_are_skipped_when_two_answers_agree() -> None:
     async def work() -> None:
         polls = Polls(log_of(4, 1))
         flow = polls.add(0)

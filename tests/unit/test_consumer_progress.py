@@ -72,7 +72,7 @@ def test_a_place_within_a_batch_finishes_only_what_lies_before_it() -> None:
     assert (ledger.prefix, ledger.pending) == (behind(6), False)
 
 
-def test_what_is_done_is_not_kept() -> None:
+def test_ledger_keeps_no_finished_batches() -> None:
     ledger = CommitLedger()
     for offset in range(1, 1_000):
         ledger.hand(behind(offset))

@@ -34,7 +34,9 @@ steps = st.lists(st.tuples(st.sampled_from("abcdef"), st.none() | st.integers(0,
 
 
 @given(steps, st.integers(0, 3))
-def test_who_follows_the_changes_has_what_is_on_the_board(steps: list[tuple[str, int | None, bool]], kept: int) -> None:
+def test_follower_of_the_changes_has_the_content_of_the_board(
+    steps: list[tuple[str, int | None, bool]], kept: int
+) -> None:
     board, version = Board(), 0
     seen: dict[BoardKey, object] = {}
     before, board_module.GONE_MAX = board_module.GONE_MAX, kept

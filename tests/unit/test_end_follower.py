@@ -111,7 +111,7 @@ def test_owners_that_never_answer_leave_their_turn_to_those_of_other_logs(monkey
     asyncio.run(work())
 
 
-def test_what_nobody_foresaw_in_a_question_ends_the_audit() -> None:
+def test_unexpected_error_of_a_question_ends_the_audit() -> None:
     async def work() -> None:
         async def ask(_topic: Topic, _log: ReadPartition) -> int:
             raise RuntimeError("never")

@@ -218,7 +218,7 @@ def reading(work: Coroutine[Any, Any, None]) -> None:
 # ---- how much at once ----------------------------------------------------------------------------
 
 
-def test_what_is_fetched_ahead_stays_within_the_budget() -> None:
+def test_prefetched_batches_stay_within_the_budget() -> None:
     async def work() -> None:
         world = World(log_of(20))
         size = len(Block(1, 0).data())
@@ -363,7 +363,7 @@ def test_a_fetch_that_fails_is_tried_again_later_and_later(passes: bool) -> None
 # ---- partitions that come and go -----------------------------------------------------------------
 
 
-def test_what_goes_frees_its_room_and_its_counts_stay() -> None:
+def test_removed_partition_frees_its_room_and_keeps_its_counts() -> None:
     async def work() -> None:
         world = World(log_of(4, 1), log_of(4, 2))
         world.fetch_s = 1.0
@@ -474,7 +474,7 @@ def test_reading_ends_when_each_partition_is_read_to_its_end() -> None:
     reading(work())
 
 
-def test_what_is_passed_over_without_a_record_can_be_committed() -> None:
+def test_pointers_without_records_can_be_committed() -> None:
     async def work() -> None:
         log = Log()
         log.control()

@@ -144,7 +144,7 @@ def test_a_column_that_says_nothing_is_not_written() -> None:
     assert seal(build([(b"a", None, (), None, None)])).header.base_ms == NOW_MS
 
 
-def test_what_does_not_shrink_is_written_as_it_is() -> None:
+def test_block_that_does_not_shrink_is_stored_uncompressed() -> None:
     noise = [(random.Random(1).randbytes(500), None, (), None, None)]
     for codec in ("zstd", "lz4"):
         assert seal(build(noise), codec).header.codec == block.CODEC_NONE
@@ -334,7 +334,7 @@ def test_a_header_beyond_its_bounds_is_damage(fields: dict[str, Any], text: str)
         ({"flags": 128}, "flags 0x80"),
     ],
 )
-def test_what_is_newer_is_never_called_damage(fields: dict[str, int], text: str) -> None:
+def test_newer_format_is_never_damage(fields: dict[str, int], text: str) -> None:
     newer = with_header(ONE.data, **fields)
     for read in (check_block, parse_header):
         with pytest.raises(UnsupportedFormatError, match=text):

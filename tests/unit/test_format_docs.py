@@ -233,7 +233,7 @@ def test_the_defaults_of_the_schema_are_those_of_the_code() -> None:
         *(("requires", ["x"]), ("totals", {"records": -1}), ("producers_complete", 1), ("broker", "a b")),
     ],
 )
-def test_what_the_schema_refuses_the_code_refuses_too(field: str, value: Any) -> None:
+def test_code_refuses_the_pointers_that_the_schema_refuses(field: str, value: Any) -> None:
     body = json.loads((FOLDER / "pointer-data.json").read_text())
     assert faults(body, SCHEMA) == []
     body[field] = value

@@ -203,7 +203,7 @@ def test_any_value_in_any_field_is_named_or_read(field: str, value: Any) -> None
         {"version": 2, "cluster": 5, "locations": "elsewhere"},
     ],
 )
-def test_what_is_newer_is_never_called_damage(fields: dict[str, Any]) -> None:
+def test_newer_format_is_never_damage(fields: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedFormatError):
         decode_pointer(wire(**fields))
 

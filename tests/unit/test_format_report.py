@@ -49,7 +49,7 @@ def sequences(reports: list[Report]) -> dict[tuple[int, str, int], RangeSet]:
 
 
 @given(st.lists(spans, max_size=4))
-def test_what_is_written_is_read(written: list[ReportSpan]) -> None:
+def test_written_report_is_read_back(written: list[ReportSpan]) -> None:
     said = report((part(*written),))
     assert decode_report(encode_report(said)) == said
 
@@ -74,7 +74,7 @@ def test_fields_of_tomorrow_are_passed_over_and_a_newer_version_is_no_damage() -
         *(("parts.spans.latency", [[65, 1]]), ("parts.damages.offset", None), ("parts.begins.reason", "mood")),
     ],
 )
-def test_what_breaks_a_rule_is_damage(place: str, value: Any) -> None:
+def test_report_that_breaks_a_rule_is_damage(place: str, value: Any) -> None:
     body = json.loads(encode_report(make_reports()["report-consumer.json"]))
     at = body
     *outer, name = place.split(".")
@@ -91,13 +91,13 @@ def test_garbage_is_damage(body: bytes) -> None:
         decode_report(body)
 
 
-def test_what_is_over_the_bound_is_not_read() -> None:
+def test_report_over_the_bound_is_refused() -> None:
     with pytest.raises(CorruptDataError, match="65536 are allowed"):
         decode_report(encode_report(report()) + b" " * 65_536)
 
 
 @given(st.lists(spans, max_size=6), st.integers(0, 2))
-def test_what_is_too_large_is_cut_and_says_the_same(written: list[ReportSpan], partitions: int) -> None:
+def test_large_report_is_cut_into_reports_with_the_same_content(written: list[ReportSpan], partitions: int) -> None:
     said = report(tuple(part(*written, number=number) for number in range(partitions)), last=True)
     cut = fitting(said, 700)
     assert sequences(cut) == sequences([said])

@@ -50,7 +50,7 @@ sizes = st.lists(st.integers(0, 40), max_size=5)
 
 
 @given(sizes)
-def test_what_was_written_comes_back(found: list[int]) -> None:
+def test_written_segment_is_read_back(found: list[int]) -> None:
     data, ends = segment(found)
     content = decode_segment(data)
     assert (content.damages, content.torn_bytes) == ([], 0)
@@ -111,7 +111,7 @@ def test_a_damaged_head_is_damage(at: int, bit: int) -> None:
     raise AssertionError("a damaged head was read")
 
 
-def test_what_an_older_segment_left_on_the_disk_is_none_of_its_entries() -> None:
+def test_bytes_of_an_older_segment_are_no_entries() -> None:
     data, ends = segment([1, 2])
     stale = segment([5, 6], seed=SEED + 1)[0][HEAD.size :]
     content = decode_segment(data + stale)
@@ -147,7 +147,7 @@ def test_entries_that_are_copied_are_those_of_another_segment(found: list[int], 
 
 
 @pytest.mark.parametrize("at", [HEAD.size, HEAD.size + 20, 0, HEAD.size + ENTRY.size + 20, -1])
-def test_what_is_damaged_is_not_copied(at: int) -> None:
+def test_damaged_entries_are_not_copied(at: int) -> None:
     data, ends = segment([10, 10])
     hurt = bytearray(data)
     hurt[at] ^= 1

@@ -90,7 +90,7 @@ def test_three_batches_that_follow_on_each_other_settle_a_fold() -> None:
         pointer("data", 3, 5, 2, before=10),  # a copy: what lies next to it may be unknown to its owner
     ],
 )
-def test_what_does_not_follow_settles_nothing(changed: Pointer) -> None:
+def test_pointer_that_does_not_follow_settles_nothing(changed: Pointer) -> None:
     assert not fold(pointer("data", 3, 4, 2, before=8), pointer("data", 3, 5, 2, before=10), changed).settled
 
 

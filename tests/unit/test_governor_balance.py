@@ -183,7 +183,7 @@ def test_a_hot_partition_does_not_drive_the_idle_ones_away() -> None:
 
 
 @given(st.lists(st.sampled_from(["", "dead"]), min_size=8, max_size=8), st.integers(1, 4))
-def test_what_nobody_has_is_spread_evenly(owners: list[str], count: int) -> None:
+def test_partitions_without_owner_are_spread_evenly(owners: list[str], count: int) -> None:
     names = "abcd"[:count]
     plan = balanced(view(owners, [broker(name) for name in names]))
     given_to = [change.assignment.broker for change in plan.changes]

@@ -161,7 +161,7 @@ def test_a_member_joins_once_and_then_says_that_it_lives() -> None:
     run(work)
 
 
-def test_what_the_member_never_held_goes_back_at_once() -> None:
+def test_partition_that_a_member_never_held_is_released_at_once() -> None:
     """Another member waits for it: not until the next heartbeat is due."""
 
     async def work(member: Member) -> None:
@@ -252,7 +252,7 @@ def test_partitions_are_kept_through_errors_within_the_session_and_not_beyond() 
     run(work)
 
 
-def test_what_does_not_pass_is_the_users_and_what_fences_is_not() -> None:
+def test_permanent_errors_reach_the_user_and_fencing_rejoins() -> None:
     async def work(member: Member) -> None:
         await member.exchange()
         await member.exchange(GenerationFencedError("another member has it"))

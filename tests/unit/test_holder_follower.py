@@ -99,7 +99,7 @@ def test_a_doubt_is_logged_with_its_reason_and_an_answer_for_a_partition_that_we
     assert "broker 'one' may hold them: it did not answer" in caplog.text
 
 
-def test_what_nobody_foresaw_in_a_question_ends_the_audit() -> None:
+def test_unexpected_error_of_a_question_ends_the_audit() -> None:
     async def work() -> None:
         async def ask(topic: Topic, sought: Sequence[Sought]) -> HeldAnswer:
             raise RuntimeError("never")

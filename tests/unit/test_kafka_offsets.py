@@ -117,7 +117,7 @@ def test_a_request_asks_for_no_more_places_than_the_library_bears() -> None:
     over(library, work)
 
 
-def test_what_is_not_there_or_has_no_leader_is_answered_without_asking_for_it() -> None:
+def test_missing_or_leaderless_partition_is_answered_without_a_request() -> None:
     library = Library({"a": [True, False]})
 
     async def work(offsets: Offsets, clock: ManualClock) -> None:

@@ -73,7 +73,7 @@ def test_librdkafka_settings_pass_through_in_every_spelling() -> None:
             assert client["bootstrap.servers"] == "localhost:9092"
 
 
-def test_what_the_guarantees_rest_on_is_not_passed_through() -> None:
+def test_kafka_settings_that_the_guarantees_need_are_refused() -> None:
     for name in OWN:
         with pytest.raises(InvalidSettingError, match="can't be set"):
             settings_of(**{name: "1"})
@@ -165,7 +165,7 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.integers(1, 8))
-def test_what_the_cache_shows_has_no_gap_and_stays_within_its_bytes(
+def test_tail_cache_has_no_gap_and_stays_within_its_bytes(
     steps: list[tuple[str, ReadPartition, int]], room: int
 ) -> None:
     size = ENTRY_BYTES + 10
@@ -235,7 +235,7 @@ def test_a_commit_after_a_later_one_is_refused() -> None:
     holdings.check_commit(holdings.generation, at(A), 5)
 
 
-def test_what_came_back_needs_the_new_generation() -> None:
+def test_partition_that_returns_needs_the_new_generation() -> None:
     holdings = Holdings("a", 100)
     holdings.assign([A])
     old = holdings.generation

@@ -160,7 +160,7 @@ def test_a_time_behind_all_records_lies_at_the_end(library: Library) -> None:
     over(work)
 
 
-def test_what_comes_between_the_questions_for_a_time_is_not_passed_over(
+def test_seek_by_time_keeps_entries_published_between_its_questions(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work(queue: KafkaQueue) -> None:
@@ -301,7 +301,7 @@ def test_an_end_of_file_before_the_end_is_none(library: Library) -> None:
     over(work)
 
 
-def test_what_a_lagging_replica_shows_is_returned_and_is_not_the_end(library: Library) -> None:
+def test_entries_of_a_lagging_replica_are_returned_and_are_not_the_end(library: Library) -> None:
     async def work(queue: KafkaQueue) -> None:
         library.visible = 3
         entries = await queue.read(PARTITION, 1, ALL)

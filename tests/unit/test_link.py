@@ -149,7 +149,7 @@ def test_a_connection_begins_with_hello() -> None:
 
 
 @pytest.mark.parametrize("checksums", [True, False])
-def test_what_a_broker_says_has_checksums_from_its_hello_on_or_never(checksums: bool) -> None:
+def test_answers_of_a_broker_have_checksums_from_its_hello_on_or_never(checksums: bool) -> None:
     """One of an earlier release sends none."""
 
     async def work() -> None:

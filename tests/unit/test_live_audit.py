@@ -25,7 +25,7 @@ HELD_MS = int(FORWARD_S_MAX * 1000)
 LOST = ("lost", "queue", "", PRODUCER)
 
 
-def test_what_went_all_the_way_is_ok() -> None:
+def test_records_processed_without_faults_are_ok() -> None:
     harness = LiveAuditHarness()
     harness.sent(span("sent", (0, 10)), span("acked", (0, 10)))
     harness.queue((PRODUCER, 0, 10))
@@ -47,7 +47,7 @@ def test_pointers_say_how_old_their_records_were_and_copies_are_not_timed() -> N
     assert harness.rows[MINUTE].side("").latency == {"committed": {4: 9, 9: 3}}
 
 
-def test_what_is_acked_with_all_and_in_no_pointer_is_lost_until_it_comes() -> None:
+def test_records_acked_with_all_without_pointer_are_lost_until_it_comes() -> None:
     harness = LiveAuditHarness()
     harness.sent(span("sent", (0, 30)), span("acked", (0, 30)), last=True)
     harness.queue((PRODUCER, 0, 10))
@@ -67,7 +67,7 @@ def test_what_is_acked_with_all_and_in_no_pointer_is_lost_until_it_comes() -> No
     assert harness.word() == "ok"
 
 
-def test_what_is_acked_with_less_is_lost_only_when_it_can_not_come_any_more() -> None:
+def test_records_acked_with_less_are_lost_only_when_no_pointer_can_come() -> None:
     harness = LiveAuditHarness()
     harness.sent(span("sent", (0, 10), level=1), span("acked", (0, 10), level=1))
     harness.sent(span("sent", (0, 5), level=0, producer=6), client=101)
@@ -79,7 +79,7 @@ def test_what_is_acked_with_less_is_lost_only_when_it_can_not_come_any_more() ->
     assert harness.found() == [(*LOST, ((0, 10),)), ("lost", "queue", "", 6, ((0, 5),))]
 
 
-def test_what_is_sent_and_never_acked_is_unproven_and_what_is_given_up_is_not_missing() -> None:
+def test_unacked_records_are_unproven_and_given_up_ones_not_missing() -> None:
     harness = LiveAuditHarness()
     harness.sent(span("sent", (0, 10)), span("gave-up", (5, 10)))
     harness.settle()
@@ -90,7 +90,7 @@ def test_what_is_sent_and_never_acked_is_unproven_and_what_is_given_up_is_not_mi
     assert harness.word() == "unknown"
 
 
-def test_what_an_instance_gave_up_does_not_date_what_the_next_one_sends() -> None:
+def test_records_that_an_instance_gave_up_do_not_date_those_of_the_next() -> None:
     harness = LiveAuditHarness()
     harness.sent(span("gave-up", (0, 10)))
     harness.queue((PRODUCER, 0, 10))
@@ -206,7 +206,7 @@ def nonzero(harness: LiveAuditHarness, minute: int) -> dict[str, int]:
     return {name: records for name, records in counts.items() if records}
 
 
-def test_what_a_dead_instance_sent_is_not_in_flight_for_ever_when_the_next_one_sends_it_an_hour_later() -> None:
+def test_records_of_a_dead_instance_resent_an_hour_later_leave_the_flight() -> None:
     harness = LiveAuditHarness()
     harness.sent(span("sent", (0, 10)), span("acked", (0, 5)), last=True)
     harness.queue((PRODUCER, 0, 5))
@@ -279,7 +279,7 @@ def test_blocks_that_the_pointer_skips_are_not_counted() -> None:
     assert (harness.found(), harness.rows[MINUTE].side("").counts) == ([], {"committed": 20})
 
 
-def test_what_a_member_passed_over_is_lost_for_its_group_alone() -> None:
+def test_records_that_a_member_skipped_are_lost_for_its_group_alone() -> None:
     harness = LiveAuditHarness()
     for first in (0, 10, 20):
         harness.queue((PRODUCER, first, first + 10))
@@ -302,7 +302,7 @@ def test_the_last_member_may_have_processed_what_the_next_one_did_not() -> None:
     assert (harness.found(), harness.word(GROUP)) == ([], "ok")
 
 
-def test_what_is_processed_twice_is_doubled_unless_the_group_went_back() -> None:
+def test_records_processed_twice_are_doubled_unless_the_group_went_back() -> None:
     harness = LiveAuditHarness()
     for first in (0, 10):
         harness.queue((PRODUCER, first, first + 10))
@@ -333,7 +333,7 @@ def test_work_of_a_member_that_is_heard_after_the_next_one_began_doubles_nothing
     assert harness.found() == [("doubled", "consumer", GROUP, PRODUCER, ((25, 30),))]
 
 
-def test_what_a_member_processes_from_before_its_beginning_is_doubled() -> None:
+def test_records_from_before_the_start_of_a_member_are_doubled() -> None:
     harness = LiveAuditHarness()
     for first in (0, 10):
         harness.queue((PRODUCER, first, first + 10))

@@ -210,7 +210,7 @@ def run(seed: int, *, faults: bool) -> History:
 
 
 @pytest.mark.parametrize("seed", range(repetitions(4, 200)))
-def test_what_was_done_is_found_and_nothing_else(seed: int) -> None:
+def test_audit_of_a_random_history_finds_only_the_injected_faults(seed: int) -> None:
     history = run(seed, faults=True)
     assert history.end() == history.expected() != {}
 

@@ -33,7 +33,7 @@ def a_newer_version_wrote(harness: LiveAuditHarness) -> None:
 @pytest.mark.parametrize("level", [1, 2])
 @pytest.mark.parametrize("new", [False, True], ids=["known", "new"])
 @pytest.mark.parametrize("gap", [retention_took, a_newer_version_wrote])
-def test_what_may_be_in_pointers_that_were_not_read_is_not_lost(
+def test_records_possibly_in_unread_pointers_are_not_lost(
     gap: Callable[[LiveAuditHarness], None],
     new: bool,
     level: int,
@@ -73,7 +73,7 @@ def test_below_an_end_only_what_came_behind_the_pointers_that_were_not_read_is_l
     assert harness.found(grave=False) == [("lost", "queue", "", producer, ((50, 60),))]
 
 
-def test_what_retention_took_before_the_first_audit_is_not_lost_and_what_is_acked_later_may_be() -> None:
+def test_records_expired_before_the_audit_are_not_lost_and_later_ones_may_be() -> None:
     harness = LiveAuditHarness()
     harness.audit.begin_at(5)
     harness.sent(span("sent", (0, 10)), span("acked", (0, 10)))
@@ -90,7 +90,7 @@ def test_what_retention_took_before_the_first_audit_is_not_lost_and_what_is_acke
 # ---- an end that is too low ------------------------------------------------------------------------
 
 
-def test_what_is_acked_is_lost_only_behind_an_end_that_was_proved_after_it_was_missing() -> None:
+def test_acked_records_are_lost_only_after_a_later_proof_of_the_end() -> None:
     harness = LiveAuditHarness()
     harness.queue((PRODUCER, 0, 10))
     harness.sent(span("sent", (0, 20)), span("acked", (0, 20)))
@@ -154,7 +154,7 @@ def test_while_the_queue_can_not_be_read_reports_wait_and_minutes_are_unknown() 
     assert harness.rows[MINUTE + 7].side("")["silent"] == 0
 
 
-def test_what_waits_for_the_queue_is_judged_once_it_was_read() -> None:
+def test_reports_ahead_of_the_queue_are_judged_after_its_read() -> None:
     harness = LiveAuditHarness()
     harness.queue((PRODUCER, 0, 10))
     harness.read(span("processed", (0, 5)), begin="0:0:0", committed="0:1:0")

@@ -15,7 +15,7 @@ LATE_MS = active_ms(TOPIC.settings) + 1
 LOST = ("lost", "queue", "", PRODUCER)
 
 
-def test_what_a_broker_holds_is_in_flight_for_as_long_as_it_holds_it() -> None:
+def test_records_that_a_broker_holds_are_in_flight() -> None:
     harness = LiveAuditHarness()
     harness.sent(span("sent", (0, 10), level=1), span("acked", (0, 10), level=1), last=True)
     harness.answer = HeldAnswer({(0, PRODUCER): RangeSet([(0, 10)])}, frozenset({"one"}))
@@ -31,7 +31,7 @@ def test_what_a_broker_holds_is_in_flight_for_as_long_as_it_holds_it() -> None:
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_what_a_broker_may_hold_that_is_gone_is_unknown_until_it_says_so(ended: bool) -> None:
+def test_records_that_a_silent_broker_may_hold_are_unknown(ended: bool) -> None:
     harness = LiveAuditHarness()
     harness.publish(pointer(kind="opened", broker="one"))
     if not ended:
@@ -51,7 +51,7 @@ def test_what_a_broker_may_hold_that_is_gone_is_unknown_until_it_says_so(ended: 
     assert harness.found(grave=False) == [(*LOST, ((0, 10),))], "what was nowhere is nowhere"
 
 
-def test_nobody_is_asked_for_what_was_acked_with_all() -> None:
+def test_brokers_are_not_asked_for_records_acked_with_all() -> None:
     harness = LiveAuditHarness()
     harness.answer = HeldAnswer(error="away")
     harness.end(10, acks=2)
@@ -61,7 +61,7 @@ def test_nobody_is_asked_for_what_was_acked_with_all() -> None:
     assert harness.audit.sought(again=True) == []
 
 
-def test_what_is_not_settled_is_asked_for_again_and_what_is_new_at_once() -> None:
+def test_unsettled_records_are_asked_for_again_and_new_ones_at_once() -> None:
     questions = HeldQuestions()
     nothing = RangeSet(), RangeSet()
     questions.begin(5)

@@ -20,7 +20,7 @@ PARTITIONS = repetitions(3, ALL_PARTITIONS)
 STATE_BYTES_MAX = 200 * MIB * PARTITIONS // ALL_PARTITIONS
 
 
-def test_what_is_in_flight_fits() -> None:
+def test_records_in_flight_fit_into_memory() -> None:
     tracemalloc.start()
     try:
         audits = [in_flight(PartitionAudit(TOPIC, 0)) for _ in range(PARTITIONS)]

@@ -51,7 +51,7 @@ def fetched(*ranges: tuple[int, int]) -> ReportSpan:
     return span("fetched", *ranges, level=0)
 
 
-def test_what_tasks_fetched_is_processed_when_the_checkpoint_is_behind_it() -> None:
+def test_records_fetched_by_tasks_are_processed_at_the_checkpoint() -> None:
     harness = StreamHarness(4)
     harness.driver("0:0:0", "start")
     harness.task(("0:0:0", "0:2:0"), fetched((0, 20)))
@@ -68,7 +68,7 @@ def test_what_tasks_fetched_is_processed_when_the_checkpoint_is_behind_it() -> N
     assert harness.found(grave=False) == []
 
 
-def test_what_a_task_passed_over_is_lost() -> None:
+def test_records_that_a_task_skipped_are_lost() -> None:
     harness = StreamHarness(4)
     harness.driver("0:0:0", "start")
     harness.task(("0:0:0", "0:3:0"), fetched((0, 10), (20, 30)))

@@ -61,7 +61,7 @@ GAP, GAP_AT_FIRST, CUT_THEN_GAP = "o1 1.0 1.1 1.4 o2 2.0", "o1 1.0 o2 2.1", "2.5
         *("gap at the first batch of all", "cut behind an opening that was repeated"),
     ],
 )
-def test_what_a_log_accounts_for(text: str, cut: bool, before: int, gone: str, kept: str) -> None:
+def test_log_accounts_for_its_batches(text: str, cut: bool, before: int, gone: str, kept: str) -> None:
     log = shown(text, cut=cut, before=before)
     for each in f"{gone} {kept}".split():
         place = pointer(each)

@@ -47,7 +47,7 @@ def offsets(entries: Sequence[Entry]) -> list[int]:
 
 @pytest.mark.parametrize("omitted", [[0], [1], [2, 3], [5], [4, 5], [0, 1, 2, 3, 4], [0, 2, 5]])
 @pytest.mark.parametrize("first", [0, 1])
-def test_what_one_answer_leaves_out_is_in_the_next_page(omitted: list[int], first: int) -> None:
+def test_entries_that_one_answer_omits_are_in_the_next_page(omitted: list[int], first: int) -> None:
     async def work() -> None:
         queue = await filled()
         queue.omits = [omitted]
@@ -60,7 +60,7 @@ def test_what_one_answer_leaves_out_is_in_the_next_page(omitted: list[int], firs
 @pytest.mark.parametrize(
     ("gone", "pages"), [([2], [[0, 1], [3, 4, 5]]), ([0], [[1, 2, 3, 4, 5]]), ([1, 2, 4], [[0], [3], [5]])]
 )
-def test_what_no_answer_has_is_passed_over(gone: list[int], pages: list[list[int]]) -> None:
+def test_entries_that_no_answer_has_are_skipped(gone: list[int], pages: list[list[int]]) -> None:
     async def work() -> None:
         queue = await filled()
         queue.omits = [gone] * 20

@@ -54,7 +54,7 @@ def test_lines_carry_their_event_and_the_count(caplog: pytest.LogCaptureFixture)
     assert caplog.records[-1].exc_info
 
 
-def test_what_fails_all_the_time_is_told_once_a_minute_and_when_it_works_again(
+def test_outage_is_logged_once_a_minute_and_at_its_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = FakeClock()

@@ -128,7 +128,7 @@ def test_entries_that_do_not_ascend_are_damage() -> None:
         )
 
 
-def test_what_is_newer_is_unsupported_and_the_wrong_kind_is_damage() -> None:
+def test_newer_manifest_is_unsupported_and_a_wrong_kind_is_damage() -> None:
     with pytest.raises(UnsupportedFormatError, match="requires"):
         decode_compaction_manifest(encode_compaction_manifest(msgspec.structs.replace(MANIFEST, requires=("folding",))))
     with pytest.raises(CorruptDataError, match="kind"):

@@ -97,7 +97,7 @@ def test_a_batch_that_retention_took_while_it_was_fetched_expires(skips: bool) -
     reading(work())
 
 
-def test_what_retention_took_before_it_was_polled_is_a_gap() -> None:
+def test_entries_expired_before_they_were_polled_are_a_gap() -> None:
     async def work() -> None:
         world = World(log_of(2))
         reader = Reader(world)

@@ -32,7 +32,7 @@ def of_tomorrow(known: Topic) -> bytes:
     return json.dumps(body).encode()
 
 
-def test_what_is_newer_is_passed_over_and_kept() -> None:
+def test_newer_fields_are_ignored_and_kept() -> None:
     before = of_tomorrow(topic())
     known = msgspec.json.decode(before, type=Topic)
     assert known == topic()

@@ -217,7 +217,9 @@ def damage(block: int, records: int) -> ReportedDamage:
     [(0, 25, [0, 1, 2, 3]), (1, 15, [1, 2, 3]), (2, 11, [2, 3]), (3, 1, [3])],
     ids=["all", "from the second on", "two", "the last"],
 )
-def test_what_an_object_has_lost_at_its_end_is_named(cut: bool, block: int, records: int, wanted: list[int]) -> None:
+def test_blocks_missing_at_the_end_of_an_object_are_named(
+    cut: bool, block: int, records: int, wanted: list[int]
+) -> None:
     """By the index, where a broker still has it; else by the headers of what is left."""
     pointer, body = stored(RUNS)
     (location,) = pointer.locations
@@ -242,7 +244,7 @@ def test_one_block_is_named_by_the_index() -> None:
     assert (found.producer, found.first, found.next, found.records) == (6, 0, 4, 4)
 
 
-def test_what_does_not_add_up_stays_unnamed() -> None:
+def test_damage_with_other_counts_stays_unnamed() -> None:
     pointer, body = stored(RUNS)
     entries = asyncio.run(read_entries(reader(body), pointer.locations[0]))
     for unsure, known in ((damage(1, 14), entries[:1]), (damage(2, 11), entries[:1]), (damage(3, 1), ())):

@@ -103,7 +103,7 @@ def test_lag_counts_each_stored_record_once(log: Log, data: st.DataObject) -> No
 
 
 @given(logs(), st.integers(1, 20), st.data())
-def test_what_lies_before_a_place_is_found_from_the_pointers_around_it(
+def test_totals_before_a_position_are_found_from_the_pointers_around_it(
     log: Log, tail: int, data: st.DataObject
 ) -> None:
     offset = data.draw(st.integers(0, log.next_offset))
@@ -289,7 +289,7 @@ def test_the_time_at_an_end_without_entries_is_found_from_the_last_ones_before_i
     assert reader.reads < 100
 
 
-def test_what_lies_before_a_place_of_a_whole_log_is_not_looked_for_behind_it() -> None:
+def test_totals_before_a_position_of_a_whole_log_need_no_reads_behind_it() -> None:
     log = Log()
     for number in range(200):
         log.batch(Block(1, 3 * number), time_ms=number * CONTENDED_MS)

@@ -102,7 +102,7 @@ def test_records_across_blocks_come_once_and_in_order() -> None:
     assert fetched < len(OBJECT) // 10
 
 
-def test_what_lies_before_the_start_was_seen_though_it_is_not_fetched() -> None:
+def test_records_before_the_start_count_as_seen_without_a_fetch() -> None:
     found, fetched = read(Position(0, 0, 150 * RECORDS), Position(0, 2))
     assert found == [*((1, number) for number in range(150 * RECORDS, BLOCKS * RECORDS)), (2, 0)], "no copy of block 1"
     assert fetched < len(OBJECT) // 2

@@ -198,7 +198,7 @@ def test_fail_stays_before_the_damaged_block_after_what_is_whole() -> None:
     assert flow.position == place(0, 3)
 
 
-def test_who_seeks_behind_the_damage_goes_on() -> None:
+def test_seek_behind_damage_continues() -> None:
     log = Log()
     log.batch(Block(1, 0), Block(1, 3), Block(1, 6))
     damage(log, 0, len(Block(1, 0).data()) + BLOCK_HEADER_BYTES)
@@ -217,7 +217,7 @@ def test_skip_passes_one_block_and_delivers_the_rest() -> None:
     assert (flow.counts.damaged_blocks, flow.counts.damaged_records) == (1, 3)
 
 
-def test_what_is_newer_is_never_passed_over() -> None:
+def test_batch_of_a_newer_format_is_never_skipped() -> None:
     log = Log()
     log.batch(Block(1, 0))
     body = bytearray(log.bodies[0])
@@ -350,7 +350,7 @@ def retained(known: Totals | None, *, skip: bool = False) -> PartitionCursor:
     return PartitionCursor(PARTITION, BEGINNING, window_ms=WINDOW_MS, pass_expired=skip, known=known)
 
 
-def test_what_retention_took_before_a_named_start_is_an_error_that_stays() -> None:
+def test_expired_named_start_is_a_lasting_error() -> None:
     log = Log()
     for first in (0, 3, 6):
         log.batch(Block(1, first))
@@ -366,7 +366,7 @@ def test_what_retention_took_before_a_named_start_is_an_error_that_stays() -> No
 
 
 @pytest.mark.parametrize(("known", "lost"), [(Totals(), 6), (Totals(4), 2), (Totals(6), 0), (None, 0)])
-def test_what_retention_took_is_passed_over_and_counted(known: Totals | None, lost: int) -> None:
+def test_expired_records_are_skipped_and_counted(known: Totals | None, lost: int) -> None:
     log = Log()
     for first in (0, 3, 6):
         log.batch(Block(1, first))
@@ -564,7 +564,7 @@ def test_outside_of_reading_nothing_is_polled_fetched_or_delivered(state: Cursor
     assert (flow.poll_offset, flow.next_fetch(), flow.deliver()) == (None, None, None)
 
 
-def test_what_a_look_back_shows_is_forgotten_with_the_window() -> None:
+def test_sequences_of_a_look_back_are_forgotten_with_the_window() -> None:
     log = Log()
     log.batch(Block(1, 0), time_ms=1)
     log.batch(Block(2, 0), time_ms=5 * WINDOW_MS)

@@ -138,7 +138,7 @@ def test_answers_are_taken_once_and_in_their_state_alone() -> None:
     assert [fetch(log, flow).offset, fetch(log, flow).offset, flow.next_fetch()] == [0, 1, None]
 
 
-def test_who_wants_whole_batches_stops_before_each_kind_of_damage() -> None:
+def test_reader_of_whole_batches_stops_before_each_kind_of_damage() -> None:
     log = Log()
     for number in range(3):
         log.batch(Block(1, 3 * number))
@@ -226,7 +226,7 @@ def test_of_a_large_batch_only_the_wanted_records_are_fetched(
     assert [fetch(log, flow).part, fetch(log, flow).part] == [(4, 9), (0, 5)]
 
 
-def test_what_was_seen_is_forgotten_with_the_window_while_it_reads() -> None:
+def test_seen_sequences_are_forgotten_with_the_window() -> None:
     log = Log()
     log.batch(Block(1, 0), time_ms=1)
     for number in (5, 10):

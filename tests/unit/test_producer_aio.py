@@ -343,7 +343,7 @@ def test_on_ack_hears_of_every_block_and_what_it_raises_changes_nothing(caplog: 
     assert [record.event for record in caplog.records] == ["producer.callback-raised"] * 3  # type: ignore[attr-defined]
 
 
-def test_who_gives_up_waiting_for_a_delivery_leaves_nothing_in_it() -> None:
+def test_cancelled_wait_leaves_nothing_in_a_delivery() -> None:
     """A program may ask a thousand times, and for a short while each time."""
     blocking = Delivery()
     for _ in range(3):

@@ -109,7 +109,7 @@ def test_blocks_follow_on_each_other_and_memory_comes_back(key: bytes | None) ->
     assert hands.buffer.pending_bytes == 0
 
 
-def test_what_is_pending_is_counted_and_bounded() -> None:
+def test_pending_bytes_are_counted_and_bounded() -> None:
     hands = Hands(block_bytes=8_192, pending_bytes_max=50_000)
     with pytest.raises(BufferFullError):  # noqa: PT012  # how many fit is the question
         for _ in range(1_000):

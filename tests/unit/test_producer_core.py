@@ -170,7 +170,7 @@ def test_records_leave_before_the_next_one_fills_the_socket() -> None:
     run(test)
 
 
-def test_what_waits_for_a_full_socket_leaves_when_it_has_room() -> None:
+def test_blocks_that_wait_for_a_full_socket_are_sent_when_it_has_room() -> None:
     """Without acks nothing else comes from the broker that could set it going."""
 
     async def test(broker: ToyBroker) -> None:
@@ -212,7 +212,7 @@ def test_a_send_gives_way_behind_the_record_that_opened_a_block_and_not_again() 
 # ---- what is counted -----------------------------------------------------------------------------
 
 
-def test_what_was_done_is_counted_in_records_blocks_and_bytes() -> None:
+def test_producer_counts_records_blocks_and_bytes() -> None:
     refused: list[int] = []
 
     def refuse(connection: ToyConnection, frame: Frame) -> bool:
@@ -247,7 +247,7 @@ def test_what_was_done_is_counted_in_records_blocks_and_bytes() -> None:
     run(test)
 
 
-def test_what_is_still_pending_is_said_in_records() -> None:
+def test_flush_timeout_names_the_pending_records() -> None:
     async def test(broker: ToyBroker) -> None:
         broker.acking = False
         producer = producer_on(broker)
@@ -338,7 +338,7 @@ def test_a_named_producer_ends_with_its_first_failure() -> None:
     run(test)
 
 
-def test_what_a_named_producer_has_not_sent_yet_fails_with_its_first_failure() -> None:
+def test_unsent_records_of_a_named_producer_fail_with_its_first_failure() -> None:
     async def test(broker: ToyBroker) -> None:
         held: list[tuple[ToyConnection, Frame]] = []
 
@@ -526,7 +526,7 @@ def test_an_unknown_partition_is_refused_before_anything_is_sent() -> None:
 # ---- room ----------------------------------------------------------------------------------------
 
 
-def test_who_waits_for_room_goes_on_when_blocks_are_acked() -> None:
+def test_sends_that_wait_for_room_continue_when_blocks_are_acked() -> None:
     async def test(broker: ToyBroker) -> None:
         broker.acking = False
         settings = {"block_bytes": 8 * KIB, "pending_bytes_max": 32 * KIB, "codec": "none"}

@@ -114,7 +114,7 @@ def test_connections_that_are_lent_stay() -> None:
     run(test)
 
 
-def test_who_leaves_writes_what_is_there_and_waits_for_no_ack() -> None:
+def test_producer_that_leaves_writes_its_blocks_and_awaits_no_ack() -> None:
     async def test(broker: ToyBroker) -> None:
         broker.acking = False
         core = core_on(broker, linger_s=60.0)

@@ -51,7 +51,7 @@ def test_a_lost_connection_resends_the_same_bytes_and_the_age_counts_from_the_fi
     assert min(broker.sent_ms) <= -2_000  # sent so long before the second connection's clock began
 
 
-def test_what_is_moved_goes_to_the_new_owner() -> None:
+def test_redirected_blocks_go_to_the_new_owner() -> None:
     async def test(broker: ToyBroker) -> None:
         async with ToyBroker() as other:
 
@@ -222,7 +222,7 @@ def test_a_block_that_never_left_timed_out() -> None:
     ],
     ids=["garbage", "throttle", "nack"],
 )
-def test_what_no_broker_says_ends_the_connection_and_the_block_is_sent_again(api: Api, said: bytes) -> None:
+def test_impossible_answer_ends_the_connection_and_the_block_is_resent(api: Api, said: bytes) -> None:
     """A broker whose HELLO has a checksum says nothing without one."""
     spoken: list[int] = []
 
@@ -291,7 +291,7 @@ def test_an_owner_that_is_not_known_yet_is_asked_for_at_once() -> None:
     run(test)
 
 
-def test_what_follows_the_first_failure_of_a_named_producer_fails_at_once() -> None:
+def test_records_after_the_first_failure_of_a_named_producer_fail_at_once() -> None:
     writes: list[int] = []
 
     def serve(connection: ToyConnection, frame: Frame) -> bool:

@@ -365,7 +365,7 @@ def test_without_acks_a_block_is_done_when_it_is_written() -> None:
     assert window.handle(Room(1.0)) == [WriteBlock(last), Settle(last, None), CloseStream(20, [])]
 
 
-def test_what_is_abandoned_fails_as_it_was_told_or_as_unknown() -> None:
+def test_abandoned_blocks_fail_with_the_given_error_or_as_unknown() -> None:
     window = opened(block(0))
     window.handle(StreamRefused(ThrottledError("slow"), 1.0))
     window.handle(Sealed(block(10)))

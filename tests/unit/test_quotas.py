@@ -43,7 +43,7 @@ def test_over_any_time_no_more_passes_than_the_rate_a_second_and_a_block(
 
 
 @given(st.integers(1, 10 * MIB), steps)
-def test_who_waits_as_long_as_it_is_told_finds_room(rate: int, arrivals: list[tuple[float, int]]) -> None:
+def test_client_that_waits_for_retry_after_finds_room(rate: int, arrivals: list[tuple[float, int]]) -> None:
     limiter = Limiter("topic", "t", RatePerSecond("hard", bytes_s=rate, requests_s=100), 0.0)
     now_s = 0.0
     for pause_s, size in arrivals:

@@ -63,7 +63,7 @@ def test_a_run_is_bounded() -> None:
     assert reader.reads == [(far, 2 * half)], "its place in the object is not its size"
 
 
-def test_what_fails_together_is_read_apart() -> None:
+def test_ranges_of_a_failed_joint_read_are_read_apart() -> None:
     reader = Reader(bad=15)
     first, second, third = asyncio.run(read(reader, (0, 10), (10, 10), (20, 10)))
     assert (first, third) == (DATA[:10], DATA[20:30])
@@ -71,7 +71,7 @@ def test_what_fails_together_is_read_apart() -> None:
     assert reader.reads[0] == (0, 30)
 
 
-def test_who_is_cancelled_leaves_the_others_their_own_reads() -> None:
+def test_cancelled_range_leaves_the_others_their_own_reads() -> None:
     async def work() -> None:
         reader = Reader()
         joined = RangeCoalescer(reader)

@@ -83,7 +83,7 @@ def test_a_key_that_comes_again_replaces_what_was_there() -> None:
     assert hot.read("a", 0, len(memory.bytes["a"])) == memory.bytes["a"]
 
 
-def test_what_was_read_is_a_copy() -> None:
+def test_read_of_the_cache_is_a_copy() -> None:
     memory = Memory()
     hot = RecentBatchCache(8 * SLAB, memory.pool.release)
     batch = memory.batch("a", 1, random.Random(1))
@@ -137,7 +137,7 @@ def test_no_more_goes_than_was_asked_for() -> None:
     assert hot.pinned_bytes == 7 * SLAB
 
 
-def test_what_nobody_reads_shrinks_behind_four_times_the_bound_and_a_read_begins_anew() -> None:
+def test_unread_cache_shrinks_and_a_read_lets_it_grow_again() -> None:
     memory = Memory()
     hot = RecentBatchCache(8 * SLAB, memory.pool.release)
     for _ in range(2):

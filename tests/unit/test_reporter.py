@@ -162,7 +162,7 @@ def test_a_report_that_is_full_is_sent_at_once() -> None:
 
 
 @pytest.mark.parametrize(("audit_ms", "topic"), [(0, "clicks"), (1_000, AUDIT_TOPIC)])
-def test_what_nobody_wants_to_know_is_not_noted(audit_ms: int, topic: str) -> None:
+def test_unwanted_reports_are_not_noted(audit_ms: int, topic: str) -> None:
     async def work() -> None:
         client = Client(audit_ms)
         assert client.reporter.part(Named(topic), 0) is None
@@ -174,7 +174,7 @@ def test_what_nobody_wants_to_know_is_not_noted(audit_ms: int, topic: str) -> No
     run_skipping(work())
 
 
-def test_what_can_not_be_sent_is_lost_and_counted() -> None:
+def test_reports_that_can_not_be_sent_are_lost_and_counted() -> None:
     async def work() -> None:
         client = Client()
         client.note(3)
@@ -195,7 +195,7 @@ def test_what_can_not_be_sent_is_lost_and_counted() -> None:
     run_skipping(work())
 
 
-def test_what_was_noted_can_be_sent_at_once() -> None:
+def test_noted_reports_can_be_sent_at_once() -> None:
     async def work() -> None:
         client = Client()
         await client.reporter.flush(2.0)

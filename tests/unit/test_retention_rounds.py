@@ -234,7 +234,7 @@ def test_a_round_that_comes_just_in_time_reads_one_pointer_and_leaves_the_log() 
     keep(work)
 
 
-def test_what_is_counted_is_what_went_in_each_of_several_rounds() -> None:
+def test_each_retention_round_counts_its_removals() -> None:
     async def work(keeper: Keeper) -> None:
         for number in range(5):
             await keeper.write(number, age_ms=DAY_MS - number * 1_000)
@@ -414,7 +414,7 @@ def test_an_owner_trims_what_manifests_have_and_readers_notice_at_once() -> None
     keep(work)
 
 
-def test_what_nothing_was_compacted_of_keeps_its_pointers() -> None:
+def test_log_without_compaction_keeps_its_pointers() -> None:
     async def work(keeper: Keeper) -> None:
         await keeper.write(0)
         await trim_compacted(keeper.services, keeper.clicks)

@@ -375,7 +375,7 @@ def test_a_listing_that_failed_is_asked_for_behind_the_last_key_that_was_seen() 
     over(test)
 
 
-def test_what_is_deleted_twice_or_absent_is_deleted() -> None:
+def test_delete_of_an_absent_object_succeeds() -> None:
     async def test(path: ScriptedPath, store: S3Handler) -> None:
         path.answers["delete"] = [StoreAnswer(404, "NoSuchKey")]
         await store.delete(KEY)
@@ -441,7 +441,7 @@ def test_missing_rights_are_counted_and_named(denied: tuple[str, ...], lines: li
     over(test)
 
 
-def test_what_is_wrong_with_the_keys_or_the_store_is_no_missing_right() -> None:
+def test_wrong_keys_or_bucket_are_no_missing_right() -> None:
     async def test(path: ScriptedPath, store: S3Handler) -> None:
         path.objects["f/memq-check/x"] = (b"", None)
         path.always = {"list": StoreAnswer(403, "SignatureDoesNotMatch")}

@@ -259,7 +259,7 @@ def test_hedges_stay_within_their_part_of_all_requests() -> None:
     assert 0 < hedges <= 0.05 * 2_000
 
 
-def test_what_was_saved_up_is_bounded() -> None:
+def test_saved_hedges_are_bounded() -> None:
     hedger = Hedger(50)
     for _ in range(10_000):
         hedger.delay_s("get", 1)

@@ -167,7 +167,7 @@ def test_no_part_is_on_the_way_when_an_upload_is_thrown_away() -> None:
 
 
 @pytest.mark.parametrize("abort", [0, 500])
-def test_what_can_not_be_named_is_thrown_away_and_the_refusal_is_what_counts(abort: int) -> None:
+def test_refused_multipart_upload_is_aborted_and_its_refusal_counts(abort: int) -> None:
     def refusing(client: Client) -> None:
         client.refused = {"complete": 412} | ({"abort": abort} if abort else {})
 

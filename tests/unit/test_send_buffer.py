@@ -228,7 +228,7 @@ def test_memory_is_claimed_up_to_its_last_byte(many: bool) -> None:
     assert str(narrow.buffer.full_error()).startswith(f"{room} of {used + room - 1} bytes")
 
 
-def test_who_waits_for_room_is_told_of_it_and_nobody_else_is() -> None:
+def test_only_waiting_senders_are_notified_of_room() -> None:
     hands = Hands()
     hands.send(b"v")
     hands.collect()
@@ -445,7 +445,7 @@ def test_large_blocks_are_sealed_aside_when_somebody_is_free(free: bool) -> None
     assert hands.buffer.take_ready(buffer) == [large]
 
 
-def test_what_waits_is_named_with_its_records() -> None:
+def test_unsettled_blocks_are_listed_with_their_records() -> None:
     hands = Hands(2)
     for _ in range(3):
         hands.send(b"v", b"a")

@@ -116,7 +116,7 @@ def test_an_unknown_variable_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("service", ["", "BROKER_", "DASHBOARD_", "KAFKA_", "A_1_"])
-def test_what_kubernetes_sets_for_a_service_is_passed_over(folder: Path, service: str) -> None:
+def test_service_variables_of_kubernetes_are_ignored(folder: Path, service: str) -> None:
     links = {"PORT": "tcp://10.0.0.1:9876", "SERVICE_HOST": "10.0.0.1", "SERVICE_PORT": "9876"}
     links |= {"SERVICE_PORT_HTTP": "9877", "PORT_9876_TCP_ADDR": "10.0.0.1", "PORT_9876_TCP_PORT": "9876"}
     settings = load_settings({}, env(folder, **{service + name: links[name] for name in links}), folder=folder)

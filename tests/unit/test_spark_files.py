@@ -94,7 +94,7 @@ def test_manifests_go_on_from_one_another() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"{}", b"[1]", encode_manifest(FilesManifest(number=3, topic="t", topic_id="x"))]
 )
-def test_what_is_no_manifest_is_damage(data: bytes) -> None:
+def test_data_that_is_no_manifest_is_damage(data: bytes) -> None:
     with pytest.raises(CorruptDataError, match="manifest"):
         decode_manifest(data, "manifests/00000000000000000004.json")
 

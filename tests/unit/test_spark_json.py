@@ -56,7 +56,7 @@ def test_fields_come_as_their_types() -> None:
         b'{"a": 1, "a": 2}', b'{"t": "noon"}', b'{"d": "2026-13-01"}', b"\xff", b'{"s": "', b"},{",
     ],
 )  # fmt: skip
-def test_what_is_no_value_of_the_schema_is_named_and_alone(value: bytes) -> None:
+def test_values_outside_the_schema_are_named_and_alone(value: bytes) -> None:
     around: list[bytes | None] = [b'{"a": %d}' % number for number in range(5)]
     found, malformed = columns([*around[:2], value, *around[2:], value])
     assert malformed == (2, 6)

@@ -99,7 +99,7 @@ def test_many_objects_and_files_of_others_are_listed(listing: Listing) -> None:
     assert listing.values() == [b"%d" % number for number in range(count)]
 
 
-def test_what_is_behind_a_hole_is_an_orphan(listing: Listing) -> None:
+def test_batches_behind_a_hole_are_orphans(listing: Listing) -> None:
     for number in (0, 1, 3, 4):
         listing.batch(b"%d" % number, number=number)
     listing.batch(b"later", epoch=2, number=7)
@@ -241,7 +241,7 @@ def test_a_batch_without_the_bit_of_a_tag_is_not_fetched(tmp_path: Path) -> None
         assert values_of(options, [EqualTo(("tag",), other)]) == []
 
 
-def test_what_was_sent_again_is_read_once(listing: Listing) -> None:
+def test_resent_blocks_are_read_once(listing: Listing) -> None:
     for number in (0, 1):
         listing.sequence = 0
         listing.batch(b"a", number=number)

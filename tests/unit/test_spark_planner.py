@@ -283,7 +283,7 @@ blocks = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 5), st.booleans())
 
 
 @given(st.lists(blocks, max_size=6), st.integers(1, 3), st.integers(0, 5))
-def test_what_is_sound_somewhere_is_seen(batches: list[list[Block]], producer: int, at: int) -> None:
+def test_block_with_a_sound_copy_is_seen(batches: list[list[Block]], producer: int, at: int) -> None:
     passed = EarlierBatches(WINDOW_MS)
     for batch in batches:
         passed.note(0, resent_pointer(batch))

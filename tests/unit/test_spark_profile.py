@@ -69,5 +69,5 @@ def test_ddl(given_values: list[object], ddl: str) -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"{", b"\xff", b"[1]", b"3", b"null", b"{}", b"[" * 100_000])
-def test_what_is_no_object_is_not_guessed(value: bytes) -> None:
+def test_value_that_is_no_object_is_not_guessed(value: bytes) -> None:
     assert guess_value(value) is None

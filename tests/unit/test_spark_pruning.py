@@ -106,7 +106,7 @@ def test_partitions_and_topics_are_settled(filters: list[Filter], there: list[in
     assert [number for number in range(5) if wanted.has("clicks", number)] == there
 
 
-def test_what_is_not_understood_is_left_to_spark() -> None:
+def test_unsupported_filters_are_left_to_spark() -> None:
     filters: list[Filter] = [StringStartsWith(("tag",), "r"), EqualTo(("key",), b"k"), GreaterThan(("tag",), "a")]
     wanted, left = take_filters(filters, DEFAULT_COLUMNS)
     assert left == filters

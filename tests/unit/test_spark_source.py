@@ -206,7 +206,7 @@ def test_positions_leave_partitions_that_they_do_not_name_as_they_are(tmp_path: 
     assert values_of(topic.options, start="0:1:0,7:1:0") == [b"01", b"10", b"11"], "a queue may not know 7 yet"
 
 
-def test_what_retention_took_is_not_read(tmp_path: Path) -> None:
+def test_expired_batches_are_not_read(tmp_path: Path) -> None:
     topic = three_batches(tmp_path)
     topic.trim(1)
     assert values_of(topic.options) == [b"2", b"3", b"4", b"5"]
@@ -447,7 +447,7 @@ def test_a_pointer_that_can_not_be_read_is_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["fail", "skip"])
-def test_what_is_newer_than_the_reader_ends_the_read_under_any_policy(tmp_path: Path, policy: str) -> None:
+def test_newer_block_ends_the_read_under_any_policy(tmp_path: Path, policy: str) -> None:
     topic = StoredTopic(tmp_path)
     newer = bytearray(block([b"a"]))
     newer[VERSION_AT] = 250
@@ -509,7 +509,7 @@ def test_two_topics_of_one_name_are_read_through_a_broker(tmp_path: Path) -> Non
         values_of(topic.options)
 
 
-def test_what_was_compacted_is_read_from_where_it_is_now(tmp_path: Path) -> None:
+def test_compacted_batches_are_read_from_their_new_objects(tmp_path: Path) -> None:
     topic = three_batches(tmp_path)
     small = [path for path in topic.objects.rglob("*") if path.is_file()]
     topic.write(block([b"6"], first=6), time_ms=NOW_MS + DAY_MS)

@@ -218,9 +218,7 @@ def test_a_stream_begins_at_its_start(follow: Follow, tmp_path: Path, start: str
 
 
 @pytest.mark.parametrize("limit", [ALL, ReadMaxRows(1)])
-def test_what_retention_took_ends_the_stream_or_is_passed_over(
-    follow: Follow, tmp_path: Path, limit: ReadLimit
-) -> None:
+def test_expired_batches_end_the_stream_or_are_skipped(follow: Follow, tmp_path: Path, limit: ReadLimit) -> None:
     topic = topic_of(tmp_path, 2, 3)
     query, skipping = follow(topic), follow(topic, onExpired="skip")
     end = query.reader.latestOffset(query.at, ALL)
@@ -355,7 +353,7 @@ def test_a_stream_asks_again_for_a_minute() -> None:
     run_skipping(main())
 
 
-def test_what_does_not_pass_ends_the_query_at_once(tmp_path: Path) -> None:
+def test_permanent_error_ends_the_query_at_once(tmp_path: Path) -> None:
     options = read_options({"topics": "clicks", "queue": f"sqlite:{tmp_path}/none", "store": "file:/x"}, "streaming")
 
     async def main() -> None:

@@ -96,7 +96,7 @@ def test_other_numbers_of_batches_are_refused(batch: str) -> None:
         ({"tropic": "clicks"}, False, "tropic"),
     ],
 )
-def test_what_does_not_go_together_is_refused(given: Mapping[str, str], streams: bool, wrong: str) -> None:
+def test_contradictory_write_options_are_refused(given: Mapping[str, str], streams: bool, wrong: str) -> None:
     with pytest.raises((InvalidSettingError, InvalidNameError, UnknownSettingError), match=wrong):
         write_options(given, streams=streams)
 
@@ -372,7 +372,7 @@ def test_a_stream_commits_each_micro_batch_under_its_own_name(committed: list[An
     assert committed == [("copy", 5, ["object 1"], "stream-1", True), ("copy", 6, [], "", True)]
 
 
-def test_what_was_sent_straight_is_not_committed(committed: list[Any]) -> None:
+def test_directly_sent_rows_are_not_committed(committed: list[Any]) -> None:
     MemqWriter(WriteOptions(staged=False), SCHEMA, overwrite=False).commit([TaskOutcome([], 5)])
     assert committed == []
 

@@ -545,7 +545,7 @@ def test_a_read_that_is_not_sound_is_logged_with_its_first_damage_or_its_end(
 # ---- what is asked of it -------------------------------------------------------------------------
 
 
-def test_what_lies_on_disk_is_held_until_the_forwarder_has_it_and_each_segment_is_read_once_for_that() -> None:
+def test_spooled_blocks_are_held_until_the_forwarder_has_them() -> None:
     async def work() -> None:
         bench = Bench()
         await bench.logs()

@@ -98,7 +98,7 @@ def test_the_writer_is_woken_when_a_segment_may_go_or_is_kept_for_little() -> No
     assert found == [0, 1, 2, 3]
 
 
-def test_what_is_to_be_looked_at_is_not_copied() -> None:
+def test_segments_for_the_operator_are_not_copied() -> None:
     segments = Segments(BYTES_MAX)
     for number in range(SEGMENTS_PER_SPOOL):
         segment = segments.find(f"{number}", 0, SEGMENT_BYTES)
@@ -109,7 +109,7 @@ def test_what_is_to_be_looked_at_is_not_copied() -> None:
     assert found.name == "2"
 
 
-def test_what_was_let_go_while_it_was_copied_is_wanted_nowhere() -> None:
+def test_block_released_during_its_copy_needs_no_segment() -> None:
     segments = Segments(BYTES_MAX)
     one, two = segments.find("1", 0, 10), segments.find("2", 0, 10)
     ticket = Ticket(lambda: None)

@@ -195,7 +195,7 @@ def test_one_write_acks_each_stream_once_up_to_its_last_block() -> None:
     on_rig(work)
 
 
-def test_what_the_queue_holds_before_its_turn_is_acked_without_a_write() -> None:
+def test_blocks_published_before_their_turn_are_acked_without_a_write() -> None:
     async def work(rig: Rig) -> None:
         published, copy, unknown = rig.producer(1), rig.producer(2), rig.producer(3)
         assert published.slot is not None
@@ -311,7 +311,7 @@ def held_blocks(rig: Rig) -> list[int]:
     return [entry.header.first_sequence for entries in contents for entry in entries if entry.header.producer_id == 1]
 
 
-def test_what_is_wanted_of_segments_kept_for_little_is_copied_and_they_go() -> None:
+def test_needed_blocks_of_sparse_segments_are_copied_and_the_segments_removed() -> None:
     async def work(rig: Rig) -> None:
         held, passing = rig.producer(1), rig.producer(2)
         await sparse(rig, held, passing, 30)  # copies are copied again, too
@@ -358,7 +358,7 @@ def test_a_copy_gives_way_to_others_after_every_few_blocks(monkeypatch: pytest.M
     on_rig(work)
 
 
-def test_what_cant_be_copied_stays_and_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_segment_that_can_not_be_copied_stays_and_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     async def work(rig: Rig) -> None:
         held, passing = rig.producer(1), rig.producer(2)
         rig.disk.fails.add("read")
@@ -418,7 +418,7 @@ def test_a_disk_that_fails_again_and_again_is_tried_more_and_more_rarely_until_i
     on_rig(work, LongestWait())
 
 
-def test_what_is_to_be_looked_at_is_set_aside_and_not_removed(caplog: pytest.LogCaptureFixture) -> None:
+def test_segment_for_the_operator_is_set_aside_and_not_removed(caplog: pytest.LogCaptureFixture) -> None:
     async def work(rig: Rig) -> None:
         await rig.disk.append("old", [b"damaged"])
         rig.spool.segments.find("old", 0, 7).kept = True
@@ -430,7 +430,7 @@ def test_what_is_to_be_looked_at_is_set_aside_and_not_removed(caplog: pytest.Log
     assert log_lines(caplog) == ["spool-aside: segment old holds what could not be brought to the queue"]
 
 
-def test_what_was_not_written_when_the_broker_ends_is_let_go_and_not_acked() -> None:
+def test_unwritten_blocks_of_a_stopped_spool_are_released_without_ack() -> None:
     async def work(rig: Rig) -> None:
         one = rig.producer(1)
         rig.disk.gate.clear()

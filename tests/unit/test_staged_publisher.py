@@ -161,7 +161,7 @@ LAST = NamedProducer(producer=writer_id("nightly"), epoch=0, last_sequence=2, ba
         (msgspec.structs.replace(LAST, last_sequence=4), {"pieces_total": 9}, 9),
     ],
 )
-def test_what_is_remembered_of_a_writer_says_which_pieces_are_there(
+def test_remembered_writer_shows_which_pieces_are_published(
     known: NamedProducer | None, changes: dict[str, Any], held: int | str
 ) -> None:
     own = Ownership(0, 1, 0.0, 0, 30.0, 300_000)
@@ -207,7 +207,7 @@ def test_a_piece_is_published_while_it_is_younger_than_half_the_age_of_the_sweep
         ([StoreError("first"), None], "first"),
     ],
 )
-def test_who_waits_for_pieces_hears_of_the_first_error_when_all_are_settled(
+def test_waiter_for_pieces_gets_the_first_error_after_all_are_settled(
     answers: list[MemqError | None], error: str | None
 ) -> None:
     async def work() -> None:
@@ -269,7 +269,7 @@ def test_pieces_wait_for_those_of_a_requester_that_is_gone() -> None:
     asyncio.run(work())
 
 
-def test_what_is_held_is_known_when_those_of_a_requester_that_is_gone_are_settled(
+def test_published_pieces_are_known_after_those_of_a_closed_requester_settle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else the same pieces get a second pointer, and count twice in the totals."""

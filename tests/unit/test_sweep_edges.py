@@ -130,7 +130,7 @@ def test_a_pass_that_finds_nothing_asks_for_no_assignments_and_no_lists_of_what_
 
 
 @pytest.mark.parametrize("begin", [0, 1])
-def test_what_an_owner_before_the_cut_left_may_go_and_what_a_lost_log_held_may_not(begin: int) -> None:
+def test_orphan_of_an_owner_before_the_cut_goes_and_one_of_a_lost_log_stays(begin: int) -> None:
     async def work(yard: Yard) -> None:
         old = await yard.orphan(epoch=1)
         log = yard.queue.logs[yard.log]
@@ -234,7 +234,7 @@ def large_key(yard: Yard, number: int) -> str:
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_what_left_a_manifest_is_named_for_the_safety_age_and_the_error_of_clocks(late: int) -> None:
+def test_removed_parts_are_named_for_the_safety_age_and_the_clock_error(late: int) -> None:
     async def work(yard: Yard) -> None:
         await yard.name()
         left, held, original = large_key(yard, 1), large_key(yard, 2), await yard.orphan(again=1)
@@ -313,7 +313,7 @@ def orphans_of(yard: Yard, *topics: Topic, claimed: frozenset[tuple[str, int]] =
     return OrphanObjects(yard.store, {topic.id: topic for topic in topics}, {}, claimed, forgotten)
 
 
-def test_what_has_no_index_may_go_and_what_is_gone_is_no_error() -> None:
+def test_object_without_index_may_go_and_a_missing_one_is_no_error() -> None:
     async def work(yard: Yard) -> None:
         orphans = orphans_of(yard, yard.clicks)
         damaged = await yard.put(shared_object_key(CLUSTER, "b", 1, 0, 1_000), b"damaged")

@@ -48,7 +48,7 @@ def test_a_task_that_dies_is_told_to_the_owner(caplog: pytest.LogCaptureFixture)
     assert not log_lines(caplog, logging.DEBUG)
 
 
-def test_what_fails_in_the_stop_is_logged_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_failure_during_a_stop_is_logged_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> list[BaseException]:
         case = Scenario()
         case.owner.start(wait(), "waits")

@@ -135,7 +135,7 @@ def test_no_answer_in_time_is_none() -> None:
     run_skipping(work())
 
 
-def test_what_is_owed_can_be_described_while_the_loop_notes_more() -> None:
+def test_waits_can_be_described_while_the_loop_notes_more() -> None:
     async def work() -> None:
         waits = Waits(skipping_runtime().clock)
         with ExitStack() as more:
@@ -156,7 +156,7 @@ def test_what_is_owed_can_be_described_while_the_loop_notes_more() -> None:
     run_skipping(work())
 
 
-def test_what_is_owed_since_an_earlier_time_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_wait_since_an_earlier_time_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         waits = waits_that_log()
         await skip(LATE_S)
@@ -166,7 +166,7 @@ def test_what_is_owed_since_an_earlier_time_is_logged_at_once(caplog: pytest.Log
     run_skipping(work())
 
 
-def test_who_owes_and_the_text_have_a_bound() -> None:
+def test_names_and_text_of_waits_are_bounded() -> None:
     async def work() -> None:
         waits = Waits(skipping_runtime().clock)
         asked = [asyncio.create_task(hang(waits, "a", 100, who=f"store {number}")) for number in range(OWING_MAX + 5)]

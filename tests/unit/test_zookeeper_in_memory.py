@@ -97,7 +97,7 @@ def test_a_broker_whose_session_was_lost_is_entered_again_and_governs_no_more(se
     run(scenario, server.coordinator(), server.coordinator())
 
 
-def test_who_leaves_releases_many_partitions_with_few_transactions(server: MemoryZookeeper) -> None:
+def test_leaving_broker_releases_many_partitions_with_few_transactions(server: MemoryZookeeper) -> None:
     count = 2 * RELEASES_AT_ONCE_MAX + 1
 
     async def scenario(one: ZookeeperCoordinator, two: ZookeeperCoordinator) -> None:
@@ -125,7 +125,7 @@ def test_who_leaves_releases_many_partitions_with_few_transactions(server: Memor
     run(scenario, server.coordinator(), server.coordinator())
 
 
-def test_what_is_known_is_not_read_again_and_never_hides_a_change(server: MemoryZookeeper) -> None:
+def test_known_assignment_is_not_read_again_and_hides_no_change(server: MemoryZookeeper) -> None:
     async def scenario(one: ZookeeperCoordinator, two: ZookeeperCoordinator) -> None:
         await one.create_topic(topic(partitions=1))
         (first,) = await one.assignments()
@@ -176,7 +176,7 @@ def test_a_path_belongs_to_one_cluster(server: MemoryZookeeper) -> None:
     run(scenario, server.coordinator(), server.coordinator("other"))
 
 
-def test_what_others_wrote_there_is_named(server: MemoryZookeeper) -> None:
+def test_foreign_content_of_a_node_is_named(server: MemoryZookeeper) -> None:
     async def scenario(one: ZookeeperCoordinator) -> None:
         await one.create_topic(topic(partitions=1))
         server.apply([("set", "/memq/topics/clicks", b"nonsense", -1, 0)])
@@ -344,7 +344,7 @@ def test_a_node_that_another_session_replaced_or_removed_is_left(gone: bool, ser
     run(scenario, server.coordinator())
 
 
-def test_who_has_left_is_not_entered_again_after_a_lost_session(server: MemoryZookeeper) -> None:
+def test_broker_that_left_is_not_entered_again_after_a_lost_session(server: MemoryZookeeper) -> None:
     async def scenario(one: ZookeeperCoordinator) -> None:
         for session in ("s1", "s2"):
             await one.register(broker("b1", session))

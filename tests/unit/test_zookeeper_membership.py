@@ -155,7 +155,9 @@ def test_a_session_that_is_lost_while_a_broker_is_entered_is_made_good(monkeypat
 
 
 @pytest.mark.parametrize("draining", [None, False], ids=["not entered before", "entered before"])
-def test_what_was_not_registered_is_not_entered_again(monkeypatch: pytest.MonkeyPatch, draining: bool | None) -> None:
+def test_broker_that_was_not_registered_is_not_entered_again(
+    monkeypatch: pytest.MonkeyPatch, draining: bool | None
+) -> None:
     """But what was before: the session may be lost in the call that fails."""
 
     async def work(coordinator: ZookeeperCoordinator, session: FakeSession) -> None:
@@ -232,7 +234,7 @@ def test_an_id_counts_as_taken_when_two_answers_say_so(
     assert events_of(caplog) == ([] if answers == 1 else ["broker-id-taken"])
 
 
-def test_who_leaves_while_it_is_entered_again_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broker_that_leaves_while_it_is_entered_again_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(coordinator: ZookeeperCoordinator, session: FakeSession) -> None:
         gate, begun = asyncio.Event(), asyncio.Event()
 
