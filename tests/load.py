@@ -16,6 +16,13 @@ PARTITIONS = 6
 RECORDS_S = 500
 BLOCKS_MAX = 30_000  # a minute and more of them
 HANG_S = 120.0  # an ack that does not come is a failure, not a build that never ends
+# Settings with which batches stay open for long: acked blocks are in the spool, and in no object.
+HOLDING: dict[str, int | bool | str] = {
+    "ack1": "disk",
+    "seal_when_idle": False,
+    "batch_age_ms_max": 600_000,
+    "stale_publish_ms": 1_000,
+}
 _CLOCK = SystemClock()
 _numbers = itertools.count()
 

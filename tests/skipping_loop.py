@@ -70,3 +70,15 @@ def run_skipping(work: Coroutine[Any, Any, Result]) -> Result:
     """Run `work` to its end on virtual time."""
     with asyncio.Runner(loop_factory=SkippingLoop) as runner:
         return runner.run(work)
+
+
+def now_s() -> float:
+    """Return the time of the running loop."""
+    return asyncio.get_running_loop().time()
+
+
+class LongestWait(random.Random):
+    """Draws the longest time of each interval."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return b

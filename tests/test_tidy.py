@@ -17,8 +17,8 @@ import memq
 from memq.errors import KINDS, MemqError, all_errors, kind_of
 from memq.settings import BrokerSettings, ClientSettings
 from memq.topic import TopicSettings
+from tests.event_docs import documented, logged
 from tests.simulation.planted_bugs import BUGS, plant
-from tests.unit.test_docs_events import documented, logged
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("memq", "memq_localstack", "tests", "benchmarks", "examples")

@@ -10,13 +10,14 @@ from typing import Any
 from memq.broker.broker import Broker
 from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, ClientLimits
 from memq.broker.spool import SpoolDisk
+from memq.client.consumer.consumer import AsyncConsumer
 from memq.governor import Assignment
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.notification.memory import MemoryQueue
 from memq.runtime.runtime import Runtime
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
-from memq.topic import Topic
+from memq.topic import Position, Topic
 
 TIMEOUT_S = 60.0
 
@@ -81,3 +82,9 @@ async def rig(runtime: Runtime | None = None, timeout_s: float = TIMEOUT_S) -> A
     finally:
         for broker in made.brokers:
             await broker.close()
+
+
+async def read_from(broker: Broker, position: Position) -> list[bytes | None]:
+    """Return the values from a position on."""
+    async with AsyncConsumer(broker.address, ["clicks"], start={("clicks", 0): position}, end="end") as consumer:
+        return [record.value async for batch in consumer for record in batch]

@@ -8,9 +8,7 @@ from typing import Any, Literal, cast
 import pytest
 
 import memq
-from memq.broker.broker import Broker
 from memq.broker.partition.ownership import Ownership
-from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import QueueError
 from memq.format.pointer import ProducerRanges
@@ -20,15 +18,10 @@ from memq.protocol.messages import Open, encode_message
 from memq.testing import Cluster
 from memq.topic import CLOCK_ERROR_MS, Position, Topic, TopicSettings
 from tests.brokers import PRODUCER, BareClient, GatedStore, block_of, run, running_broker, until, write_frame
-from tests.component.test_broker_epochs import connected, processor_of
+from tests.component.cluster_rig import read_from
+from tests.partition_owners import connected, processor_of
 
 OTHER = PRODUCER + 1
-
-
-async def read_from(broker: Broker, position: Position) -> list[bytes | None]:
-    """Return the values from a position on."""
-    async with AsyncConsumer(broker.address, ["clicks"], start={("clicks", 0): position}, end="end") as consumer:
-        return [record.value async for batch in consumer for record in batch]
 
 
 async def open_stream(client: BareClient, topic: Topic, stream: int, producer: int, sequence: int = 0) -> None:

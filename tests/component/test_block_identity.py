@@ -23,7 +23,7 @@ from memq.protocol.messages import Nack, decode_message
 from memq.runtime.tasks import TaskOwner
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, read_partitions
 from tests.brokers import PRODUCER, BareClient, block_of, run, running_broker, until, write_frame
-from tests.component.test_broker_epochs import connected, control, gated, pointers, processor_of, until_sealed
+from tests.partition_owners import connected, control, gated, pointers, processor_of, until_sealed
 
 
 def code_of(frame: Frame) -> str:

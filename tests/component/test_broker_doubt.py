@@ -39,10 +39,9 @@ from memq.runtime.clock import SystemClock
 from memq.runtime.network import format_address
 from memq.storage_handlers import Buffer
 from memq.topic import ReadPartition
-from tests.brokers import BareClient, block_of, write_frame
+from tests.brokers import BareClient, block_of, until, write_frame
 from tests.component.cluster_rig import Rig, rig
-from tests.component.test_broker_forward import QUICK, Seized, gate_of, held_at, pointers, seized
-from tests.component.test_broker_spool import left_behind, records, until
+from tests.component.faulty_brokers import QUICK, Seized, gate_of, held_at, left_behind, pointers, records, seized
 
 T = TypeVar("T")
 

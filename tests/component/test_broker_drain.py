@@ -17,9 +17,9 @@ from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TimedSemaphore
 from memq.topic import Topic, TopicSettings, read_partitions
 from tests.brokers import BareClient, GatedStore, block_of, log_lines, run, running_broker, write_frame
-from tests.component.test_broker_partitions import ScriptedCoordinator, owned_by
-from tests.component.test_topic_processor import turns
+from tests.component.scripted_coordinator import ScriptedCoordinator, owned_by
 from tests.contract.manual_clock import ManualClock
+from tests.partition_owners import turns
 from tests.stepped_time import SteppedLoop, step
 
 PARTITIONS = CLOSINGS_AT_ONCE_MAX * 3

@@ -4,101 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
-from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
 import pytest
 
 from memq.broker.broker import Broker
-from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, Quotas
-from memq.broker.ingest.slabs import SlabPool
-from memq.broker.metrics import Counters
 from memq.broker.partition.opening import open_partition, release_partition
-from memq.broker.partition.ownership import Ownership
 from memq.broker.partition.publishing import Publisher
-from memq.broker.partition.recent_batch_cache import RecentBatchCache
-from memq.broker.partition.topic_processor import TopicProcessor
-from memq.broker.services import Services
-from memq.errors import DeniedError, MemqError, QueueError, StoreError
-from memq.format.pointer import Location, Pointer, ProducerRanges, decode_pointer, encode_pointer
-from memq.governor.memory import MemoryCluster, MemoryCoordinator
-from memq.limits import MIB, POINTER_RANGES_MAX
+from memq.errors import DeniedError, MemqError, StoreError
+from memq.format.pointer import ProducerRanges, encode_pointer
+from memq.limits import POINTER_RANGES_MAX
 from memq.notification import Entry, Publication
 from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import AckLevel, Api, encode_frame
 from memq.protocol.messages import Close, MetadataRequest, OpenAnswer, decode_message, encode_message
-from memq.runtime.clock import SystemClock
-from memq.runtime.runtime import Runtime
-from memq.settings import BrokerSettings
-from memq.storage_handlers import Buffer
-from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, Totals, read_partitions
-from tests.brokers import PRODUCER, BareClient, block_of, no_spool, run, running_broker, until, write_frame
-from tests.contract.manual_clock import ManualClock
-
-READ = ReadPartition("clicks", "0" * 32, 0)
-
-
-class Store(MemoryHandler):
-    """A store whose puts wait for a gate, and whose first reads fail."""
-
-    def __init__(self, clock: ManualClock) -> None:
-        super().__init__(clock)
-        self.gate = asyncio.Event()
-        self.begun: list[str] = []  # the keys of all puts
-        self.read_error: MemqError = StoreError("not now")
-        self.failing_ranges = 0
-
-    async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
-        self.begun.append(key)
-        await self.gate.wait()
-        await super().put(key, buffers, checksum)
-
-    async def get_range(self, key: str, offset: int, length: int) -> bytes:
-        if self.failing_ranges:
-            self.failing_ranges -= 1
-            raise self.read_error
-        return await super().get_range(key, offset, length)
-
-
-def gated(broker: Broker) -> Store:
-    store = broker.services.stores["main"] = Store(ManualClock())
-    return store
-
-
-async def connected(broker: Broker, settings: TopicSettings, partitions: int = 1) -> tuple[BareClient, Topic]:
-    topic = await broker.partitions.create("clicks", partitions, settings, exist_ok=False)
-    return await BareClient.connect(broker), topic
-
-
-def control(topic: Topic, kind: str, epoch: int) -> Publication:
-    """A pointer of an owner that nobody here knows."""
-    pointer = Pointer(kind=kind, cluster="c", topic=topic.name, topic_id=topic.id, partition=0, epoch=epoch)
-    return Publication(ReadPartition(topic.name, topic.id, 0), 0, epoch, 1, encode_pointer(pointer))
-
-
-def processor_of(broker: Broker, topic: Topic, partition: int = 0) -> TopicProcessor:
-    return broker.partitions.processors[topic.id, partition]
-
-
-async def pointers(broker: Broker, topic: Topic, partition: int = 0) -> list[Pointer]:
-    entries = await broker.services.queue.read(ReadPartition(topic.name, topic.id, partition), 0, 64 * MIB)
-    return [decode_pointer(entry.body) for entry in entries]
-
-
-async def until_sealed(processor: TopicProcessor) -> None:
-    """Let the loop turn until the open batch is on its way to the store."""
-    while not any(slot.sealed_ms for slot in processor.ring):  # noqa: ASYNC110 - the processor has no event for this
-        await asyncio.sleep(0)
-
-
-async def until_held(processor: TopicProcessor, records: int) -> None:
-    """Let the loop turn until the open batch has so many records."""
-    while processor.ring.open is None or processor.ring.open.records < records:  # noqa: ASYNC110 - as above
-        await asyncio.sleep(0)
-
+from tests.brokers import PRODUCER, BareClient, block_of, run, running_broker, until, write_frame
+from tests.partition_owners import (
+    READ,
+    Owner,
+    Store,
+    connected,
+    control,
+    gated,
+    pointers,
+    processor_of,
+    until_held,
+    until_sealed,
+)
 
 # ---- openings ------------------------------------------------------------------------------------
 
@@ -333,85 +267,6 @@ def test_blocks_acked_at_level_one_survive_an_object_of_somebody_else() -> None:
 
 
 # ---- publishing ----------------------------------------------------------------------------------
-
-
-class FailingQueue(MemoryQueue):
-    """Each publish takes ten seconds, and the first ones fail."""
-
-    def __init__(self, clock: ManualClock, failing: int) -> None:
-        super().__init__(clock)
-        self.clock = clock
-        self.failing = failing
-        self.tries = 0
-        self.late: list[Publication] = []  # of what failed: it lands before the next one that does not
-
-    async def publish(self, publication: Publication) -> int:
-        self.tries += 1
-        self.clock.advance(10_000)
-        if self.tries <= self.failing:
-            self.late.append(publication)
-            raise QueueError("not now")
-        for each in self.late:
-            await super().publish(each)
-        return await super().publish(publication)
-
-
-class Hasty(random.Random):
-    """Draws the least time to wait."""
-
-    def uniform(self, a: float, b: float) -> float:
-        return a
-
-
-class Owner:
-    """One owner of one partition on a manual clock, with what it publishes through."""
-
-    def __init__(self, failing: int = 0) -> None:
-        self.clock = ManualClock()
-        self.store = Store(self.clock)
-        self.store.gate.set()
-        self.queue = FailingQueue(self.clock, failing)
-        pool, runtime = SlabPool(MIB, MIB // 4), Runtime(self.clock, Hasty(1))
-        self.services = Services(
-            settings=BrokerSettings(),
-            session="s",
-            runtime=runtime,
-            stores={"main": self.store},
-            store_name="main",
-            queue=self.queue,
-            coordinator=MemoryCoordinator(MemoryCluster()),
-            pool=pool,
-            hot=RecentBatchCache(MIB, pool.release),
-            limits=Quotas(SystemClock(), NO_CLIENT_LIMITS),
-            spool=no_spool(runtime, pool),
-            counters=Counters(),
-        )
-        now_s = self.clock.monotonic()
-        self.own = Ownership(
-            partition=0,
-            epoch=1,
-            opened_s=now_s,
-            opened_wall_ms=self.clock.wall_ms(),
-            stale_publish_s=30.0,
-            dedup_window_ms=300_000,
-            proof_s=now_s,
-            stated=True,
-        )
-        self.publisher = Publisher(self.services, self.own, READ, patient=True)
-
-    def batch(self) -> Pointer:
-        return Pointer(
-            kind="data",
-            cluster="c",
-            topic="clicks",
-            topic_id=READ.topic_id,
-            partition=0,
-            epoch=1,
-            locations=(Location(store="main", key="k", offset=0, length=100),),
-            records=1,
-            stored_bytes=100,
-            producers=(ProducerRanges(7, ((0, 1),)),),
-        )
 
 
 def test_the_last_hand_over_is_that_of_the_last_try() -> None:

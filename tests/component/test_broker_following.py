@@ -7,74 +7,24 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import pytest
 
 from memq.broker.broker import FOLLOW_REST_S_MAX, HOUSEKEEPING_S, LOADS_INTERVAL_S, Broker
-from memq.errors import ClosedError, FencedError, MemqError, UnreachableError
+from memq.errors import ClosedError, FencedError, UnreachableError
 from memq.governor import Load
 from memq.governor.memory import MemoryCoordinator
 from memq.governor.planning import ClusterView
 from memq.protocol.frames import AckLevel, Api
 from memq.protocol.messages import Open
-from memq.topic import Topic, TopicSettings, equal_slots
+from memq.topic import Topic, TopicSettings
 from tests.brokers import block_of, log_lines, write_frame
-from tests.component.cluster_rig import Rig, rig
-from tests.memory_network import Client, MemoryNetwork, memory_runtime
-from tests.skipping_loop import run_skipping, skip
-
-
-class Calls:
-    """Notes when each call of some methods came; the next ones fail, or take their time, where the test says so."""
-
-    def __init__(self, part: Any, *names: str) -> None:
-        self.at_s: dict[str, list[float]] = {name: [] for name in names}
-        self.given: dict[str, list[Any]] = {name: [] for name in names}
-        self.fails: dict[str, list[MemqError]] = {name: [] for name in names}
-        self.takes_s: dict[str, float] = {}
-        for name in names:
-            setattr(part, name, self._noted(name, getattr(part, name)))
-
-    def _noted(self, name: str, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def call(*arguments: Any, **options: Any) -> Any:
-            self.at_s[name].append(asyncio.get_running_loop().time())
-            self.given[name].append((*arguments, *options.values()))
-            if name in self.takes_s:
-                await skip(self.takes_s[name])
-            if self.fails[name]:
-                raise self.fails[name].pop(0)
-            return await method(*arguments, **options)
-
-        return call
-
-    def since(self, name: str, begin_s: float) -> list[int]:
-        """Return after how many whole seconds calls came."""
-        return [int(at_s - begin_s) for at_s in self.at_s[name] if at_s >= begin_s]
-
-
-def now_s() -> float:
-    return asyncio.get_running_loop().time()
-
-
-def on_memory_network(work: Callable[[Rig, MemoryNetwork], Awaitable[None]]) -> None:
-    """Run a test at a cluster on virtual time."""
-
-    async def inside() -> None:
-        runtime, network = memory_runtime()
-        async with rig(runtime, timeout_s=3_000) as cluster:
-            await work(cluster, network)
-
-    run_skipping(inside())
-
-
-def topic_named(name: str, number: int, partitions: int = 1) -> Topic:
-    return Topic(name=name, id=f"{number:032x}", created_ms=0, partitions=equal_slots(partitions))
-
-
-def away(count: int) -> list[MemqError]:
-    return [UnreachableError("it is away") for _ in range(count)]
+from tests.component.cluster_rig import Rig
+from tests.component.served_brokers import Calls, away, on_memory_network, topic_named
+from tests.memory_network import Client, MemoryNetwork
+from tests.skipping_loop import now_s, skip
 
 
 def topics_of(broker: Broker) -> list[str]:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 import msgspec
 import pytest
@@ -26,88 +23,18 @@ from memq.errors import (
     TooOldError,
 )
 from memq.format.blocks.header import parse_header
-from memq.format.pointer import Pointer, decode_pointer, encode_pointer
+from memq.format.pointer import Pointer, encode_pointer
 from memq.notification import Entries, Publication
 from memq.protocol.frames import AckLevel, Api, decode_forward, encode_forward
 from memq.protocol.link import Link, connect_link
 from memq.protocol.messages import Forward, Nack, decode_message
 from memq.runtime.network import parse_address
-from memq.storage_handlers import Buffer
 from memq.topic import ReadPartition, Topic, TopicSettings
 from tests.brokers import PRODUCER, BareClient, block_of, write_frame
 from tests.component.cluster_rig import Rig, rig
+from tests.component.faulty_brokers import QUICK, gate_of, pointers, seize, seized
 
-QUICK = TopicSettings(stale_publish_ms=1_000)  # how long a lost epoch waits before it is read on
 PATIENT = TopicSettings(stale_publish_ms=1_000, seal_when_idle=False, batch_age_ms_max=600_000)
-
-
-def gate_of(cluster: Rig) -> asyncio.Event:
-    """Let all puts wait for a gate."""
-    gate = asyncio.Event()
-    put = cluster.store.put
-
-    async def slow(key: str, buffers: Sequence[Buffer], checksum: int) -> None:
-        await gate.wait()
-        await put(key, buffers, checksum)
-
-    cluster.store.put = slow  # type: ignore[method-assign]  # a store that takes its time
-    return gate
-
-
-async def pointers(cluster: Rig, topic: Topic) -> list[Pointer]:
-    entries = await cluster.queue.read(ReadPartition(topic.name, topic.id, 0), 0, 1 << 20)
-    return [decode_pointer(entry.body) for entry in entries]
-
-
-async def held_at(broker: Broker, acks: AckLevel) -> tuple[Topic, BareClient]:
-    """Send one block of three records to a broker whose store hangs."""
-    topic = await broker.partitions.create("clicks", 1, QUICK, exist_ok=False)
-    client = await BareClient.connect(broker)
-    await client.open(topic, acks=acks)
-    client.write(write_frame(block_of(topic, 0, [b"a", b"b", b"c"])))
-    if acks == AckLevel.ONE:
-        assert (await client.frame()).argument == 3
-    return topic, client
-
-
-async def seize(cluster: Rig, topic: Topic, target: Broker) -> BareClient:
-    """Give a partition to another broker without asking the owner, and have it opened there."""
-    entry = cluster.owner(topic)
-    moved = msgspec.structs.replace(entry, broker=target.services.settings.broker_id, session="")
-    cluster.shared.apply(cluster.shared.registry.set_assignment(moved))
-    there = await BareClient.connect(target)
-    await there.open(topic, stream=9, producer=77)  # who had it before may not know yet that it has it no more
-    return there
-
-
-@dataclass(frozen=True)
-class Seized:
-    """A partition whose owner, `one`, was not asked: `two` has it, and what `one` took of `client` lies in its ring."""
-
-    cluster: Rig
-    topic: Topic
-    one: Broker
-    two: Broker
-    client: BareClient
-    there: BareClient
-    gate: asyncio.Event
-
-    async def records(self) -> list[tuple[str, int]]:
-        """Return who published batches, and how many records are in each."""
-        return [(each.broker, each.records) for each in await pointers(self.cluster, self.topic) if each.records]
-
-
-@asynccontextmanager
-async def seized(acks: AckLevel) -> AsyncIterator[Seized]:
-    async with rig() as cluster:
-        one = await cluster.start("one")
-        gate = gate_of(cluster)
-        topic, client = await held_at(one, acks)
-        two = await cluster.start("two")
-        there = await seize(cluster, topic, two)
-        yield Seized(cluster, topic, one, two, client, there, gate)
-        await client.close()
-        await there.close()
 
 
 async def until_sealed(broker: Broker, topic: Topic) -> TopicProcessor:

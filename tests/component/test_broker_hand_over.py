@@ -18,9 +18,9 @@ from memq.protocol.messages import Open
 from memq.topic import Topic, TopicSettings, read_partitions
 from tests.brokers import block_of, events_of, log_lines, write_frame
 from tests.component.cluster_rig import Rig
-from tests.component.test_broker_following import Calls, away, now_s, on_memory_network, topic_named
+from tests.component.served_brokers import Calls, away, on_memory_network, topic_named
 from tests.memory_network import MemoryNetwork
-from tests.skipping_loop import skip
+from tests.skipping_loop import now_s, skip
 
 PARTITIONS = 3
 

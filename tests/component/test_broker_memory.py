@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,9 +30,9 @@ from memq.protocol.messages import (
     encode_message,
 )
 from memq.topic import Topic
-from tests.brokers import PRODUCER, BareClient, GatedStore, block_of, run, running_broker, until, write_frame
+from tests.brokers import PRODUCER, BareClient, block_of, run, running_broker, until, write_frame
+from tests.component.faulty_brokers import BUDGET, gated_broker, overload
 
-BUDGET = 4 * MIB
 Loop = Callable[[], asyncio.AbstractEventLoop]
 
 
@@ -41,25 +40,6 @@ Loop = Callable[[], asyncio.AbstractEventLoop]
 def loop(request: pytest.FixtureRequest) -> Loop:
     factory: Loop = request.param
     return factory
-
-
-@asynccontextmanager
-async def gated_broker(**settings: Any) -> AsyncIterator[tuple[Broker, GatedStore]]:
-    """Run a small broker whose store hangs until its gate is opened."""
-    async with running_broker(memory_bytes_max=BUDGET, **settings) as broker:
-        store = broker.services.stores["main"] = GatedStore()
-        yield broker, store
-
-
-async def overload(client: BareClient, topic: Topic, blocks: int, size: int = 60_000) -> asyncio.Task[None]:
-    """Send far more than the budget, in the background: the socket takes it as the broker reads."""
-
-    async def send() -> None:
-        for number in range(blocks):
-            client.write(write_frame(block_of(topic, number, [bytes([number % 251]) * size])))
-            await client.writer.drain()
-
-    return asyncio.create_task(send())
 
 
 def test_with_the_store_stalled_producers_wait_and_consumers_are_served(loop: Loop) -> None:

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import pytest
 
-from memq.broker.broker import Broker
-from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, Quotas
-from memq.broker.ingest.slabs import SlabPool
-from memq.broker.metrics import Counters
 from memq.broker.partition.opening import BACKOFF_S_MAX, HELD_RETRY_S, open_partition, release_partition
-from memq.broker.partition.ownership import Ownership, Phase
-from memq.broker.partition.recent_batch_cache import RecentBatchCache
-from memq.broker.services import OPENING_TURN_S, OPENINGS_AT_ONCE_MAX, Services
+from memq.broker.partition.ownership import Phase
+from memq.broker.services import OPENING_TURN_S, OPENINGS_AT_ONCE_MAX
 from memq.errors import (
     CorruptDataError,
     DeniedError,
@@ -34,41 +28,14 @@ from memq.errors import (
 )
 from memq.format.pointer import NamedProducer, Pointer, ProducerEnd, encode_pointer
 from memq.governor import Assignment, BrokerEntry
-from memq.governor.memory import MemoryCluster, MemoryCoordinator
-from memq.limits import MIB
 from memq.notification import Span
 from memq.notification.memory import MemoryQueue
-from memq.settings import BrokerSettings
 from memq.storage_handlers import ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
-from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, equal_slots, read_partitions
-from tests.brokers import BareClient, block_of, events_of, no_spool, run, running_broker, write_frame
-from tests.component.test_broker_epochs import connected, control, pointers, processor_of
-from tests.component.test_broker_proofs import Longest, publisher_of
-from tests.skipping_loop import run_skipping, skip, skipping_runtime
-
-
-@asynccontextmanager
-async def owning() -> AsyncIterator[tuple[Broker, BareClient, Topic]]:
-    """Run a broker that has opened the only partition of a topic."""
-    async with running_broker() as broker:
-        client, topic = await connected(broker, TopicSettings())
-        await client.open(topic)
-        yield broker, client, topic
-        await client.close()
-
-
-def failing(part: Any, name: str, *errors: Exception) -> list[Exception]:
-    """Let the first calls of a method fail; return what is left of the errors."""
-    method, left = getattr(part, name), list(errors)
-
-    async def call(*arguments: Any) -> Any:
-        if left:
-            raise left.pop(0)
-        return await method(*arguments)
-
-    setattr(part, name, call)
-    return left
+from memq.topic import CLOCK_ERROR_MS, ReadPartition, equal_slots, read_partitions
+from tests.brokers import block_of, events_of, run, write_frame
+from tests.partition_owners import Opening, control, failing, owning, pointers, processor_of, publisher_of
+from tests.skipping_loop import run_skipping, skip
 
 
 @pytest.mark.parametrize("error", [QueueError("not now"), DeniedError("not you"), TimeoutError()], ids=repr)
@@ -128,59 +95,6 @@ def test_an_opening_ends_with_an_error_that_no_further_try_mends() -> None:
                 await open_partition(broker.services, topic, 0, read_partitions(topic)[0])
 
     run(work())
-
-
-class Opening:
-    """A topic that broker `one` may open, on parts in memory and the time of a skipping loop."""
-
-    def __init__(self) -> None:
-        self.runtime = replace(skipping_runtime(), random=Longest())
-        self.clock = self.runtime.clock
-        self.store = MemoryHandler(self.clock)
-        self.queue = MemoryQueue(self.clock)
-        self.coordinator = MemoryCoordinator(MemoryCluster())
-        self.topic = Topic(name="clicks", id="0a" * 16, created_ms=0, partitions=equal_slots(1))
-        self.read = read_partitions(self.topic)[0]
-        pool = SlabPool(MIB, MIB // 4)
-        self.services = Services(
-            settings=BrokerSettings(broker_id="one"),
-            session="s1",
-            runtime=self.runtime,
-            stores={"main": self.store},
-            store_name="main",
-            queue=self.queue,
-            coordinator=self.coordinator,
-            pool=pool,
-            hot=RecentBatchCache(MIB, pool.release),
-            limits=Quotas(self.clock, NO_CLIENT_LIMITS),
-            spool=no_spool(self.runtime, pool),
-            counters=Counters(),
-        )
-
-    async def assign(self, *, epoch: int = 0, session: str = "") -> None:
-        """Make the topic and its log, and assign it."""
-        await self.queue.create([self.read], 30_000)
-        await self.coordinator.create_topic(self.topic)
-        current = await self.coordinator.assignment(self.topic.id, 0)
-        await self.coordinator.set_assignment(
-            msgspec.structs.replace(current, broker="one", epoch=epoch, session=session)
-        )
-
-    async def open(self) -> Ownership:
-        """Open it."""
-        return await open_partition(self.services, self.topic, 0, self.read)
-
-    def noted(self, part: Any, name: str, fail: Callable[[], None] = lambda: None) -> list[tuple[float, Any]]:
-        """Return the times of the calls of a method with what they are given; `fail` may raise in each."""
-        method, calls = getattr(part, name), list[tuple[float, Any]]()
-
-        async def call(*arguments: Any) -> Any:
-            calls.append((self.clock.monotonic(), arguments))
-            fail()
-            return await method(*arguments)
-
-        setattr(part, name, call)
-        return calls
 
 
 def test_each_opening_that_fails_doubles_the_pause_before_the_next_up_to_a_bound() -> None:

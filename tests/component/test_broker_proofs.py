@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -14,7 +13,6 @@ import pytest
 from memq.broker.partition.opening import _publish_opened, release_partition
 from memq.broker.partition.ownership import Ownership
 from memq.broker.partition.publishing import BACKOFF_S_MAX, Publisher
-from memq.broker.partition.topic_processor import TopicProcessor
 from memq.errors import DeniedError, EpochFencedError, NotFoundError, QueueError, RetryableError
 from memq.format.key import ObjectKey, parse_object_key
 from memq.format.pointer import Pointer, encode_pointer
@@ -35,27 +33,19 @@ from tests.brokers import (
     until,
     write_frame,
 )
-from tests.component.test_broker_epochs import (
+from tests.contract.manual_clock import ManualClock
+from tests.partition_owners import (
     READ,
     Owner,
     connected,
+    foreign,
     gated,
     pointers,
     processor_of,
+    publisher_of,
     until_sealed,
 )
-from tests.contract.manual_clock import ManualClock
-from tests.skipping_loop import run_skipping
-
-
-def publisher_of(processor: TopicProcessor, *, patient: bool = True) -> Publisher:
-    """Return what the processor's present epoch reads and publishes through."""
-    return Publisher(processor.services, processor.owned(), processor.read_partition, patient=patient)
-
-
-def foreign(owner: Owner) -> Publication:
-    """A pointer of another owner with the same epoch, for another partition of the log."""
-    return Publication(READ, 1, 1, owner.clock.wall_ms(), encode_pointer(owner.batch()))
+from tests.skipping_loop import LongestWait, run_skipping
 
 
 def test_a_publish_is_no_proof_when_something_came_between() -> None:
@@ -302,13 +292,6 @@ def test_a_key_counts_up_to_its_last_moment_and_without_a_try_nothing_can_have_l
     run(work())
 
 
-class Longest(random.Random):
-    """Draws the longest time to wait."""
-
-    def uniform(self, a: float, b: float) -> float:
-        return b
-
-
 @pytest.mark.parametrize("work_of", ["publish", "read", "compare"])
 def test_each_failure_is_numbered_and_doubles_the_pause_up_to_a_bound(
     work_of: str, caplog: pytest.LogCaptureFixture
@@ -336,7 +319,7 @@ def test_each_failure_is_numbered_and_doubles_the_pause_up_to_a_bound(
         owner = Owner()
         queue, services = Down(owner.clock), owner.services
         await queue.create([READ], 30_000)
-        services = replace(services, queue=queue, runtime=replace(services.runtime, random=Longest()))
+        services = replace(services, queue=queue, runtime=replace(services.runtime, random=LongestWait()))
         publisher = Publisher(services, owner.own, READ, patient=True)
         owner.own.unread = work_of == "read"
 

@@ -20,9 +20,9 @@ from memq.protocol.messages import AdminRequest, BeginProducer, Close
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, read_partitions
 from tests.brokers import block_of, log_lines, write_frame
 from tests.component.cluster_rig import Rig
-from tests.component.test_broker_epochs import READ, Owner
-from tests.component.test_request_answers import Served, open_of, served
+from tests.component.served_brokers import Served, open_of, served
 from tests.memory_network import Client
+from tests.partition_owners import READ, Owner
 from tests.skipping_loop import run_skipping, skip
 
 RETENTION_MS = 600_000

@@ -41,8 +41,7 @@ from memq.topic import (
 )
 from tests.brokers import BareClient, batch_pointers, block_of, run, running_broker, write_frame
 from tests.skipping_loop import run_skipping, skipping_runtime
-from tests.unit import test_broker_rebuild as built
-from tests.unit.test_broker_rebuild import SHARED, TOPIC
+from tests.unit.sealed_batches import SHARED, TOPIC, batch, block, joined
 
 BATCHES = 5
 
@@ -281,9 +280,9 @@ async def store_next_epoch(broker: Broker, topic: Topic) -> None:
     new = block_of(topic, 100, [b"d"], producer=1)
     for sequence, blocks in ((0, [known]), (1, [known, new])):
         entries, at = [], 0
-        for block in blocks:
-            entries.append(BlockEntry.from_header(parse_header(block), at))
-            at += len(block)
+        for each in blocks:
+            entries.append(BlockEntry.from_header(parse_header(each), at))
+            at += len(each)
         records = sum(entry.count for entry in entries)
         batch = BatchEntry(0, at, 2_000 + sequence, sequence, records, 0, len(blocks), 0, 2)
         meta = ObjectMeta(cluster="memq", broker="b", topics=(ObjectTopic(topic.name, topic.id),), created_ms=1)
@@ -521,8 +520,8 @@ def test_a_restore_remembers_the_blocks_of_one_window_in_every_partition() -> No
         for partition in range(2):
             for sequence in range(count):
                 at_ms = (1 + sequence) * 3 * window_ms
-                entry = built.batch(sequence, partition=partition)._replace(appended_ms=at_ms)
-                data = built.joined((entry, [built.block(sequence, [b"a"], partition=partition)]))
+                entry = batch(sequence, partition=partition)._replace(appended_ms=at_ms)
+                data = joined((entry, [block(sequence, [b"a"], partition=partition)]))
                 key = object_key("c-1", TOPIC.name, TOPIC.id, partition, 4, sequence, at_ms)
                 await store.put(key, [data], crc32c(data))
         report = await Restorer("c-1", "main", store, MemoryQueue(clock), clock, moved=moved).restore(TOPIC)

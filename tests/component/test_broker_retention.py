@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -14,25 +13,22 @@ from awscrt.checksums import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.broker.broker import Broker
 from memq.broker.upkeep.retention import expired, retire, run_upkeep, sweep
 from memq.compaction.compaction import manifest_of
 from memq.compaction.plan import CompactionRule
 from memq.errors import NotFoundError, StoreError
 from memq.format.key import shared_prefix, staged_prefix
-from memq.format.pointer import Location, Pointer, decode_pointer, encode_pointer
+from memq.format.pointer import Location, Pointer, encode_pointer
 from memq.format.totals import contended_ms
 from memq.notification import Entry, Publication, Span
 from memq.runtime.clock import SystemClock
 from memq.runtime.runtime import Runtime
-from memq.storage_handlers import ObjectEntry
-from memq.storage_handlers.memory import MemoryHandler
-from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, TopicSettings, read_partitions
-from tests.brokers import BareClient, block_of, events_of, run, running_broker, until, write_frame
+from memq.topic import CLOCK_ERROR_MS, ReadPartition, TopicSettings, read_partitions
+from tests.brokers import BareClient, events_of, run, running_broker, until
 from tests.compaction import parts_on
+from tests.component.retention_rig import HOUR_MS, Rig, nothing, nothing_of
 from tests.sweeps import sweep_twice
 
-HOUR_MS = 3_600_000
 NOW_MS = 1_000 * HOUR_MS
 SETTINGS = TopicSettings(retention_ms=HOUR_MS)
 YOUNG_MS = SETTINGS.dedup_window_ms + CLOCK_ERROR_MS
@@ -138,82 +134,6 @@ def test_retention_removes_a_prefix_without_any_last_pointer(
 
 
 # ---- what is done ------------------------------------------------------------------------------
-
-
-class SlowStore(MemoryHandler):
-    """A memory store whose clock the test turns, and that calls the test in the middle of a listing or a delete."""
-
-    def __init__(self) -> None:
-        super().__init__(SystemClock())
-        self.listed: Callable[[], Awaitable[None]] = nothing
-        self.deleting: Callable[[str], Awaitable[None]] = nothing_of
-        self.gate: asyncio.Event | None = None
-        self.reached = asyncio.Event()
-
-    async def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:
-        async for entry in super().list(prefix):
-            yield entry
-        await self.listed()
-
-    async def put(self, key: str, buffers: Any, checksum: int) -> None:
-        await super().put(key, buffers, checksum)
-        if self.gate is not None:
-            self.reached.set()
-            await self.gate.wait()  # stored, but the broker does not know yet
-
-    async def delete(self, key: str) -> None:
-        await self.deleting(key)
-        await super().delete(key)
-
-
-async def nothing() -> None: ...
-
-
-async def nothing_of(key: str) -> None: ...
-
-
-@dataclass
-class Rig:
-    """A broker with a topic, a client that writes one batch after another, and a store with hooks."""
-
-    broker: Broker
-    store: SlowStore
-    client: BareClient
-    topic: Topic
-    sequence: int = 0
-
-    @classmethod
-    async def make(cls, broker: Broker) -> Rig:
-        store = broker.services.stores["main"] = SlowStore()
-        client = await BareClient.connect(broker)
-        topic = await client.topic()
-        await client.open(topic)
-        return cls(broker, store, client, topic)
-
-    def send(self) -> None:
-        self.client.write(write_frame(block_of(self.topic, self.sequence, [b"%d" % self.sequence])))
-        self.sequence += 1
-
-    async def batch(self) -> str:
-        """Write one batch and return the key of its object."""
-        self.send()
-        assert (await self.client.frame()).argument == self.sequence
-        return next(reversed(self.store.objects))
-
-    async def pointers(self) -> list[Pointer]:
-        (partition,) = read_partitions(self.topic)
-        return [decode_pointer(entry.body) for entry in await self.broker.services.queue.read(partition, 0, 1 << 20)]
-
-    async def age(self, by_ms: int) -> None:
-        """Let everything that is there grow older."""
-        (partition,) = read_partitions(self.topic)
-        log = self.broker.services.queue.log(partition)  # type: ignore[attr-defined]  # the memory queue
-        log.entries[:] = [Entry(entry.offset, entry.time_ms - by_ms, entry.body) for entry in log.entries]
-        self.age_objects(by_ms)
-
-    def age_objects(self, by_ms: int) -> None:
-        for key in self.store.objects:
-            self.store.modified_ms[key] -= by_ms
 
 
 def test_retention_takes_pointers_first_then_their_objects() -> None:

@@ -27,7 +27,7 @@ from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Topic
 from tests.brokers import GatedStore, batch_pointers, run, running_broker
 from tests.sweeps import sweep_twice
-from tests.unit.test_broker_batch import ORIGIN, filled_slot
+from tests.unit.sealed_batches import ORIGIN, filled_slot
 
 TOPICS = [f"small-{number}" for number in range(30)]
 

@@ -3,71 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from awscrt.checksums import crc32c
 
-from memq.broker.broker import Broker
 from memq.broker.spool.files import ASIDE, SpoolFiles, inspect_spool, sizes_in
 from memq.cli.cluster.doctor import _spool as spool_findings
-from memq.errors import InvalidRequestError, InvalidSettingError, SpoolError
+from memq.errors import InvalidRequestError, InvalidSettingError
 from memq.format.pointer import decode_pointer
 from memq.format.spool import HEAD, decode_segment
 from memq.notification import Publication
 from memq.protocol.frames import AckLevel, Api
 from memq.protocol.messages import Nack, Throttle, decode_message
 from memq.settings import load_settings
-from memq.storage_handlers import Buffer
-from memq.topic import ReadPartition, Topic, TopicSettings
-from tests.brokers import BareClient, block_of, write_frame
-from tests.component.cluster_rig import Rig, rig
-from tests.component.test_broker_forward import gate_of, pointers, seize
-
-ON_DISK = TopicSettings(stale_publish_ms=1_000, ack1="disk")
-
-
-class GatedDisk(SpoolFiles):
-    """A disk that takes its time, and fails when it is asked to."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.called = asyncio.Event()
-        self.fails = False
-        self.names: dict[str, None] = {}
-
-    async def append(self, name: str, buffers: Sequence[Buffer]) -> None:
-        self.called.set()
-        self.names[name] = None
-        await self.gate.wait()
-        if self.fails:
-            raise SpoolError("the disk is full", hint="free space")
-        await super().append(name, buffers)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Let the loop turn until something holds; the test's own timeout ends the wait."""
-    while not holds():  # noqa: ASYNC110 - there is no event for this
-        await asyncio.sleep(0)
-
-
-async def taken(broker: Broker, *, settings: TopicSettings = ON_DISK, blocks: int = 1) -> tuple[Topic, BareClient]:
-    """Send blocks of two records with acks=1, and take the ack of the last."""
-    topic = await broker.partitions.create("clicks", 1, settings, exist_ok=True)
-    client = await BareClient.connect(broker)
-    await client.open(topic, acks=AckLevel.ONE)
-    for number in range(blocks):
-        client.write(write_frame(block_of(topic, 2 * number, [b"a%d" % number, b"b"])))
-    while (await client.frame()).argument < 2 * blocks:
-        pass
-    return topic, client
-
-
-async def records(cluster: Rig, topic: Topic) -> list[tuple[str, int]]:
-    return [(each.broker, each.records) for each in await pointers(cluster, topic) if each.records]
+from memq.topic import ReadPartition, TopicSettings
+from tests.brokers import BareClient, block_of, until, write_frame
+from tests.component.cluster_rig import rig
+from tests.component.faulty_brokers import ON_DISK, GatedDisk, gate_of, left_behind, records, replayed, seize, taken
 
 
 def test_an_ack_comes_after_the_fsync_and_what_waits_shares_the_next_one(tmp_path: Path) -> None:
@@ -319,25 +272,6 @@ def test_a_broker_without_a_spool_refuses_the_setting_and_the_blocks(tmp_path: P
 
 
 # ---- replay --------------------------------------------------------------------------------------
-
-
-async def left_behind(cluster: Rig, folder: Path, *, blocks: int = 3) -> Topic:
-    """Have a broker die with blocks that it acked with 1 and did not publish."""
-    one = await cluster.start("one", spool=SpoolFiles(folder))
-    put = cluster.store.put
-    gate_of(cluster)
-    topic, client = await taken(one, blocks=blocks)
-    await one.close()
-    await client.close()
-    cluster.store.put = put  # type: ignore[method-assign]  # it answers again
-    return topic
-
-
-async def replayed(cluster: Rig, broker: Broker, topic: Topic, folder: Path) -> list[tuple[str, int]]:
-    """Wait until nothing is left in the spool, and return what the queue holds."""
-    await broker.replay.wait()
-    await until(lambda: not sizes_in(folder) and not len(broker.services.spool.segments))
-    return await records(cluster, topic)
 
 
 def test_blocks_that_a_dead_broker_acked_are_delivered_after_its_start(tmp_path: Path) -> None:

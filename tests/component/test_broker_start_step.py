@@ -16,8 +16,7 @@ from memq.runtime.logs import EventLog
 from memq.topic import TopicSettings
 from tests.brokers import log_lines
 from tests.component.cluster_rig import rig
-from tests.component.test_broker_proofs import Longest
-from tests.skipping_loop import run_skipping, skipping_runtime
+from tests.skipping_loop import LongestWait, run_skipping, skipping_runtime
 
 CALLS = ["topics", "register", "brokers", "assignments"]
 
@@ -69,7 +68,7 @@ def test_each_try_of_a_step_is_named_and_waits_twice_as_long_until_its_time_is_o
     asked_s: list[float] = []
 
     async def work() -> None:
-        runtime = replace(skipping_runtime(), random=Longest())
+        runtime = replace(skipping_runtime(), random=LongestWait())
 
         async def step() -> str:
             asked_s.append(runtime.clock.monotonic())

@@ -34,7 +34,7 @@ from memq.topic import ReadPartition, Topic, TopicSettings, equal_slots
 from tests.brokers import run, until
 from tests.component.cluster_rig import Rig, rig
 from tests.contract.manual_clock import ManualClock
-from tests.unit.test_producer_window import block, moved, new_window
+from tests.unit.producer_parts import block, moved, new_window
 
 PRODUCERS = 100
 FAR_AHEAD = datetime(2100, 1, 1, tzinfo=UTC)

@@ -30,8 +30,7 @@ from memq.protocol.messages import (
 from memq.storage_handlers import Count
 from memq.topic import Topic
 from tests.brokers import block_of, write_frame
-from tests.component.test_broker_following import Calls, topic_named
-from tests.component.test_request_answers import MEMORY_BYTES, Served, open_of, served
+from tests.component.served_brokers import MEMORY_BYTES, Calls, Served, open_of, served, topic_named
 from tests.skipping_loop import skip
 
 # ---- streams -------------------------------------------------------------------------------------------

@@ -31,10 +31,9 @@ from memq.protocol.messages import (
 )
 from memq.runtime.runtime import Runtime
 from memq.topic import ReadPartition, Topic, TopicSettings
-from tests.brokers import PRODUCER, BareClient, block_of, write_frame
+from tests.brokers import PRODUCER, BareClient, block_of, until, write_frame
 from tests.component.cluster_rig import Rig, rig
-from tests.component.test_broker_forward import gate_of, seize
-from tests.component.test_broker_spool import left_behind, replayed, taken, until
+from tests.component.faulty_brokers import gate_of, left_behind, replayed, seize, taken
 
 LATER_MS = 3_600_000  # when no late pointer can land any more
 

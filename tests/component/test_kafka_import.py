@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, cast
 
 import pytest
@@ -13,117 +12,30 @@ from memq.broker.broker import Broker
 from memq.cli.records.import_topics import STEP_S, StepLines
 from memq.client.admin import AsyncAdmin
 from memq.client.bulk.block_cutter import decode_plan, producer_of
-from memq.client.bulk.kafka_import import Held, ImportedPartition, ImportProgress, KafkaImport, import_topics
+from memq.client.bulk.kafka_import import Held, ImportedPartition, KafkaImport
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.consumer.offset_resolver import window_ms
 from memq.errors import DeniedError, InvalidRequestError, MemqError, NotFoundError, QueueError, TooLargeError
-from memq.format.blocks.header import parse_header
-from memq.format.object import BlockEntry
-from memq.format.pointer import Pointer, decode_pointer, encode_pointer
-from memq.notification import Entries, Entry, Span
+from memq.format.pointer import Pointer, decode_pointer
+from memq.notification import Entry
 from memq.notification.kafka.admin import KafkaPartition
-from memq.notification.kafka.reading.source import KafkaSource, SourceEnd, SourceRecord, SourceTopic
-from memq.runtime.clock import Clock, SystemClock
+from memq.notification.kafka.reading.source import KafkaSource
+from memq.runtime.clock import Clock
 from memq.runtime.runtime import Runtime
-from memq.topic import Position, ReadPartition, TopicSettings
+from memq.topic import Position, TopicSettings
 from tests.brokers import run, running_broker
+from tests.component.kafka_source import (
+    LaterClock,
+    MemorySource,
+    Value,
+    copy,
+    imported_of,
+    numbered,
+    source_of,
+)
 from tests.skipping_loop import run_skipping, skip
 from tests.stepped_time import SteppedLoop, step, stepped_runtime
-from tests.unit.queue_model import PARTITION, Block, Log
-
-Value = bytes | None
-
-
-class MemorySource:
-    """A log in memory: what its topics hold, what its groups have stored, and what befalls a copy on the way.
-
-    `rows` are the records by their offsets; `begins` where retention left a partition. `take` gives out `portion`
-    records at a time, and at the end what lies behind it. `broken_after` of those the source is gone.
-    """
-
-    def __init__(self, rows: dict[KafkaPartition, dict[int, Value]], portion: int = 3) -> None:
-        self.rows = rows
-        self.begins: dict[KafkaPartition, int] = {}
-        self.positions: dict[KafkaPartition, tuple[int, str]] = {}
-        self.stores: list[dict[KafkaPartition, tuple[int, str]]] = []
-        self.others: dict[str, dict[KafkaPartition, int]] = {}
-        self.group = ""
-        self.closed = 0
-        self.broken_after: int | None = None
-        self.on_take: Callable[[], None] = lambda: None
-        self._portion = portion
-        self._at: dict[KafkaPartition, int] = {}
-
-    async def describe(self, topics: Sequence[str]) -> tuple[str, dict[str, SourceTopic]]:
-        there = {topic for topic, _ in self.rows}
-        if missing := [topic for topic in topics if topic not in there]:
-            raise NotFoundError(f"no topic {missing[0]}")
-        counts = {topic: sum(place[0] == topic for place in self.rows) for topic in topics}
-        return "kafka-1", {topic: SourceTopic(f"id of {topic}", count) for topic, count in counts.items()}
-
-    async def join(self, group: str, topics: Sequence[str], places: Sequence[KafkaPartition]) -> None:
-        self.group = group
-
-    async def ends(self, places: Sequence[KafkaPartition]) -> dict[KafkaPartition, tuple[int, int]]:
-        return {place: (self.begins.get(place, 0), max(self.rows[place], default=-1) + 1) for place in places}
-
-    async def stored(self, places: Sequence[KafkaPartition]) -> dict[KafkaPartition, tuple[int, str]]:
-        return {place: self.positions[place] for place in places if place in self.positions}
-
-    async def store(self, positions: Mapping[KafkaPartition, tuple[int, str]]) -> None:
-        self.stores.append(dict(positions))
-        self.positions.update(positions)
-
-    async def start(self, offsets: Mapping[KafkaPartition, int]) -> None:
-        self._at = dict(offsets)
-
-    def start_again(self) -> None:
-        """Give out all records again."""
-        self._at = dict.fromkeys(self._at, 0)
-
-    async def seek(self, place: KafkaPartition, offset: int) -> None:
-        self._at[place] = offset
-
-    async def take(self, wait_s: float) -> list[SourceRecord | SourceEnd]:
-        await asyncio.sleep(0)
-        self.on_take()
-        found: list[SourceRecord | SourceEnd] = []
-        for place, at in self._at.items():
-            offsets = [offset for offset in sorted(self.rows[place]) if offset >= at][: self._portion]
-            for offset in offsets:
-                if self.broken_after is not None:
-                    self.broken_after -= 1
-                    if self.broken_after < 0:
-                        raise QueueError("the source is gone")
-                value = self.rows[place][offset]
-                found.append(SourceRecord(place, offset, value, b"k", (("h", b"1"),), 1_000 + offset))
-                self._at[place] = offset + 1
-            if not offsets:
-                found.append(SourceEnd(place, max(at, max(self.rows[place], default=-1) + 1)))
-        return found
-
-    async def committed_of_others(
-        self, places: Sequence[KafkaPartition], own: str
-    ) -> dict[str, dict[KafkaPartition, int]]:
-        assert own == self.group
-        return self.others
-
-    async def close(self) -> None:
-        self.closed += 1
-
-
-def source_of(*partitions: dict[int, Value], topic: str = "orders", portion: int = 3) -> MemorySource:
-    return MemorySource({(topic, number): rows for number, rows in enumerate(partitions)}, portion)
-
-
-def numbered(*ranges: range) -> dict[int, Value]:
-    return {number: b"%d" % number for part in ranges for number in part}
-
-
-async def copy(
-    source: MemorySource, broker: Broker, topics: Sequence[str] = ("orders",), **options: Any
-) -> tuple[list[ImportedPartition], dict[str, int]]:
-    return await import_topics(cast(KafkaSource, source), broker.address, topics, "copied", **options)
+from tests.unit.queue_model import Block, Log
 
 
 async def rows_of(broker: Broker) -> dict[int, list[tuple[Value, Value, int]]]:
@@ -179,16 +91,6 @@ def run_stepped(work: Coroutine[Any, Any, None]) -> None:
     """Run a test on a loop whose time it steps; the test's own limit ends it."""
     with asyncio.Runner(loop_factory=SteppedLoop) as runner:
         runner.run(work)
-
-
-@dataclass(frozen=True)
-class LaterClock(SystemClock):
-    """A clock that is ahead."""
-
-    ahead_ms: int
-
-    def wall_ms(self) -> int:
-        return super().wall_ms() + self.ahead_ms
 
 
 def job_of(source: MemorySource, broker: Broker, clock: Clock) -> KafkaImport:
@@ -383,44 +285,6 @@ def test_groups_of_several_topics_have_no_place_in_one() -> None:
 
 
 # ---- what the target holds -----------------------------------------------------------------------
-
-
-class LogQueue:
-    """A queue over a log made by hand, which shows its entries a few at a time."""
-
-    def __init__(self, log: Log, portion: int = 7) -> None:
-        self._log = log
-        self._portion = portion
-        self.reads = 0
-
-    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
-        self.reads += 1
-        found = [entry for entry in self._log.entries if entry.offset >= offset][: self._portion]
-        return Entries(found, found[-1].offset + 1 if found else max(offset, self._log.next_offset))
-
-    async def span(self, partition: ReadPartition) -> Span:
-        return self._log.span()
-
-    async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
-        raise AssertionError("nobody asks for times here")
-
-    async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
-        raise AssertionError("nobody waits here")
-
-
-def imported_of(log: Log, producer: int = 1) -> tuple[ImportProgress, LogQueue]:
-    queue = LogQueue(log)
-
-    async def index_of(pointer: Pointer) -> list[BlockEntry]:
-        body = next(log.bodies[entry.offset] for entry in log.entries if entry.body == encode_pointer(pointer))
-        entries: list[BlockEntry] = []
-        at = 0
-        while at < len(body):
-            entries.append(BlockEntry.from_header(parse_header(body, at), at))
-            at += entries[-1].length
-        return entries
-
-    return ImportProgress(queue, index_of, PARTITION, 0, producer), queue
 
 
 def test_each_step_before_the_first_record_is_named() -> None:

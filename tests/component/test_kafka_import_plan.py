@@ -28,7 +28,7 @@ from memq.runtime.network import ProtocolFactory, SocketNetwork
 from memq.runtime.runtime import Runtime
 from memq.topic import Position, TopicSettings
 from tests.brokers import run, running_broker, until
-from tests.component.test_kafka_import import LaterClock, MemorySource, copy, imported_of, numbered, source_of
+from tests.component.kafka_source import LaterClock, MemorySource, copy, imported_of, numbered, source_of
 from tests.unit.queue_model import Block, Log
 
 PLACE = ("orders", 0)

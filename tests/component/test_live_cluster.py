@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,9 +15,9 @@ import memq
 from memq.audit.finding import Finding, Kind
 from memq.audit.live.group_reports import GroupReports
 from memq.audit.live.questions.damage_names import NAME_TRIES, DamageNames
-from memq.audit.live.service import LiveAudit, live_audit
+from memq.audit.live.service import live_audit
 from memq.audit.live.storage.database import Database, SqliteDatabase
-from memq.audit.live.view import AuditView, TopicSummary
+from memq.audit.live.view import AuditView
 from memq.audit.minutes import MinuteRow
 from memq.broker.api.group_requests import GroupRequests
 from memq.cli import main
@@ -26,7 +26,7 @@ from memq.client.admin import AsyncAdmin
 from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.link_pool import LinkPool, bootstrap_addresses
-from memq.errors import FencedError, MemqError, NotFoundError, QueueError, RetryableError, UnreachableError
+from memq.errors import FencedError, MemqError, NotFoundError, QueueError, RetryableError
 from memq.format.pointer import encode_pointer
 from memq.format.report import (
     AUDIT_TOPIC,
@@ -44,13 +44,21 @@ from memq.protocol.messages import PollEntries
 from memq.runtime.runtime import Runtime
 from memq.testing import Cluster
 from memq.topic import AUDIT_GROUP, Position, ReadPartition, Topic
+from tests.component.live_reports import (
+    KEEP_MS,
+    RECORDS,
+    WAIT_S,
+    all_of,
+    consume,
+    counts,
+    produce,
+    until,
+    with_database,
+)
 from tests.postgres import postgres_url
 from tests.skipping_loop import run_skipping
 from tests.unit.audited import TOPIC, data_pointer
 
-KEEP_MS = 86_400_000
-WAIT_S = 240.0
-RECORDS = 300
 POINTER = data_pointer([(1, 0, 10)])
 TOPICS = AsyncAdmin.topics
 
@@ -59,54 +67,6 @@ TOPICS = AsyncAdmin.topics
 def cluster() -> Cluster:
     """Return a cluster whose clients report often."""
     return Cluster(audit=True, audit_interval_ms=100)
-
-
-def produce(cluster: Cluster, records: int = RECORDS) -> None:
-    with memq.Producer(cluster.address, linger_ms=1) as producer:
-        for number in range(records):
-            producer.send("clicks", b"%d" % number, key=b"k%d" % (number % 10))
-            if number % 50 == 49:
-                producer.flush()
-
-
-def consume(cluster: Cluster) -> int:
-    """Read the topic as the group `g` to its end, and return how many records came."""
-    with memq.Consumer(cluster.address, ["clicks"], group="g", end="end", on_damaged="skip") as consumer:
-        return sum(len(batch.values()) for batch in consumer)
-
-
-def all_of(records: int) -> Callable[[TopicSummary], bool]:
-    """Whether so many records were sent, queued, and have come to an end in the group."""
-    return lambda summary: counts(summary) == (records,) * 3
-
-
-async def until(audits: list[LiveAudit], database: Database, done: Callable[[TopicSummary], bool]) -> TopicSummary:
-    """Let the auditors work until what they know of the topic is as it should be."""
-    view = AuditView(database)
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            for audit in audits:
-                with suppress(UnreachableError):
-                    await audit.step()
-            for summary in await view.topics(0, 1 << 40):
-                if summary.topic == "clicks" and done(summary):
-                    return summary
-
-
-def counts(summary: TopicSummary) -> tuple[int, int, int]:
-    queue, group = summary.row.side(""), summary.row.side("g")
-    return queue["sent"], queue["committed"], group["processed"] + group["lost"] + queue["corrupt"]
-
-
-def with_database(url: str, work: Callable[[Database], Awaitable[None]]) -> None:
-    async def run() -> None:
-        database = database_at(url)()
-        try:
-            await work(database)
-        finally:
-            await database.close()
-
-    asyncio.run(run())
 
 
 async def findings(database: Database) -> list[Finding]:

@@ -20,7 +20,7 @@ from memq.errors import UnreachableError
 from memq.runtime.runtime import Runtime
 from memq.testing import Cluster
 from memq.topic import Topic, is_internal
-from tests.component.test_live_cluster import KEEP_MS, RECORDS, all_of, consume, produce, until, with_database
+from tests.component.live_reports import KEEP_MS, RECORDS, all_of, consume, produce, until, with_database
 
 TOPICS = AsyncAdmin.topics
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import itertools
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -18,17 +17,16 @@ from memq.audit.live.partition_state import PartitionState
 from memq.audit.live.report_partition import Client
 from memq.audit.live.storage.database import Answer, Database, Execute, SqliteDatabase
 from memq.audit.live.storage.state import decode_state
-from memq.audit.live.storage.store import AuditStore, PartitionChanges, Step
+from memq.audit.live.storage.store import AuditStore, PartitionChanges
 from memq.audit.live.view import AuditView, latencies
 from memq.audit.minutes import QUEUE, MinuteRow
 from memq.audit.pointer_facts import RunningTotals
 from memq.errors import AuditStateError, GenerationFencedError, NotFoundError
 from memq.format.ranges import RangeSet
+from tests.component.live_reports import KEY, a_step
 from tests.postgres import postgres_url
 from tests.unit.audited import TOPIC
 from tests.unit.live_audit_harness import MINUTE, PRODUCER, LiveAuditHarness, span
-
-KEY = (TOPIC.id, 0)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -50,18 +48,6 @@ async def opened(open_database: Callable[[], Database]) -> AsyncIterator[tuple[A
         yield AuditStore(database), AuditView(database)
     finally:
         await database.close()
-
-
-def a_step(owner: str, position: str, harness: LiveAuditHarness) -> Step:
-    """Judge at a harness, and return what an auditor stores of that."""
-    harness.judge()
-    changes = PartitionChanges(
-        TOPIC.name, harness.audit.books, harness.audit.take_rows(), harness.audit.take_findings()
-    )
-    return Step(2, owner, next(_numbers), position, harness.home.clients, {KEY: changes})
-
-
-_numbers = itertools.count()
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:

@@ -18,7 +18,7 @@ from memq.runtime.clock import SystemClock
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import ReadPartition, TopicSettings
 from tests.brokers import run, running_broker
-from tests.component.test_broker_retention import HOUR_MS, Rig
+from tests.component.retention_rig import HOUR_MS, Rig
 from tests.unit.lying_queue import LyingQueue
 
 PARTITION = ReadPartition("clicks", "0" * 32, 0)

@@ -26,9 +26,18 @@ from memq.format.blocks.header import Buffer
 from memq.format.pointer import Location
 from memq.topic import Topic
 from tests.brokers import GatedStore, block_of, events_of, run, until, write_frame
-from tests.component.test_broker_epochs import control, pointers, processor_of
-from tests.component.test_broker_opening import failing, owning
-from tests.component.test_topic_processor import GatedQueue, Sink, sharing, turns, unopened
+from tests.partition_owners import (
+    GatedQueue,
+    Sink,
+    control,
+    failing,
+    owning,
+    pointers,
+    processor_of,
+    sharing,
+    turns,
+    unopened,
+)
 
 
 @pytest.mark.parametrize("publishing", [False, True])

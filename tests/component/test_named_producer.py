@@ -36,9 +36,7 @@ from memq.limits import NAMED_PRODUCERS_MAX
 from memq.notification import Entry
 from memq.topic import Topic, TopicSettings, producer_id_of, read_partitions
 from tests.brokers import PRODUCER, GatedStore, block_of, run, running_broker, write_frame
-from tests.component.test_broker_epochs import processor_of
-from tests.component.test_broker_opening import owning
-from tests.component.test_topic_processor import GatedQueue, Sink, turns
+from tests.partition_owners import GatedQueue, Sink, owning, processor_of, turns
 from tests.unit.peers import append_to
 
 HOUR_MS = 3_600_000

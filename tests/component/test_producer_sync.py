@@ -11,9 +11,8 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import Any, TypeVar
 
 import pytest
 
@@ -37,9 +36,7 @@ from memq.errors import (
     TimedOutError,
 )
 from memq.protocol.frames import Api, Frame
-from tests.unit.toy_broker import ToyBroker, ToyConnection
-
-Result = TypeVar("Result")
+from tests.unit.toy_broker import Server, ToyConnection
 
 
 def last_background() -> Background[ProducerCore]:
@@ -48,42 +45,6 @@ def last_background() -> Background[ProducerCore]:
     assert isinstance(client, Background)
     assert isinstance(client.core, ProducerCore)
     return client
-
-
-class Server:
-    """A toy broker on a thread of its own."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever)
-        self.thread.start()
-        self.broker = ToyBroker()
-        self.run(self.broker.__aenter__())
-
-    def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(30)
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        self.run(self.broker.until(condition))
-
-    def call(self, function: Callable[[], object]) -> None:
-        async def on_loop() -> None:
-            function()
-
-        self.run(on_loop())
-
-    def ack_all(self) -> None:
-        for connection in self.broker.connections:
-            for number in connection.streams:
-                connection.ack(number)
-
-    def close(self) -> None:
-        try:
-            self.run(self.broker.__aexit__())
-        finally:
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            self.thread.join()
-            self.loop.close()
 
 
 @pytest.fixture

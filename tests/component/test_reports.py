@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,13 +15,13 @@ from memq.client.consumer.settings import OnDamaged
 from memq.client.producer.producer import Producer
 from memq.errors import CorruptDataError, InvalidNameError, InvalidSettingError, MemqError, NotFoundError
 from memq.format.ranges import RangeSet
-from memq.format.report import AUDIT_TOPIC, Kind, Report, ReportPart, decode_report
+from memq.format.report import AUDIT_TOPIC, Kind
 from memq.testing import Cluster
 from memq.topic import Position, TopicSettings
 from tests.brokers import run, running_broker
+from tests.component.live_reports import ReceivedReports
 
 WAIT_S = 60.0
-Stages = dict[str, RangeSet]
 
 
 @pytest.fixture
@@ -31,37 +31,6 @@ def cluster() -> Iterator[Cluster]:
             while not admin.topics(internal=True):  # it is made once the broker serves
                 pass
         yield running
-
-
-class ReceivedReports:
-    """The reports of the audit topic, read as far as a test needs."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.reports: list[Report] = []
-        self._cluster = cluster
-
-    def until(self, enough: Callable[[], bool]) -> None:
-        """Read on from the beginning until it is enough; every client's numbers must be dense."""
-        self.reports = []
-        with Consumer(self._cluster.address, AUDIT_TOPIC, audit=False) as consumer:
-            while not enough():
-                batch = consumer.poll(timeout=WAIT_S)
-                assert batch is not None, f"this is not enough: {self.reports}"
-                self.reports += [decode_report(record.value or b"") for record in batch]
-        numbers: dict[int, list[int]] = {}
-        for report in self.reports:
-            numbers.setdefault(report.client, []).append(report.number)
-        assert all(sorted(found) == list(range(len(found))) for found in numbers.values()), "one topic, one home"
-
-    def parts(self, kind: Kind, topic: str = "clicks") -> list[ReportPart]:
-        return [part for each in self.reports if each.kind == kind for part in each.parts if part.topic == topic]
-
-    def stages(self, kind: Kind) -> Stages:
-        found: Stages = {}
-        for span in (span for part in self.parts(kind) for span in part.spans):
-            for piece in span.ranges:
-                found.setdefault(span.stage, RangeSet()).add(*piece)
-        return found
 
 
 def send(cluster: Cluster, count: int, first: int = 0) -> None:

@@ -4,108 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import msgspec
 import pytest
-from awscrt.checksums import crc32c
 
 from memq import __version__
 from memq.broker.api import requests
 from memq.broker.api.requests import ANSWERS_SHARE, HELD_MS_MAX
-from memq.broker.broker import Broker
 from memq.broker.ingest.quotas import ClientLimits, RatePerSecond
 from memq.errors import DamagedMessageError
-from memq.limits import MIB
-from memq.protocol.frames import HELLO_MAGIC, PREFIX, VERSIONS, AckLevel, Api, Frame, encode_forward, encode_frame
+from memq.protocol.frames import HELLO_MAGIC, PREFIX, VERSIONS, Api, encode_forward, encode_frame
 from memq.protocol.messages import (
-    AdminAnswer,
     AdminRequest,
     CommitRequest,
     CreateTopic,
     Forward,
     Hello,
     HelloAnswer,
-    Metadata,
     MetadataRequest,
     Nack,
-    Open,
     PartitionRef,
-    ReadRequest,
     WireCommitted,
     decode_message,
     encode_message,
     error_of,
 )
-from memq.topic import Topic, TopicSettings
 from tests.brokers import block_of, log_lines
-from tests.component.cluster_rig import Rig, rig
-from tests.component.test_broker_following import now_s
-from tests.memory_network import FULL_BYTES, Client, MemoryNetwork, memory_runtime
-from tests.skipping_loop import run_skipping, skip
+from tests.component.served_brokers import MEMORY_BYTES, Served, open_of, served
+from tests.memory_network import FULL_BYTES, Client
+from tests.skipping_loop import now_s, skip
 
-MEMORY_BYTES = 4 * MIB
 LENT_BYTES = MEMORY_BYTES // ANSWERS_SHARE // 2  # to all answers of READ together
-
-
-class Served:
-    """A broker and what its clients ask."""
-
-    def __init__(self, cluster: Rig, broker: Broker, network: MemoryNetwork) -> None:
-        self.cluster = cluster
-        self.broker = broker
-        self.network = network
-
-    def call(self, client_id: str = "") -> Client:
-        return self.network.call(self.broker.address).greet(client_id)
-
-    async def topic(self, name: str = "clicks", partitions: int = 1) -> Topic:
-        return await self.broker.partitions.create(name, partitions, TopicSettings(), exist_ok=True)
-
-    async def stored(self, key: str, size: int) -> ReadRequest:
-        """Put an object, and return the request that reads it."""
-        await self.cluster.store.put(key, [bytes(size)], crc32c(bytes(size)))
-        return ReadRequest(store="main", key=key, offset=0, length=size)
-
-    async def answered(self, client: Client, api: Api, ask: msgspec.Struct, *, stream: int = 0) -> Frame:
-        """Ask, and return the only answer."""
-        client.ask(api, ask, stream=stream, number=41)
-        await skip(0.01)
-        (frame,) = client.heard()
-        assert (frame.argument, frame.stream, frame.flags) == (41, stream, 0)
-        return frame
-
-    async def admin(self, client: Client, ask: Any) -> AdminAnswer:
-        frame = await self.answered(client, Api.ADMIN, AdminRequest(ask=ask))
-        return decode_message(frame.body, AdminAnswer)
-
-    async def metadata(self, client: Client, **ask: Any) -> Metadata:
-        return decode_message((await self.answered(client, Api.METADATA, MetadataRequest(**ask))).body, Metadata)
-
-    async def error(self, client: Client, api: Api, ask: msgspec.Struct, *, stream: int = 0) -> Nack:
-        frame = await self.answered(client, api, ask, stream=stream)
-        assert frame.api == Api.ERROR
-        return decode_message(frame.body, Nack)
-
-
-def served(work: Callable[[Served], Awaitable[None]], limits: ClientLimits | None = None, **settings: Any) -> None:
-    """Run a test at a broker."""
-
-    async def inside() -> None:
-        runtime, network = memory_runtime()
-        async with rig(runtime, timeout_s=3_000) as cluster:
-            given = {"audit": False, "memory_bytes_max": MEMORY_BYTES, **settings}
-            broker = await cluster.start("one", client_limits=limits, **given)
-            await skip(0.5)
-            await work(Served(cluster, broker, network))
-
-    run_skipping(inside())
-
-
-def open_of(topic: Topic, **fields: Any) -> Open:
-    given = {"topic": topic.name, "topic_id": topic.id, "partition": 0, "producer": f"{7:016x}", "acks": AckLevel.ALL}
-    return Open(**{**given, "sequence": 0, **fields})
 
 
 # ---- HELLO -------------------------------------------------------------------------------------------

@@ -32,8 +32,7 @@ from memq.runtime.clock import SystemClock
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import Topic
 from tests.brokers import BareClient, run, running_broker, until
-from tests.component.test_broker_epochs import pointers
-from tests.component.test_broker_opening import failing
+from tests.partition_owners import failing, pointers
 
 
 @asynccontextmanager

@@ -22,7 +22,7 @@ from memq.format.pointer import NamedProducer
 from memq.storage_handlers import Buffer
 from memq.topic import TopicSettings
 from tests.brokers import run, running_broker, until
-from tests.component.test_staged_writer import WRITER, Rig, rigged
+from tests.component.staged_rig import WRITER, Rig, rigged
 from tests.producer_cores import RecordingCore, note_cores
 
 

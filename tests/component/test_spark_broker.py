@@ -25,7 +25,7 @@ from memq.spark.source import MemqSource
 from memq.spark.stream_reader import MemqStreamReader
 from memq.testing import Cluster
 from memq.topic import Position
-from tests.component.test_reports import ReceivedReports
+from tests.component.live_reports import ReceivedReports
 
 SCHEMA = StructType([StructField("value", BinaryType())])
 STREAM = "to-files"

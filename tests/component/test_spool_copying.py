@@ -17,10 +17,9 @@ from memq.limits import MIB
 from memq.protocol.frames import AckLevel, Api
 from memq.storage_handlers import Buffer
 from memq.topic import Topic
-from tests.brokers import BareClient, block_of, write_frame
+from tests.brokers import BareClient, block_of, until, write_frame
 from tests.component.cluster_rig import Rig, rig
-from tests.component.test_broker_forward import pointers
-from tests.component.test_broker_spool import ON_DISK, until
+from tests.component.faulty_brokers import ON_DISK, pointers
 
 ROUNDS = 24  # a MiB each: more than the spool may hold, which is 16 MiB in segments of one
 WORD = bytes(250_000)

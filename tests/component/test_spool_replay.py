@@ -12,8 +12,7 @@ from memq.broker.spool.unpublished_blocks import UnpublishedBlocks
 from memq.format.spool import encode_entry, encode_head
 from memq.topic import PartitionSlots, Topic
 from tests.brokers import block_of
-from tests.component.test_broker_epochs import READ, Owner
-from tests.component.test_broker_proofs import foreign
+from tests.partition_owners import READ, Owner, foreign
 
 SEED = 1
 

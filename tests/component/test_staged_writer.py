@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import pytest
 
-from memq.broker.broker import Broker
 from memq.broker.upkeep.sweep import Sweep, Unnamed
 from memq.client.bulk.staged_object import StagedObjectBuilder
 from memq.client.bulk.staged_writer import ANSWER_S, StagedCommits, StagedWriter, _wire
@@ -37,58 +35,10 @@ from memq.limits import SLOTS
 from memq.notification import Publication
 from memq.protocol.messages import PublishStaged
 from memq.runtime.runtime import Runtime
-from memq.storage_handlers import StorageHandler
-from memq.topic import Topic, TopicSettings, read_partitions, writer_id
-from tests.brokers import run, running_broker
+from memq.topic import TopicSettings, read_partitions, writer_id
+from tests.brokers import run
+from tests.component.staged_rig import WRITER, Rig, rigged
 from tests.unit.toy_broker import toy_topic
-
-WRITER = "nightly"
-
-
-class Rig:
-    """One broker with a topic, a writer's commits, and what lies there."""
-
-    def __init__(self, broker: Broker, commits: StagedCommits, topic: Topic) -> None:
-        self.broker = broker
-        self.commits = commits
-        self.topic = topic
-
-    @classmethod
-    async def made(cls, broker: Broker, partitions: int = 2) -> Rig:
-        topic = await broker.partitions.create("clicks", partitions, TopicSettings(), exist_ok=False)
-        commits = StagedCommits(broker.address, WRITER)
-        assert await commits.topics(["clicks"]) == {"clicks": topic}
-        return cls(broker, commits, topic)
-
-    @property
-    def store(self) -> StorageHandler:
-        return self.broker.services.store
-
-    async def staged(self, values: Sequence[bytes], **more: Any) -> list[StagedObject]:
-        writer = StagedWriter(self.commits.cluster, {"clicks": self.topic}, self.store, WRITER, **more)
-        for number, value in enumerate(values):
-            await writer.add("clicks", value, partition=number % len(self.topic.partitions))
-        return await writer.finish()
-
-    async def pointers(self) -> list[Pointer]:
-        return [
-            decode_pointer(entry.body)
-            for partition in read_partitions(self.topic)
-            for entry in await self.broker.services.queue.read(partition, 0, 64 << 20)
-        ]
-
-    async def records(self) -> list[bytes]:
-        async with AsyncConsumer(self.broker.address, ["clicks"], start="beginning", end="end") as consumer:
-            return sorted([value or b"" async for batch in consumer for value in batch.values()])
-
-
-async def rigged(work: Any, partitions: int = 2) -> None:
-    async with running_broker() as broker:
-        rig = await Rig.made(broker, partitions)
-        try:
-            await work(rig)
-        finally:
-            await rig.commits.close()
 
 
 def test_a_batch_is_seen_with_its_commit_and_once_however_often_it_is_committed() -> None:

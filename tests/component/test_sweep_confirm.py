@@ -36,7 +36,7 @@ from memq.storage_handlers import ObjectEntry
 from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import ReadPartition, Topic
 from tests.brokers import run, running_broker
-from tests.component.test_broker_retention import HOUR_MS, Rig
+from tests.component.retention_rig import HOUR_MS, Rig
 from tests.unit.lying_queue import LyingQueue
 
 DAY_MS = 24 * HOUR_MS

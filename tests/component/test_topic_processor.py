@@ -11,12 +11,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from memq.broker.broker import Broker
-from memq.broker.partition.append import Stream
 from memq.broker.partition.batch import SealedBatch
-from memq.broker.partition.storing import SharedObjects
 from memq.broker.partition.topic_processor import TopicProcessor
-from memq.broker.services import Services
 from memq.broker.spool.writer import Spool
 from memq.errors import (
     CorruptDataError,
@@ -31,74 +27,24 @@ from memq.errors import (
 from memq.format.blocks.header import Buffer
 from memq.format.pointer import ProducerEnd
 from memq.governor import Assignment
-from memq.notification import Entries, Publication
-from memq.notification.memory import MemoryQueue
-from memq.protocol.frames import AckPlace
-from memq.topic import ReadPartition, Topic, TopicSettings
+from memq.topic import TopicSettings
 from tests.brokers import PRODUCER, RUN_S_MAX, GatedStore, block_of, events_of, run, running_broker, until, write_frame
-from tests.component.test_broker_epochs import connected, pointers, processor_of, until_held
-from tests.component.test_broker_opening import failing, owning
+from tests.partition_owners import (
+    GatedQueue,
+    Sink,
+    connected,
+    failing,
+    owning,
+    pointers,
+    processor_of,
+    sharing,
+    turns,
+    unopened,
+    until_held,
+)
 from tests.unit.peers import append_to
 
 AGED = TopicSettings(seal_when_idle=False, batch_age_ms_max=60_000)
-
-
-class Sink:
-    """A connection that notes which of its streams were redirected."""
-
-    def __init__(self) -> None:
-        self.redirected: list[int] = []
-
-    def send_ack(
-        self, stream: Stream, level: int, next_sequence: int, epoch: int, places: Sequence[AckPlace] = ()
-    ) -> None:
-        """Take it."""
-
-    def send_throttle(self, stream: Stream, first: int, error: MemqError) -> None:
-        raise AssertionError("nothing is held back here")
-
-    def send_redirect(self, stream: Stream, address: str) -> None:
-        self.redirected.append(stream.number)
-
-
-class GatedQueue(MemoryQueue):
-    """A queue whose publishes begin, and end when its gate is open."""
-
-    begun: asyncio.Event
-    gate: asyncio.Event
-    reads = 0
-
-    @classmethod
-    def close_gate(cls, queue: Any) -> GatedQueue:
-        """Turn a broker's queue into one."""
-        queue.__class__ = cls
-        queue.begun, queue.gate = asyncio.Event(), asyncio.Event()
-        return cast(GatedQueue, queue)
-
-    async def publish(self, publication: Publication) -> int:
-        self.begun.set()
-        await self.gate.wait()
-        return await super().publish(publication)
-
-    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
-        self.reads += 1
-        return await super().read(partition, offset, bytes_max)
-
-
-async def turns(count: int = 20) -> None:
-    """Let the loop turn."""
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
-def sharing(services: Services) -> SharedObjects:
-    """Return what a processor of its own stores shared objects with; nothing fails there."""
-    return SharedObjects(services, lambda error: None)
-
-
-def unopened(broker: Broker, topic: Topic) -> TopicProcessor:
-    """Return one more processor of a topic's first partition, before its start."""
-    return TopicProcessor(broker.services, sharing(broker.services), lambda held: None, topic, 0)
 
 
 # ---- its start and its end -------------------------------------------------------------------------

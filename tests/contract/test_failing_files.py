@@ -22,8 +22,7 @@ from memq.storage_handlers.files import sync_folder
 from memq.topic import Topic
 from tests.brokers import BareClient, block_of, write_frame
 from tests.component.cluster_rig import Rig, rig
-from tests.component.test_broker_forward import gate_of, pointers
-from tests.component.test_broker_spool import ON_DISK
+from tests.component.faulty_brokers import ON_DISK, gate_of, pointers
 from tests.failing_files import FailingFiles
 
 BLOCKS = 12

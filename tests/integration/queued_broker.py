@@ -38,3 +38,17 @@ async def queued_broker(kind: str, folder: Path, kafka: Server) -> AsyncIterator
     finally:
         await broker.close()
         await queue.close()
+
+
+@asynccontextmanager
+async def broker_on(queue: NotificationQueue) -> AsyncIterator[Broker]:
+    runtime = Runtime()
+    # No reports: the first retry of a publish is waited for, and must be one of the test's records.
+    settings = dataclasses.replace(BrokerSettings(port=0), cluster="outage", audit=False)
+    store = MemoryHandler(runtime.clock)
+    broker = Broker(settings, runtime, {"main": store}, queue, MemoryCoordinator(MemoryCluster()))
+    await broker.start()
+    try:
+        yield broker
+    finally:
+        await broker.close()

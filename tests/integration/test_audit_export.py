@@ -9,8 +9,8 @@ from memq.audit.live.storage.database import SqliteDatabase
 from memq.audit.live.storage.store import AuditStore
 from memq.audit.live.view import AuditView
 from memq.cli.exporter import audit_metrics
-from tests.component.test_live_state import a_step
-from tests.integration.test_lag_export import exporter, scraped
+from tests.component.live_reports import a_step
+from tests.integration.exporters import exporter, scraped
 from tests.unit.audited import TOPIC
 from tests.unit.live_audit_harness import MINUTE, PRODUCER, LiveAuditHarness, span
 

@@ -15,7 +15,7 @@ from memq.topic import Topic, read_partitions
 from memq_localstack.servers import S3Server, Server
 from tests.compaction import CLUSTER, all_records, parts_on
 from tests.integration.kafka import kafka_queue
-from tests.integration.test_retention import BATCHES, HANG_S, QUICK, old_batches, send
+from tests.integration.retained_batches import BATCHES, HANG_S, QUICK, old_batches, send
 from tests.processes import BrokerProcess
 
 RULE = CompactionRule(age_ms=10 * 60_000, object_bytes=2_500, rest=True)

@@ -30,11 +30,20 @@ from memq.protocol.frames import AckLevel
 from memq.runtime.clock import SystemClock
 from memq.testing import Cluster
 from memq.topic import ReadPartition, TopicSettings
-from tests.brokers import BareClient, block_of, running_broker, write_frame
+from tests.brokers import BareClient, block_of, running_broker, until, write_frame
 from tests.component.cluster_rig import rig
-from tests.component.test_broker_forward import QUICK, gate_of, seized
-from tests.component.test_broker_memory import BUDGET, gated_broker, overload
-from tests.component.test_broker_spool import ON_DISK, GatedDisk, left_behind, replayed, until
+from tests.component.faulty_brokers import (
+    BUDGET,
+    ON_DISK,
+    QUICK,
+    GatedDisk,
+    gate_of,
+    gated_broker,
+    left_behind,
+    overload,
+    replayed,
+    seized,
+)
 from tests.s3_faults import Fault, faulty_s3, place_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "events.md"

@@ -10,13 +10,13 @@ import pytest
 
 import memq
 from memq.cli import main
-from tests.integration.test_spool import HOLDING, TIMEOUT_S
-from tests.load import addresses_of
+from tests.load import HOLDING, addresses_of
 from tests.memq_process import BrokerServer
 from tests.owners import owner_of, owners_of
 from tests.processes import BrokerProcess
 from tests.servers import dev_server
 
+TIMEOUT_S = 60.0
 RECORDS = 3_000
 # The replay begins when no pointer of the earlier run can land: until then the records lie on disk alone.
 SLOW: dict[str, int | bool | str] = {**HOLDING, "stale_publish_ms": 10_000}

@@ -21,7 +21,7 @@ from memq.notification.kafka import queue, topic_metadata_cache
 from memq.notification.kafka.reading import offsets
 from memq.notification.log_reader import all_entries
 from memq.runtime.clock import SystemClock
-from tests.component.test_ack_position import read_from
+from tests.component.cluster_rig import read_from
 from tests.contract import test_queue_log
 from tests.contract.manual_clock import ManualClock
 from tests.contract.queues import HANG_S, STALE_MS, Scenario, committed, part, publication, scenarios_of
@@ -39,8 +39,8 @@ from tests.integration.kafka_answers import (
     Refused,
 )
 from tests.integration.kafka_proxy import ApiKey, Fault, KafkaProxy, Phase, kafka_behind_proxy
+from tests.integration.queued_broker import broker_on
 from tests.integration.retrying_queue import RetryingQueue
-from tests.integration.test_kafka_outage import broker_on
 from tests.soak import SOAKING
 
 BEHIND_MS = 10_000

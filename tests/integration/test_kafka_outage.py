@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,35 +13,17 @@ import pytest
 from memq.aio import Admin, Consumer, Producer
 from memq.broker.broker import Broker
 from memq.errors import MemqError, QueueError
-from memq.governor.memory import MemoryCluster, MemoryCoordinator
-from memq.notification import NotificationQueue
 from memq.notification.kafka.queue import KafkaQueue
-from memq.runtime.runtime import Runtime
-from memq.settings import BrokerSettings
-from memq.storage_handlers.memory import MemoryHandler
 from memq_localstack.servers import Server
 from tests.contract.queues import HANG_S, part
 from tests.integration.kafka import kafka_queue
+from tests.integration.queued_broker import broker_on
 from tests.soak import report, seconds
 
 PARTITIONS = 4
 SHORT: dict[str, Any] = {"request_timeout_ms": 1_000, "publish_timeout_ms": 1_500}
 PATIENCE_MS = 900_000  # of producers, more than the longest outage
 TOPIC = {"stale_publish_ms": 2_000, "dedup_window_ms": PATIENCE_MS + 50_000, "delivery_timeout_ms": PATIENCE_MS}
-
-
-@asynccontextmanager
-async def broker_on(queue: NotificationQueue) -> AsyncIterator[Broker]:
-    runtime = Runtime()
-    # No reports: the first retry of a publish is waited for, and must be one of the test's records.
-    settings = dataclasses.replace(BrokerSettings(port=0), cluster="outage", audit=False)
-    store = MemoryHandler(runtime.clock)
-    broker = Broker(settings, runtime, {"main": store}, queue, MemoryCoordinator(MemoryCluster()))
-    await broker.start()
-    try:
-        yield broker
-    finally:
-        await broker.close()
 
 
 async def produce(producer: Producer, until: asyncio.Event, acked: list[bytes]) -> None:

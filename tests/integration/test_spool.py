@@ -9,20 +9,13 @@ import pytest
 
 import memq
 from memq.broker.spool.files import sizes_in
-from tests.load import PARTITIONS, TOPIC, Sender, addresses_of
+from tests.load import HOLDING, PARTITIONS, TOPIC, Sender, addresses_of
 from tests.owners import owned_by, owner_of, settled, wait_for_takeover
 from tests.processes import BrokerProcess
 from tests.servers import DevServer, dev_server
 from tests.soak import repetitions
 
 TIMEOUT_S = 60.0
-# Batches stay open for long: what is acked lies in the spool, and in no object.
-HOLDING: dict[str, int | bool | str] = {
-    "ack1": "disk",
-    "seal_when_idle": False,
-    "batch_age_ms_max": 600_000,
-    "stale_publish_ms": 1_000,
-}
 
 
 def read_all(server: DevServer) -> Counter[bytes]:

@@ -8,10 +8,10 @@ import pytest
 
 from memq.client.bulk import staged_writer
 from memq.simulation.ports.failing_partition import FailingPartition
+from tests.simulation.checked_log import Log, block
 from tests.simulation.failing_partition_rules import ACK_S, START_S, OthersGoOn
 from tests.simulation.owner_rules import MISREAD_MIN
 from tests.simulation.staged_rules import StagedRules
-from tests.simulation.test_checker import Log, block
 
 FAILING, HEALTHY = 1, 0
 

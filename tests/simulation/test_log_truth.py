@@ -5,9 +5,9 @@ from __future__ import annotations
 from memq.audit.dashboard.view import PartitionRow
 from memq.simulation.ports.failing_partition import FailingPartition
 from memq.topic import Position, ReadPartition
+from tests.simulation.checked_log import Log, block
 from tests.simulation.failing_partition_rules import START_S
 from tests.simulation.log_truth import PAGE_S, LogTruth
-from tests.simulation.test_checker import Log, block
 
 FAILING, HEALTHY = 1, 0
 

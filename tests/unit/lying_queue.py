@@ -1,11 +1,15 @@
-"""A queue that answers wrongly without an error, as real ones do after a broken connection."""
+"""Queues in memory that answer wrongly without an error, fail, or hang, as real ones do after an outage."""
 
 from __future__ import annotations
 
+import asyncio
+
+from memq.errors import MemqError
 from memq.notification import Entries, Span
 from memq.notification.memory import MemoryQueue
 from memq.runtime.clock import SystemClock
 from memq.topic import ReadPartition
+from tests.contract.manual_clock import ManualClock
 
 ALL_BYTES = 1 << 30
 
@@ -43,3 +47,34 @@ class LyingQueue(MemoryQueue):
         if self.says is not None and self._of in (None, partition):
             return self.says
         return await super().span(partition)
+
+
+class FailingQueue(MemoryQueue):
+    """A queue in memory whose logs fail (`failing`), or hang in reads (`slow`) and in spans (`silent`), by number."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.failing: dict[int, MemqError] = {}
+        self.slow: set[int] = set()
+        self.silent: set[int] = set()
+        self.reads: list[int] = []
+        self.spans = 0
+
+    async def span(self, partition: ReadPartition) -> Span:
+        self.spans += 1
+        if partition.partition in self.silent:
+            await asyncio.get_running_loop().create_future()  # for ever
+        if partition.partition in self.failing:
+            raise self.failing[partition.partition]
+        return await super().span(partition)
+
+    async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
+        if partition.partition in self.silent:
+            await asyncio.get_running_loop().create_future()  # for ever
+        return await super().seek_time(partition, time_ms)
+
+    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+        self.reads.append(partition.partition)
+        if partition.partition in self.slow:
+            await asyncio.get_running_loop().create_future()  # for ever
+        return await super().read(partition, offset, bytes_max)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import pytest
 from awscrt.checksums import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.broker.ingest.slabs import Slab, SlabPool
-from memq.broker.partition.append import AckSink, Partition, ProducerState, Stream
+from memq.broker.ingest.slabs import Slab
 from memq.broker.partition.batch import (
     COMBINED_BYTES_MIN,
     Origin,
@@ -23,20 +20,15 @@ from memq.broker.partition.batch import (
     seal_batch,
     staged_pointer,
 )
-from memq.broker.partition.ring import BatchSlot, Ring, RingLimits, RingStream
+from memq.broker.partition.ring import BatchSlot, Ring, RingLimits
 from memq.broker.partition.staged_batch import StagedBatch
-from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import DELTA_SATURATED, HEADER, BlockHeader, check_block, parse_header
 from memq.format.blocks.header_table import HeaderTable, latency_of
 from memq.format.object import BLOCK_ENTRY, BlockEntry, open_object
 from memq.format.pointer import Adopted, Location, NamedProducer, Pointer, ProducerEnd, ProducerRanges
 from memq.limits import FORMAT_VERSION, POINTER_RANGES_MAX, TIME_MS_END
-from memq.protocol.frames import AckLevel
 from memq.topic import Topic, Totals, equal_slots
-from tests.unit.peers import append_to
-
-TOPIC = Topic(name="clicks", id="0" * 31 + "1", created_ms=1, partitions=equal_slots(1))
-ORIGIN = Origin("c", "b", "main", TOPIC, 0, 3)
+from tests.unit.sealed_batches import ORIGIN, SLOT_TOPIC, filled_slot
 
 any_headers = st.lists(
     st.builds(
@@ -76,38 +68,6 @@ def test_a_table_says_what_its_headers_say(packed: list[bytes]) -> None:
     assert table.greatest_ms == max(header.greatest_ms for header in headers)
     assert table.slots == (min(h.slot_first for h in headers), max(h.slot_last for h in headers))
     assert table.sequences() == [(h.producer_id, h.first_sequence, h.next_sequence) for h in headers]
-
-
-def filled_slot(producers: list[int], cell_bytes: int = 7) -> tuple[BatchSlot, bytes]:
-    """A sealed slot with one block of each producer in turn, and the bytes of all blocks."""
-    slab = SlabPool(1 << 21, 1 << 20).lease(1 << 20)
-    assert slab is not None
-    ring = Ring(RingLimits(4, 1 << 21, 1000, 1.0, True, 2))
-    streams: dict[int, tuple[Stream, int]] = {}
-    at, body = 0, b""
-    for number, producer in enumerate(producers):
-        nobody = cast(AckSink, None)
-        new = RingStream(producer, nobody, cast(Partition, None), ProducerState(producer), AckLevel.ALL, 0)
-        stream, first = streams.get(producer, (new, 0))
-        data, count = _block(producer, first, number, cell_bytes)
-        at += 16  # where a frame's prefix would be
-        slab.view[at : at + len(data)] = data
-        assert append_to(ring, stream, first, count, slab, at, at + len(data), 0.0)
-        streams[producer] = (stream, first + count)
-        at, body = at + len(data), body + data
-    slot = ring.open
-    assert slot is not None
-    slot.sealed_ms = 1_700_000_000_000
-    ring.seal()
-    return slot, body
-
-
-def _block(producer: int, first: int, number: int, cell_bytes: int) -> tuple[bytes, int]:
-    builder = BlockBuilder()
-    for cell in range(number % 3 + 1):
-        builder.append(b"v" * (number * cell_bytes + cell), None, (), 1_000 + number, f"tag{number % 5}")
-    sealed = builder.seal(producer_id=producer, first_sequence=first, scope=1, now_ms=5, codec="none")
-    return bytes(sealed.data), builder.count
 
 
 @pytest.mark.parametrize("cell_bytes", [7, COMBINED_BYTES_MIN // 3])
@@ -154,7 +114,7 @@ def test_bytes_that_changed_after_they_were_checked_do_not_pass_the_store() -> N
 
 def test_batches_of_several_topics_lie_one_after_another_and_each_is_found() -> None:
     other = Topic(name="views", id="0" * 31 + "2", created_ms=1, partitions=equal_slots(8))
-    origins = [ORIGIN, Origin("c", "b", "main", other, 5, 9), Origin("c", "b", "main", TOPIC, 0, 3)]
+    origins = [ORIGIN, Origin("c", "b", "main", other, 5, 9), Origin("c", "b", "main", SLOT_TOPIC, 0, 3)]
     slots = [filled_slot(producers) for producers in ([1, 2], [3], [4, 4, 4])]
     batches = [seal_batch(slot, origin) for (slot, _), origin in zip(slots, origins, strict=True)]
     made = object_of(batches, "shared/1", 1_234)
@@ -191,7 +151,7 @@ def test_a_pointer_says_where_its_batch_lies_and_who_wrote_it() -> None:
     pointer = data_pointer(slot, sealed, ORIGIN, TOTALS, ADOPTED, (1,), 1_100, 55)
     place = Location(store="main", key=sealed.key, offset=7, length=len(body), index=99)
     assert (pointer.kind, pointer.locations, pointer.batch_sequence) == ("data", (place,), slot.number)
-    assert (pointer.cluster, pointer.broker, pointer.topic, pointer.topic_id) == ("c", "b", "clicks", TOPIC.id)
+    assert (pointer.cluster, pointer.broker, pointer.topic, pointer.topic_id) == ("c", "b", "clicks", SLOT_TOPIC.id)
     assert (pointer.partition, pointer.epoch, pointer.sealed_ms) == (0, 3, 1_700_000_000_000)
     assert (pointer.totals, pointer.adopted, pointer.skip, pointer.named_ms) == (TOTALS, ADOPTED, (1,), 55)
     assert (pointer.stored_bytes, pointer.raw_bytes) == (len(body), sealed.headers.raw_bytes)
@@ -212,7 +172,7 @@ def test_a_pointer_of_a_staged_batch_says_what_its_writer_s_object_says() -> Non
     (slot,) = ring
     pointer = staged_pointer(slot, ORIGIN, TOTALS, ADOPTED, (1,), 1_100, 55)
     assert (pointer.kind, pointer.locations, pointer.batch_sequence) == ("data", (place,), slot.number)
-    assert (pointer.topic_id, pointer.epoch, pointer.sealed_ms) == (TOPIC.id, 3, slot.sealed_ms)
+    assert (pointer.topic_id, pointer.epoch, pointer.sealed_ms) == (SLOT_TOPIC.id, 3, slot.sealed_ms)
     assert (pointer.totals, pointer.adopted, pointer.skip, pointer.named_ms) == (TOTALS, ADOPTED, (1,), 55)
     assert (pointer.records, pointer.raw_bytes, pointer.stored_bytes) == (12, 2_000, 500)
     assert (pointer.least_ms, pointer.greatest_ms) == (1_000, 1_050)

@@ -38,10 +38,10 @@ from memq.protocol.link import Link
 from memq.protocol.messages import Done
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, read_partitions
 from tests.brokers import events_of, log_lines
-from tests.component.test_broker_opening import Opening
+from tests.partition_owners import Opening
 from tests.skipping_loop import run_skipping, skip
-from tests.unit.test_broker_rebuild import TOPIC, batch, block, flipped, joined
-from tests.unit.test_link import Wire
+from tests.unit.broker_wire import Wire
+from tests.unit.sealed_batches import TOPIC, batch, block, flipped, joined
 
 NAME = "topic 'clicks' partition 0"
 

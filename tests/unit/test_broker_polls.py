@@ -11,47 +11,15 @@ import pytest
 from memq.broker.api.group_requests import LOG_S_MAX, LOGS_S_MAX
 from memq.errors import DeniedError, MemqError, NotFoundError, QueueError
 from memq.limits import POLL_BYTES_MAX
-from memq.notification import Entries, Span
-from memq.notification.memory import MemoryQueue
+from memq.notification import Span
 from memq.notification.remote import Polled
-from memq.topic import ReadPartition
 from tests.contract.loopback_queue import LoopbackQueue
 from tests.contract.manual_clock import ManualClock
 from tests.contract.queues import STALE_MS, part, publication
 from tests.skipping_loop import run_skipping
+from tests.unit.lying_queue import FailingQueue
 
 LOGS = 6
-
-
-class FailingQueue(MemoryQueue):
-    """A queue in memory whose logs fail (`failing`), or hang in reads (`slow`) and in spans (`silent`), by number."""
-
-    def __init__(self, clock: ManualClock) -> None:
-        super().__init__(clock)
-        self.failing: dict[int, MemqError] = {}
-        self.slow: set[int] = set()
-        self.silent: set[int] = set()
-        self.reads: list[int] = []
-        self.spans = 0
-
-    async def span(self, partition: ReadPartition) -> Span:
-        self.spans += 1
-        if partition.partition in self.silent:
-            await asyncio.get_running_loop().create_future()  # for ever
-        if partition.partition in self.failing:
-            raise self.failing[partition.partition]
-        return await super().span(partition)
-
-    async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
-        if partition.partition in self.silent:
-            await asyncio.get_running_loop().create_future()  # for ever
-        return await super().seek_time(partition, time_ms)
-
-    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
-        self.reads.append(partition.partition)
-        if partition.partition in self.slow:
-            await asyncio.get_running_loop().create_future()  # for ever
-        return await super().read(partition, offset, bytes_max)
 
 
 class Polls:

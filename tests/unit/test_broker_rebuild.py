@@ -23,16 +23,13 @@ from memq.broker.restore.rebuild import (
 )
 from memq.broker.restore.restore import held_in
 from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
-from memq.format.blocks.builder import BlockBuilder
-from memq.format.blocks.header import parse_header, scope_of
+from memq.format.blocks.header import parse_header
 from memq.format.manifest import Manifest, StagedObject, StagedPiece
 from memq.format.object import (
     BatchEntry,
     BlockEntry,
-    ObjectMeta,
     ObjectTopic,
     batch_checksum,
-    encode_index,
     open_object,
     parse_trailer,
 )
@@ -41,61 +38,18 @@ from memq.limits import TRAILER_BYTES
 from memq.notification import Entries, Entry, Publication
 from memq.notification.memory import MemoryQueue
 from memq.runtime.clock import SystemClock
-from memq.topic import Topic, TopicSettings, Totals, equal_slots, read_partitions, writer_id
+from memq.topic import Topic, Totals, read_partitions, writer_id
+from tests.unit.sealed_batches import ONE, OTHER, SHARED, TOPIC, TWO, batch, block, flipped, joined
 
-TOPIC = Topic(name="clicks", id="0a" * 16, created_ms=0, partitions=equal_slots(2), settings=TopicSettings())
-OTHER = Topic(name="views", id="0b" * 16, created_ms=0, partitions=equal_slots(1), settings=TopicSettings())
 KEY = "c-1/one"
 
 
-def block(first: int, values: list[bytes], producer: int = 1, *, topic: Topic = TOPIC, **fields: Any) -> bytes:
-    """A block that compresses well, so that its raw and stored bytes differ."""
-    builder = BlockBuilder()
-    partition, tag = fields.pop("partition", 0), fields.pop("tag", None)
-    for value in values:
-        builder.append(value * 100, key=b"k", tag=tag)
-    times = {"now_ms": 1_000 + first, "first_sequence": first, "producer_id": producer, **fields}
-    return bytes(builder.seal(scope=scope_of(topic.id_bytes, partition), **times).data)
-
-
-def joined(*batches: tuple[BatchEntry, list[bytes]]) -> bytes:
-    """An object with batches of the two topics, one after another; what entries say of bytes and blocks is set here."""
-    body, entries, blocks = b"", list[BatchEntry](), list[BlockEntry]()
-    for entry, found in batches:
-        first, offset = len(blocks), len(body)
-        for each in found:
-            blocks.append(BlockEntry.from_header(parse_header(each), len(body)))
-            body += each
-        records = sum(each.count for each in blocks[first:])
-        length = len(body) - offset
-        entries.append(
-            entry._replace(offset=offset, length=length, records=records, first_block=first, blocks=len(found))
-        )
-    topics = (ObjectTopic(TOPIC.name, TOPIC.id), ObjectTopic(OTHER.name, OTHER.id))
-    meta = ObjectMeta(cluster="c-1", broker="b-1", topics=topics, created_ms=1)
-    return body + encode_index(meta, entries, blocks, len(body))
-
-
-def batch(sequence: int, *, partition: int = 0, epoch: int = 4, topic: int = 0) -> BatchEntry:
-    return BatchEntry(0, 0, 2_000 + sequence, sequence, 0, 0, 0, partition, epoch, topic)
-
-
-ONE = [
-    block(0, [b"a", b"b"], tag="x", slot_range=(5, 9)),
-    block(7, [b"c"], 2, producer_epoch=3, slot_range=(2, 60_000)),
-]
-TWO = [block(2, [b"d"], partition=1)]
-SHARED = joined((batch(6), ONE), (batch(8, partition=1), TWO), (batch(6, topic=1), [block(0, [b"e"], topic=OTHER)]))
 INDEX_OFFSET = parse_trailer(SHARED[-TRAILER_BYTES:], len(SHARED)).index_offset
 PLACES = places_in(KEY, open_object(SHARED), INDEX_OFFSET)
 
 
 def whole(data: bytes = SHARED, sequence: int = 6, partition: int = 0) -> FoundBatch:
     return find_batch(BatchPlace(KEY, partition, 4, sequence), data, TOPIC)
-
-
-def flipped(data: bytes, at: int) -> bytes:
-    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
 # ---- what an object holds ------------------------------------------------------------------------

@@ -30,9 +30,9 @@ from memq.limits import BLOCK_HEADER_BYTES
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
 from tests.brokers import block_of, log_lines
-from tests.component.test_broker_opening import Opening
+from tests.partition_owners import Opening
 from tests.skipping_loop import run_skipping, skip
-from tests.unit.test_broker_rebuild import TOPIC
+from tests.unit.sealed_batches import TOPIC
 
 PARTS: list[bytes | memoryview] = [b"one", b"two"]
 BODY = ObjectBody("memq/one", PARTS, crc32c(b"onetwo"), 6)

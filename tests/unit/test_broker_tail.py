@@ -8,7 +8,7 @@ from memq.broker.partition.ownership import QueueTail
 from memq.format.pointer import Pointer
 from memq.format.totals import adopted_of
 from memq.topic import Totals
-from tests.unit.test_format_totals import HISTORIES, LATE, pointer
+from tests.unit.pointer_examples import HISTORIES, LATE, pointer
 
 OWN = pointer("data", 2, 0, 5)
 

@@ -21,8 +21,7 @@ from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import ReadPartition
 from tests.contract.manual_clock import ManualClock
 from tests.skipping_loop import run_skipping
-from tests.unit.test_compaction import OLD, PARTITION, RULE, TOPIC, World, replace_rule
-from tests.unit.test_manifest_format import ID, manifest, ref
+from tests.unit.compaction_world import ID, OLD, PARTITION, RULE, TOPIC, World, manifest, ref, replace_rule
 
 CLICKS = ReadPartition("clicks", ID, 1)
 TIMES = {"greatest_ms": 1_700_000_000_000, "created_ms": 1_700_000_000_000}

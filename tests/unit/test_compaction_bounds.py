@@ -34,8 +34,8 @@ from tests.brokers import block_of
 from tests.compaction import parts_on
 from tests.contract.manual_clock import ManualClock
 from tests.unit.bare_cluster import CLUSTER, Cluster, compaction_manifest, part_of, topic_of
+from tests.unit.compaction_world import OLD, PARTITION, RULE, World
 from tests.unit.lying_queue import LyingQueue
-from tests.unit.test_compaction import OLD, PARTITION, RULE, World
 
 CLICKS = topic_of("clicks")
 LOG = read_partitions(CLICKS)[0]

@@ -22,8 +22,8 @@ from memq.runtime.logs import EventLog
 from memq.storage_handlers.confirmed_reads import ROUNDS_MAX, ConfirmedReads, Way
 from tests.brokers import log_lines
 from tests.skipping_loop import LoopClock, run_skipping
+from tests.unit.fetched_batch import BODY, POINTER, Shelf, batch, stored_object
 from tests.unit.queue_model import Block
-from tests.unit.test_batch_fetcher import BODY, POINTER, Shelf, batch, stored_object
 
 Answer = Callable[[bytes], bytes | Exception]
 

@@ -18,7 +18,7 @@ from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
 from memq.topic import Committed, Position, ReadPartition
 from tests.contract.manual_clock import ManualClock
-from tests.skipping_loop import run_skipping, skip
+from tests.skipping_loop import LongestWait, run_skipping, skip
 
 HERE = ReadPartition("clicks", "0" * 32, 0)
 THERE = ReadPartition("clicks", "0" * 32, 1)
@@ -84,13 +84,6 @@ class Parts:
             Runtime(clock, chance or random.Random(1)),
             EventLog(clock),
         )
-
-
-class Longest(random.Random):
-    """Draws the longest wait that is allowed."""
-
-    def uniform(self, a: float, b: float) -> float:
-        return b
 
 
 def test_all_partitions_go_with_one_request_and_nothing_that_is_stored_goes_again() -> None:
@@ -176,7 +169,7 @@ def test_a_commit_that_the_user_waits_for_is_tried_again_after_waits_that_double
 ) -> None:
     async def work() -> None:
         parts = Parts()
-        committer, here = parts.committer(Longest()), parts.done(HERE, 5)
+        committer, here = parts.committer(LongestWait()), parts.done(HERE, 5)
         parts.fails = True
         waiting = asyncio.create_task(committer.commit_surely())
         tries = []

@@ -9,8 +9,8 @@ from memq.errors import DeniedError, QueueError
 from memq.notification.remote import Polled
 from memq.topic import ReadPartition
 from tests.skipping_loop import skip
+from tests.unit.consumer_world import Reader, World, expected, log_of, partition_of, reading
 from tests.unit.queue_model import Block
-from tests.unit.test_fetch_scheduler import Reader, World, expected, log_of, partition_of, reading
 
 
 @pytest.mark.parametrize("passes", [True, False])

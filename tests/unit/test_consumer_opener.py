@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, Protocol
 
 import pytest
-from msgspec import Struct
 
 from memq.client.consumer.assigned import Assigned
 from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
@@ -23,8 +22,7 @@ from memq.client.observers.reporter import Named
 from memq.errors import DeniedError, InvalidRequestError, MemqError, NotFoundError, PositionExpiredError, QueueError
 from memq.format.blocks.header import Buffer
 from memq.notification import Entries, Membership, Span
-from memq.notification.remote import Answer, Polled, RemoteQueue
-from memq.protocol.frames import Api
+from memq.notification.remote import Polled, RemoteQueue
 from memq.runtime.clock import SystemClock
 from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
@@ -32,18 +30,12 @@ from memq.storage_handlers.confirmed_reads import ConfirmedReads
 from memq.topic import Committed, Position, ReadPartition, Topic, TopicSettings, Totals, equal_slots
 from tests.brokers import log_lines
 from tests.skipping_loop import run_skipping, skip, skipping_runtime
+from tests.unit.consumer_world import NoBroker
+from tests.unit.cursor_reads import read
 from tests.unit.queue_model import Block, Log
-from tests.unit.test_partition_cursor import read
 
 TOPIC = Topic(name="t", id="0" * 31 + "1", created_ms=1, settings=TopicSettings(), partitions=equal_slots(2))
 SLOW, MOVED = (ReadPartition("t", TOPIC.id, number) for number in range(2))
-
-
-class NoBroker:
-    """An `Ask` that nobody may use."""
-
-    async def __call__(self, api: Api, message: Struct, answer: type[Answer], *, timeout_s: float) -> Answer:
-        raise AssertionError(f"a broker is asked for {api.name}")
 
 
 class Answers(RemoteQueue):

@@ -21,9 +21,8 @@ from memq.runtime.runtime import Runtime
 from memq.runtime.tasks import TaskOwner
 from memq.topic import Position, ReadPartition, TopicSettings, Totals
 from tests.skipping_loop import run_skipping, skip, skipping_runtime
+from tests.unit.consumer_world import NoBroker, log_of, partition_of
 from tests.unit.queue_model import WINDOW_MS, Log
-from tests.unit.test_consumer_opener import NoBroker
-from tests.unit.test_fetch_scheduler import log_of, partition_of
 
 Offsets = dict[int, int]
 

@@ -19,8 +19,8 @@ from memq.notification import Span
 from memq.notification.stored_blocks import STEP_OFFSETS
 from memq.topic import Position, ReadPartition
 from tests.skipping_loop import skip
+from tests.unit.consumer_world import TOPIC, Reader, World, expected, log_of, partition_of, reading
 from tests.unit.queue_model import Block, Log
-from tests.unit.test_fetch_scheduler import TOPIC, Reader, World, expected, log_of, partition_of, reading
 
 
 class AskedWorld(World):

@@ -13,54 +13,17 @@ from memq.client.consumer.offset_resolver import END_TRIES, OffsetResolver
 from memq.errors import InvalidRequestError, NotFoundError, PositionExpiredError
 from memq.format.blocks.header import Buffer
 from memq.notification import Entries, Span
-from memq.notification.remote import Polled, RemoteQueue
 from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
 from memq.storage_handlers.confirmed_reads import ConfirmedReads
-from memq.topic import Position, ReadPartition, Topic, TopicSettings, equal_slots
+from memq.topic import Position, ReadPartition, TopicSettings
 from tests.skipping_loop import run_skipping, skip, skipping_runtime
-from tests.unit.queue_model import PARTITION, TOPIC_ID, WINDOW_MS, Block, Log
-from tests.unit.test_consumer_opener import NoBroker
+from tests.unit.consumer_world import TOPIC, MomentaryWrongAnswers, Tamper
+from tests.unit.queue_model import PARTITION, WINDOW_MS, Block, Log
 
 SETTINGS = TopicSettings()
-TOPIC = Topic(name="clicks", id=TOPIC_ID, created_ms=1, settings=SETTINGS, partitions=equal_slots(1))
 BATCHES = 12
 AWAY_S = 20.0
-Tamper = Callable[[Span, Entries], tuple[Span, Entries]]
-
-
-class MomentaryWrongAnswers(RemoteQueue):
-    """Answers from a log; `lies` and `said` are what the first polls, and the first questions for a span, meet."""
-
-    def __init__(self, log: Log) -> None:
-        super().__init__(NoBroker())
-        self.log = log
-        self.lies: list[Tamper] = []
-        self.said: list[Span] = []
-        self.begin = 0
-
-    def _entries(self, offset: int) -> Entries:
-        found = [entry for entry in self.log.entries if entry.offset >= max(offset, self.begin)][:4]
-        return Entries(found, found[-1].offset + 1 if found else max(offset, self.log.next_offset))
-
-    async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
-        return self._entries(offset)
-
-    async def span(self, partition: ReadPartition) -> Span:
-        return self.said.pop(0) if self.said else Span(self.begin, self.log.next_offset)
-
-    async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
-        return self.begin
-
-    async def poll(self, offsets: dict[ReadPartition, int], wait_ms: int = 0, bytes_max: int = 0) -> list[Polled]:
-        (offset,) = offsets.values()
-        entries = self._entries(offset)
-        if not entries:
-            await skip(wait_ms / 1000)
-        span = Span(self.begin, self.log.next_offset)
-        if self.lies and entries:
-            span, entries = self.lies.pop(0)(span, entries)
-        return [Polled(PARTITION, span, entries)]
 
 
 def queue_of(batches: int = BATCHES) -> MomentaryWrongAnswers:

@@ -15,7 +15,7 @@ from memq.client.producer.open_block import Route
 from memq.errors import IdentityConflictError, OutcomeUnknownError
 from memq.format.blocks.columns import open_block
 from tests.unit.blocks import seal
-from tests.unit.test_producer_buffer import Hands
+from tests.unit.producer_parts import Hands
 
 TASK = DirectIdentity("nightly", "checkpoint-1", 7, 3)
 LARGE = bytes(BLOCK_BYTES_MAX - 100)  # a block holds one of them

@@ -21,8 +21,8 @@ from memq.format.blocks.header import HEADER, BlockHeader
 from memq.protocol import frames
 from tests.golden.make import FOLDER
 from tests.unit.blocks import Record, any_records, build, seal
+from tests.unit.pointer_examples import pointers
 from tests.unit.tables import ROOT, read_table, read_tables
-from tests.unit.test_format_pointer import pointers
 
 PAGE = "formats.md"
 TYPES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i64": "q"}

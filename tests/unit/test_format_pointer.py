@@ -15,11 +15,8 @@ from hypothesis import strategies as st
 
 from memq.errors import CorruptDataError, InvalidRequestError, TooLargeError, UnsupportedFormatError
 from memq.format.pointer import (
-    Adopted,
     Location,
-    NamedProducer,
     Pointer,
-    ProducerEnd,
     ProducerRanges,
     bounded_ranges,
     decode_pointer,
@@ -28,75 +25,12 @@ from memq.format.pointer import (
 from memq.limits import KIB, POINTER_BYTES_MAX, POINTER_RANGES_MAX
 from memq.topic import Totals
 from tests.unit.blocks import damaged
+from tests.unit.pointer_examples import (
+    pointers,
+)
 
 DAMAGE = (CorruptDataError, UnsupportedFormatError)
 SEEDS = st.integers(0, 1 << 32).map(random.Random)
-
-names = st.from_regex(r"\A[A-Za-z0-9_-]{1,20}\Z")
-numbers = st.integers(0, (1 << 53) - 1)
-times = st.integers(-(1 << 53) + 1, (1 << 53) - 1)
-u32 = st.integers(0, (1 << 32) - 1)
-sequences = st.integers(0, 1 << 63)
-producer_ids = st.integers(1, (1 << 63) - 1)
-texts = st.text(max_size=20)
-
-
-@st.composite
-def ranges(draw: st.DrawFn) -> tuple[tuple[int, int], ...]:
-    edges = sorted(draw(st.sets(sequences, max_size=8)))
-    return tuple(zip(edges[::2], edges[1::2], strict=False))
-
-
-def pairs(values: st.SearchStrategy[int]) -> st.SearchStrategy[tuple[int, int]]:
-    return st.tuples(values, values).map(lambda pair: (min(pair), max(pair)))
-
-
-def tuples(values: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
-    return st.lists(values, max_size=3).map(tuple)
-
-
-locations = st.builds(Location, store=names, key=names.map("a/{}".format), offset=numbers, length=numbers)
-adopted = st.builds(Adopted, offset=numbers, epoch=u32, batch_sequence=numbers, records=numbers, bytes=numbers)
-named = st.builds(
-    NamedProducer, producer=producer_ids, epoch=u32, last_sequence=sequences, batch_id=texts, last_seen_ms=times
-)
-acks = st.none() | st.integers(0, 2)
-ended = st.builds(ProducerEnd, producer=producer_ids, next_sequence=sequences, burned=ranges(), acks=acks)
-
-
-@st.composite
-def pointers(draw: st.DrawFn) -> Pointer:
-    """Any pointer that may be written."""
-    data = draw(st.booleans())
-    least, greatest = draw(pairs(times))
-    return Pointer(
-        kind="data" if data else draw(st.sampled_from(["opened", "closed", "ended"])),
-        cluster=draw(names),
-        topic=draw(names),
-        topic_id=draw(st.from_regex(r"\A[0-9a-f]{32}\Z")),
-        partition=draw(u32),
-        epoch=draw(u32),
-        batch_sequence=draw(numbers),
-        locations=draw(st.lists(locations, min_size=data, max_size=2).map(tuple)),
-        records=draw(numbers) or int(data),
-        raw_bytes=draw(numbers),
-        stored_bytes=draw(numbers),
-        least_ms=least,
-        greatest_ms=greatest,
-        totals=Totals(draw(numbers), draw(numbers)),
-        adopted=draw(tuples(adopted)),
-        skip=tuple(sorted(draw(st.sets(st.integers(0, (1 << 20) - 1), max_size=5)))),
-        producers=draw(tuples(st.builds(ProducerRanges, producer_ids, ranges()))),
-        producers_complete=draw(st.booleans()),
-        slots=draw(pairs(st.integers(0, 65_535))),
-        tag_bits=draw(st.integers(0, (1 << 64) - 1)),
-        checksum=draw(u32),
-        broker=draw(names | st.just("")),
-        sealed_ms=draw(times),
-        latency=draw(tuples(st.tuples(st.integers(0, 64), numbers))),
-        ended=draw(tuples(ended)),
-        named=draw(tuples(named)),
-    )
 
 
 def data_pointer(**fields: Any) -> Pointer:

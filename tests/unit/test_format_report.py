@@ -15,7 +15,7 @@ from memq.format.blocks.header_table import bucket_of, latency_of
 from memq.format.ranges import Range, RangeSet
 from memq.format.report import Begin, Report, ReportPart, ReportSpan, decode_report, encode_report, fitting, home_of
 from tests.golden.make import TOPIC_ID, make_reports
-from tests.unit.test_format_pointer import ranges
+from tests.unit.pointer_examples import ranges
 
 spans = st.builds(
     ReportSpan,

@@ -4,28 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from memq.format.pointer import Adopted, Pointer
+from memq.format.pointer import Pointer
 from memq.format.totals import TotalsFold, adopted_of
 from memq.topic import Totals
-
-
-def pointer(
-    kind: str, epoch: int, batch: int = 0, records: int = 0, before: int = 0, adopted: tuple[Adopted, ...] = ()
-) -> Pointer:
-    """A pointer with `records` of ten bytes each, and `before` records before it."""
-    return Pointer(
-        kind=kind,
-        cluster="c",
-        topic="t",
-        topic_id="0" * 32,
-        partition=0,
-        epoch=epoch,
-        batch_sequence=batch,
-        records=records,
-        stored_bytes=10 * records,
-        totals=Totals(before, 10 * before),
-        adopted=adopted,
-    )
+from tests.unit.pointer_examples import FIRST, HISTORIES, LATE, pointer
 
 
 def fold(*pointers: Pointer) -> TotalsFold:
@@ -33,29 +15,6 @@ def fold(*pointers: Pointer) -> TotalsFold:
     for each in pointers:
         found.add(each)
     return found
-
-
-FIRST = pointer("data", 1, 0, 5)
-LATE = pointer("data", 1, 9, 4)
-# What lies in the queue, in order; the totals behind it are the plain sum from offset 0 on.
-HISTORIES = {
-    "in order": (pointer("opened", 1), FIRST, pointer("data", 1, 1, 7, before=5)),
-    "a batch that landed twice": (FIRST, FIRST, pointer("data", 1, 1, 2, before=10, adopted=(adopted_of(0, FIRST),))),
-    "a repetition that adopts what the first try had not met": (
-        pointer("opened", 2),
-        LATE,
-        pointer("data", 2, 0, 3),
-        pointer("data", 2, 0, 3, before=4, adopted=(adopted_of(1, LATE),)),
-        pointer("data", 2, 1, 1, before=10, adopted=(adopted_of(2, FIRST),)),
-    ),
-    "a repetition that lands last and adopts again": (
-        LATE,
-        pointer("data", 2, 0, 3),
-        pointer("data", 2, 1, 1, before=7, adopted=(adopted_of(0, LATE),)),
-        pointer("data", 2, 0, 3, before=4, adopted=(adopted_of(0, LATE),)),
-    ),
-    "beside an opening": (FIRST, pointer("data", 1, 1, 7, before=5), pointer("opened", 2, before=5), LATE),
-}
 
 
 @pytest.mark.parametrize("name", HISTORIES)

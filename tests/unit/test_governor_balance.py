@@ -13,23 +13,7 @@ from memq.governor import Assignment, BrokerEntry, Load
 from memq.governor.balance import BUSY_MIN, CAPACITY_BYTES_S, GAIN_MIN, STRATEGIES, balanced
 from memq.governor.planning import AssignmentPlan, ClusterView
 from memq.governor.registry import Registry
-from memq.topic import Topic, equal_slots
-
-
-def topic(name: str, number: int, partitions: int) -> Topic:
-    return Topic(name=name, id=f"{number:032x}", created_ms=0, partitions=equal_slots(partitions))
-
-
-def broker(name: str, *, zone: str = "", capacity: int = 0, draining: bool = False) -> BrokerEntry:
-    return BrokerEntry(
-        id=name,
-        session=f"session-{name}",
-        address="127.0.0.1:1",
-        zone=zone,
-        capacity_bytes_s=capacity,
-        draining=draining,
-    )
-
+from tests.unit.governor_views import broker, topic
 
 TOPICS = [topic("clicks", 1, 5), topic("views", 2, 3)]
 EVERYTHING = [(each.id, part.partition) for each in TOPICS for part in each.partitions]

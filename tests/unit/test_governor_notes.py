@@ -14,7 +14,7 @@ from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.governor.planning import AssignmentChange, AssignmentPlan, ClusterView
 from memq.runtime.logs import OUTAGE_INTERVAL_S, EventLog
 from tests.contract.manual_clock import ManualClock
-from tests.unit.test_governor_balance import broker
+from tests.unit.governor_views import broker
 
 
 def test_a_note_whose_figures_change_is_said_once_then_every_minute(caplog: pytest.LogCaptureFixture) -> None:

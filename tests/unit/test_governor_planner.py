@@ -9,7 +9,7 @@ from memq.governor.balance import balanced
 from memq.governor.governor import AT_ONCE_PARTITIONS_MAX, Planner, view_of
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
 from memq.governor.planning import AssignmentPlan, ClusterView
-from tests.unit.test_governor_balance import broker, topic
+from tests.unit.governor_views import broker, topic
 
 
 async def cluster_of(partitions: int) -> ClusterView:

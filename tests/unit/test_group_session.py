@@ -15,8 +15,7 @@ from memq.notification import GroupState, Membership
 from memq.runtime.runtime import Runtime
 from memq.topic import Committed, Position, ReadPartition
 from tests.contract.manual_clock import ManualClock
-from tests.skipping_loop import run_skipping, skip
-from tests.unit.test_consumer_committer import Longest
+from tests.skipping_loop import LongestWait, run_skipping, skip
 
 PARTITION = ReadPartition("clicks", "0" * 32, 0)
 HERE = {PARTITION: Committed(Position(0, 5))}
@@ -205,7 +204,7 @@ def test_requests_that_fail_are_tried_again_after_waits_that_double_up_to_a_seco
         await skip(0.11)
         assert len(member.group.asked) == first + 1
 
-    run(work, run_skipping, Longest())
+    run(work, run_skipping, LongestWait())
 
 
 def test_a_member_shares_in_new_partitions_at_once_and_the_same_ones_are_no_news() -> None:

@@ -20,7 +20,7 @@ from memq.notification.kafka.reading.fetcher import EntryFetcher
 from memq.notification.kafka.reading.follower import Follower
 from tests.brokers import until
 from tests.librdkafka import Library, Log, Message, Report, refused
-from tests.unit.test_kafka_wrong_answers import ALL, PARTITION, RECORDS, TOPIC, few_records, over, publication
+from tests.unit.kafka_records import ALL, PARTITION, RECORDS, TOPIC, few_records, over, publication
 
 
 @pytest.fixture

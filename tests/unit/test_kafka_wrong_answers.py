@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -21,9 +20,8 @@ from memq.errors import (
     QueueError,
     UnreachableError,
 )
-from memq.notification import Publication, Span
+from memq.notification import Span
 from memq.notification.kafka import librdkafka as library_module
-from memq.notification.kafka import queue as queue_module
 from memq.notification.kafka import topics as topics_module
 from memq.notification.kafka.admin import KafkaAdmin
 from memq.notification.kafka.groups import requests
@@ -31,51 +29,20 @@ from memq.notification.kafka.librdkafka import LastErrors
 from memq.notification.kafka.queue import KafkaQueue
 from memq.notification.kafka.reading import offsets as offsets_module
 from memq.notification.kafka.reading.source import KafkaSource, SourceTopic
-from memq.notification.kafka.settings import Names, kafka_settings
+from memq.notification.kafka.settings import kafka_settings
 from memq.notification.log_reader import all_entries
 from memq.runtime.runtime import Runtime
-from memq.topic import ReadPartition
 from tests.brokers import until
-from tests.librdkafka import INVALID, Library, Log, use
+from tests.librdkafka import INVALID, Library, Log
+from tests.unit.kafka_records import ALL, PARTITION, RECORDS, TOPIC, few_records, over, publication
 
-PARTITION = ReadPartition("clicks", "0a" * 16, 0)
-TOPIC = Names("memq.").kafka_topic(PARTITION)
-ALL = 1 << 30
-RECORDS = 5
 FETCHERS = kafka_settings("kafka://localhost", {}).fetchers_max
-
-
-def few_records(monkeypatch: pytest.MonkeyPatch) -> Library:
-    """A library with one topic of a few records. A span is not asked for again by itself."""
-    found = Library({TOPIC: [Log()]})
-    for number in range(RECORDS):
-        found.log((TOPIC, 0)).append(1_000 + number, b"%d" % number)
-    use(found, monkeypatch)
-    monkeypatch.setattr(queue_module, "LEADERLESS_S_MAX", 0.0)
-    return found
 
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     """See `few_records`."""
     return few_records(monkeypatch)
-
-
-def over(work: Callable[[KafkaQueue], Awaitable[None]], request_timeout_ms: int = 500) -> None:
-    async def run() -> None:
-        section: dict[str, tuple[object, str]] = {"request_timeout_ms": (request_timeout_ms, "test")}
-        queue = KafkaQueue(kafka_settings("kafka://localhost", section), Runtime())
-        try:
-            async with asyncio.timeout(30):
-                await work(queue)
-        finally:
-            await queue.close()
-
-    asyncio.run(run())
-
-
-def publication(body: bytes) -> Publication:
-    return Publication(PARTITION, 0, 1, int(time.time() * 1000), body)  # noqa: TID251 - Kafka's clock
 
 
 @pytest.mark.parametrize(

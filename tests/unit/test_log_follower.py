@@ -25,7 +25,7 @@ from tests.contract.manual_clock import ManualClock
 from tests.contract.queues import STALE_MS, publication
 from tests.skipping_loop import run_skipping, skip
 from tests.unit.audited import data_pointer
-from tests.unit.test_broker_polls import FailingQueue
+from tests.unit.lying_queue import FailingQueue
 
 LOGS = 6
 TOPIC = Topic(name="clicks", id="0a" * 16, created_ms=0, settings=TopicSettings(), partitions=equal_slots(LOGS))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import msgspec
 import pytest
@@ -16,7 +15,6 @@ from memq.format.compaction_manifest import (
     LeftPart,
     ManifestEntry,
     ManifestPart,
-    PartRef,
     decode_compaction_manifest,
     decode_manifest_part,
     encode_compaction_manifest,
@@ -39,21 +37,8 @@ from memq.format.key import (
 from memq.format.packed_file import HEAD
 from memq.format.pointer import encode_pointer
 from tests.unit.blocks import damaged
-from tests.unit.test_format_pointer import pointers
-
-ID = "00112233445566778899aabbccddeeff"
-NOW_MS = 1_700_000_000_000
-
-
-def ref(first: int, next_: int, **fields: Any) -> PartRef:
-    base = {"key": f"c/p{first}", "entries": next_ - first, "bytes": 100, "greatest_ms": NOW_MS, "created_ms": NOW_MS}
-    return PartRef(**{**base, "first": first, "next": next_, "objects": (f"c/o{first}",), **fields})
-
-
-def manifest(*parts: PartRef, **fields: Any) -> CompactionManifest:
-    base = {"number": 3, "cluster": "c", "topic": "clicks", "topic_id": ID, "partition": 1}
-    return CompactionManifest(**{**base, "next": parts[-1].next if parts else 0, "parts": parts, **fields})
-
+from tests.unit.compaction_world import ID, NOW_MS, manifest, ref
+from tests.unit.pointer_examples import pointers
 
 PARTS = (ref(3, 9), ref(9, 12), ref(14, 20))
 MANIFEST = manifest(*PARTS, left=(LeftPart(part=ref(0, 3), since_ms=NOW_MS),))

@@ -18,8 +18,8 @@ from memq.format.pointer import Location, decode_pointer, encode_pointer
 from memq.notification import Entries, Entry
 from memq.topic import Position, Totals
 from tests.skipping_loop import skip, skipping_runtime
+from tests.unit.consumer_world import TOPIC, Reader, World, expected, log_of, partition_of, reading
 from tests.unit.queue_model import WINDOW_MS, Block, Log
-from tests.unit.test_fetch_scheduler import TOPIC, Reader, World, expected, log_of, partition_of, reading
 
 
 def relocate(log: Log, offset: int, key: str) -> None:

@@ -19,8 +19,8 @@ from memq.runtime.tasks import TaskOwner
 from memq.storage_handlers.confirmed_reads import ConfirmedReads
 from memq.topic import Position
 from tests.skipping_loop import run_skipping, skip, skipping_runtime
+from tests.unit.consumer_world import TOPIC, MomentaryWrongAnswers
 from tests.unit.queue_model import PARTITION, TOPIC_ID, WINDOW_MS, Block, Log
-from tests.unit.test_consumer_wrong_answers import TOPIC, MomentaryWrongAnswers
 
 BLOCKS = 200
 RECORDS = 400  # of each block

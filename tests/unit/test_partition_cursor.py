@@ -9,9 +9,8 @@ from awscrt.checksums import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.client.consumer.batch import Batch, TopicPartition
 from memq.client.consumer.fetch import partition_cursor as flow_module
-from memq.client.consumer.fetch.partition_cursor import SUCCESSORS, CursorState, PartitionCursor, ReadyRange, successor
+from memq.client.consumer.fetch.partition_cursor import SUCCESSORS, CursorState, PartitionCursor, successor
 from memq.errors import CorruptDataError, PositionExpiredError, UnsupportedFormatError
 from memq.format.blocks.columns import BlockReader
 from memq.format.blocks.header import parse_header
@@ -21,56 +20,8 @@ from memq.limits import BLOCK_HEADER_BYTES
 from memq.notification import Entries, Entry
 from memq.notification.stored_blocks import Copies
 from memq.topic import Position, Totals
-from tests.unit.queue_model import PARTITION, WINDOW_MS, Block, Log
-
-
-def shown(log: Log) -> Entries:
-    """Return what a poll from the beginning on brings."""
-    return Entries(log.entries, log.next_offset)
-
-
-def read(log: Log, flow: PartitionCursor, *, page: int = 3) -> list[ReadyRange]:
-    """Poll, fetch and deliver until nothing more comes."""
-    if flow.state is CursorState.LOOKING_BACK:
-        flow.look_back([entry for entry in log.entries if entry.offset < flow.position.pointer_offset])
-        flow.begin()
-    found: list[ReadyRange] = []
-    while True:
-        offset = flow.poll_offset
-        if offset is not None:
-            entries = [entry for entry in log.entries if entry.offset >= offset][:page]
-            first = flow.misses(log.span(), entries)
-            if first is not None:
-                flow.take_gap(first, decode_pointer(log.entries[0].body).totals)
-            flow.take_entries(Entries(entries, entries[-1].offset + 1 if entries else max(offset, log.next_offset)))
-        while (slot := flow.next_fetch()) is not None:
-            flow.start_fetch(slot)
-            assert slot.pointer is not None
-            flow.fetched(slot, log.pieces(slot.offset, slot.pointer))
-        delivery = flow.deliver()
-        if (slot := flow.comparing) is not None and slot.claims:
-            slot.compare(log.copies(slot.claims, slot.offset))
-            if delivery is None:
-                continue
-        if delivery is None and (flow.poll_offset is None or flow.poll_offset >= log.next_offset):
-            return found
-        if delivery is not None:
-            found.append(delivery)
-            if delivery.failure is not None:
-                return found
-
-
-def records(deliveries: list[ReadyRange]) -> list[tuple[Position, bytes | None]]:
-    """Return position and value of all that was delivered."""
-    found: list[tuple[Position, bytes | None]] = []
-    for delivery in deliveries:
-        batch = Batch(TopicPartition("clicks", 0), (delivery.first, delivery.behind.position), delivery.slices, [], "o")
-        found += [(record.position, record.value) for record in batch]
-    return found
-
-
-def flow_from(start: Position, end: Position | None = None, *, pass_damage: bool = False) -> PartitionCursor:
-    return PartitionCursor(PARTITION, start, window_ms=WINDOW_MS, end=end, pass_damage=pass_damage)
+from tests.unit.cursor_reads import BEGINNING, flow_from, place, read, records, retained, shown
+from tests.unit.queue_model import WINDOW_MS, Block, Log
 
 
 def set_paused(flow: PartitionCursor, paused: bool) -> None:
@@ -79,13 +30,6 @@ def set_paused(flow: PartitionCursor, paused: bool) -> None:
 
 def polls_nothing(flow: PartitionCursor) -> bool:
     return flow.poll_offset is None
-
-
-def place(offset: int, index: int = 0) -> Position:
-    return Position(0, offset, index)
-
-
-BEGINNING = place(0)
 
 
 @st.composite
@@ -344,10 +288,6 @@ def test_a_pointer_that_cannot_be_read_ends_no_look_back() -> None:
     flow = flow_from(place(2))
     assert flow.look_back(log.entries) == []
     assert flow.dedup_window.seen(0, 1, 0, 3) == [(0, 3)], "a copy of what is behind it is left out"
-
-
-def retained(known: Totals | None, *, skip: bool = False) -> PartitionCursor:
-    return PartitionCursor(PARTITION, BEGINNING, window_ms=WINDOW_MS, pass_expired=skip, known=known)
 
 
 def test_expired_named_start_is_a_lasting_error() -> None:

@@ -17,8 +17,8 @@ from memq.format.pointer import Location, decode_pointer, encode_pointer
 from memq.notification import Entries, Entry, Span
 from memq.notification.stored_blocks import Copies, claim_of, stored_block
 from memq.topic import Position, Totals
+from tests.unit.cursor_reads import BEGINNING, flow_from, place, read, records, retained, shown
 from tests.unit.queue_model import PARTITION, WINDOW_MS, Block, Log
-from tests.unit.test_partition_cursor import BEGINNING, flow_from, place, read, records, retained, shown
 
 SIZE = len(Block(1, 0).data())
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import sys
 import threading
-from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
@@ -13,17 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.client.producer.delivery import Delivery
 from memq.client.producer.fields import as_bytes, check_fields, check_many
-from memq.client.producer.open_block import OpenBlock, PendingBlock, Route
+from memq.client.producer.open_block import OpenBlock, PendingBlock
 from memq.client.producer.partitioner import PartitionMap
 from memq.client.producer.producer import Producer
-from memq.client.producer.send_buffer import BLOCK_COST_BYTES, SendBuffer
-from memq.client.producer.settings import ProducerSettings
+from memq.client.producer.send_buffer import BLOCK_COST_BYTES
 from memq.errors import BufferFullError, ClosedError, InvalidRequestError, TooLargeError
 from memq.format.blocks.columns import BlockReader, open_block
-from memq.runtime.runtime import Runtime
-from memq.topic import TopicSettings, slot_of_key
+from memq.topic import slot_of_key
+from tests.unit.producer_parts import Hands
 from tests.unit.toy_broker import toy_topic
 
 Sent = tuple[bytes | None, bytes | None, int | None]
@@ -32,55 +28,6 @@ Sent = tuple[bytes | None, bytes | None, int | None]
 def sealed(block: OpenBlock) -> BlockReader:
     """What a reader finds in a block when it is sealed now."""
     return open_block(block.seal(producer_id=5, first_sequence=0, scope=1, now_ms=0, codec="none").data)
-
-
-class Hands:
-    """A buffer, and what the I/O side would do with it."""
-
-    def __init__(self, partitions: int = 1, record_bytes_max: int = 1 << 20, **settings: int) -> None:
-        self.wakes = 0
-        self.rooms = 0
-        self.settings = ProducerSettings(codec="none", **settings)  # type: ignore[arg-type]
-        runtime = Runtime(random=random.Random(7))
-        self.buffer = SendBuffer(self.settings, runtime, 5, Delivery, self.wake, self.room)
-        topic = toy_topic(partitions=partitions, settings=TopicSettings(record_bytes_max=record_bytes_max))
-        self.route: Route = self.buffer.add_route(topic)
-        self.sealed: dict[int, list[BlockReader]] = {}
-        self.taken: list[PendingBlock] = []
-
-    def wake(self) -> None:
-        self.wakes += 1
-
-    def room(self) -> None:
-        self.rooms += 1
-
-    def send(self, value: bytes | None, key: bytes | None = None, timestamp_ms: int | None = None) -> None:
-        self.buffer.put(self.route, check_fields(value, key, None, timestamp_ms), None)
-
-    def send_many(
-        self, values: Sequence[bytes | None], keys: Sequence[bytes | None] | None = None
-    ) -> tuple[int, list[Delivery]]:
-        delivered: list[Delivery] = []
-        rest = self.buffer.put_many(self.route, check_many(values, keys, None, None), delivered)
-        return len(values) - (len(rest.values) if rest else 0), delivered
-
-    def collect(self, *, release: bool = True) -> dict[int, list[BlockReader]]:
-        """Seal what is open and take everything."""
-        for partition in self.buffer.buffers():
-            self.buffer.seal_open(partition)
-        for partition in self.buffer.take_dirty():
-            for pending in self.buffer.take_ready(partition):
-                assert pending.error is None
-                self.taken.append(pending)
-                self.sealed.setdefault(partition.partition, []).append(open_block(pending.data))
-                if release:
-                    self.buffer.release(pending)
-        return self.sealed
-
-    def values(self) -> list[bytes | None]:
-        return [
-            value for number in sorted(self.collect()) for reader in self.sealed[number] for value in reader.values()
-        ]
 
 
 def test_the_io_side_is_woken_once_for_many_records() -> None:

@@ -14,8 +14,7 @@ from memq.client.producer.delivery import Ack, Delivery
 from memq.client.producer.producer import AsyncProducer, Producer
 from memq.errors import BufferFullError, MemqError
 from memq.topic import slot_of_key
-from tests.component.test_producer_sync import Server
-from tests.unit.toy_broker import ToyBroker, run, toy_topic
+from tests.unit.toy_broker import Server, ToyBroker, run, toy_topic
 
 Row = dict[str, Any]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import msgspec
 import pytest
@@ -32,13 +31,9 @@ from memq.protocol.messages import (
 )
 from memq.topic import TopicSettings, producer_id_of
 from tests.producer_cores import RecordingCore, note_cores
-from tests.stepped_time import step, stepped_runtime
+from tests.stepped_time import step
+from tests.unit.producer_parts import producer_on, refuse_writes
 from tests.unit.toy_broker import ToyBroker, ToyConnection, run, toy_topic, turns, until
-
-
-def producer_on(broker: ToyBroker, **settings: Any) -> AsyncProducer:
-    return AsyncProducer(broker.address, runtime=stepped_runtime(), **settings)
-
 
 # ---- when blocks leave ---------------------------------------------------------------------------
 
@@ -290,12 +285,6 @@ async def fail(producer: AsyncProducer, broker: ToyBroker) -> AsyncDelivery:
     await until(delivery.done)
     broker.script = lambda connection, frame: False
     return delivery
-
-
-def refuse_writes(connection: ToyConnection, frame: Frame) -> bool:
-    if frame.api == Api.WRITE and connection.streams[frame.stream].open:
-        connection.nack(frame, TooLargeError("no"))
-    return frame.api == Api.WRITE
 
 
 def test_a_failure_that_nobody_looked_at_is_raised_at_the_end(caplog: pytest.LogCaptureFixture) -> None:

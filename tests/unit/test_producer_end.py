@@ -31,7 +31,7 @@ from memq.protocol.messages import (
 )
 from memq.topic import Topic
 from tests.stepped_time import step, stepped_runtime
-from tests.unit.test_producer_core import producer_on, refuse_writes
+from tests.unit.producer_parts import producer_on, refuse_writes
 from tests.unit.toy_broker import ToyBroker, ToyConnection, address_of, run, silent_at, toy_topic, turns, until
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
 import pytest
@@ -42,7 +41,6 @@ from memq.errors import (
     CorruptDataError,
     IdentityConflictError,
     MemqError,
-    MovedError,
     NotFoundError,
     NotReadyError,
     OutcomeUnknownError,
@@ -51,20 +49,9 @@ from memq.errors import (
     TimedOutError,
     TooLargeError,
     TooOldError,
-    UnreachableError,
 )
 from memq.protocol.frames import AckPlace
-
-LOST = UnreachableError("connection is lost")
-D = 100.0
-
-
-def new_window(*, wants_acks: bool = True) -> ProducerWindow:
-    return ProducerWindow("topic 't' partition 0", random.Random(1), wants_acks=wants_acks)
-
-
-def block(first: int, records: int = 10, deadline_s: float = D) -> UnackedBlock:
-    return UnackedBlock(first, records, deadline_s, b"block %d" % first)
+from tests.unit.producer_parts import LOST, D, block, moved, new_window, opened
 
 
 def test_each_block_gets_its_place_from_the_ack_that_settles_it() -> None:
@@ -74,23 +61,6 @@ def test_each_block_gets_its_place_from_the_ack_that_settles_it() -> None:
     assert [each.place for each in blocks] == [AckPlace(0, 20, 7, 3)] * 2 + [None, None], "one is not named as a whole"
     window.handle(Acked(40))
     assert blocks[3].place is None
-
-
-def moved(address: str) -> MovedError:
-    error = MovedError("moved")
-    error.address = address
-    return error
-
-
-def opened(*blocks: UnackedBlock, wants_acks: bool = True) -> ProducerWindow:
-    """Return a window with an open stream on which the blocks were written."""
-    window = new_window(wants_acks=wants_acks)
-    for each in blocks or (block(0),):
-        window.handle(Sealed(each))
-    window.handle(Opened())
-    while window.handle(Room(1.0)):
-        pass
-    return window
 
 
 def in_state(state: WindowState) -> ProducerWindow:

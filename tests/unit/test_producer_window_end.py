@@ -24,7 +24,7 @@ from memq.client.producer.window_events import (
     WindowState,
 )
 from memq.errors import MemqError, NotReadyError, ProducerFencedError, TimedOutError, TooLargeError
-from tests.unit.test_producer_window import LOST, D, block, moved, new_window, opened
+from tests.unit.producer_parts import LOST, D, block, moved, new_window, opened
 
 
 def test_a_draining_broker_that_owes_nothing_is_left_at_once() -> None:

@@ -24,9 +24,9 @@ from memq.topic import Topic, equal_slots, read_partitions
 from tests.compaction import DAY_MS
 from tests.skipping_loop import run_skipping
 from tests.unit.bare_cluster import CLUSTER, Cluster, indexed, newer, topic_of
-from tests.unit.test_compaction import NAMED, OLD, STORE, WRITER, YOUNG, KillingQueue, World
-from tests.unit.test_compaction import PARTITION as LOG_PARTITION
-from tests.unit.test_compaction import TOPIC as LOG_TOPIC
+from tests.unit.compaction_world import NAMED, OLD, STORE, WRITER, YOUNG, KillingQueue, World
+from tests.unit.compaction_world import PARTITION as LOG_PARTITION
+from tests.unit.compaction_world import TOPIC as LOG_TOPIC
 
 TOPIC = topic_of("clicks", 2)
 OTHER = topic_of("views")

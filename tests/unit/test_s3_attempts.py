@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from itertools import pairwise
 
 import pytest
@@ -15,27 +14,16 @@ from memq.storage_handlers.s3.answers import StoreAnswer
 from memq.storage_handlers.s3.attempts import Attempts, S3Counters
 from memq.storage_handlers.s3.request_policy import BreakerState
 from memq.storage_handlers.s3.settings import read_bucket
-from tests.skipping_loop import LoopClock, run_skipping, skip
+from tests.skipping_loop import LongestWait, LoopClock, now_s, run_skipping, skip
 
 SLOW_DOWN = StoreAnswer(503, "SlowDown")
 BROKEN = StoreAnswer(500, "InternalError")
 
 
-class Longest(random.Random):
-    """Draws the longest time of each interval."""
-
-    def uniform(self, a: float, b: float) -> float:
-        return b
-
-
-def now_s() -> float:
-    return asyncio.get_running_loop().time()
-
-
 def attempts_with(counters: S3Counters | None = None, **settings: int) -> Attempts:
     section: dict[str, tuple[object, str]] = {name: (value, "the test") for name, value in settings.items()}
     bucket = read_bucket("s3://memq?endpoint=http://h", section)
-    return Attempts(bucket, Runtime(clock=LoopClock(), random=Longest()), counters or S3Counters())
+    return Attempts(bucket, Runtime(clock=LoopClock(), random=LongestWait()), counters or S3Counters())
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,7 @@ from memq.storage_handlers.s3.answers import StoreAnswer
 from memq.storage_handlers.s3.data_path import ObjectHead, PutOrder, release_views
 from memq.storage_handlers.s3.handler import CHECK_S, S3Handler
 from memq.storage_handlers.s3.settings import read_bucket
-from tests.skipping_loop import LoopClock, run_skipping, skip
-from tests.unit.test_s3_attempts import Longest, now_s
+from tests.skipping_loop import LongestWait, LoopClock, now_s, run_skipping, skip
 
 BODY = b"bytes"
 KEY = "c/one"
@@ -117,7 +116,7 @@ def over(test: Test, parts: ScriptedPath | None = None, **settings: int) -> Scri
     path = ScriptedPath()
     section: dict[str, tuple[object, str]] = {name: (value, "the test") for name, value in settings.items()}
     bucket = read_bucket("s3://memq/f?endpoint=http://h", section)
-    store = S3Handler(bucket, path, parts or path, Runtime(clock=LoopClock(), random=Longest()))
+    store = S3Handler(bucket, path, parts or path, Runtime(clock=LoopClock(), random=LongestWait()))
 
     async def work() -> None:
         await test(path, store)

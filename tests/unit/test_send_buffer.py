@@ -17,7 +17,7 @@ from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.columns import BlockReader
 from memq.limits import KIB, TIME_MS_END
 from memq.topic import Topic, TopicSettings, slot_of_key
-from tests.unit.test_producer_buffer import Hands
+from tests.unit.producer_parts import Hands
 from tests.unit.toy_broker import toy_topic
 
 BLOCK = 4 * KIB

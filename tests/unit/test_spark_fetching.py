@@ -13,8 +13,8 @@ from memq.format.batch import BlockPiece
 from memq.format.pointer import Pointer
 from memq.limits import KIB
 from memq.spark.source import MemqSource
+from tests.unit.spark_rows import batches_of, schema_of
 from tests.unit.stored_topic import StoredTopic, block
-from tests.unit.test_spark_source import batches_of, schema_of
 
 
 def test_a_task_holds_as_many_bytes_ahead_as_it_may_and_one_batch_at_least(

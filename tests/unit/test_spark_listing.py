@@ -23,8 +23,8 @@ from memq.spark.stores import StoreUrls, TaskStores
 from memq.topic import Topic, equal_slots
 from tests.unit.audited import TOPIC, data_pointer
 from tests.unit.blocks import NOW_MS, Record
+from tests.unit.spark_rows import Row, rows_of, spoiled, time_of, values_of
 from tests.unit.stored_topic import StoredTopic, block
-from tests.unit.test_spark_source import Row, rows_of, spoiled, time_of, values_of
 
 VIEWS = Topic(name="views", id="0b" * 16, created_ms=NOW_MS, partitions=equal_slots(1))
 HIDDEN = Topic(name="_memq_audit", id="0c" * 16, created_ms=NOW_MS, partitions=equal_slots(1))

@@ -21,7 +21,7 @@ from memq.spark.read.task import _Ahead, _Fetched, _rows_of, settings_of
 from memq.spark.stores import StoreUrls
 from memq.storage_handlers.confirmed_reads import ConfirmedReads
 from tests.skipping_loop import LoopClock, run_skipping
-from tests.unit.test_batch_fetcher import BODY, POINTER, Shelf, stored_object
+from tests.unit.fetched_batch import BODY, POINTER, Shelf, stored_object
 
 
 class HidingShelf(Shelf):

@@ -27,8 +27,8 @@ from memq.topic import Position, ReadPartition, Topic, Totals, equal_slots
 from tests.skipping_loop import run_skipping, skipping_runtime
 from tests.unit.audited import pointer
 from tests.unit.blocks import NOW_MS
+from tests.unit.spark_rows import schema_of, three_batches, values_of
 from tests.unit.stored_topic import StoredTopic, block
-from tests.unit.test_spark_source import schema_of, three_batches, values_of
 
 Offsets = dict[str, Any]
 ALL = ReadAllAvailable()

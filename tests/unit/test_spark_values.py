@@ -10,8 +10,8 @@ from pyspark.sql.types import IntegerType, StringType, StructField
 from memq.errors import InvalidRequestError, InvalidSettingError
 from memq.spark.source import MemqSource
 from tests.unit.blocks import Record
+from tests.unit.spark_rows import rows_of
 from tests.unit.stored_topic import StoredTopic, block
-from tests.unit.test_spark_source import rows_of
 
 FIELDS = [StructField("a", IntegerType()), StructField("s", StringType())]
 DDL = "a INT, s STRING"

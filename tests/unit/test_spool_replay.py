@@ -23,9 +23,9 @@ from memq.limits import FORWARD_S_MAX
 from memq.notification import Publication, Span
 from memq.topic import CLOCK_ERROR_MS, ReadPartition, Topic, read_partitions
 from tests.brokers import events_of
-from tests.component.test_broker_opening import Opening
+from tests.partition_owners import Opening
 from tests.skipping_loop import run_skipping, skip
-from tests.unit.test_broker_rebuild import TOPIC, block
+from tests.unit.sealed_batches import TOPIC, block
 
 SLAB_BYTES = 2_000
 STALE_S = TOPIC.settings.stale_publish_ms / 1000

@@ -28,7 +28,7 @@ from memq.settings import BrokerSettings
 from memq.storage_handlers import Buffer
 from memq.topic import TopicSettings
 from tests.brokers import log_lines
-from tests.skipping_loop import LoopClock, run_skipping, skip
+from tests.skipping_loop import LongestWait, LoopClock, run_skipping, skip
 from tests.unit.blocks import build, seal
 
 SPOOL_BYTES_MAX = 16_000  # segments of 1,000 bytes; copying begins at 4,000
@@ -121,13 +121,6 @@ class Rig:
         """Return when nothing waits for the disk."""
         while self.slab.references:
             await skip(0.001)
-
-
-class LongestWait(random.Random):
-    """Draws the longest wait that there may be."""
-
-    def uniform(self, a: float, b: float) -> float:
-        return b
 
 
 def on_rig(work: Callable[[Rig], Awaitable[None]], chance: random.Random | None = None) -> None:

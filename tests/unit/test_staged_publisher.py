@@ -35,8 +35,8 @@ from memq.format.pointer import NamedProducer
 from memq.limits import BATCH_ID_END, NAMED_PRODUCERS_MAX, STAGED_PIECES_MAX, TRAILER_BYTES
 from memq.protocol.messages import PublishStaged, WirePiece
 from memq.topic import CLOCK_ERROR_MS, TopicSettings, writer_id
-from tests.component.test_topic_processor import turns
 from tests.contract.manual_clock import ManualClock
+from tests.partition_owners import turns
 
 PREFIX = "c/staged/nightly/objects/"
 PIECE = WirePiece(key=f"{PREFIX}o", object_bytes=1_000, index_offset=700, offset=100, length=500, raw_bytes=900)

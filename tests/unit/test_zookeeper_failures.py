@@ -26,7 +26,7 @@ from memq.governor.zookeeper.session import ZookeeperSession
 from tests.brokers import events_of, log_lines
 from tests.contract.coordinators import broker, topic
 from tests.skipping_loop import run_skipping, skip
-from tests.unit.test_zookeeper_retries import InlinePool, NotedRandom, over
+from tests.unit.zookeeper_fakes import InlinePool, NotedRandom, with_coordinator
 from tests.zookeeper_in_memory import MemoryZookeeper, settled
 
 GOVERNOR = "/memq/governor"
@@ -89,7 +89,7 @@ def test_a_change_without_an_answer_is_an_error(
         with pytest.raises(UnreachableError, match="does not answer"):
             await call(one)
 
-    over(work)
+    with_coordinator(work)
 
 
 def test_a_governor_that_is_not_removed_for_lack_of_an_answer_is_an_error(server: MemoryZookeeper) -> None:
@@ -100,7 +100,7 @@ def test_a_governor_that_is_not_removed_for_lack_of_an_answer_is_an_error(server
         with pytest.raises(UnreachableError, match="does not answer"):
             await one.unregister(B1)
 
-    over(work)
+    with_coordinator(work)
 
 
 def test_a_release_of_a_single_assignment_without_an_answer_is_an_error(server: MemoryZookeeper) -> None:
@@ -120,7 +120,7 @@ def test_a_release_of_a_single_assignment_without_an_answer_is_an_error(server: 
         with pytest.raises(UnreachableError, match="does not answer"):
             await one.unregister(B1)
 
-    over(work)
+    with_coordinator(work)
 
 
 # ---- races ---------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def test_a_node_that_another_session_makes_or_changes_meanwhile_is_replaced(
         await one.close()
         assert BROKER not in server.nodes, "it ends with its session"
 
-    over(work)
+    with_coordinator(work)
 
 
 def test_a_governor_that_is_gone_already_is_left(server: MemoryZookeeper) -> None:
@@ -153,7 +153,7 @@ def test_a_governor_that_is_gone_already_is_left(server: MemoryZookeeper) -> Non
         await one.unregister(B1)
         assert await one.governor() == ""
 
-    over(work)
+    with_coordinator(work)
 
 
 def test_another_broker_that_governs_first_is_no_error(server: MemoryZookeeper) -> None:
@@ -164,7 +164,7 @@ def test_another_broker_that_governs_first_is_no_error(server: MemoryZookeeper) 
         assert await one.govern(B1) == 0
         assert await one.governor() == "b2"
 
-    over(work)
+    with_coordinator(work)
 
 
 def test_a_topic_that_another_broker_creates_meanwhile_exists_already(server: MemoryZookeeper) -> None:
@@ -174,7 +174,7 @@ def test_a_topic_that_another_broker_creates_meanwhile_exists_already(server: Me
         with pytest.raises(AlreadyExistsError, match="topic 'clicks' exists already"):
             await one.create_topic(topic())
 
-    over(work)
+    with_coordinator(work)
 
 
 @pytest.mark.parametrize("term", [0, 1])
@@ -189,7 +189,7 @@ def test_a_change_during_a_term_is_a_conflict_of_versions(term: int, server: Mem
         with pytest.raises(VersionConflictError):
             await one.set_assignment(replace(row, broker="b1"), term=term)
 
-    over(work)
+    with_coordinator(work)
 
 
 def test_loads_of_a_broker_that_has_left_are_not_reported_again(server: MemoryZookeeper) -> None:
@@ -203,7 +203,7 @@ def test_loads_of_a_broker_that_has_left_are_not_reported_again(server: MemoryZo
         assert BROKER in server.nodes
         assert "/memq/loads/b1" not in server.nodes
 
-    over(work)
+    with_coordinator(work)
 
 
 # ---- lost events, and what others wrote ----------------------------------------------------------
@@ -220,7 +220,7 @@ def test_a_first_connection_is_not_tried_for_ever(server: MemoryZookeeper, monke
             async with asyncio.timeout(300):
                 await one.brokers()
 
-    over(work)
+    with_coordinator(work)
 
 
 @pytest.mark.parametrize("reconnected", [False, True])
@@ -242,7 +242,7 @@ def test_changes_whose_events_are_lost_are_read_after_a_minute_or_a_reconnection
             await skip(REFRESH_S)
         assert list(await one.topics()) == []
 
-    over(work)
+    with_coordinator(work)
 
 
 class Calls:
@@ -272,7 +272,7 @@ def test_watchers_are_called_for_changes_after_they_watch(server: MemoryZookeepe
         await skip(10)
         assert (first.count, second.count) == (0, before + 1)
 
-    over(work)
+    with_coordinator(work)
 
 
 def test_a_broker_that_begins_to_govern_notices_it_though_the_event_is_lost(server: MemoryZookeeper) -> None:
@@ -286,7 +286,7 @@ def test_a_broker_that_begins_to_govern_notices_it_though_the_event_is_lost(serv
         await skip(10)
         assert calls.count == 1
 
-    over(work)
+    with_coordinator(work)
 
 
 def test_names_and_marks_that_are_no_text_are_read(server: MemoryZookeeper) -> None:
@@ -303,7 +303,7 @@ def test_names_and_marks_that_are_no_text_are_read(server: MemoryZookeeper) -> N
         server.apply([("set", mark, b"\xff", -1, 0)])
         assert await one.store_mark() == "\N{REPLACEMENT CHARACTER}"
 
-    over(work)
+    with_coordinator(work)
 
 
 def test_a_topic_with_an_invalid_name_is_refused_before_the_first_connection(server: MemoryZookeeper) -> None:
@@ -317,7 +317,7 @@ def test_a_topic_with_an_invalid_name_is_refused_before_the_first_connection(ser
         assert errors == [InvalidNameError] * 2
         assert server.clients == []
 
-    over(work)
+    with_coordinator(work)
 
 
 # ---- sessions ------------------------------------------------------------------------------------
@@ -335,7 +335,7 @@ def test_tries_to_enter_a_broker_again_have_growing_pauses(server: MemoryZookeep
         await skip(10)
         assert list(await one.brokers()) == [B1]
 
-    over(work, chance)
+    with_coordinator(work, chance)
     assert chance.bounds[:3] == [0.1, 0.2, 0.4]
     assert len(chance.bounds) == 3
 
@@ -351,7 +351,7 @@ def test_the_first_failed_read_of_changes_is_the_first_try(
         server.refusal = None
         await skip(5)
 
-    over(work)
+    with_coordinator(work)
     assert "try 1: " in log_lines(caplog)[0]
 
 
@@ -381,7 +381,7 @@ def test_a_client_without_a_session_has_the_number_0(server: MemoryZookeeper) ->
             await one.session.start()
         assert (one.session.number, one.session.up) == (0, False)
 
-    over(work)
+    with_coordinator(work)
 
 
 def test_a_client_that_was_begun_in_vain_is_ended_when_the_old_one_reconnects(server: MemoryZookeeper) -> None:
@@ -396,7 +396,7 @@ def test_a_client_that_was_begun_in_vain_is_ended_when_the_old_one_reconnects(se
         await settled()
         assert [client.ended for client in server.clients] == [0, 2]
 
-    over(work)
+    with_coordinator(work)
 
 
 def test_a_client_whose_end_fails_is_logged(server: MemoryZookeeper, caplog: pytest.LogCaptureFixture) -> None:
@@ -410,7 +410,7 @@ def test_a_client_whose_end_fails_is_logged(server: MemoryZookeeper, caplog: pyt
 
         server.clients[0].stop = fail  # type: ignore[method-assign]
 
-    over(work)
+    with_coordinator(work)
     assert events_of(caplog) == ["zookeeper-close-failed"]
 
 
@@ -435,7 +435,7 @@ def test_a_node_whose_read_fails_is_not_absent(server: MemoryZookeeper, monkeypa
         with pytest.raises(UnreachableError, match="away"):
             await one.session.find("/nothing")
 
-    over(work)
+    with_coordinator(work)
 
 
 def test_an_error_of_the_operating_system_names_its_node(server: MemoryZookeeper) -> None:
@@ -445,4 +445,4 @@ def test_an_error_of_the_operating_system_names_its_node(server: MemoryZookeeper
         with pytest.raises(UnreachableError, match=r"did not answer for node /memq/x: .*a broken pipe"):
             await one.session.children("/x")
 
-    over(work)
+    with_coordinator(work)

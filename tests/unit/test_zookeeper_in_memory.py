@@ -45,6 +45,7 @@ from memq.topic import TopicSettings
 from tests.brokers import events_of
 from tests.contract import test_coordinator
 from tests.contract.coordinators import broker, topic
+from tests.unit.zookeeper_fakes import run
 from tests.zookeeper_in_memory import MemoryZookeeper, settled
 
 Scenario = Callable[[MarkedCoordinator], Awaitable[None]]
@@ -57,18 +58,6 @@ def server_in_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryZookeepe
     monkeypatch.setattr(session_module, "make_client", server.client)
     yield server
     assert all(client.ended == 2 for client in server.clients), "each client is stopped and closed, once"
-
-
-def run(scenario: Callable[..., Awaitable[None]], *coordinators: ZookeeperCoordinator) -> None:
-    async def work() -> None:
-        try:
-            async with asyncio.timeout(30):
-                await scenario(*coordinators)
-        finally:
-            for each in coordinators:
-                await each.close()
-
-    asyncio.run(work())
 
 
 @pytest.mark.parametrize("scenario", CONTRACT.values(), ids=CONTRACT)

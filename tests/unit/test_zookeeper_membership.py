@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from kazoo.protocol.states import KazooState
 
 from memq.errors import (
-    AlreadyExistsError,
     ClosedError,
     CorruptDataError,
     DeniedError,
@@ -21,122 +18,17 @@ from memq.errors import (
     NotFoundError,
     TooLargeError,
     UnreachableError,
-    VersionConflictError,
 )
-from memq.governor import BrokerEntry
-from memq.governor.zookeeper import coordinator as coordinator_module
 from memq.governor.zookeeper import layout
 from memq.governor.zookeeper import session as session_module
 from memq.governor.zookeeper.coordinator import ZookeeperCoordinator
-from memq.governor.zookeeper.session import Check, Make, Node, Operation, Put, Remove, ZookeeperSession
-from memq.governor.zookeeper.settings import ZookeeperAddress, ZookeeperSettings
+from memq.governor.zookeeper.session import Node, ZookeeperSession
+from memq.governor.zookeeper.settings import ZookeeperSettings
 from memq.runtime.clock import SystemClock
 from memq.runtime.logs import EventLog
 from tests.brokers import events_of, until
-from tests.skipping_loop import run_skipping, skip, skipping_runtime
-
-ADDRESS = ZookeeperAddress("nowhere:2181", "/memq")
-PATH = layout.broker_path("b1")
-Step = Callable[[], Awaitable[None]]
-
-
-def broker(session: str = "s1", *, draining: bool = False) -> BrokerEntry:
-    return BrokerEntry(id="b1", session=session, address="here:1", draining=draining)
-
-
-class FakeSession:
-    """A session with a ZooKeeper in memory. `before` and `after` run next to the next changes, `finds` are answers."""
-
-    def __init__(self, _: object, __: object, ___: object, connected: Callable[[bool], None]) -> None:
-        self.nodes: dict[str, Node] = {}
-        self.number = 1
-        self.up = True
-        self.before: deque[Step] = deque()
-        self.after: deque[Step] = deque()
-        self.finds: deque[Node | MemqError | None] = deque()
-        self._connected = connected
-
-    def lose(self) -> None:
-        """End the session, and begin another one."""
-        self.nodes = {path: node for path, node in self.nodes.items() if not node.session}
-        self.number += 1
-        self._connected(True)
-
-    async def start(self) -> None:
-        """Nothing to connect."""
-
-    async def close(self) -> None:
-        """Nothing to end."""
-
-    async def catch_up(self, path: str) -> None:
-        """Nothing lags."""
-
-    async def make_folders(self, paths: Sequence[str]) -> None:
-        for path in paths:
-            self.nodes[path] = Node(b"", 0, 0)
-
-    async def find(self, path: str, watch: Callable[[], None] | None = None) -> Node | None:
-        if path == PATH and self.finds:
-            found = self.finds.popleft()
-            if isinstance(found, MemqError):
-                raise found
-            return found
-        return self.nodes.get(path)
-
-    async def children(self, path: str, watch: Callable[[], None] | None = None) -> list[str]:
-        return sorted(name.rpartition("/")[2] for name in self.nodes if name.rpartition("/")[0] == path)
-
-    async def change(self, *operations: Operation) -> None:
-        if self.before:
-            await self.before.popleft()()
-        nodes = dict(self.nodes)
-        for operation in operations:
-            self._apply(nodes, operation)
-        self.nodes = nodes
-        if self.after:
-            await self.after.popleft()()
-
-    def _apply(self, nodes: dict[str, Node], operation: Operation) -> None:
-        found = nodes.get(operation.path)
-        if isinstance(operation, Make):
-            if found is not None:
-                raise AlreadyExistsError(operation.path)
-            nodes[operation.path] = Node(operation.data, 0, self.number if operation.ephemeral else 0)
-            return
-        assert not isinstance(operation, Check)
-        if found is None:
-            raise NotFoundError(operation.path)
-        if operation.version not in (-1, found.version):
-            raise VersionConflictError(operation.path)
-        if isinstance(operation, Put):
-            nodes[operation.path] = Node(operation.data, found.version + 1, found.session)
-        elif isinstance(operation, Remove):
-            del nodes[operation.path]
-
-
-def over(monkeypatch: pytest.MonkeyPatch, work: Callable[[ZookeeperCoordinator, FakeSession], Awaitable[None]]) -> None:
-    made: list[FakeSession] = []
-
-    def session(*parts: Any) -> FakeSession:
-        made.append(FakeSession(*parts))
-        return made[-1]
-
-    monkeypatch.setattr(coordinator_module, "ZookeeperSession", session)
-
-    async def run() -> None:
-        coordinator = ZookeeperCoordinator(ADDRESS, ZookeeperSettings(), skipping_runtime(), "test")
-        try:
-            await work(coordinator, made[0])
-        finally:
-            await coordinator.close()
-
-    run_skipping(run())
-
-
-async def entered(coordinator: ZookeeperCoordinator) -> list[BrokerEntry]:
-    """Return who is in the cluster, when all that is due in the next minute was done."""
-    await skip(60)
-    return list(await coordinator.brokers())
+from tests.skipping_loop import skip
+from tests.unit.zookeeper_fakes import ADDRESS, FakeSession, broker, entered, with_fake_session
 
 
 def test_a_session_that_is_lost_while_a_broker_is_entered_is_made_good(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +43,7 @@ def test_a_session_that_is_lost_while_a_broker_is_entered_is_made_good(monkeypat
         await coordinator.register(broker())
         assert await entered(coordinator) == [broker()]
 
-    over(monkeypatch, work)
+    with_fake_session(monkeypatch, work)
 
 
 @pytest.mark.parametrize("draining", [None, False], ids=["not entered before", "entered before"])
@@ -176,7 +68,7 @@ def test_broker_that_was_not_registered_is_not_entered_again(
         session.lose()
         assert await entered(coordinator) == first
 
-    over(monkeypatch, work)
+    with_fake_session(monkeypatch, work)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +93,7 @@ def test_no_wrong_answer_keeps_a_broker_out(
         session.lose()
         assert await entered(coordinator) == [broker()]
 
-    over(monkeypatch, work)
+    with_fake_session(monkeypatch, work)
     assert events_of(caplog) == ["zookeeper-enter-retry"] * times
 
 
@@ -214,7 +106,7 @@ def test_a_coordinator_that_was_closed_meanwhile_enters_nobody(
         session.lose()
         assert await entered(coordinator) == []
 
-    over(monkeypatch, work)
+    with_fake_session(monkeypatch, work)
     assert events_of(caplog) == []
 
 
@@ -230,7 +122,7 @@ def test_an_id_counts_as_taken_when_two_answers_say_so(
         session.lose()
         assert await entered(coordinator) == ([broker()] if answers == 1 else [])
 
-    over(monkeypatch, work)
+    with_fake_session(monkeypatch, work)
     assert events_of(caplog) == ([] if answers == 1 else ["broker-id-taken"])
 
 
@@ -252,7 +144,7 @@ def test_broker_that_leaves_while_it_is_entered_again_stays_away(monkeypatch: py
         await leaving
         assert await entered(coordinator) == []
 
-    over(monkeypatch, work)
+    with_fake_session(monkeypatch, work)
 
 
 # ---- the session -----------------------------------------------------------------------------------

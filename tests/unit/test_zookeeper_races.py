@@ -28,9 +28,8 @@ from memq.governor.zookeeper.session import (
 from memq.governor.zookeeper.settings import ZookeeperAddress, ZookeeperSettings, check_together
 from tests.brokers import log_lines
 from tests.contract.coordinators import broker, topic
-from tests.unit.test_zookeeper_in_memory import run
-from tests.unit.test_zookeeper_membership import FakeSession, entered, over
-from tests.unit.test_zookeeper_membership import broker as entry
+from tests.unit.zookeeper_fakes import FakeSession, entered, run, with_fake_session
+from tests.unit.zookeeper_fakes import broker as entry
 from tests.zookeeper_in_memory import MemoryKazoo, MemoryZookeeper, settled
 
 
@@ -104,7 +103,7 @@ def test_tries_to_enter_a_broker_again_are_counted(
         assert await entered(coordinator) == [entry()]
 
     with caplog.at_level(logging.WARNING, "memq"):
-        over(monkeypatch, work)
+        with_fake_session(monkeypatch, work)
     found = [line.partition(", ")[2].partition(":")[0] for line in log_lines(caplog)]
     assert found == ["try 1", "try 2", "try 3"]
 

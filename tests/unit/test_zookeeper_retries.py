@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -19,40 +18,15 @@ from memq.governor.zookeeper.mirror import Mirror
 from memq.governor.zookeeper.session import Make, ZookeeperSession, check_tools, make_client
 from memq.governor.zookeeper.settings import ZookeeperAddress, ZookeeperSettings
 from memq.runtime.logs import EventLog
-from memq.runtime.runtime import Runtime
 from tests.brokers import events_of, log_lines
 from tests.contract.coordinators import broker
 from tests.skipping_loop import LoopClock, run_skipping, skip
 from tests.tls import server_context
+from tests.unit.zookeeper_fakes import InlinePool, NotedRandom, with_coordinator
 from tests.zookeeper_in_memory import MemoryZookeeper, settled
 
 ADDRESS = ZookeeperAddress("nowhere:2181", "/memq")
 SESSION_S = 10.0
-
-
-class NotedRandom(random.Random):
-    """Notes the longest pause that each draw allows, and returns it."""
-
-    def __init__(self) -> None:
-        super().__init__(1)
-        self.bounds: list[float] = []
-
-    def uniform(self, a: float, b: float) -> float:
-        self.bounds.append(b)
-        return b
-
-
-class InlinePool:
-    """Runs what it gets at once, in place of a pool of threads: virtual time waits for no thread."""
-
-    def __init__(self, *_: object) -> None:
-        """It has no threads."""
-
-    async def run(self, call: Callable[..., object], *parts: object) -> object:
-        return call(*parts)
-
-    async def close(self) -> None:
-        """It has no threads."""
 
 
 @pytest.fixture(name="server")
@@ -62,20 +36,6 @@ def server_in_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryZookeepe
     monkeypatch.setattr(session_module, "ThreadPool", InlinePool)
     yield server
     assert all(client.ended == 2 for client in server.clients), "each client is stopped and closed, once"
-
-
-def over(work: Callable[[ZookeeperCoordinator], Awaitable[None]], chance: random.Random | None = None) -> None:
-    """Run `work` with a coordinator on virtual time."""
-
-    async def run() -> None:
-        runtime = Runtime(clock=LoopClock(), random=chance or random.Random(1))
-        one = ZookeeperCoordinator(ADDRESS, ZookeeperSettings(), runtime, "test")
-        try:
-            await work(one)
-        finally:
-            await one.close()
-
-    run_skipping(run())
 
 
 def test_the_pauses_of_a_first_connection_double(server: MemoryZookeeper, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +55,7 @@ def test_the_pauses_of_a_first_connection_double(server: MemoryZookeeper, monkey
     async def work(one: ZookeeperCoordinator) -> None:
         assert list(await one.brokers()) == []
 
-    over(work, chance)
+    with_coordinator(work, chance)
     assert chance.bounds == [0.2, 0.4, 0.8]
 
 
@@ -109,7 +69,7 @@ def test_a_cluster_name_whose_storing_is_not_answered_is_stored_again(server: Me
         assert list(await one.brokers()) == []
         assert server.nodes["/memq/cluster"][0] == b"test"
 
-    over(work)
+    with_coordinator(work)
 
 
 def test_failed_reads_of_changes_are_counted_from_one(
@@ -131,7 +91,7 @@ def test_failed_reads_of_changes_are_counted_from_one(
         await skip(1)
         server.clients[0].take(KazooState.CONNECTED)
 
-    over(work, chance)
+    with_coordinator(work, chance)
     tries = [line.partition(": ")[2].partition(":")[0] for line in log_lines(caplog) if "read-failed" in line]
     assert tries == [f"try {number}" for number in range(1, len(tries) + 1)]
     assert len(tries) >= 2
@@ -155,7 +115,7 @@ def test_a_governor_whose_node_was_replaced_meanwhile_leaves(server: MemoryZooke
         assert "/memq/brokers/b1" not in server.nodes
         assert path in server.nodes
 
-    over(work)
+    with_coordinator(work)
 
 
 def test_a_changed_node_has_other_children(server: MemoryZookeeper) -> None:
@@ -168,7 +128,7 @@ def test_a_changed_node_has_other_children(server: MemoryZookeeper) -> None:
         mirror.forget("/a")
         assert await mirror.children("/a") == ["x", "y"]
 
-    over(work)
+    with_coordinator(work)
 
 
 # ---- the session ---------------------------------------------------------------------------------

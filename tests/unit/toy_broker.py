@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Self, cast
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Self, TypeVar, cast
 
 import msgspec
 
 from memq.client.link_pool import LinkPool
-from memq.errors import MemqError
+from memq.errors import (
+    MemqError,
+)
 from memq.format.blocks.columns import BlockReader, open_block
 from memq.format.blocks.header import BlockHeader, check_block
 from memq.protocol.frames import AckLevel, Api, Frame, FrameReader, encode_ack, encode_frame
@@ -278,3 +281,42 @@ async def turns(count: int = 50) -> None:
     """Let what can happen without time happen."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+Result = TypeVar("Result")
+
+
+class Server:
+    """A toy broker on a thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
+        self.broker = ToyBroker()
+        self.run(self.broker.__aenter__())
+
+    def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(30)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        self.run(self.broker.until(condition))
+
+    def call(self, function: Callable[[], object]) -> None:
+        async def on_loop() -> None:
+            function()
+
+        self.run(on_loop())
+
+    def ack_all(self) -> None:
+        for connection in self.broker.connections:
+            for number in connection.streams:
+                connection.ack(number)
+
+    def close(self) -> None:
+        try:
+            self.run(self.broker.__aexit__())
+        finally:
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self.thread.join()
+            self.loop.close()

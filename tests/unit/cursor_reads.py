@@ -1,0 +1,70 @@
+"""Reads of a log by a partition cursor: where it begins, and what it delivers."""
+
+from __future__ import annotations
+
+from memq.client.consumer.batch import Batch, TopicPartition
+from memq.client.consumer.fetch.partition_cursor import CursorState, PartitionCursor, ReadyRange
+from memq.format.pointer import decode_pointer
+from memq.notification import Entries
+from memq.topic import Position, Totals
+from tests.unit.queue_model import PARTITION, WINDOW_MS, Log
+
+
+def shown(log: Log) -> Entries:
+    """Return what a poll from the beginning on brings."""
+    return Entries(log.entries, log.next_offset)
+
+
+def read(log: Log, flow: PartitionCursor, *, page: int = 3) -> list[ReadyRange]:
+    """Poll, fetch and deliver until nothing more comes."""
+    if flow.state is CursorState.LOOKING_BACK:
+        flow.look_back([entry for entry in log.entries if entry.offset < flow.position.pointer_offset])
+        flow.begin()
+    found: list[ReadyRange] = []
+    while True:
+        offset = flow.poll_offset
+        if offset is not None:
+            entries = [entry for entry in log.entries if entry.offset >= offset][:page]
+            first = flow.misses(log.span(), entries)
+            if first is not None:
+                flow.take_gap(first, decode_pointer(log.entries[0].body).totals)
+            flow.take_entries(Entries(entries, entries[-1].offset + 1 if entries else max(offset, log.next_offset)))
+        while (slot := flow.next_fetch()) is not None:
+            flow.start_fetch(slot)
+            assert slot.pointer is not None
+            flow.fetched(slot, log.pieces(slot.offset, slot.pointer))
+        delivery = flow.deliver()
+        if (slot := flow.comparing) is not None and slot.claims:
+            slot.compare(log.copies(slot.claims, slot.offset))
+            if delivery is None:
+                continue
+        if delivery is None and (flow.poll_offset is None or flow.poll_offset >= log.next_offset):
+            return found
+        if delivery is not None:
+            found.append(delivery)
+            if delivery.failure is not None:
+                return found
+
+
+def records(deliveries: list[ReadyRange]) -> list[tuple[Position, bytes | None]]:
+    """Return position and value of all that was delivered."""
+    found: list[tuple[Position, bytes | None]] = []
+    for delivery in deliveries:
+        batch = Batch(TopicPartition("clicks", 0), (delivery.first, delivery.behind.position), delivery.slices, [], "o")
+        found += [(record.position, record.value) for record in batch]
+    return found
+
+
+def flow_from(start: Position, end: Position | None = None, *, pass_damage: bool = False) -> PartitionCursor:
+    return PartitionCursor(PARTITION, start, window_ms=WINDOW_MS, end=end, pass_damage=pass_damage)
+
+
+def place(offset: int, index: int = 0) -> Position:
+    return Position(0, offset, index)
+
+
+BEGINNING = place(0)
+
+
+def retained(known: Totals | None, *, skip: bool = False) -> PartitionCursor:
+    return PartitionCursor(PARTITION, BEGINNING, window_ms=WINDOW_MS, pass_expired=skip, known=known)

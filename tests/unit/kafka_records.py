@@ -1,0 +1,49 @@
+"""A Kafka queue on a librdkafka in memory, with a few records in one partition."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from memq.notification import Publication
+from memq.notification.kafka import queue as queue_module
+from memq.notification.kafka.queue import KafkaQueue
+from memq.notification.kafka.settings import Names, kafka_settings
+from memq.runtime.runtime import Runtime
+from memq.topic import ReadPartition
+from tests.librdkafka import Library, Log, use
+
+PARTITION = ReadPartition("clicks", "0a" * 16, 0)
+TOPIC = Names("memq.").kafka_topic(PARTITION)
+ALL = 1 << 30
+RECORDS = 5
+
+
+def few_records(monkeypatch: pytest.MonkeyPatch) -> Library:
+    """A library with one topic of a few records. A span is not asked for again by itself."""
+    found = Library({TOPIC: [Log()]})
+    for number in range(RECORDS):
+        found.log((TOPIC, 0)).append(1_000 + number, b"%d" % number)
+    use(found, monkeypatch)
+    monkeypatch.setattr(queue_module, "LEADERLESS_S_MAX", 0.0)
+    return found
+
+
+def over(work: Callable[[KafkaQueue], Awaitable[None]], request_timeout_ms: int = 500) -> None:
+    async def run() -> None:
+        section: dict[str, tuple[object, str]] = {"request_timeout_ms": (request_timeout_ms, "test")}
+        queue = KafkaQueue(kafka_settings("kafka://localhost", section), Runtime())
+        try:
+            async with asyncio.timeout(30):
+                await work(queue)
+        finally:
+            await queue.close()
+
+    asyncio.run(run())
+
+
+def publication(body: bytes) -> Publication:
+    return Publication(PARTITION, 0, 1, int(time.time() * 1000), body)  # noqa: TID251 - Kafka's clock
