@@ -181,6 +181,26 @@ def test_every_error_has_one_kind_a_code_and_a_docstring() -> None:
     assert set(MemqError.__subclasses__()) == set(KINDS), "an error outside the six kinds"
 
 
+def test_each_test_name_begins_with_its_actor() -> None:
+    """A reader of a failure learns from the name which part of memq does what."""
+    found = [
+        f"{name}:{node.lineno}"
+        for name, node in nodes()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and re.match(r"test_(who|what|nobody)_", node.name)
+    ]
+    assert not found, f"name the actor: {found}"
+
+
+def test_no_module_takes_helpers_from_a_test_module() -> None:
+    """Helpers have modules of their own. Modules of the contract are imported as a whole, for other implementations."""
+    found = [
+        f"{name}:{node.lineno}"
+        for name, node in nodes()
+        if isinstance(node, ast.ImportFrom) and re.search(r"\.test_\w+$", node.module or "")
+    ]
+    assert not found, f"move the helpers to a module of their folder: {found}"
+
+
 def test_no_test_sleeps() -> None:
     """A sleep is either too short or too long; wait for the event. The simulation sleeps in virtual time."""
     found = []

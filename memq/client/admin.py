@@ -11,7 +11,7 @@ from typing import Any
 
 from memq.client.arguments import check_connect_timeout, public_name, runtime_of
 from memq.client.broker_router import BrokerRouter
-from memq.client.consumer.batch import TopicPartition, place_of
+from memq.client.consumer.batch import TopicPartition, topic_partition_of
 from memq.client.consumer.offset_resolver import Lag, OffsetResolver
 from memq.client.consumer.settings import Point, check_point, named_partitions, point_of
 from memq.client.lifecycle import AsyncClosing, Background, BlockingClient
@@ -243,7 +243,7 @@ class AsyncAdmin(AsyncClosing):
         of = {partition: topic for topic, partition in partitions}
         lags = await ask_logs(of, lambda each: self._lag(of[each], each, state.committed.get(each)))
         progress = [
-            PartitionProgress(place_of(each), _position_in(state, each), holders.get(each, ""), measured)
+            PartitionProgress(topic_partition_of(each), _position_in(state, each), holders.get(each, ""), measured)
             for each, measured in lags.items()
         ]
         return GroupDescription(name, state.generation, tuple(sorted(state.members)), tuple(progress))
@@ -269,14 +269,14 @@ class AsyncAdmin(AsyncClosing):
         stored = await self._queue.committed(group, partitions)
         resets: dict[ReadPartition, Committed] = {}
         for partition in partitions:
-            point = point_of(to, place_of(partition))
+            point = point_of(to, topic_partition_of(partition))
             position = await self._places.start_at(point, partition, found.settings)
             resets[partition] = Committed(position, await self._totals_before(found, partition, position))
         if not dry_run and resets:
             await self._queue.commit(group, "", -1, resets)
         return [
             Reset(
-                place_of(partition),
+                topic_partition_of(partition),
                 stored[partition].position if partition in stored else None,
                 committed.position,
             )

@@ -129,7 +129,7 @@ class TopicStream:
 
         async def latest(access: Access) -> Places:
             places = decode_offsets(start, _partitions(access))
-            await self._stand(places)
+            await self._report_checkpoint(places)
             ends = self._ends or await self._found_ends(access, places)
             for partition, place in places.items():
                 await self._check_expired(access, partition, place)
@@ -153,7 +153,7 @@ class TopicStream:
         async def plan(access: Access) -> list[Split]:
             parts: dict[ReadPartition, list[BatchPart]] = {}
             first, last = (decode_offsets(offsets, _partitions(access)) for offsets in (start, end))
-            await self._stand(first)
+            await self._report_checkpoint(first)
             for partition, place in first.items():
                 if place.position(partition) < last[partition].position(partition):
                     parts[partition] = [part async for part in self._parts(access, partition, place, last[partition])]
@@ -210,7 +210,7 @@ class TopicStream:
             return None
         return StreamReport(self._options.audit_name, access.pool, access.topics, self._runtime)
 
-    async def _stand(self, places: Places) -> None:
+    async def _report_checkpoint(self, places: Places) -> None:
         if self._report is not None:
             await self._report.note_checkpoint(places, self._begins)
 

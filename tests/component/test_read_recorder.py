@@ -34,7 +34,7 @@ def test_a_write_partition_that_the_map_does_not_know_begins_where_reading_did()
     for _ in range(2):  # the second time after a seek, by a reader whose map is as old
         reading = ReadRecorder(lambda writer: tally.part("clicks", "ab" * 16, writer, 0), [9], commits=True)
         reading.begin(Position(0, 0), "seek")
-        reading.give(ReadyRange(Position(0, offset), behind, pointer=pointer, slices=slices), 0)
+        reading.deliver(ReadyRange(Position(0, offset), behind, pointer=pointer, slices=slices), 0)
         reading.store(behind, 0)
     parts = [part for _, report in tally.take(0, 1) for part in report.parts if part.partition == pointer.partition]
     assert [[begin.at for begin in part.begins] for part in parts] == [["0:0:0"], ["0:0:0"]]
@@ -48,7 +48,7 @@ def test_copies_that_were_left_out_are_reported_as_dropped() -> None:
     assert piece.header is not None
     tally = AuditRecorder(7, "consumer", "g", "host", 1_000, lambda: None)
     reading = ReadRecorder(lambda writer: tally.part("clicks", "ab" * 16, writer, 0), [0], commits=True)
-    reading.leave_out([(0, piece.header), (5, piece.header)], 0)
+    reading.drop_copies([(0, piece.header), (5, piece.header)], 0)
     (part,) = (part for _, report in tally.take(0, 1) for part in report.parts if part.partition == 0)
     assert [(span.stage, span.producer, span.ranges) for span in part.spans] == [("dropped", 1, ((6, 9),))]
 
@@ -65,7 +65,7 @@ def test_a_block_of_a_newer_version_is_no_damage() -> None:
     tally = AuditRecorder(7, "consumer", "g", "host", 1_000, lambda: None)
     reading = ReadRecorder(lambda writer: tally.part("clicks", "ab" * 16, writer, 0), [0], commits=True)
     behind = Committed(Position(0, offset + 1))
-    reading.give(ReadyRange(Position(0, offset), behind, pointer=pointer, damaged=tuple(pieces)), 0)
+    reading.deliver(ReadyRange(Position(0, offset), behind, pointer=pointer, damaged=tuple(pieces)), 0)
     (part,) = (part for _, report in tally.take(0, 1) for part in report.parts)
     assert [(damage.block, damage.records, damage.cause) for damage in part.damages] == [(1, 3, "a checksum")]
 

@@ -119,7 +119,7 @@ BUGS = (
     Planted(
         "an open block continues over a change of the map",
         "memq.client.producer.send_buffer",
-        "SendBuffer._hand_on",
+        "SendBuffer._order_moved_slots",
         swap("(before, buffer)", "(buffer,)"),
         level="breezy",
         aspects=("widen",),

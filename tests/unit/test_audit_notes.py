@@ -99,8 +99,8 @@ def test_records_are_fetched_when_they_are_given_out_and_processed_when_they_are
     noted, log = Noted(), Log()
     reading = ReadRecorder(noted.part, (), commits=commits)
     first, second = delivered(log, Block(1, 0, 3), Block(2, 0, 2)), delivered(log, Block(1, 3, 3))
-    reading.give(first, 1)
-    reading.give(second, 1)
+    reading.deliver(first, 1)
+    reading.deliver(second, 1)
     assert stages(noted.parts()) == [("fetched", 1, ((0, 6),)), ("fetched", 2, ((0, 2),))]
     reading.store(first.behind, 2)
     assert stages(noted.parts()) == ([("processed", 1, ((0, 3),)), ("processed", 2, ((0, 2),))] if commits else [])
@@ -113,7 +113,7 @@ def test_only_a_part_of_a_block_is_noted() -> None:
     whole = delivered(log, Block(1, 10, 5))
     (piece,) = (each.piece for each in whole.slices)
     part = ReadyRange(whole.first, whole.behind, pointer=whole.pointer, slices=(Slice(piece, 1, 4),))
-    ReadRecorder(noted.part, (), commits=False).give(part, 1)
+    ReadRecorder(noted.part, (), commits=False).deliver(part, 1)
     assert stages(noted.parts()) == [("fetched", 1, ((11, 14),))]
 
 
@@ -122,18 +122,18 @@ def test_a_partition_without_an_audit_is_not_noted() -> None:
     reading = ReadRecorder(lambda writer: None, (0,), commits=True)
     reading.begin(Position(0, 0), "stored")
     delivery = delivered(log, Block(1, 0, 3))
-    reading.give(delivery, 1)
+    reading.deliver(delivery, 1)
     reading.store(delivery.behind, 2)
     (piece,) = (each.piece for each in delivery.slices)
     assert piece.header is not None
-    reading.leave_out([(0, piece.header)], 1)
-    reading.spoil(0, Damage("k", 1, Position(0, 3), 3, b"", CorruptDataError("a checksum")))
+    reading.drop_copies([(0, piece.header)], 1)
+    reading.note_damage(0, Damage("k", 1, Position(0, 3), 3, b"", CorruptDataError("a checksum")))
 
 
 def test_a_block_that_the_user_finds_damaged_is_noted_in_its_partition() -> None:
     noted = Noted()
     reading = ReadRecorder(noted.part, (), commits=True)
-    reading.spoil(4, Damage("k", 1, Position(0, 3), 7, b"", CorruptDataError("a checksum")))
+    reading.note_damage(4, Damage("k", 1, Position(0, 3), 7, b"", CorruptDataError("a checksum")))
     (part,) = noted.parts()
     (damage,) = part.damages
     assert (part.partition, damage.object, damage.block, damage.offset, damage.records) == (4, "k", 1, 3, 7)
@@ -145,9 +145,9 @@ def test_of_too_many_blocks_without_a_commit_the_oldest_are_left_out(monkeypatch
     reading = ReadRecorder(noted.part, (), commits=True)
     given = [delivered(log, Block(1, first, 3)) for first in (0, 3, 6)]
     for delivery in given[:2]:
-        reading.give(delivery, 1)
+        reading.deliver(delivery, 1)
     assert not noted.part().lacks
-    reading.give(given[2], 1)
+    reading.deliver(given[2], 1)
     assert noted.part().lacks
     reading.store(given[2].behind, 2)
     assert ("processed", 1, ((3, 9),)) in stages(noted.parts())
@@ -199,7 +199,7 @@ def test_the_latency_of_records_is_counted_by_its_bits() -> None:
 def test_an_error_that_is_given_out_is_no_record() -> None:
     noted = Noted()
     failure = ReadyRange(Position(0, 0), Committed(Position(0, 1)), failure=CorruptDataError("a checksum"))
-    ReadRecorder(noted.part, (), commits=True).give(failure, 1)
+    ReadRecorder(noted.part, (), commits=True).deliver(failure, 1)
     assert noted.parts() == []
 
 

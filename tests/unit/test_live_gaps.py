@@ -26,7 +26,7 @@ def retention_took(harness: LiveAuditHarness) -> None:
 
 
 def a_newer_version_wrote(harness: LiveAuditHarness) -> None:
-    harness.audit.pass_blindly(harness.offset, harness.now_ms, UnsupportedFormatError("version 9"))
+    harness.audit.take_unsupported(harness.offset, harness.now_ms, UnsupportedFormatError("version 9"))
     harness.offset += 1
 
 

@@ -148,7 +148,7 @@ class LogFollower:
             pointer = read_pointer(entry.body, newer="return")
             if not isinstance(pointer, Pointer):
                 newer = isinstance(pointer, UnsupportedFormatError)
-                (audit.pass_blindly if newer else audit.take_unreadable)(entry.offset, entry.time_ms, pointer)
+                (audit.take_unsupported if newer else audit.take_unreadable)(entry.offset, entry.time_ms, pointer)
                 continue
             blocks = None
             if audit.needs_blocks(pointer):
@@ -168,7 +168,7 @@ class LogFollower:
             raise
         except MemqError as error:
             if not pointer.producers_complete:
-                audit.pass_blindly(entry.offset, entry.time_ms, error)
+                audit.take_unsupported(entry.offset, entry.time_ms, error)
             return audit.unseen(pointer)
         skip = frozenset(pointer.skip)
         return [

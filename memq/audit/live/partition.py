@@ -144,7 +144,7 @@ class PartitionAudit:
         wrong.offset = offset
         self._findings.add_unnamed(wrong, time_ms // MINUTE_MS, time_ms)
 
-    def pass_blindly(self, offset: int, time_ms: int, error: MemqError) -> None:
+    def take_unsupported(self, offset: int, time_ms: int, error: MemqError) -> None:
         """Note a pointer whose content is unknown: of a newer version, or with an unreadable index.
 
         What was acked up to then and is nowhere else may be there.

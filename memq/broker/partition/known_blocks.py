@@ -111,7 +111,7 @@ class KnownBlocks:
             raise self.conflict(header, ())
         copies = self._known(claim)
         if copies is None:
-            self._want(claim)
+            self._add_claim(claim)
             text = f"{header.describe()} is compared with the one that is stored"
             raise ThrottledError(text, retry_after_ms=LOOK_UP_MS)
         if not copies.blocks:
@@ -192,7 +192,7 @@ class KnownBlocks:
                     return headers, pointer_offset, number
         return None
 
-    def _want(self, claim: Claim) -> None:
+    def _add_claim(self, claim: Claim) -> None:
         if len(self._claims) < CLAIMS_MAX:
             self._claims[claim] = None
         if not self._searching:

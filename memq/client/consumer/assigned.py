@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from memq.client.consumer.batch import Damage, TopicPartition, place_of
+from memq.client.consumer.batch import Damage, TopicPartition, topic_partition_of
 from memq.client.consumer.fetch.partition_cursor import Copy, PartitionCursor, PointerSlot, ReadyRange
 from memq.client.consumer.progress import CommitLedger
 from memq.format.report import BeginReason
@@ -21,15 +21,15 @@ class ReadObserver(Protocol):
         """Reading begins at a position, in place of the observer `before`."""
         ...
 
-    def give(self, delivery: ReadyRange, now_ms: int) -> None:
+    def deliver(self, delivery: ReadyRange, now_ms: int) -> None:
         """A range is given to the caller."""
         ...
 
-    def leave_out(self, copies: Iterable[Copy], now_ms: int) -> None:
+    def drop_copies(self, copies: Iterable[Copy], now_ms: int) -> None:
         """Copies of what was delivered before are left out."""
         ...
 
-    def spoil(self, writer: int, damage: Damage) -> None:
+    def note_damage(self, writer: int, damage: Damage) -> None:
         """Records that were given turn out to be damaged."""
         ...
 
@@ -78,4 +78,4 @@ class Assigned:
     @property
     def place(self) -> TopicPartition:
         """The partition as users name it."""
-        return place_of(self.flow.partition)
+        return topic_partition_of(self.flow.partition)

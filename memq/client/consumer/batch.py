@@ -35,7 +35,7 @@ class TopicPartition(NamedTuple):
         return f"{self.topic}:{self.partition}"
 
 
-def place_of(partition: ReadPartition) -> TopicPartition:
+def topic_partition_of(partition: ReadPartition) -> TopicPartition:
     """Return a read partition as users name it."""
     return TopicPartition(partition.topic, partition.partition)
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from memq.client.arguments import check_callbacks, check_timeout, check_tracer_provider, public_name, runtime_of
-from memq.client.consumer.batch import Batch, TopicPartition, place_of
+from memq.client.consumer.batch import Batch, TopicPartition, topic_partition_of
 from memq.client.consumer.core import CLOSE_S_MAX, ConsumerCore, ConsumerStats
 from memq.client.consumer.fetch.fetcher import BatchFetcher, ReadMode
 from memq.client.consumer.group_membership import AssignmentEvents
@@ -114,7 +114,7 @@ class BaseConsumer(ABC):
         """Return the callbacks on_lost, on_revoked and on_assigned that changes concern, with their arguments."""
         parts = (changes.lost, changes.revoked, changes.assigned)
         named = zip(self._callbacks, parts, strict=True)
-        return [(each, [place_of(one) for one in part]) for each, part in named if each is not None and part]
+        return [(each, [topic_partition_of(one) for one in part]) for each, part in named if each is not None and part]
 
 
 class Consumer(BaseConsumer, BlockingClient):

@@ -14,7 +14,7 @@ from functools import partial
 
 from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.assigned import Assigned, ConsumerObserver
-from memq.client.consumer.batch import Batch, Damage, TopicPartition, behind, place_of
+from memq.client.consumer.batch import Batch, Damage, TopicPartition, behind, topic_partition_of
 from memq.client.consumer.dead_letters import DeadLetters
 from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
 from memq.client.consumer.fetch.fetcher import BatchFetcher, MakeFetcher
@@ -285,7 +285,7 @@ class ConsumerCore:
         self._need_group()
         await self.start()
         stored = await self._queue.committed(self.settings.group or "", self._partitions())
-        return {place_of(key): value.position for key, value in stored.items()}
+        return {topic_partition_of(key): value.position for key, value in stored.items()}
 
     async def lag(self) -> LogAnswers[TopicPartition, Lag]:
         """Return how much lies between each position and the end of its partition now.
@@ -295,7 +295,7 @@ class ConsumerCore:
         await self.start()
         read = dict(self._reading.assigned)
         found = await ask_logs(read, lambda key: self._lag(key, read[key]))
-        return LogAnswers({place_of(key): lag for key, lag in found.items()}).one_known()
+        return LogAnswers({topic_partition_of(key): lag for key, lag in found.items()}).one_known()
 
     async def _lag(self, partition: ReadPartition, assigned: Assigned) -> Lag:
         topic = self._topic_of(partition)
@@ -442,7 +442,7 @@ class ConsumerCore:
 
     def _report_to_audit(self, assigned: Assigned, delivery: ReadyRange) -> None:
         if assigned.observer is not None:
-            assigned.observer.give(delivery, self._runtime.clock.wall_ms())
+            assigned.observer.deliver(delivery, self._runtime.clock.wall_ms())
 
     def _batch_of(self, assigned: Assigned, delivery: ReadyRange) -> Batch:
         first, place = delivery.first, assigned.place
@@ -473,7 +473,7 @@ class ConsumerCore:
             self._log_damage(damage)
             for assigned in self._reading.assigned.values():
                 if assigned.observer is not None and assigned.place == (batch.topic, batch.partition):
-                    assigned.observer.spoil(batch.write_partition, damage)
+                    assigned.observer.note_damage(batch.write_partition, damage)
             self._late_counts.damaged_blocks += 1
             self._late_counts.damaged_records += damage.records
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from memq.client.consumer.assigned import Assigned, ConsumerObserver, ReadObserver
-from memq.client.consumer.batch import place_of
+from memq.client.consumer.batch import topic_partition_of
 from memq.client.consumer.fetch.fetch_scheduler import FetchScheduler
 from memq.client.consumer.fetch.partition_cursor import PartitionCursor
 from memq.client.consumer.offset_resolver import OffsetResolver, window_ms
@@ -91,7 +91,7 @@ class Opener:
         Raises: InvalidRequestError when it goes meanwhile.
         """
         assigned = self._reading.assigned[partition]
-        point = point_of(to, place_of(partition))
+        point = point_of(to, topic_partition_of(partition))
         position = await self._start_at(point, partition, assigned.settings)
         if assigned.removed:
             raise InvalidRequestError(
@@ -173,7 +173,7 @@ class Opener:
         if self._wanted().get(partition) != grant:
             return  # its topic may be gone, too
         settings = self._topics[partition.topic].settings
-        place = place_of(partition)
+        place = topic_partition_of(partition)
         if self._settings.end is not None and partition not in self._ends:
             end = point_of(self._settings.end, place)
             self._ends[partition] = await self._places.position_of(end, partition, settings)

@@ -99,7 +99,7 @@ class ReadRecorder:
         for begin in later:
             begin()
 
-    def give(self, delivery: ReadyRange, now_ms: int) -> None:
+    def deliver(self, delivery: ReadyRange, now_ms: int) -> None:
         """Note what goes to the user (at Unix ms), and what of it is damaged."""
         if delivery.pointer is None:
             return
@@ -119,7 +119,7 @@ class ReadRecorder:
                 continue  # newer than this reader, and no damage
             part.damage(damage_of(key, piece.number, delivery.first.pointer_offset, piece.records, piece.cause))
 
-    def leave_out(self, copies: Iterable[Copy], now_ms: int) -> None:
+    def drop_copies(self, copies: Iterable[Copy], now_ms: int) -> None:
         """Note blocks that are copies of delivered ones."""
         for writer, header in copies:
             part = self._part(writer)
@@ -127,7 +127,7 @@ class ReadRecorder:
                 first, next_ = header.first_sequence, header.next_sequence
                 part.pass_stage("dropped", header.producer_id, first, next_, header.base_ms, now_ms)
 
-    def spoil(self, writer: int, damage: Damage) -> None:
+    def note_damage(self, writer: int, damage: Damage) -> None:
         """Note a block of a write partition whose payload turned out to be damaged when the user read it."""
         part = self._part(writer)
         if part is not None:

@@ -98,7 +98,7 @@ class SendBuffer:
             if known is not None:
                 known.current = False
                 if known.topic.id == topic.id:
-                    self._hand_on(known, route, cut)
+                    self._order_moved_slots(known, route, cut)
         self.seal(cut)
         return route
 
@@ -116,7 +116,7 @@ class SendBuffer:
         lockless = _GIL and topic.settings.record_bytes_max >= self._settings.block_bytes
         return Route(topic, buffers, self._settings.delivery_timeout_s, turn, lockless=lockless)
 
-    def _hand_on(self, known: Route, route: Route, cut: list[PendingBlock]) -> None:
+    def _order_moved_slots(self, known: Route, route: Route, cut: list[PendingBlock]) -> None:
         """Keep the order of keys whose slots move: what is put from now on waits for what was put before.
 
         The open blocks of both sides end here, so that a block lies on one side of the change as a whole. Slots may

@@ -189,7 +189,7 @@ class ProducerWindow:
         ):  # a late one of the stream that was closed: still true
             self._settle_below(self._queued, min(event.next_sequence, self._seen_next), event.places)
         self._close_when_done()
-        self._go_on_without_stream()
+        self._rest_without_stream()
 
     def _settle_below(self, blocks: deque[UnackedBlock], bound: int, places: Sequence[AckPlace]) -> None:
         ordered = sorted(places)
@@ -208,7 +208,7 @@ class ProducerWindow:
             self._open()
             return
         self._close_when_done()
-        self._go_on_without_stream()
+        self._rest_without_stream()
 
     def _delayed(self, event: Delayed) -> None:
         if self.live:
@@ -300,7 +300,7 @@ class ProducerWindow:
     def _drained(self, event: Drained) -> None:
         if self.state is WindowState.OPEN:
             self.state = WindowState.LEAVING
-            self._go_on_without_stream()
+            self._rest_without_stream()
 
     def _lost(self, event: Lost) -> None:
         self._seen_next = 0
@@ -332,7 +332,7 @@ class ProducerWindow:
             self.state = WindowState.WAITING
             self._retry_at_s = now_s + error.retry_after_ms / 1000 + delay_s
 
-    def _go_on_without_stream(self) -> None:
+    def _rest_without_stream(self) -> None:
         """Rest when nothing is live; leave a draining broker once it has acked what it took."""
         if self.state is WindowState.LEAVING and not self._sent:
             self._refresh = True

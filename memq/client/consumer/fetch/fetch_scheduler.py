@@ -167,7 +167,7 @@ class FetchScheduler:
         if moved is not None:
             observer.begin(moved, "start", observer)
         if seen.copies:
-            observer.leave_out(seen.copies, self._runtime.clock.wall_ms())
+            observer.drop_copies(seen.copies, self._runtime.clock.wall_ms())
 
     @property
     def ended(self) -> bool:
