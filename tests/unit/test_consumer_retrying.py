@@ -289,11 +289,11 @@ class RecordingReader(ReadRecorder):
     def begin(self, at: Position, reason: BeginReason, before: ReadRecorder | None = None) -> None:
         self.told.append(("begin", at, reason, before is self))
 
-    def leave_out(self, copies: Iterable[Copy], now_ms: int) -> None:
+    def drop_copies(self, copies: Iterable[Copy], now_ms: int) -> None:
         self.told.append(("copies", [(writer, header.first_sequence) for writer, header in copies], now_ms))
 
 
-def test_the_audit_is_told_of_copies_that_were_left_out() -> None:
+def test_the_audit_gets_the_copies_that_were_dropped() -> None:
     async def work() -> None:
         log = Log()
         log.batch(Block(1, 0))
