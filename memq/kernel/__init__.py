@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 import os
-from types import ModuleType
+from typing import Any
 
 ABI = 1  # of the module memq_native: changes with each of its signatures
 PARTS = ("broker", "producer")
 
 
-def _load() -> ModuleType | None:
+def _load() -> Any:
     try:
         import memq_native
     except ImportError:
@@ -29,7 +29,7 @@ def _load() -> ModuleType | None:
     return memq_native
 
 
-def compiled(part: str) -> ModuleType | None:
+def compiled(part: str) -> Any:
     """Return the compiled module if it is installed and `part` is not switched off, else None."""
     wanted = os.environ.get("MEMQ_NATIVE", "1")
     if wanted not in ("", "1") and part not in wanted.split(","):

@@ -1,7 +1,10 @@
 //! The compiled kernel of memq: hot loops over blocks. It takes what is plainly right and declines the rest, which
 //! Python judges. It decides no policy, starts no threads and opens nothing.
+pub mod block;
 mod buffer;
 pub mod checksums;
+mod gil_cell;
+mod rows;
 
 use pyo3::prelude::*;
 
@@ -12,5 +15,9 @@ const ABI: u32 = 1;
 fn memq_native(module: &Bound<PyModule>) -> PyResult<()> {
     module.add("ABI", ABI)?;
     module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<rows::Rows>()?;
+    module.add_class::<rows::Slot>()?;
+    module.add_class::<rows::Lane>()?;
+    module.add_class::<rows::Sender>()?;
     Ok(())
 }

@@ -6,11 +6,11 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from memq.client.producer.delivery import Delivery
+from memq.client.producer.delivery import Delivery, Promise
 from memq.client.producer.fields import check_fields, check_many
-from memq.client.producer.open_block import PendingBlock, Route
+from memq.client.producer.open_block import PendingBlock, Route, native
 from memq.client.producer.producer import AsyncProducer
-from memq.client.producer.send_buffer import SendBuffer
+from memq.client.producer.send_buffer import BLOCK_COST_BYTES, SendBuffer
 from memq.client.producer.settings import ProducerSettings
 from memq.client.producer.window import ProducerWindow
 from memq.client.producer.window_events import (
@@ -54,6 +54,24 @@ class Hands:
 
     def send(self, value: bytes | None, key: bytes | None = None, timestamp_ms: int | None = None) -> None:
         self.buffer.put(self.route, check_fields(value, key, None, timestamp_ms), None)
+
+    def put_fast(
+        self, value: bytes, key: bytes | None, timestamp_ms: int | None, topic: str = "clicks"
+    ) -> Promise | None:
+        """Put a record without the lock, as `send` does; None if that way is not open."""
+        if native is not None:
+            found: Promise | None = native.Sender(self.buffer.lanes, None).put(topic, value, key, timestamp_ms)
+            return found
+        assert key is not None
+        return self.buffer.put_keyed(topic, value, key, timestamp_ms)
+
+    def claim(self, limit: int) -> int:
+        """Return what the next block of the first partition claims, if it may have `limit` bytes."""
+        return limit + self.buffer.buffers()[0].front_bytes(limit) + BLOCK_COST_BYTES
+
+    def keyless(self) -> bool:
+        """Whether records without a key have a way without the lock."""
+        return any(lane.keyless is not None for lane in self.buffer.lanes.values())
 
     def send_many(
         self, values: Sequence[bytes | None], keys: Sequence[bytes | None] | None = None

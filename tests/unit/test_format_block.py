@@ -107,10 +107,11 @@ def test_a_fast_caller_may_append_to_the_rows(values: list[bytes], shape: int) -
     for builder, some in ((slow, rows), (fast, rows[:1])):
         for value, key, time in some:
             builder.append(value, key if shape > PLAIN else None, None, time if shape == TIMED else None)
+    assert fast.rows is not None
     assert fast.shape == shape
     for row in rows[1:]:
-        fast.cells.extend(row[:shape])
-        fast.room -= len(row[0]) + (shape > PLAIN) + fast.row_cost
+        fast.rows.cells.extend(row[:shape])
+        fast.rows.room -= len(row[0]) + (shape > PLAIN) + fast.rows.row_cost
     assert (fast.raw_bytes, fast.count) == (slow.raw_bytes, slow.count)
     assert seal(fast).data == seal(slow).data
 

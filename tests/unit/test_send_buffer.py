@@ -47,7 +47,7 @@ def put(hands: Hands, row: Row, partition: int | None = None) -> None:
     fast = headers is None and tag is None and partition is None
     taken = None
     if fast and value is not None and key is not None:
-        taken = buffer.put_keyed("clicks", value, key, timestamp_ms)
+        taken = hands.put_fast(value, key, timestamp_ms)
     if taken is None:
         buffer.put(hands.route, check_fields(value, key, headers, timestamp_ms, tag), partition)
 
@@ -153,7 +153,7 @@ def test_a_block_claims_little_at_first_and_doubles() -> None:
     assert claims == [limit + BLOCK_COST_BYTES for limit in (8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB)]
     hands.collect()
     hands.send(b"v")
-    assert hands.buffer.pending_bytes == 64 * KIB + BLOCK_COST_BYTES, "the next one is likely to become as large"
+    assert hands.buffer.pending_bytes == hands.claim(64 * KIB), "the next one is likely to become as large"
 
 
 def test_a_block_claims_at_once_what_many_records_need() -> None:
@@ -172,14 +172,14 @@ def test_the_next_block_claims_no_more_than_the_last_one_needed_nor_half_of_the_
         hands.send(bytes(95))
     hands.collect()
     hands.send(b"v")
-    assert 37_000 < hands.buffer.pending_bytes - BLOCK_COST_BYTES < 38_000, "five quarters of the last one"
+    assert hands.claim(37_000) < hands.buffer.pending_bytes < hands.claim(38_000), "five quarters of the last one"
     hands.collect()
     for _ in range(600):
         hands.send(bytes(95))
     hands.collect(release=False)
     before = hands.buffer.pending_bytes
     hands.send(b"v")
-    assert hands.buffer.pending_bytes - before == FIRST_LIMIT_BYTES + BLOCK_COST_BYTES, "half of the memory is in use"
+    assert hands.buffer.pending_bytes - before == hands.claim(FIRST_LIMIT_BYTES), "half of the memory is in use"
 
 
 def test_the_next_block_claims_as_much_as_the_last_while_half_of_the_memory_is_free() -> None:
@@ -190,7 +190,7 @@ def test_the_next_block_claims_as_much_as_the_last_while_half_of_the_memory_is_f
     before = hands.buffer.pending_bytes
     assert 100 * KIB < before + 64 * KIB < 150 * KIB
     hands.send(b"v")
-    assert hands.buffer.pending_bytes - before == 64 * KIB + BLOCK_COST_BYTES
+    assert hands.buffer.pending_bytes - before == hands.claim(64 * KIB)
 
 
 @pytest.mark.parametrize("many", [False, True])
@@ -211,7 +211,7 @@ def test_memory_is_claimed_up_to_its_last_byte(many: bool) -> None:
     assert hands.buffer.pending_bytes == room
     hands.collect(release=False)
     used = hands.buffer.pending_bytes
-    tight = Hands(block_bytes=BLOCK * 4, pending_bytes_max=used + room)
+    tight = Hands(block_bytes=BLOCK * 4, pending_bytes_max=used + hands.claim(FIRST_LIMIT_BYTES))
     assert send(tight)
     tight.collect(release=False)
     assert send(tight), "exactly as much as is left"
@@ -280,10 +280,10 @@ def test_the_fast_way_is_open_where_what_fits_into_a_block_is_never_too_large(
 ) -> None:
     hands = Hands(record_bytes_max=record_bytes_max, block_bytes=BLOCK)
     hands.send(b"v")
-    assert bool(hands.buffer.sticky) is open_way
+    assert hands.keyless() is open_way
     hands = Hands(record_bytes_max=record_bytes_max, block_bytes=BLOCK)
     hands.send(b"v", b"k")
-    assert (hands.buffer.put_keyed("clicks", b"v", b"k", None) is not None) is open_way
+    assert (hands.put_fast(b"v", b"k", None) is not None) is open_way
 
 
 def test_the_fast_way_takes_what_fits_exactly_and_times_within_their_bounds() -> None:
@@ -291,15 +291,16 @@ def test_the_fast_way_takes_what_fits_exactly_and_times_within_their_bounds() ->
     hands.send(b"v", b"k")
     block = hands.buffer.buffers()[0].open
     assert block is not None
-    room = FIRST_LIMIT_BYTES - block.raw_bytes - block.row_cost
-    assert hands.buffer.put_keyed("clicks", bytes(room), b"k", None) is None
-    assert hands.buffer.put_keyed("clicks", bytes(room - 1), b"k", None) is not None
+    assert block.rows is not None
+    room = FIRST_LIMIT_BYTES - block.raw_bytes - block.rows.row_cost
+    assert hands.put_fast(bytes(room), b"k", None) is None
+    assert hands.put_fast(bytes(room - 1), b"k", None) is not None
     assert hands.collect()[0][0].header.raw_length <= FIRST_LIMIT_BYTES
     hands.send(b"v", b"k", 5)
     for refused in (TIME_MS_END, -TIME_MS_END):
-        assert hands.buffer.put_keyed("clicks", b"v", b"k", refused) is None
+        assert hands.put_fast(b"v", b"k", refused) is None
     for taken in (TIME_MS_END - 1, 1 - TIME_MS_END):
-        assert hands.buffer.put_keyed("clicks", b"v", b"k", taken) is not None
+        assert hands.put_fast(b"v", b"k", taken) is not None
     assert hands.collect()[0][-1].timestamps() == [5, TIME_MS_END - 1, 1 - TIME_MS_END]
 
 
@@ -341,7 +342,7 @@ def test_a_topic_that_is_heard_of_again_keeps_its_route_and_a_new_one_gets_its_o
     again = hands.buffer.add_route(toy_topic(topic_id="cd" * 16))
     assert again is not hands.route
     assert hands.buffer.route("clicks") is again
-    assert hands.buffer.sticky == {}, "no record goes the fast way to the topic that was"
+    assert not hands.keyless(), "no record goes the fast way to the topic that was"
     hands.buffer.put(again, check_fields(b"of the second"), None)
     assert len(hands.buffer.buffers()) == 2
     (new,) = [buffer for buffer in hands.buffer.buffers() if buffer is not old]
@@ -349,7 +350,7 @@ def test_a_topic_that_is_heard_of_again_keeps_its_route_and_a_new_one_gets_its_o
     assert len(hands.buffer.take_ready(new)) == 1, "it waits for nothing of the other topic"
     hands.buffer.drop_route("clicks")
     assert hands.buffer.route("clicks") is None
-    assert hands.buffer.put_keyed("clicks", b"v", b"k", None) is None
+    assert hands.put_fast(b"v", b"k", None) is None
     hands.buffer.drop_route("nothing")
 
 
@@ -375,7 +376,7 @@ def test_a_block_of_a_topic_that_is_gone_has_the_producers_own_timeout() -> None
     assert buffer.open is not None
     since = buffer.open.opened_s
     hands.buffer.drop_route("clicks")
-    assert hands.buffer.sticky == {}, "the next record asks for the topic again"
+    assert not hands.keyless(), "the next record asks for the topic again"
     hands.collect()
     assert hands.taken[0].deadline_s == since + hands.settings.delivery_timeout_s
 
@@ -477,13 +478,13 @@ def test_a_buffer_that_refuses_takes_no_record_by_any_way(key: bytes | None) -> 
     buffer = hands.buffer
     hands.send(b"1", key)
     if key is None:
-        assert list(buffer.sticky) == ["clicks"]
+        assert hands.keyless()
     else:
-        assert buffer.put_keyed("clicks", b"2", key, None) is not None
+        assert hands.put_fast(b"2", key, None) is not None
     buffer.refuse(ClosedError("the producer is closed"))
-    assert buffer.put_keyed("clicks", b"3", b"k", None) is None
-    assert buffer.put_keyed("clicks", b"4", b"k", 1_000) is None
-    assert buffer.sticky == {}
+    assert hands.put_fast(b"3", b"k", None) is None
+    assert hands.put_fast(b"4", b"k", 1_000) is None
+    assert not hands.keyless()
     with pytest.raises(ClosedError, match="the producer is closed"):
         hands.send(b"5", key)
     with pytest.raises(ClosedError):

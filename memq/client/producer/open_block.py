@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memq.client.producer.delivery import AsyncDelivery, Delivery
 from memq.client.producer.partitioner import PartitionMap
@@ -11,25 +11,47 @@ from memq.client.producer.window_events import UnackedBlock
 from memq.errors import MemqError
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import scope_of
+from memq.kernel import compiled, rows
 from memq.limits import SLOTS
 from memq.topic import Topic
+
+native: Any = compiled("producer")
+kernel: Any = native or rows  # what makes rows, slots and lanes
 
 
 class OpenBlock(BlockBuilder):
     """The builder of a partition's next block, with its place in the producer and its promise.
 
     `limit` is the raw size up to which the block may grow before anybody must be asked: it starts small and
-    doubles, so that thousands of open blocks of a few records claim little of the producer's memory.
+    doubles, so that thousands of open blocks of a few records claim little of the producer's memory. `claimed` are the
+    bytes that it claims.
     """
 
-    __slots__ = ("delivery", "home", "opened_s", "slots_hold")
+    __slots__ = ("claimed", "delivery", "home", "opened_s", "slots_hold")
+
+    rows_of_all_shapes = native is not None
 
     def __init__(self, home: PartitionBuffer, delivery: Delivery | AsyncDelivery, limit: int, opened_s: float) -> None:
         super().__init__(limit)
+        self.claimed = limit + home.front_bytes(limit)
         self.home = home
         self.delivery = delivery
         self.opened_s = opened_s
         self.slots_hold = True  # all keys are in the partition's slot range: no caller chose the partition
+
+    def grow(self, limit: int) -> None:
+        """See `BlockBuilder.grow`."""
+        self.claimed += limit - self.limit
+        super().grow(limit)
+
+    def close(self) -> None:
+        """See `BlockBuilder.close`. The next block of the partition has room for as many bytes of columns."""
+        super().close()
+        if self.rows is not None:
+            self.home.column_bytes = self.rows.column_bytes
+
+    def _new_rows(self, shape: int) -> rows.Rows:
+        return kernel.Rows(shape, self.limit, self.delivery, self.home.front_bytes(self.limit))  # type: ignore[no-any-return]
 
 
 class PendingBlock(UnackedBlock):
@@ -72,11 +94,13 @@ class PartitionBuffer:
     `unsettled` are the first sequences of its blocks, oldest first, until they are settled. `gates` hold blocks back,
     `heirs` are those that wait for blocks of this one. `cut` keeps the order of the sequences while several threads
     seal. `backlog` is what the I/O side says: how many sealed blocks wait for the socket; while there are some, sealing
-    small blocks gains nothing. `start` is the instance of a named producer: its epoch, and where it continues.
+    small blocks gains nothing. `start` is the instance of a named producer: its epoch, and where it continues. `slot`
+    has the rows of the open block, for the ways without the lock.
     """
 
     __slots__ = (
         "backlog",
+        "column_bytes",
         "cut",
         "dirty",
         "first_limit",
@@ -88,6 +112,7 @@ class PartitionBuffer:
         "partition",
         "producer_epoch",
         "scope",
+        "slot",
         "slots",
         "topic",
         "unsettled",
@@ -101,9 +126,11 @@ class PartitionBuffer:
         self.producer_epoch, self.first_sequence = start
         self.next_sequence = self.first_sequence
         self.open: OpenBlock | None = None
+        self.slot: rows.Slot = kernel.Slot()
         self.cut: deque[PendingBlock] = deque()
         self.backlog = 0
         self.first_limit = 0  # of the next block: as large as the last one became, since asking often costs
+        self.column_bytes = 0  # of the last block, besides its values, if its rows were compiled
         self.dirty = False  # the I/O side has been asked to look here
         self.unsettled: dict[int, None] = {}
         self.gates: list[Gate] = []
@@ -116,6 +143,10 @@ class PartitionBuffer:
                 self.gates.remove(gate)
                 gate.before.heirs.remove(self)
         return any(gate.first <= sequence for gate in self.gates)
+
+    def front_bytes(self, limit: int) -> int:
+        """Return the memory in front of the values of compiled rows, for a block of `limit` bytes."""
+        return min(self.column_bytes, limit // 4)
 
     def stalled(self) -> bool:
         """Whether blocks wait for the socket or the owner."""
@@ -132,7 +163,7 @@ class Route:
         "buffers",
         "current",
         "delivery_timeout_s",
-        "lockless",
+        "lane",
         "map",
         "record_bytes_max",
         "sticky",
@@ -149,7 +180,10 @@ class Route:
         self.current = True
         self.record_bytes_max = topic.settings.record_bytes_max
         self.delivery_timeout_s = min(delivery_timeout_s, topic.settings.delivery_timeout_ms / 1000)
-        self.lockless = lockless  # the way without the lock is open
+        # the way without the lock, if it is open for this topic
+        self.lane: rows.Lane | None = (
+            kernel.Lane(self.map.firsts, [each.slot for each in buffers]) if lockless else None
+        )
         self.sticky: OpenBlock | None = None  # the block that keyless records go to
         self.turn = turn  # the place of the last one
 

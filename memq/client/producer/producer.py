@@ -11,7 +11,7 @@ import os
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,9 +23,10 @@ from memq.client.observers.reporter import reporting
 from memq.client.producer.core import Observe, ProducerCore, ProducerStats
 from memq.client.producer.delivery import AsyncDelivery, Delivery, Promise
 from memq.client.producer.fields import BytesLike, HeadersLike, RecordColumns, RecordFields, check_fields, check_many
-from memq.client.producer.open_block import OpenBlock, Route
+from memq.client.producer.open_block import Route, native
 from memq.client.producer.settings import AcksLike, OnAck, ProducerSettings, WhenFull, producer_settings
 from memq.errors import BufferFullError
+from memq.kernel.rows import Lane
 from memq.limits import KIB, MIB
 from memq.runtime.network import Address
 from memq.runtime.runtime import Runtime
@@ -87,15 +88,34 @@ class BaseProducer(ABC):
         self._core = self._open(bootstrap_addresses(brokers), observe)
         self._buffer = self._core.buffer
         # The fast ways into an open block. A record with a span takes neither: its headers carry the context.
-        self._sticky: Mapping[str, OpenBlock] = self._buffer.sticky
+        self._lanes: Mapping[str, Lane] = self._buffer.lanes
         self._put_keyed: Callable[[str, bytes, bytes, int | None], Promise | None] = self._buffer.put_keyed
         self._traces: ProducerTraces | None = None
         if tracer_provider is not None:
             from memq.client.observers.traces import ProducerTraces
 
             self._traces = ProducerTraces(tracer_provider, self._runtime.clock)
-            self._sticky, self._put_keyed = {}, _no_fast_way
+            self._lanes, self._put_keyed = {}, _no_fast_way
+        elif native is not None:
+            self._use_sender(native.Sender(self._buffer.lanes, self._send_slowly))
         self._closed = False
+
+    @abstractmethod
+    def _use_sender(self, sender: Any) -> None:
+        """Take the compiled way into open blocks."""
+
+    @abstractmethod
+    def _send_slowly(
+        self,
+        topic: str,
+        value: BytesLike | None,
+        key: BytesLike | None,
+        headers: HeadersLike | None,
+        timestamp_ms: int | None,
+        tag: str | None,
+        partition: int | None,
+    ) -> Promise | Awaitable[Promise]:
+        """Add a record that has no fast way, or whose fast way is not open now. See `send`."""
 
     @abstractmethod
     def _open(self, addresses: Sequence[Address], observe: Observe | None) -> ProducerCore:
@@ -209,26 +229,42 @@ class Producer(BaseProducer, BlockingClient):
         Raises: TypeError; TooLargeError; NotFoundError; UnreachableError when the topic is new to this producer and no
         broker answers; BufferFullError; ClosedError; ForkedError.
         """
-        # 100 ns is the goal: one look-up, one append, no lock, no call. The rule is that of BlockBuilder.
+        # 100 ns is the goal: one look-up, one append, no lock, no call. The rule is that of `memq.kernel.rows`.
         if type(value) is bytes and headers is None and tag is None and partition is None:
             try:
                 if key is None and timestamp_ms is None:
-                    block = self._sticky[topic]
-                    room = block.room - (len(value) + 5)
+                    rows = self._lanes[topic].keyless
+                    room = rows.room - (len(value) + 5)  # type: ignore[union-attr]  # None is the AttributeError below
                     if room >= 0:
-                        block.cells.append(value)
-                        block.room = room
-                        if not block.closed:
-                            return block.delivery  # type: ignore[return-value]  # this producer makes no other kind
-                        late = self._buffer.place_late(block, (value,))
+                        rows.cells.append(value)  # type: ignore[union-attr]
+                        rows.room = room  # type: ignore[union-attr]
+                        if not rows.closed:  # type: ignore[union-attr]
+                            return rows.delivery  # type: ignore[no-any-return, union-attr]  # no other kind is here
+                        late = self._buffer.place_late(rows, (value,))  # type: ignore[arg-type]
                         if late is not None:
                             return cast(Delivery, late)
-            except (KeyError, TypeError, ValueError):  # the way is not open now, or the topic has no hash
+            except (AttributeError, KeyError, TypeError, ValueError):  # not open now, or the topic has no hash
                 pass
             if type(key) is bytes:
                 delivery = self._put_keyed(topic, value, key, timestamp_ms)
                 if delivery is not None:
                     return delivery  # type: ignore[return-value]  # as above; a cast would cost 40 ns
+        return self._send_slowly(topic, value, key, headers, timestamp_ms, tag, partition)
+
+    def _use_sender(self, sender: Any) -> None:
+        if type(self).send is Producer.send:  # else it is a subclass's, which calls this class's
+            self.send = sender.send  # type: ignore[method-assign]
+
+    def _send_slowly(
+        self,
+        topic: str,
+        value: BytesLike | None,
+        key: BytesLike | None,
+        headers: HeadersLike | None,
+        timestamp_ms: int | None,
+        tag: str | None,
+        partition: int | None,
+    ) -> Delivery:
         if self._traces is None:
             return self._put(topic, check_fields(value, key, headers, timestamp_ms, tag), partition)
         with self._traces.sending(topic) as sent:
@@ -362,6 +398,7 @@ class AsyncProducer(BaseProducer, AsyncClosing):
     """
 
     _waiters: list[asyncio.Future[None]]
+    _put_compiled: Callable[[str, bytes, BytesLike | None, int | None], Promise | None] | None = None
     _yielded_at = 0  # of how many opened blocks the loop had its turn last
 
     def __del__(self) -> None:
@@ -400,17 +437,35 @@ class AsyncProducer(BaseProducer, AsyncClosing):
         """
         loop_had_turn = self._yielded_at == self._buffer.opened_blocks
         if loop_had_turn and type(value) is bytes and headers is None and tag is None and partition is None:
-            if type(key) is bytes:
+            if self._put_compiled is not None:
+                delivery = self._put_compiled(topic, value, key, timestamp_ms)
+                if delivery is not None:
+                    return cast(AsyncDelivery, delivery)
+            elif type(key) is bytes:
                 delivery = self._put_keyed(topic, value, key, timestamp_ms)
                 if delivery is not None:
                     return cast(AsyncDelivery, delivery)
-            elif key is None and timestamp_ms is None and type(topic) is str and topic in self._sticky:
-                block = self._sticky[topic]
-                room = block.room - (len(value) + 5)
-                if room >= 0:  # the rule is that of BlockBuilder; there is one thread here
-                    block.cells.append(value)
-                    block.room = room
-                    return cast(AsyncDelivery, block.delivery)
+            elif key is None and timestamp_ms is None and type(topic) is str and topic in self._lanes:
+                rows = self._lanes[topic].keyless
+                if rows is not None and (room := rows.room - (len(value) + 5)) >= 0:  # there is one thread here
+                    rows.cells.append(value)
+                    rows.room = room
+                    return cast(AsyncDelivery, rows.delivery)
+        return await self._send_slowly(topic, value, key, headers, timestamp_ms, tag, partition)
+
+    def _use_sender(self, sender: Any) -> None:
+        self._put_compiled = sender.put
+
+    async def _send_slowly(
+        self,
+        topic: str,
+        value: BytesLike | None,
+        key: BytesLike | None,
+        headers: HeadersLike | None,
+        timestamp_ms: int | None,
+        tag: str | None,
+        partition: int | None,
+    ) -> AsyncDelivery:
         if self._traces is None:
             return await self._put(topic, check_fields(value, key, headers, timestamp_ms, tag), partition)
         with self._traces.sending(topic) as sent:

@@ -15,10 +15,11 @@ from zlib import crc32
 
 from memq.client.producer.delivery import AsyncDelivery, Delivery
 from memq.client.producer.fields import RecordColumns, RecordFields, check_size, too_large
-from memq.client.producer.open_block import Gate, OpenBlock, PartitionBuffer, PendingBlock, Route
+from memq.client.producer.open_block import Gate, OpenBlock, PartitionBuffer, PendingBlock, Route, native
 from memq.client.producer.settings import ProducerSettings
 from memq.errors import BufferFullError, InvalidRequestError, MemqError, TooLargeError
-from memq.format.blocks.builder import KEYED, PLAIN, ROW_COSTS, TIMED, BlockBuilder
+from memq.format.blocks.builder import BlockBuilder
+from memq.kernel.rows import KEYED, PLAIN, ROW_COSTS, TIMED, Lane, Rows
 from memq.limits import KIB, SEQUENCE_END, TIME_MS_END
 from memq.runtime.process import keep_freed_blocks
 from memq.runtime.runtime import Runtime
@@ -30,16 +31,14 @@ ASIDE_BYTES_MIN = 64 * KIB  # to wake a thread takes 20 us, to compress so much 
 _TIME_MS_LEAST = -TIME_MS_END
 _ROW = 24  # at least what the columns of a row cost, with a header or two
 _CHUNK_RECORDS = 2_048  # that are measured at once: their lengths stay in the cache
-_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()  # what BlockBuilder's way in without a lock rests on
+_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()  # what the way without a lock rests on in Python
 _Delivery = Delivery | AsyncDelivery
 
 
 class SendBuffer:
     """Open blocks, cut blocks and the memory they claim.
 
-    `sticky` is the fast way in: by topic, the open block of values that keyless records go to. It is used without
-    the lock, by the rule of `BlockBuilder`: when there is `room` for `len(value) + 5`, append the value to `cells`, set
-    `room`, and check `closed`.
+    `lanes` are the fast ways in, by topic: they are used without the lock, by the rule of `memq.kernel.rows`.
     `aside` is given a function and a block to seal by it; it says whether another thread does so, else the caller
     has to. None: there are no such threads, and callers seal all that they cut.
     """
@@ -55,7 +54,7 @@ class SendBuffer:
     ) -> None:
         keep_freed_blocks()
         self.lock = threading.Lock()
-        self.sticky: dict[str, OpenBlock] = {}
+        self.lanes: dict[str, Lane] = {}
         self.pending_bytes = 0
         self.waiting = 0  # how many callers wait for room; `room_made` is called while there are some
         self.releases = 0  # how often memory was given back
@@ -94,13 +93,21 @@ class SendBuffer:
             if known is not None and known.topic == topic:
                 return known
             route = self._routes[topic.name] = self._new_route(topic)
-            self.sticky.pop(topic.name, None)
+            self._set_lane(topic.name, route.lane)
             if known is not None:
                 known.current = False
                 if known.topic.id == topic.id:
                     self._order_moved_slots(known, route, cut)
         self.seal(cut)
         return route
+
+    def _set_lane(self, topic: str, lane: Lane | None) -> None:
+        """Put a lane in place of the one that a topic has; None: records of the topic need the lock."""
+        known = self.lanes.pop(topic, None)
+        if known is not None:
+            known.end()
+        if lane is not None:
+            self.lanes[topic] = lane
 
     def _new_route(self, topic: Topic) -> Route:
         buffers = []
@@ -113,7 +120,7 @@ class SendBuffer:
             buffers.append(self._buffers[place])
         turn = self._runtime.random.randrange(len(buffers))
         # A record that fits into a block must be below the topic's bound: there the fast ways do not check it.
-        lockless = _GIL and topic.settings.record_bytes_max >= self._settings.block_bytes
+        lockless = (native is not None or _GIL) and topic.settings.record_bytes_max >= self._settings.block_bytes
         return Route(topic, buffers, self._settings.delivery_timeout_s, turn, lockless=lockless)
 
     def _order_moved_slots(self, known: Route, route: Route, cut: list[PendingBlock]) -> None:
@@ -139,13 +146,14 @@ class SendBuffer:
         """Forget a topic that no longer exists, so that the next record asks for it again."""
         with self.lock:
             self._routes.pop(topic, None)
-            self.sticky.pop(topic, None)
+            self._set_lane(topic, None)
 
     def refuse(self, error: MemqError) -> None:
         """Take no record any more: `error` says why."""
         with self.lock:
             self.refusal = error
-            self.sticky.clear()
+            for topic in self._routes:
+                self._set_lane(topic, None)
             self._routes.clear()
             self._wake_waiting()
 
@@ -154,40 +162,40 @@ class SendBuffer:
     def put_keyed(self, topic: str, value: bytes, key: bytes, timestamp_ms: int | None) -> _Delivery | None:
         """The way without the lock for records with a key, and perhaps a timestamp; None when it is not open."""
         try:
-            route = self._routes.get(topic)
+            lane = self.lanes.get(topic)
         except (TypeError, ValueError):  # as in `route`; a call of it would cost a third of the way
             return None
-        if route is None or not route.lockless:
+        if lane is None:
             return None
-        firsts = route.map.firsts
-        block = route.buffers[bisect_right(firsts, crc32(key) >> 16) - 1 if len(firsts) > 1 else 0].open
-        if block is None:
+        firsts = lane.firsts
+        rows = lane.slots[bisect_right(firsts, crc32(key) >> 16) - 1 if len(firsts) > 1 else 0].rows
+        if rows is None:
             return None
         row: tuple[bytes, bytes] | tuple[bytes, bytes, int]
         if timestamp_ms is None:
             row = (value, key)
-            if block.shape != KEYED:
+            if rows.shape != KEYED:
                 return None
         else:
             row = (value, key, timestamp_ms)
-            if block.shape != TIMED or not _TIME_MS_LEAST < timestamp_ms < TIME_MS_END:
+            if rows.shape != TIMED or not _TIME_MS_LEAST < timestamp_ms < TIME_MS_END:
                 return None
-        room = block.room - (len(value) + len(key) + block.row_cost)
+        room = rows.room - (len(value) + len(key) + rows.row_cost)
         if room < 0:
             return None
-        block.cells.extend(row)
-        block.room = room
-        if not block.closed and route.current:
-            return block.delivery
-        return self.place_late(block, row)
+        rows.cells.extend(row)
+        rows.room = room
+        if not rows.closed and lane.current:
+            return rows.delivery  # type: ignore[no-any-return]  # the kernel does not know its class
+        return self.place_late(rows, row)
 
-    def place_late(self, block: OpenBlock, row: tuple[object, ...]) -> _Delivery | None:
+    def place_late(self, rows: Rows, row: tuple[object, ...]) -> _Delivery | None:
         """Return the delivery of a row added to a closed block in time; None if it must be put again.
 
         A row that came into an open block by a map that is not current any more must, too.
         """
         with self.lock:
-            return None if block.take_late(row) else block.delivery
+            return None if rows.take_late(row) else rows.delivery
 
     def put(self, route: Route, fields: RecordFields, partition: int | None) -> _Delivery:
         """Add a record. Raises: TooLargeError, InvalidRequestError; BufferFullError without room now."""
@@ -213,7 +221,7 @@ class SendBuffer:
                     raise
                 if partition is not None:
                     block.slots_hold = False
-                self._keep_sticky(route, block, keyless=fields.key is None and partition is None)
+                self._show_rows(route, block, keyless=fields.key is None and partition is None)
                 return block.delivery
         finally:
             self.seal(cut)
@@ -327,7 +335,7 @@ class SendBuffer:
                         raise
                     if not delivered or delivered[-1] is not block.delivery:
                         delivered.append(block.delivery)
-                    self._keep_sticky(route, block, keyless=buffer is None)
+                    self._show_rows(route, block, keyless=buffer is None)
                     done += fits
                     left -= size + row * fits
         except BufferFullError:
@@ -348,15 +356,13 @@ class SendBuffer:
             cut.append(self._cut(block))
         return route.sticky.home if route.sticky is not None else route.next_turn()
 
-    def _keep_sticky(self, route: Route, block: OpenBlock, *, keyless: bool) -> None:
-        """Make the block the one for keyless records, and allow its path without the lock while simple."""
+    def _show_rows(self, route: Route, block: OpenBlock, *, keyless: bool) -> None:
+        """Make the block the one for keyless records, and open the ways without the lock into its rows."""
         if keyless:
             route.sticky = block
-        topic = route.topic.name
-        if route.lockless and route.sticky is block and block.shape == PLAIN:
-            self.sticky[topic] = block
-        elif self.sticky.get(topic) is block:
-            del self.sticky[topic]
+        block.home.slot.rows = block.rows
+        if route.lane is not None and route.sticky is block:
+            route.lane.keyless = block.rows if block.shape == PLAIN else None
 
     def _current(self, route: Route) -> Route:
         """Return the route of the topic now: another one may have come between the look for it and the lock."""
@@ -381,7 +387,7 @@ class SendBuffer:
         limit = max(size + KIB, min(most, max(FIRST_LIMIT_BYTES, wish + KIB)))
         if self.pending_bytes + buffer.first_limit <= self._settings.pending_bytes_max // 2:
             limit = max(limit, buffer.first_limit)
-        self._claim(limit + BLOCK_COST_BYTES)
+        self._claim(limit + buffer.front_bytes(limit) + BLOCK_COST_BYTES)
         delivery, now_s = self._make_delivery(), self._runtime.clock.monotonic()
         new = buffer.open = OpenBlock(buffer, delivery, limit, now_s)
         self.opened_blocks += 1
@@ -394,18 +400,18 @@ class SendBuffer:
         block.close()
         if block.count:
             return
-        self._unstick(block)
+        self._hide_rows(block)
         block.home.open = None
-        self.pending_bytes -= block.limit + BLOCK_COST_BYTES
+        self.pending_bytes -= block.claimed + BLOCK_COST_BYTES
 
-    def _unstick(self, block: OpenBlock) -> None:
-        """Let no more keyless records go to a block."""
-        topic = block.home.topic.name
-        if self.sticky.get(topic) is block:
-            del self.sticky[topic]
-        route = self._routes.get(topic)
+    def _hide_rows(self, block: OpenBlock) -> None:
+        """Let no more records go to a block: it is closed."""
+        block.home.slot.rows = None
+        route = self._routes.get(block.home.topic.name)
         if route is not None and route.sticky is block:
             route.sticky = None
+            if route.lane is not None:
+                route.lane.keyless = None
 
     def _grow(self, block: OpenBlock, needed: int, wished: int) -> bool:
         """Double the block's limit until it suffices. False when it would exceed block_bytes: it is full."""
@@ -429,11 +435,11 @@ class SendBuffer:
     def _cut(self, block: OpenBlock) -> PendingBlock:
         """End an open block: from here on it has its sequences and its place in the order."""
         block.close()
-        self._unstick(block)
+        self._hide_rows(block)
         buffer = block.home
         buffer.first_limit = min(block.raw_bytes * 5 // 4, self._settings.block_bytes)
         buffer.open = None
-        pending = PendingBlock(block, buffer, block.delivery, self._deadline_s(buffer, block.opened_s), block.limit)
+        pending = PendingBlock(block, buffer, block.delivery, self._deadline_s(buffer, block.opened_s), block.claimed)
         if block.slots_hold:
             pending.slots = buffer.slots
         self._queue(pending)
@@ -461,10 +467,11 @@ class SendBuffer:
                 self._seal(pending)
 
     def _seal(self, pending: PendingBlock) -> None:
+        held = 0
         builder, pending.builder = pending.builder, None
         assert builder is not None, "a block is sealed once"
         try:
-            pending.data = builder.seal(
+            sealed = builder.seal(
                 producer_id=self._producer_id,
                 first_sequence=pending.first,
                 scope=pending.home.scope,
@@ -472,7 +479,8 @@ class SendBuffer:
                 codec=self._settings.codec,
                 slot_range=pending.slots,
                 producer_epoch=pending.home.producer_epoch,
-            ).data
+            )
+            pending.data, held = sealed.data, sealed.memory_bytes
         except MemqError as error:
             pending.error = error
         except Exception as error:  # noqa: BLE001  # one block fails, with its cause; the order of the others stays
@@ -481,8 +489,8 @@ class SendBuffer:
             )
             pending.error.__cause__ = error
         with self.lock:
-            self.pending_bytes += len(pending.data) - pending.claimed
-            pending.claimed = len(pending.data)
+            self.pending_bytes += held - pending.claimed
+            pending.claimed = held
             pending.ready = True
             self._mark_dirty(pending.home)
             self._wake_waiting()

@@ -19,7 +19,7 @@ class UnackedBlock:
 
     __slots__ = ("data", "deadline_s", "first", "first_sent_s", "next", "place", "writes")
 
-    def __init__(self, first: int, records: int, deadline_s: float, data: bytes | bytearray = b"") -> None:
+    def __init__(self, first: int, records: int, deadline_s: float, data: bytes | bytearray | memoryview = b"") -> None:
         self.first = first
         self.next = first + records
         self.deadline_s = deadline_s

@@ -1,7 +1,7 @@
 """The only builder of blocks: takes records, returns one sealed block as bytes. Pure.
 
-Producer, bulk writers, import and staged objects all use it. A compiled kernel may replace it: no other code knows the
-layout of unsealed records, except `send`, which adds rows by the rule of `BlockBuilder`.
+Producer, bulk writers, import and staged objects all use it. No other code knows the layout of unsealed records, except
+`memq.kernel.rows`, and `send`, which adds rows by the rule of that module.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any
 
 from awscrt.checksums import crc32c
 
@@ -18,6 +17,7 @@ from memq.errors import InvalidRequestError, TooLargeError
 from memq.format.blocks import header as block
 from memq.format.blocks.codec import compress
 from memq.format.blocks.header import BlockHeader, tag_bit
+from memq.kernel.rows import KEY_COST, KEYED, MIXED, ONCE_COST, PLAIN, TIMED, TIMESTAMP_COST, VALUE_COST, Rows
 from memq.limits import (
     BLOCK_HEADER_BYTES,
     BLOCK_RAW_BYTES_MAX,
@@ -34,80 +34,67 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 NO_TAG = 0xFFFF
 NULL_HEADER = 0xFFFF_FFFF
-# Shapes of records: only a value; value and key; value, key and timestamp; anything.
-MIXED, PLAIN, KEYED, TIMED = range(4)
-# Bytes of raw per record and column. A value has its length and, rounded up, its share of two null bitmaps.
-_VALUE_COST, _KEY_COST, _TIMESTAMP_COST, _HEADERS_COST, _TAG_COST = 5, 4, 8, 2, 2
+# Bytes of raw per record and column, besides those of rows.
+_HEADERS_COST, _TAG_COST = 2, 2
 _HEADER_COST = 6  # per header: length and name
-_ONCE_COST = 16  # per block: number of headers, number of names, rounding of two bitmaps
-_WIDTHS = {PLAIN: 1, KEYED: 2, TIMED: 3}  # cells of a row
-ROW_COSTS = {
-    PLAIN: _VALUE_COST,
-    KEYED: _VALUE_COST + _KEY_COST,
-    TIMED: _VALUE_COST + _KEY_COST + _TIMESTAMP_COST,
-}
 
 
 @dataclass(frozen=True, slots=True)
 class SealedBlock:
-    """A block as it goes over the wire and into the object: `data` is header and payload in one piece."""
+    """A block as it goes over the wire and into the object: `data` is header and payload in one piece.
+
+    `memory_bytes` are those that `data` holds, at least its length.
+    """
 
     header: BlockHeader
-    data: bytes | bytearray
+    data: bytes | bytearray | memoryview
+    memory_bytes: int
 
 
 class BlockBuilder:
     """Records that wait for their block: `append`, `append_many`, then `seal`. One builder, one block.
 
-    The caller decides when to seal, by `raw_bytes`, `room`, `count` and the age, and where the block goes. The caller
+    The caller decides when to seal, by `raw_bytes`, `count` and the age, and where the block goes. The caller
     also checks types: with one value that is not bytes, the seal of the whole block fails.
 
-    Records are *rows* while all have the same shape, else *columns*. Rows are cells of one list, so a thread adds a
-    record in one step. So threads may add rows without a lock, which would cost half of a `send`. The rule relies on
-    the GIL: each step is atomic, and all threads see the steps in order.
-
-    - The adding thread checks that `shape` is the record's shape, and that `room` suffices for its bytes and
-      `row_cost`. It calls `cells.extend(row)`, where `row` has value, key and timestamp as far as the shape has them,
-      or `cells.append(value)`. It sets `room`, then reads `closed`. If this is true, it calls `take_late` under the
-      lock.
-    - The closing thread holds the lock. It sets `closed`, then reads the number of cells: these belong to the block.
-
-    Any other row was added after `closed` was set. So the thread that added it sees `closed`, and removes the row from
-    `cells` by identity. If two threads add the same objects, each may remove the other's row, which is the same record.
-    `room`, the rest of `limit`, may lose an update between threads; it only decides when to seal. A builder whose rows
-    became columns stays closed: further records need the lock.
-    The list has cells, not tuples: a column is a slice, at a sixth of the cost of picking it out of tuples. Also, the
-    garbage collector does not run every 700 records.
+    Records are *rows* while all have the same shape, else *columns*. Threads may add rows without a lock, by the rule
+    of `memq.kernel.rows`. A builder whose rows became columns stays closed: further records need the lock.
+    `OpenBlock` may have compiled rows, to which `append_many` adds keys and timestamps, too.
     """
 
-    __slots__ = ("_columns", "_taken", "_width", "cells", "closed", "limit", "room", "row_cost", "shape")
+    __slots__ = ("_columns", "closed", "limit", "rows")
+
+    rows_of_all_shapes = False  # whether `append_many` adds rows of each shape: in Python it would cost twice as much
 
     def __init__(self, limit: int = BLOCK_RAW_BYTES_MAX) -> None:
         self.limit = limit
-        self.room = limit - _ONCE_COST
-        self.shape = MIXED  # until the first record
-        self.row_cost = _VALUE_COST  # bytes of a row in addition to those of its cells
-        self.cells: list[Any] = []
         self.closed = False
-        self._width = 1  # cells of a row
-        self._taken = 0  # rows, when closed
+        self.rows: Rows | None = None  # until the first record, and for columns
         self._columns: _OpenColumns | None = None
+
+    @property
+    def shape(self) -> int:
+        """The shape of all records; MIXED without any, and for columns."""
+        return MIXED if self.rows is None else self.rows.shape
 
     @property
     def count(self) -> int:
         """How many records wait."""
         if self._columns is not None:
             return self._columns.count
-        return self._taken if self.closed else len(self.cells) // self._width
+        return 0 if self.rows is None else self.rows.count
 
     @property
     def raw_bytes(self) -> int:
         """Upper bound of the raw length."""
-        return self.limit - self.room if self._columns is None else self._columns.raw_bytes
+        if self._columns is not None:
+            return self._columns.raw_bytes
+        return ONCE_COST if self.rows is None else self.limit - self.rows.room
 
     def grow(self, limit: int) -> None:
-        """Raise the raw size up to which `room` counts."""
-        self.room += limit - self.limit
+        """Raise the raw size up to which `room` of the rows counts."""
+        if self.rows is not None:
+            self.rows.grow(limit)
         self.limit = limit
 
     def append(
@@ -128,11 +115,13 @@ class BlockBuilder:
             shape = MIXED
         else:
             shape = PLAIN if key is None else KEYED if timestamp_ms is None else TIMED
-        if not self._takes_rows(shape):
-            self._widened().append(value, key, headers, timestamp_ms, tag)
-            return
-        self._claim((0 if value is None else len(value)) + (0 if key is None else len(key)), 1)
-        self.cells.extend((value, key, timestamp_ms)[: self._width])
+        rows = self._rows_for(shape)
+        if rows is not None:
+            size = (0 if value is None else len(value)) + (0 if key is None else len(key))
+            self._check_rows(rows, size, 1)
+            if rows.append(value, key, timestamp_ms, size):
+                return
+        self._widened().append(value, key, headers, timestamp_ms, tag)
 
     def append_many(
         self,
@@ -157,57 +146,52 @@ class BlockBuilder:
             _check_timestamps(min(timestamps_ms), max(timestamps_ms))
         if size is None:
             size = sum(_lengths(values)) + (sum(_lengths(keys)) if keys is not None else 0)
-        if self._takes_rows(PLAIN if keys is None and timestamps_ms is None and tag is None else MIXED):
-            self._claim(size, count)
-            self.cells.extend(values)
+        if tag is not None or (keys is None and timestamps_ms is not None):
+            shape = MIXED
         else:
-            self._widened().extend(values, keys, timestamps_ms, tag, size)
+            shape = PLAIN if keys is None else KEYED if timestamps_ms is None else TIMED
+        rows = self._rows_for(shape) if shape == PLAIN or self.rows_of_all_shapes else None
+        if rows is not None:
+            self._check_rows(rows, size, count)
+            if rows.extend(values, keys, timestamps_ms, size):
+                return
+        self._widened().extend(values, keys, timestamps_ms, tag, size)
 
-    def _takes_rows(self, shape: int) -> bool:
-        """Whether records of a shape are added as rows; the first one decides for the block."""
-        if shape != MIXED and self._columns is None and not self.cells and not self.closed:
-            self._width, self.row_cost = _WIDTHS[shape], ROW_COSTS[shape]
-            self.shape = shape
-        return shape == self.shape != MIXED and not self.closed
+    def _rows_for(self, shape: int) -> Rows | None:
+        """Return the rows for records of a shape, if they are added as rows; the first one decides for the block."""
+        if self.closed or self._columns is not None:
+            return None
+        if self.rows is None and shape != MIXED:
+            self.rows = self._new_rows(shape)
+        return self.rows if self.shape == shape else None
 
-    def _claim(self, size: int, count: int) -> None:
-        """Take the room of `count` rows with `size` bytes. Raises: TooLargeError."""
-        size += self.row_cost * count
-        _check_bounds(len(self.cells) // self._width, count, self.limit - self.room, size)
-        self.room -= size
+    def _new_rows(self, shape: int) -> Rows:
+        return Rows(shape, self.limit)
+
+    def _check_rows(self, rows: Rows, size: int, count: int) -> None:
+        """Check that the format has room for `count` more rows with `size` bytes. Raises: TooLargeError."""
+        _check_bounds(rows.count, count, self.limit - rows.room, size + rows.row_cost * count)
 
     def close(self) -> None:
         """End the adding of rows without the lock."""
-        if not self.closed:
-            self.closed = True
-            self._taken = len(self.cells) // self._width
-
-    def take_late(self, row: tuple[object, ...]) -> bool:
-        """Remove a row that was added after `close`; false when it was added in time."""
-        cells, width = self.cells, len(row)
-        for at in range(self._taken * width, len(cells), width):
-            if all(cell is own for cell, own in zip(cells[at : at + width], row, strict=True)):
-                del cells[at : at + width]
-                return True
-        return False
+        self.closed = True
+        if self.rows is not None:
+            self.rows.close()
 
     def _in_columns(self) -> _OpenColumns:
         """Return the records as columns; the rows stay as they are."""
         if self._columns is not None:
             return self._columns
         self.close()
-        width, end = self._width, self._taken * self._width
-        keys = self.cells[1:end:width] if width > 1 else None
-        times = self.cells[2:end:width] if width > 2 else None
-        return _OpenColumns(self.cells[0:end:width], keys, times, self.limit - self.room)
+        if self.rows is None:
+            return _OpenColumns([], None, None, ONCE_COST)
+        return _OpenColumns(*self.rows.columns(), self.raw_bytes)
 
     def _widened(self) -> _OpenColumns:
         """Return the columns to which all further records are added; the caller holds the lock."""
         if self._columns is None:
             self._columns = self._in_columns()
-            self.shape = MIXED
-            del self.cells[: self._taken * self._width]  # rows that are left came late
-            self._taken = 0
+            self.rows = None  # a thread that adds a row late still has them
         return self._columns
 
     def seal(
@@ -221,11 +205,21 @@ class BlockBuilder:
         slot_range: tuple[int, int] = (0, SLOTS - 1),
         producer_epoch: int = 0,
     ) -> SealedBlock:
-        """Return the block; may be repeated. `now_ms` is the timestamp of the records that have none.
+        """Return the block. `now_ms` is the timestamp of the records that have none.
+
+        Rows in Python and columns may be sealed again; compiled rows are gone with their block.
 
         `slot_range` (first and last) must include the slots of all keys. It is the partition's range, or all slots
         when the caller chose the partition itself. A block with a null key, or without keys, gets 0 to 65535.
         """
+        if self._columns is None and self.rows is not None:
+            self.close()
+            found = self.rows.seal(
+                block.CODECS[codec], producer_id, producer_epoch, first_sequence, scope, now_ms, slot_range
+            )
+            if found is not None:
+                whole, memory_bytes = found
+                return SealedBlock(block.parse_header(whole), memoryview(whole), memory_bytes)
         columns = self._in_columns()
         assert columns.values, "a block has at least one record"
         flags, base_ms, delta_ms, data = _join_columns(columns, now_ms)
@@ -242,9 +236,9 @@ class BlockBuilder:
         head = b"".join((block.MAGIC, checksum.to_bytes(4, "little"), tail))
         header = block.parse_header(head)  # fails for a block that a reader would refuse
         if payload is not raw:
-            return SealedBlock(header, head + payload)
+            return SealedBlock(header, head + payload, len(head) + len(payload))
         data[:BLOCK_HEADER_BYTES] = head
-        return SealedBlock(header, data)
+        return SealedBlock(header, data, len(data))
 
 
 class _OpenColumns:
@@ -287,8 +281,8 @@ class _OpenColumns:
         self.tag_bits = 0
         self.names: list[bytes] = []  # the block's dictionary: names of headers and tags, UTF-8, by id
         self.raw_bytes = raw_bytes  # upper bound of the raw length; to measure the cells again costs 90 ns a record
-        self.row_cost = _VALUE_COST + (_KEY_COST if keys is not None else 0)
-        self.row_cost += _TIMESTAMP_COST if timestamps is not None else 0
+        self.row_cost = VALUE_COST + (KEY_COST if keys is not None else 0)
+        self.row_cost += TIMESTAMP_COST if timestamps is not None else 0
         self._ids: dict[str, int] = {}
         self._tag_ids: dict[str, int] = {}
 
@@ -375,10 +369,10 @@ class _OpenColumns:
         """Add the columns that a record needs, filled with absent cells for earlier records."""
         count = len(self.values)
         if key and self.keys is None:
-            self._open_column(_KEY_COST)
+            self._open_column(KEY_COST)
             self.keys = [None] * count
         if timestamp and self.timestamps is None:
-            self._open_column(_TIMESTAMP_COST)
+            self._open_column(TIMESTAMP_COST)
             self.timestamps = [None] * count
         if headers and self.header_counts is None:
             self._open_column(_HEADERS_COST)
