@@ -10,7 +10,7 @@ import pytest
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.producer.delivery import AsyncDelivery
 from memq.client.producer.fields import check_fields, check_many
-from memq.client.producer.open_block import PartitionBuffer, PendingBlock
+from memq.client.producer.open_block import PartitionBuffer, PendingBlock, native
 from memq.client.producer.producer import AsyncProducer
 from memq.client.producer.send_buffer import SendBuffer
 from memq.client.producer.settings import ProducerSettings
@@ -140,10 +140,11 @@ def test_a_row_that_came_without_the_lock_by_the_map_before_is_put_again() -> No
     def scenario() -> None:
         side = Side()
         side.put(HIGH)
-        block = side.home(0).open
+        block, lane = side.home(0).open, side.buffer.lanes["clicks"]
         assert block is not None
-        side.route.current = False  # the change comes between the look for the map and the second check
-        assert side.buffer.put_keyed("clicks", b"w", HIGH, None) is None
+        lane.end()  # the change comes between the look for the lane and the second check
+        if native is None:  # a compiled sender has no moment between the two: it finds no lane
+            assert side.buffer.put_keyed("clicks", b"w", HIGH, None) is None
         assert block.count == 1
 
     scenario()

@@ -216,7 +216,7 @@ from memq.testing import Cluster
 with Cluster() as cluster:
     with memq.Producer(cluster.address) as producer:
         producer.send("clicks", b"1").result(60)
-        assert not {"send", "send_many"} & vars(producer).keys()
+        assert "send_many" not in vars(producer)
     with memq.Consumer(cluster.address, "clicks", end="end") as consumer:
         assert len(list(consumer)) == 1
         assert "poll" not in vars(consumer)

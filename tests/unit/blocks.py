@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from memq.format.blocks.builder import BlockBuilder, SealedBlock
 from memq.format.blocks.columns import RecordTuple
-from memq.format.blocks.header import CHECKED_FROM
+from memq.format.blocks.header import CHECKED_FROM, Buffer
 
 NOW_MS = 1_700_000_000_000
 Record = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...], int | None, str | None]
@@ -93,7 +93,7 @@ def _overwrite(data: bytearray, dice: random.Random) -> None:
 DAMAGES: tuple[Callable[[bytearray, random.Random], None], ...] = (_flip, _cut, _add, _drop, _overwrite)
 
 
-def damaged(data: bytes | bytearray, dice: random.Random, times: int = 1) -> bytes:
+def damaged(data: Buffer, dice: random.Random, times: int = 1) -> bytes:
     """Return `data` after some damage; it differs from what it was."""
     changed = bytearray(data)
     while bytes(changed) == data:

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from memq.errors import CorruptDataError, InvalidRequestError, MemqError, TooLargeError, UnsupportedFormatError
 from memq.format.blocks import header as block
 from memq.format.blocks.arrow import block_rows, table
-from memq.format.blocks.builder import KEYED, PLAIN, TIMED, BlockBuilder
+from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.columns import BlockReader, open_block, verify_block
-from memq.format.blocks.header import HEADER, BlockHeader, check_block, parse_header, scope_of, tag_bit
+from memq.format.blocks.header import HEADER, BlockHeader, Buffer, check_block, parse_header, scope_of, tag_bit
+from memq.kernel.rows import KEYED, PLAIN, TIMED
 from memq.limits import BLOCK_RAW_BYTES_MAX, BLOCK_RECORDS_MAX, FORMAT_VERSION, KIB, MIB, TIME_MS_END
 from memq.topic import slot_of_key
 from tests.unit.blocks import NOW_MS, Record, any_records, build, codecs, damaged, expected, records, repair, seal
@@ -43,12 +44,12 @@ def rows_of(batch: pa.Table) -> list[tuple[Any, ...]]:
     return list(zip(values, keys, headers, times, tags, strict=True))
 
 
-def with_header(data: bytes | bytearray, **fields: int) -> bytes:
+def with_header(data: Buffer, **fields: int) -> bytes:
     """Change fields of a block's header, `version` and `magic` too, and repair its checksum."""
     names = ("magic", "checksum", "version", *BlockHeader._fields[1:])
     values: dict[str, Any] = dict(zip(names, HEADER.unpack_from(data), strict=True))
     assert fields.keys() <= values.keys()
-    return repair(HEADER.pack(*{**values, **fields}.values()) + data[72:])
+    return repair(b"".join((HEADER.pack(*{**values, **fields}.values()), data[72:])))
 
 
 def with_raw(raw: bytes, count: int, flags: int) -> bytes:
