@@ -102,7 +102,8 @@ impl Columns {
     /// Make room for `limit` raw bytes.
     pub fn grow(&mut self, limit: usize) {
         let columns = self.column_bytes();
-        let front = HEADER_BYTES + limit.saturating_mul(columns) / (columns + self.values().len()).max(1);
+        let front =
+            HEADER_BYTES + limit.saturating_mul(columns) / (columns + self.values().len()).max(1);
         let mut data = memory_of(front, limit);
         data.extend_from_slice(self.values());
         self.front = front;
@@ -111,7 +112,10 @@ impl Columns {
 
     /// Bytes of all columns but the values.
     pub fn column_bytes(&self) -> usize {
-        4 * (self.len() + self.key_lengths.len()) + 8 * self.timestamps.len() + self.nulls.len() / 8 + self.keys.len()
+        4 * (self.len() + self.key_lengths.len())
+            + 8 * self.timestamps.len()
+            + self.nulls.len() / 8
+            + self.keys.len()
     }
 
     /// Add a record. `key` and `timestamp_ms` count if the shape has them.
@@ -144,7 +148,9 @@ impl Columns {
     pub fn each_value(&self) -> impl Iterator<Item = Option<&[u8]>> {
         let mut nulls = self.nulls.iter().copied().peekable();
         let cells = cells_of(self.values(), &self.value_lengths);
-        cells.enumerate().map(move |(number, cell)| nulls.next_if_eq(&(number as u32)).is_none().then_some(cell))
+        cells
+            .enumerate()
+            .map(move |(number, cell)| nulls.next_if_eq(&(number as u32)).is_none().then_some(cell))
     }
 
     /// The key of each record, if the shape has keys.
@@ -161,7 +167,9 @@ impl Columns {
         let count = self.len();
         let mut flags = if self.shape.has_keys() { KEY } else { 0 };
         let (mut base_ms, mut delta_ms) = (origin.now_ms, 0);
-        if let (Some(&least), Some(&greatest)) = (self.timestamps.iter().min(), self.timestamps.iter().max()) {
+        if let (Some(&least), Some(&greatest)) =
+            (self.timestamps.iter().min(), self.timestamps.iter().max())
+        {
             base_ms = least;
             delta_ms = greatest.saturating_sub(least).min(DELTA_SATURATED);
             if delta_ms != 0 {
@@ -173,7 +181,11 @@ impl Columns {
         }
         let before = self.bytes_before_values(flags);
         let raw = before + self.values().len();
-        if count == 0 || count > RECORDS_MAX || raw > RAW_BYTES_MAX || !(-TIME_MS_END < base_ms && base_ms < TIME_MS_END) {
+        if count == 0
+            || count > RECORDS_MAX
+            || raw > RAW_BYTES_MAX
+            || !(-TIME_MS_END < base_ms && base_ms < TIME_MS_END)
+        {
             return Err(Box::new(self));
         }
         if HEADER_BYTES + before > self.front {
@@ -185,27 +197,49 @@ impl Columns {
         }
         let start = self.front - before - HEADER_BYTES;
         self.write_columns(start + HEADER_BYTES, flags);
-        let head = |codec: Codec, payload: usize| Head { flags, codec, payload, raw, count, base_ms, delta_ms };
+        let head = |codec: Codec, payload: usize| Head {
+            flags,
+            codec,
+            payload,
+            raw,
+            count,
+            base_ms,
+            delta_ms,
+        };
         if codec != Codec::None {
-            let packed = compress(&self.data[start + HEADER_BYTES..], codec, |block, payload| {
-                head(codec, payload).write(block, origin);
-            });
+            let packed = compress(
+                &self.data[start + HEADER_BYTES..],
+                codec,
+                |block, payload| {
+                    head(codec, payload).write(block, origin);
+                },
+            );
             if let Some(packed) = packed {
                 return Ok(Sealed::Packed(packed));
             }
         }
         head(Codec::None, raw).write(&mut self.data[start..], origin);
         if self.data.capacity() / 4 * 3 > HEADER_BYTES + raw {
-            return Ok(Sealed::Raw { data: self.data[start..].to_vec(), start: 0 }); // gives the unused memory back
+            return Ok(Sealed::Raw {
+                data: self.data[start..].to_vec(),
+                start: 0,
+            }); // gives the unused memory back
         }
-        Ok(Sealed::Raw { data: self.data, start })
+        Ok(Sealed::Raw {
+            data: self.data,
+            start,
+        })
     }
 
     fn bytes_before_values(&self, flags: u16) -> usize {
         let count = self.len();
         4 * (count + self.key_lengths.len())
             + if flags & TIMESTAMP != 0 { 8 * count } else { 0 }
-            + if flags & NULL_VALUES != 0 { count.div_ceil(8) } else { 0 }
+            + if flags & NULL_VALUES != 0 {
+                count.div_ceil(8)
+            } else {
+                0
+            }
             + self.keys.len()
     }
 
@@ -221,9 +255,13 @@ impl Columns {
         for (cell, time) in part.chunks_exact_mut(8).zip(&self.timestamps) {
             cell.copy_from_slice(&time.to_le_bytes());
         }
-        let (present, keys) = front.split_at_mut(if flags & NULL_VALUES != 0 { count.div_ceil(8) } else { 0 });
+        let (present, keys) = front.split_at_mut(if flags & NULL_VALUES != 0 {
+            count.div_ceil(8)
+        } else {
+            0
+        });
         present.fill(0xFF);
-        if let (Some(last), true) = (present.last_mut(), count % 8 != 0) {
+        if let (Some(last), true) = (present.last_mut(), !count.is_multiple_of(8)) {
             *last = (1 << (count % 8)) - 1;
         }
         for &null in &self.nulls {
@@ -266,7 +304,11 @@ struct Head {
 impl Head {
     /// Write the header in front of the payload, which is already in `block`.
     fn write(&self, block: &mut [u8], origin: &Origin) {
-        let slots = if self.flags & KEY != 0 { origin.slots } else { (0, u16::MAX) };
+        let slots = if self.flags & KEY != 0 {
+            origin.slots
+        } else {
+            (0, u16::MAX)
+        };
         let mut at = 0;
         let mut put = |bytes: &[u8]| {
             block[at..at + bytes.len()].copy_from_slice(bytes);
@@ -301,15 +343,25 @@ struct Contexts {
 
 impl Contexts {
     fn new() -> Self {
-        let mut made = Self { small: CCtx::create(), large: CCtx::create(), scratch: Vec::new() };
+        let mut made = Self {
+            small: CCtx::create(),
+            large: CCtx::create(),
+            scratch: Vec::new(),
+        };
         for context in [&mut made.small, &mut made.large] {
-            for parameter in
-                [CParameter::CompressionLevel(1), CParameter::ContentSizeFlag(true), CParameter::ChecksumFlag(false)]
-            {
-                context.set_parameter(parameter).expect("zstd knows its parameters");
+            for parameter in [
+                CParameter::CompressionLevel(1),
+                CParameter::ContentSizeFlag(true),
+                CParameter::ChecksumFlag(false),
+            ] {
+                context
+                    .set_parameter(parameter)
+                    .expect("zstd knows its parameters");
             }
         }
-        made.large.set_parameter(CParameter::HashLog(LARGE_HASH_LOG)).expect("zstd knows its parameters");
+        made.large
+            .set_parameter(CParameter::HashLog(LARGE_HASH_LOG))
+            .expect("zstd knows its parameters");
         made
     }
 }
@@ -320,16 +372,29 @@ thread_local! {
 }
 
 /// Return the packed block, whose header `write_head` writes, or None if nothing was saved.
-fn compress(raw: &[u8], codec: Codec, write_head: impl FnOnce(&mut [u8], usize)) -> Option<Vec<u8>> {
+fn compress(
+    raw: &[u8],
+    codec: Codec,
+    write_head: impl FnOnce(&mut [u8], usize),
+) -> Option<Vec<u8>> {
     CONTEXTS.with_borrow_mut(|contexts| {
-        let Contexts { small, large, scratch } = contexts;
-        let bound = zstd_safe::compress_bound(raw.len()).max(lz4_flex::block::get_maximum_output_size(raw.len()));
+        let Contexts {
+            small,
+            large,
+            scratch,
+        } = contexts;
+        let bound = zstd_safe::compress_bound(raw.len())
+            .max(lz4_flex::block::get_maximum_output_size(raw.len()));
         if scratch.len() < HEADER_BYTES + bound {
             scratch.resize(HEADER_BYTES + bound, 0);
         }
         let out = &mut scratch[HEADER_BYTES..];
         let payload = if codec == Codec::Zstd {
-            let context = if raw.len() > LARGE_BYTES { large } else { small };
+            let context = if raw.len() > LARGE_BYTES {
+                large
+            } else {
+                small
+            };
             context.compress2(out, raw).ok()?
         } else {
             lz4_flex::block::compress_into(raw, out).ok()?

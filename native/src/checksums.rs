@@ -18,7 +18,11 @@ const fn multiply(a: u32, mut b: u32) -> u32 {
         if a & bit != 0 {
             product ^= b;
         }
-        b = if b & 1 != 0 { (b >> 1) ^ POLYNOMIAL } else { b >> 1 };
+        b = if b & 1 != 0 {
+            (b >> 1) ^ POLYNOMIAL
+        } else {
+            b >> 1
+        };
         bit >>= 1;
     }
     product
@@ -47,7 +51,9 @@ impl Joiner {
     pub fn join(&mut self, first: u32, second: u32, length: u64) -> u32 {
         if length == 0 || self.length != length {
             self.length = length;
-            self.operator = (0..64).filter(|n| length >> n & 1 == 1).fold(ONE, |found, n| multiply(SQUARES[n], found));
+            self.operator = (0..64)
+                .filter(|n| length >> n & 1 == 1)
+                .fold(ONE, |found, n| multiply(SQUARES[n], found));
         }
         multiply(self.operator, first) ^ second
     }
@@ -59,12 +65,17 @@ mod tests {
 
     #[test]
     fn pieces_give_the_checksum_of_the_whole() {
-        let data: Vec<u8> = (0..5_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let data: Vec<u8> = (0..5_000u32)
+            .map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8)
+            .collect();
         assert_eq!(crc32c(b"123456789"), 0xE306_9283); // the check value of CRC-32C
         let mut joiner = Joiner::default();
         for cut in [5_000, 0, 1, 7, 64, 64, 4_999, 5_000] {
             let (first, second) = data.split_at(cut);
-            assert_eq!(joiner.join(crc32c(first), crc32c(second), second.len() as u64), crc32c(&data));
+            assert_eq!(
+                joiner.join(crc32c(first), crc32c(second), second.len() as u64),
+                crc32c(&data)
+            );
         }
     }
 }

@@ -14,7 +14,10 @@ unsafe impl<T: Send> Sync for GilCell<T> {}
 
 impl<T> GilCell<T> {
     pub fn new(value: T) -> Self {
-        Self { value: UnsafeCell::new(value), busy: Cell::new(false) }
+        Self {
+            value: UnsafeCell::new(value),
+            busy: Cell::new(false),
+        }
     }
 
     /// Run `visit` on the value. It must not run Python code, which might give the lock away or come back here.
@@ -26,6 +29,14 @@ impl<T> GilCell<T> {
         let found = visit(unsafe { &mut *self.value.get() });
         drop(idle);
         found
+    }
+
+    /// The value, for `__traverse__`, to which the collector gives no token of the lock.
+    pub fn collected<R>(&self, visit: impl FnOnce(&T) -> R) -> R {
+        assert!(!self.busy.get(), "the cell is in use");
+        // SAFETY: the collector runs with the interpreter's lock and stops all Python code. `busy` is false, so no
+        // `with` is under way: those run no Python code, and so no collector.
+        visit(unsafe { &*self.value.get() })
     }
 }
 

@@ -1,0 +1,237 @@
+"""Compiled rows and their twins in Python: the same blocks, the same refusals, from the same records."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memq.client.producer.fields import check_fields
+from memq.client.producer.open_block import native
+from memq.format.blocks.builder import BlockBuilder
+from memq.format.blocks.columns import open_block
+from memq.format.blocks.header import CODECS, parse_header
+from memq.kernel.rows import KEYED, PLAIN, TIMED, Rows
+from memq.limits import BLOCK_RAW_BYTES_MAX, BLOCK_RECORDS_MAX, MIB, TIME_MS_END
+from tests.unit.test_producer_buffer import Hands
+
+pytestmark = pytest.mark.skipif(native is None, reason="memq-native is not installed, or MEMQ_NATIVE switches it off")
+
+Record = tuple[bytes | None, bytes | None, int | None]
+SLOTS = (7, 70)
+
+
+def records_of(shape: int) -> st.SearchStrategy[list[Record]]:
+    value = st.one_of(st.none(), st.binary(max_size=40), st.binary(min_size=200, max_size=300))
+    key = st.binary(max_size=20) if shape > PLAIN else st.none()
+    time = st.integers(1 - TIME_MS_END, TIME_MS_END - 1) | st.integers(0, 5) if shape == TIMED else st.none()
+    return st.lists(st.tuples(value, key, time), min_size=1, max_size=60)
+
+
+def columns_of(records: Sequence[Record], shape: int) -> tuple[Any, ...]:
+    values, keys, times = ([record[number] for record in records] for number in range(3))
+    return values, keys if shape > PLAIN else None, times if shape == TIMED else None
+
+
+def sealed_in_python(records: Sequence[Record], codec: str) -> bytes:
+    builder = BlockBuilder()
+    for value, key, time in records:
+        builder.append(value, key, None, time)
+    origin = {"producer_id": 5, "first_sequence": 9, "scope": 3, "now_ms": 77, "producer_epoch": 2}
+    return bytes(builder.seal(**origin, codec=codec, slot_range=SLOTS).data)  # type: ignore[arg-type]
+
+
+def seal(rows: Any, codec: str) -> tuple[bytes, int]:
+    block, memory_bytes = rows.seal(CODECS[codec], 5, 2, 9, 3, 77, SLOTS)
+    return bytes(block), memory_bytes
+
+
+@pytest.mark.parametrize("shape", [PLAIN, KEYED, TIMED])
+@given(st.data())
+def test_the_same_records_make_the_same_block(shape: int, data: st.DataObject) -> None:
+    records = data.draw(records_of(shape))
+    limit, front = data.draw(st.integers(16, 20_000)), data.draw(st.integers(0, 3_000))
+    compiled, python = native.Rows(shape, limit, None, front), Rows(shape, limit)
+    at = 0
+    while at < len(records):
+        many = records[at : at + data.draw(st.integers(1, 5))]
+        size = sum(len(value or b"") + len(key or b"") for value, key, _ in many)
+        for rows in (compiled, python):
+            if len(many) == 1:
+                assert rows.append(*many[0], size)
+            else:
+                assert rows.extend(*columns_of(many, shape), size)
+        if data.draw(st.booleans()):
+            limit = max(limit, data.draw(st.integers(16, 20_000)))
+            compiled.grow(limit)
+            python.grow(limit)
+        at += len(many)
+    assert (compiled.count, compiled.room, compiled.shape, compiled.row_cost) == (
+        (python.count, python.room, python.shape, python.row_cost)
+    )
+    compiled.close()
+    python.close()
+    assert compiled.columns() == python.columns() == columns_of(records, shape)
+    expected = sealed_in_python(records, "none")
+    block, memory_bytes = seal(compiled, "none")
+    assert block == expected
+    assert memory_bytes >= len(block)
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+@pytest.mark.parametrize("shape", [PLAIN, KEYED, TIMED])
+@given(st.data())
+def test_packed_blocks_say_the_same(shape: int, codec: str, data: st.DataObject) -> None:
+    records = data.draw(records_of(shape)) * data.draw(st.sampled_from([1, 1, 30]))
+    rows = native.Rows(shape, 1 * MIB, None)
+    assert rows.extend(*columns_of(records, shape), 0)
+    block, memory_bytes = seal(rows, codec)
+    header, expected = parse_header(block), parse_header(sealed_in_python(records, codec))
+    lengths = {"checksum": 0, "payload_length": 0, "codec": 0}
+    assert header._replace(**lengths) == expected._replace(**lengths)
+    assert list(open_block(block).records()) == list(open_block(sealed_in_python(records, codec)).records())
+    assert memory_bytes == len(block) <= header.raw_length + 72
+
+
+def test_a_block_of_the_greatest_size_is_sealed() -> None:
+    records: list[Record] = [(random.Random(3).randbytes(BLOCK_RAW_BYTES_MAX // 2 - 20), None, None)] * 2
+    for codec in CODECS:
+        rows = native.Rows(PLAIN, BLOCK_RAW_BYTES_MAX, None)
+        assert rows.extend(*columns_of(records, PLAIN))
+        assert open_block(seal(rows, codec)[0]).values() == [value for value, _, _ in records]
+
+
+def test_rows_decline_all_that_is_no_row() -> None:
+    rows = native.Rows(KEYED, 1 * MIB, "delivery")
+    assert rows.delivery == "delivery"
+    assert rows.append(b"v", b"k", None, 2)
+    for wrong in (
+        (b"v", None, None),
+        ("v", b"k", None),
+        (b"v", "k", None),
+        (b"v", b"k", 5),
+        (bytearray(b"v"), b"k", None),
+    ):
+        assert not rows.append(*wrong, 2)
+        assert not rows.extend([b"v", wrong[0]], [b"k", wrong[1]], None if wrong[2] is None else [1, 2], 4)
+    assert not rows.extend([b"v"], [b"k", b"k"])
+    assert not rows.extend([b"v"])
+    assert not rows.extend([b"v"] * (BLOCK_RECORDS_MAX + 1), [b"k"] * (BLOCK_RECORDS_MAX + 1))
+    assert not rows.append(bytes(BLOCK_RAW_BYTES_MAX), b"k", None, 0)
+    timed = native.Rows(TIMED, 1 * MIB, None)
+    for time in (None, True, 1.0, TIME_MS_END, -TIME_MS_END, 1 << 80):
+        assert not timed.append(b"v", b"k", time, 2)
+        assert not timed.extend([b"v"], [b"k"], [time])
+    assert timed.count == 0
+    assert rows.count == 1, "nothing of them was added"
+    rows.close()
+    assert not rows.append(b"v", b"k", None, 2)
+    assert not rows.extend([b"v"], [b"k"])
+    assert seal(rows, "none")[0] == sealed_in_python([(b"v", b"k", None)], "none")
+    with pytest.raises(ValueError, match="sealed"):
+        rows.columns()
+    with pytest.raises(ValueError, match="sealed"):
+        seal(rows, "none")
+
+
+def test_rows_that_are_no_block_are_kept() -> None:
+    empty = native.Rows(PLAIN, 100, None)
+    assert empty.seal(0, 5, 2, 9, 3, 77, SLOTS) is None
+    assert empty.columns() == ([], None, None)
+    late = native.Rows(PLAIN, 100, None)
+    assert late.append(b"v", None, None, 1)
+    assert late.seal(0, 5, 2, 9, 3, TIME_MS_END, SLOTS) is None, "no time of the format"
+    assert late.columns() == ([b"v"], None, None)
+
+
+def test_what_cannot_be_made_is_refused() -> None:
+    for shape in (0, 4, 255):
+        with pytest.raises(ValueError, match="shape"):
+            native.Rows(shape, 100, None)
+    with pytest.raises(ValueError, match="limit"):
+        native.Rows(PLAIN, 1 << 40, None)
+    for firsts in ([], [1], [0, 5, 3]):
+        with pytest.raises(ValueError, match="ascend"):
+            native.Lane(firsts, [native.Slot() for _ in firsts])
+    with pytest.raises(ValueError, match="one place each"):
+        native.Lane([0, 5], [native.Slot()])
+
+
+def test_threads_that_send_while_blocks_are_sealed_lose_and_double_nothing() -> None:
+    hands = Hands(partitions=3, block_bytes=4_096)
+    done = threading.Event()
+
+    def work(name: int) -> None:
+        for number in range(4_000):
+            value, key = b"%d-%d" % (name, number), b"%d" % (number % 11) if name % 2 else None
+            if hands.put_fast(value, key, None) is None:
+                hands.buffer.put(hands.route, check_fields(value, key), None)
+
+    def cut() -> None:
+        while not done.is_set():
+            for partition in hands.buffer.buffers():
+                hands.buffer.seal_open(partition)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in range(4)]
+    cutter = threading.Thread(target=cut)
+    for thread in (*threads, cutter):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done.set()
+    cutter.join()
+    expected = sorted(b"%d-%d" % (name, number) for name in range(4) for number in range(4_000))
+    assert sorted(value or b"" for value in hands.values()) == expected
+
+
+def test_a_sender_that_is_part_of_a_cycle_is_collected() -> None:
+    class Owner:
+        def slow(self, *_: object) -> None: ...
+
+    owner = Owner()
+    lanes: dict[str, Any] = {}
+    owner.send = native.Sender(lanes, owner.slow).send  # type: ignore[attr-defined]
+    slot = native.Slot()
+    slot.rows = native.Rows(PLAIN, 100, owner)
+    lanes["t"] = native.Lane([0], [slot])
+    lanes["t"].keyless = slot.rows
+    seen = weakref.ref(owner)
+    del owner, lanes, slot
+    gc.collect()
+    assert seen() is None
+
+
+def test_whatever_is_not_plain_goes_the_slow_way_as_it_was_given() -> None:
+    calls: list[tuple[object, ...]] = []
+    lane = native.Lane([0], [native.Slot()])
+    lane.keyless = native.Rows(PLAIN, 1_000, "fast")
+    send = native.Sender({"t": lane}, lambda *args: calls.append(args)).send
+    assert send("t", b"v") == send(topic="t", value=b"v", key=None, partition=None) == "fast"
+    given = [
+        (("t", "text"), {}),
+        (("t", None), {}),
+        (("t", b"v", b"k"), {}),
+        (("t", b"v"), {"headers": {}}),
+        (("t", b"v"), {"tag": "x"}),
+        (("t", b"v"), {"partition": 0}),
+        (("t", b"v"), {"timestamp_ms": 5}),
+        (("other", b"v"), {}),
+        ((["no hash"], b"v"), {}),
+    ]
+    for args, named in given:
+        assert send(*args, **named) is None
+    names = ("topic", "value", "key", "headers", "timestamp_ms", "tag", "partition")
+    assert calls == [
+        tuple({**dict(zip(names, args, strict=False)), **named}.get(name) for name in names) for args, named in given
+    ]
+    with pytest.raises(TypeError, match="value"):
+        send("t")
+    with pytest.raises(TypeError, match="colour"):
+        send("t", b"v", colour=1)
