@@ -11,7 +11,7 @@ import os
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -43,6 +43,8 @@ SEALING_THREADS_MAX = 4
 
 class BaseProducer(ABC):
     """Settings and counters that the blocking and the asyncio producer share."""
+
+    _send_slowly: Callable[..., Any]  # adds a record that has no fast way, or whose fast way is not open now
 
     @public_name("Producer")
     def __init__(
@@ -103,19 +105,6 @@ class BaseProducer(ABC):
     @abstractmethod
     def _use_sender(self, sender: Any) -> None:
         """Take the compiled way into open blocks."""
-
-    @abstractmethod
-    def _send_slowly(
-        self,
-        topic: str,
-        value: BytesLike | None,
-        key: BytesLike | None,
-        headers: HeadersLike | None,
-        timestamp_ms: int | None,
-        tag: str | None,
-        partition: int | None,
-    ) -> Promise | Awaitable[Promise]:
-        """Add a record that has no fast way, or whose fast way is not open now. See `send`."""
 
     @abstractmethod
     def _open(self, addresses: Sequence[Address], observe: Observe | None) -> ProducerCore:
@@ -447,10 +436,12 @@ class AsyncProducer(BaseProducer, AsyncClosing):
                     return cast(AsyncDelivery, delivery)
             elif key is None and timestamp_ms is None and type(topic) is str and topic in self._lanes:
                 rows = self._lanes[topic].keyless
-                if rows is not None and (room := rows.room - (len(value) + 5)) >= 0:  # there is one thread here
-                    rows.cells.append(value)
-                    rows.room = room
-                    return cast(AsyncDelivery, rows.delivery)
+                if rows is not None:
+                    room = rows.room - (len(value) + 5)
+                    if room >= 0:  # the rule is that of `memq.kernel.rows`; there is one thread here
+                        rows.cells.append(value)
+                        rows.room = room
+                        return cast(AsyncDelivery, rows.delivery)
         return await self._send_slowly(topic, value, key, headers, timestamp_ms, tag, partition)
 
     def _use_sender(self, sender: Any) -> None:
