@@ -20,7 +20,7 @@ from memq.format.blocks.columns import open_block
 from memq.format.blocks.header import CODECS, parse_header
 from memq.kernel.rows import KEYED, PLAIN, TIMED, Rows
 from memq.limits import BLOCK_RAW_BYTES_MAX, BLOCK_RECORDS_MAX, MIB, TIME_MS_END
-from tests.unit.test_producer_buffer import Hands
+from tests.unit.producer_parts import Hands
 
 pytestmark = pytest.mark.skipif(native is None, reason="memq-native is not installed, or MEMQ_NATIVE switches it off")
 
