@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from benchmarks.results import Figure, Options
+from memq import kernel
 
 ROWS = (
     "ingest",
@@ -44,6 +45,7 @@ def machine() -> dict[str, object]:
         "system": f"{platform.system()} {platform.release()}",
         "cores": os.cpu_count(),
         "loadavg": os.getloadavg()[0],
+        "kernel": kernel.description(),
     }
 
 
@@ -56,6 +58,7 @@ def main(names: tuple[str, ...], quick: bool, json_file: Path | None) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what a row started ends with it
     options, figures, began_s = Options(quick, say), list[Figure](), time.monotonic()
     where = machine()
+    say(f"kernel: {where['kernel']}")
     for name in names or ROWS:
         say(f"{name} …")
         figures += importlib.import_module(f"benchmarks.{name}").run(options)

@@ -28,8 +28,8 @@ from memq.topic import check_name
 
 PREFIX = "MEMQ_"
 FILE_NAME = "memq.toml"
-# Variables that are not settings: which file, which profile, tracebacks, the tests' switch.
-OTHER_VARIABLES = ("CONFIG", "PROFILE", "DEBUG", "REQUIRE_SERVERS")
+# Variables that are not settings: which file, which profile, tracebacks, the compiled kernel, the tests' switch.
+OTHER_VARIABLES = ("CONFIG", "PROFILE", "DEBUG", "NATIVE", "REQUIRE_SERVERS")
 # Kubernetes sets these in every pod, for each service whose name begins with memq: MEMQ_SERVICE_HOST and
 # MEMQ_PORT_9876_TCP_ADDR for `memq`, MEMQ_BROKER_SERVICE_HOST for `memq-broker`.
 _SERVICE_LINK = re.compile(r"MEMQ_(.*_)?(SERVICE_(HOST|PORT).*|PORT_\d+_(TCP|UDP|SCTP).*)\Z")

@@ -170,14 +170,12 @@ def logger_as_it_was() -> Iterator[None]:
     logger.handlers[:], logger.propagate = handlers, propagate
 
 
-OF_THE_RUN = ("MEMQ_NATIVE", "MEMQ_REQUIRE_SERVERS")  # how the tests run: a developer sets these
-
-
 @pytest.fixture(autouse=True, scope="session")
 def no_settings_from_outside() -> Iterator[None]:
     """Take the machine's MEMQ_… variables away, so that a developer's settings change no result, nor a server's."""
+    kept = ("MEMQ_NATIVE", "MEMQ_REQUIRE_SERVERS")  # of the run: servers use the same kernel as the tests
     with pytest.MonkeyPatch.context() as environment:
-        for name in [name for name in os.environ if name.startswith("MEMQ_") and name not in OF_THE_RUN]:
+        for name in [name for name in os.environ if name.startswith("MEMQ_") and name not in kept]:
             environment.delenv(name)
         yield
 

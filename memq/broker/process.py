@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 
+from memq import kernel
 from memq.broker.broker import Broker
 from memq.broker.http import HttpPort
 from memq.broker.metrics import CounterCollector, QuotaCollector, StoreCollector
 from memq.broker.partition.topic_processor import given_up_text
 from memq.broker.upkeep.retention import run_upkeep
 from memq.errors import InvalidSettingError, MemqError, UnreachableError
+from memq.limits import VERSION
 from memq.runtime.network import format_address
 from memq.runtime.process import Signals
 from memq.runtime.runtime import Runtime
@@ -64,6 +66,8 @@ async def run_broker(
             await prepare()
         if http_address:
             events.info("http-ready", f"http://{http_address}/healthz, /readyz, /metrics")
+        where = f"broker '{settings.broker_id}' at {broker.address}"
+        events.info("broker-started", f"{where}, memq {VERSION}, kernel: {kernel.description()}")
         ready(broker.address)
         return await _run(broker, settings, signals, companion)
     finally:

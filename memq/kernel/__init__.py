@@ -1,37 +1,104 @@
 """The hot loops over blocks: compiled where the distribution memq-native is installed, else in Python.
 
-`MEMQ_NATIVE=0` switches the compiled code off; a list of parts (`MEMQ_NATIVE=broker`) leaves only these on.
+The environment variable MEMQ_NATIVE selects: 1 (the default) for all parts that are compiled, 0 for none, or a list
+of parts (`MEMQ_NATIVE=broker`). The first use decides for the whole process.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-from typing import Any
+from functools import cache
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
+
+from memq.limits import VERSION
+
+if TYPE_CHECKING:
+    from memq.runtime.logs import EventLog
 
 ABI = 1  # of the module memq_native: changes with each of its signatures
 PARTS = ("broker", "producer")
+VARIABLE = "MEMQ_NATIVE"
+_ON, _OFF = ("", "1", "on", "true", "yes"), ("0", "off", "false", "no")
 
 
-def _load() -> Any:
+class _Choice(NamedTuple):
+    module: ModuleType | None
+    parts: tuple[str, ...]  # compiled ones
+    text: str
+    fault: str  # "": an installed memq-native works, and MEMQ_NATIVE names parts that exist
+
+
+def compiled(part: str) -> ModuleType | None:
+    """Return the compiled module if it is installed and `part` is not switched off, else None.
+
+    The first call imports the module, and logs why an installed one can't be used.
+    """
+    assert part in PARTS, f"part {part}"
+    choice = _choice()
+    return choice.module if part in choice.parts else None
+
+
+def description() -> str:
+    """Return which code runs: `compiled (memq-native 0.1.0: broker, producer)`, or why it is Python."""
+    return _choice().text
+
+
+def fault() -> str:
+    """Return why an installed memq-native is not used, or the unknown names in MEMQ_NATIVE; else ""."""
+    return _choice().fault
+
+
+@cache
+def _choice() -> _Choice:
+    value = os.environ.get(VARIABLE, "")
+    wanted, unknown = _wanted(value)
+    fault = ""
+    if unknown:
+        fault = f"{VARIABLE} names unknown parts: {', '.join(unknown)}; known parts: {', '.join(PARTS)}"
+        events = _events()
+        events.warning("kernel-unknown-parts", fault)
+    if not wanted:
+        return _Choice(None, (), f"Python ({VARIABLE}={value})", fault)
+    module, reason, broken = _load()
+    if module is None:
+        if broken:
+            events = _events()
+            events.warning("kernel-unusable", f"{reason}; memq runs in Python")
+        return _Choice(None, (), f"Python ({reason})", reason if broken else fault)
+    text = f"compiled (memq-native {module.VERSION}: {', '.join(wanted)})"
+    if wanted != PARTS:
+        text += f", the rest in Python ({VARIABLE}={value})"
+    return _Choice(module, wanted, text, fault)
+
+
+def _wanted(value: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the parts that the variable leaves on, and names in it that are no parts."""
+    bare = value.strip().lower()
+    if bare in _ON:
+        return PARTS, ()
+    names = () if bare in _OFF else tuple(name.strip() for name in bare.split(",") if name.strip())
+    return tuple(part for part in PARTS if part in names), tuple(name for name in names if name not in PARTS)
+
+
+def _load() -> tuple[ModuleType | None, str, bool]:
+    """Return the compiled module, or None with the reason, and whether the reason is a fault."""
     try:
         import memq_native
-    except ImportError:
-        return None
-    if memq_native.ABI != ABI:
-        logging.getLogger("memq").warning(
-            "memq-native %s has ABI %s, but memq wants %s: memq runs in Python; install a memq-native of this release",
-            memq_native.VERSION,
-            memq_native.ABI,
-            ABI,
-        )
-        return None
-    return memq_native
+    except ModuleNotFoundError as error:
+        if error.name == "memq_native":
+            return None, "memq-native is not installed", False
+        return None, f"memq-native can't be imported: {error}", True
+    except (ImportError, OSError) as error:  # built for another platform, or a damaged file
+        return None, f"memq-native can't be imported: {error}", True
+    abi, version = getattr(memq_native, "ABI", None), getattr(memq_native, "VERSION", "of an unknown version")
+    if abi != ABI:
+        return None, f"memq-native {version} has ABI {abi}, memq {VERSION} needs {ABI}", True
+    return memq_native, "", False
 
 
-def compiled(part: str) -> Any:
-    """Return the compiled module if it is installed and `part` is not switched off, else None."""
-    wanted = os.environ.get("MEMQ_NATIVE", "1")
-    if wanted not in ("", "1") and part not in wanted.split(","):
-        return None
-    return _load()
+def _events() -> EventLog:
+    from memq.runtime.clock import SystemClock
+    from memq.runtime.logs import EventLog
+
+    return EventLog(SystemClock())

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from memq import kernel
 from memq.broker import process
 from memq.broker.broker import Broker
 from memq.broker.partitions import Partitions
@@ -16,6 +17,7 @@ from memq.broker.services import Services
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import DeniedError, QueueError, UnreachableError
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
+from memq.limits import VERSION
 from memq.notification.memory import MemoryQueue
 from memq.runtime.network import parse_address
 from memq.runtime.runtime import Runtime
@@ -114,6 +116,21 @@ def test_a_signal_ends_it_after_a_drain(life: Life) -> None:
         assert life.broker.held_blocks() == []
 
     run(work())
+
+
+def test_its_start_is_logged_with_address_version_and_kernel(life: Life, caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        ends = life.begin(broker_id="b-7")
+        await life.ready.wait()
+        assert life.signals is not None
+        life.signals.first.set()
+        assert await ends == 0
+
+    with caplog.at_level(logging.INFO, logger="memq"):
+        run(work())
+    (line,) = [text for text in caplog.messages if text.startswith("broker-started: ")]
+    expected = f"broker 'b-7' at {life.address}, memq {VERSION}, kernel: {kernel.description()}"
+    assert line == f"broker-started: {expected}"
 
 
 @pytest.mark.parametrize("held", [0, 3])

@@ -320,13 +320,15 @@ def test_a_sweep_that_has_nothing_pending_says_so(memq: Memq, folder: Path) -> N
 
 def test_doctor_and_bench(memq: Memq) -> None:
     looked = json.loads(memq("doctor", "--json").stdout)
-    assert {one["what"] for one in looked} >= {"memq", "packages", "settings", "data folder", "open files", "broker"}
+    checked = {"memq", "packages", "kernel", "settings", "data folder", "open files", "broker"}
+    assert {one["what"] for one in looked} >= checked
     assert not [one for one in looked if one["state"] == "failed"]
     done = memq("doctor", broker="127.0.0.1:1")
     assert done.returncode == 1
     assert "failed" in done.stdout
     rates = json.loads(memq("bench", "-n", "2500", "-s", "100", "--json").stdout)
     assert (rates["records"], rates["consumed"]) == (2_500, 2_500)
+    assert rates["kernel"] == next(one["text"] for one in looked if one["what"] == "kernel")
     assert rates["topic"] not in memq("topic", "list").stdout
 
 

@@ -13,12 +13,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from memq import kernel
 from memq.cli.options import shown_value
 from memq.client.consumer.consumer import Consumer
 from memq.client.producer.producer import Producer
 from memq.governor.zookeeper.settings import ZookeeperSettings
 from memq.notification.kafka.settings import OWN, KafkaSettings
 from memq.settings import (
+    OTHER_VARIABLES,
     AuditorSettings,
     BrokerSettings,
     ClientSettings,
@@ -58,6 +60,15 @@ In a file `[clients]`, in the environment `MEMQ_CLIENTS_…`: limits of clients 
 id, or `default` for all others. The value is a mode (`off`, `observe`, `soft`, `hard`), then bytes or requests per
 second, or both: `loader = "soft 10MiB/s 500/s"`. See [operations](operations.md#limits).
 """
+VARIABLES_TEXT = "These are no settings: files and flags do not have them."
+VARIABLES = {
+    "CONFIG": "path of the settings file, as `--config`",
+    "PROFILE": "profile of the settings file, as `--profile`",
+    "DEBUG": "1: commands show the traceback behind an error",
+    "NATIVE": "0: the hot loops run in Python although `memq-native` is installed; a list of parts "
+    "(`broker`, `producer`): only these are compiled; unknown names are logged and ignored. "
+    "The first use decides for the whole process. `memq doctor` shows the result",
+}
 PARTS: tuple[tuple[str, str, type[Any]], ...] = (
     ("Broker", BROKER, BrokerSettings),
     ("Parts of a cluster", "Where `memq broker` keeps objects, pointers and assignments.", PartSettings),
@@ -92,6 +103,8 @@ def page() -> str:
     for what, kind in (("Producer", Producer), ("Consumer", Consumer)):
         text = f"Arguments of `memq.{what}` and `memq.aio.{what}`."
         parts.append(section(what, text, ("argument", "default", "meaning"), argument_rows(kind)))
+    rows = ((f"`MEMQ_{name}`", text) for name, text in VARIABLES.items())
+    parts.append(section("Other variables of the environment", VARIABLES_TEXT, ("variable", "meaning"), rows))
     return "".join(parts)
 
 
@@ -158,6 +171,11 @@ def shown(name: str, default: Value) -> str:
 
 def test_the_page_has_every_setting() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "write it again: python -m tests.unit.test_docs_configuration"
+
+
+def test_the_page_has_every_other_variable_of_a_user() -> None:
+    assert set(VARIABLES) == set(OTHER_VARIABLES) - {"REQUIRE_SERVERS"}  # a switch of memq's own tests
+    assert all(f"`{part}`" in VARIABLES["NATIVE"] for part in kernel.PARTS)
 
 
 def test_every_setting_says_what_it_means_and_in_which_unit() -> None:

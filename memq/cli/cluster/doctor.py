@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from memq import __version__
+from memq import __version__, kernel
 from memq.cli.options import broker_options, json_option, settings_of, settings_options, shown_value
 from memq.cli.output import colored, count_text, one_line, print_json, print_table, size_text
 from memq.errors import LogLostError, MemqError
@@ -59,6 +59,7 @@ def doctor(as_json: bool, config: str | None, profile: str | None, **flags: Valu
 def _check_all(config: str | None, profile: str | None, flags: dict[str, Value | None]) -> Iterator[CheckResult]:
     yield CheckResult("memq", "ok", f"{__version__} on Python {platform.python_version()}, {platform.platform()}")
     yield from _packages()
+    yield _kernel()
     try:
         settings = _checked_settings(config, profile, **flags)
     except MemqError as error:
@@ -93,6 +94,18 @@ def _packages() -> Iterator[CheckResult]:
     for name, hint in EXTRAS.items():
         if not _is_there(name):
             yield CheckResult("extras", "warning", f"{name} is not installed", hint)
+
+
+def _kernel() -> CheckResult:
+    """Show which code runs the hot loops.
+
+    Python is no fault, unless an installed memq-native can't be used or MEMQ_NATIVE is wrong.
+    """
+    fault, shown = kernel.fault(), kernel.description()
+    text = shown if fault in shown else f"{shown}; {fault}"
+    return CheckResult(
+        "kernel", "warning" if fault else "ok", text, "pip install 'memq[native]' again, or unset MEMQ_NATIVE"
+    )
 
 
 def _is_there(name: str) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 import click
 
+from memq import kernel
 from memq.cli.options import json_option, setting_options, settings_of
 from memq.cli.output import count_text, print_json, print_message, print_pairs, size_text
 from memq.client.admin import Admin
@@ -22,7 +23,10 @@ CHUNK_RECORDS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class BenchRates:
-    """Measurements: wall-clock seconds on this machine, records per second, bytes of values."""
+    """Measurements: wall-clock seconds on this machine, records per second, bytes of values.
+
+    `kernel` is the one of this client.
+    """
 
     topic: str
     records: int
@@ -33,6 +37,7 @@ class BenchRates:
     consume_seconds: float
     consume_records_per_second: int
     consumed: int
+    kernel: str
 
 
 @click.command()
@@ -69,6 +74,7 @@ def bench(
         admin.create_topic(topic, partitions=partitions)
         try:
             print_message(f"memq: topic {topic}, {count_text(records, 'record')} of {size_text(size)}")
+            print_message(f"memq: kernel of this client: {kernel.description()}")
             produced = _produce(runtime, settings, topic, values, records)
             consumed, seconds = _consume(runtime, settings, topic)
         except KeyboardInterrupt:
@@ -79,7 +85,7 @@ def bench(
                 _delete(admin, topic)
     rates = BenchRates(
         *(topic, records, size, settings.acks, round(produced, 3), round(records / produced)),
-        *(round(seconds, 3), round(consumed / seconds), consumed),
+        *(round(seconds, 3), round(consumed / seconds), consumed, kernel.description()),
     )
     if as_json:
         print_json(asdict(rates))
