@@ -1,6 +1,6 @@
 # Everything a person or the CI runs. `make demo` and `make check` need Python >= 3.11 and make, nothing else.
 .NOTPARALLEL:
-.PHONY: help demo audit-demo cluster-demo spark-demo check tools test test-component test-integration localstack localstack-down simulate chaos bench soak lint constraints format types imports tidy clean
+.PHONY: help demo audit-demo cluster-demo spark-demo check tools test test-component test-integration localstack localstack-down simulate chaos bench soak native lint constraints format types imports tidy clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,6 +15,9 @@ PYTEST := $(PYTHON) -m pytest -q -n $(JOBS) --dist loadfile
 MUTATE := $(PYTHON) -m tests.mutation.run
 COMMIT := $(shell git rev-parse HEAD 2>/dev/null || echo 0)
 DEV := $(VENV)/installed-dev
+LIBRARIES := $(VENV)/installed-libraries
+NATIVE := $(VENV)/installed-native
+RUST := $(shell find native -type f ! -path 'native/target/*' ! -name Cargo.lock) $(shell command -v cargo)
 DEMO := $(VENV)/installed-demo
 CLUSTER := $(VENV)/installed-cluster
 SPARK := $(VENV)/installed-spark
@@ -79,6 +82,10 @@ soak: $(DEV)                    ## every promise as often as it says, on real se
 	@$(PYTHON) -m tests.simulation.run --seeds $(SOAK_SEEDS) --start fresh --jobs $(JOBS)
 	@$(MUTATE) --jobs $(JOBS) --sample $(SOAK_MUTANTS)
 
+native: $(LIBRARIES)            ## build the compiled kernel and install it, where cargo is found
+	@.ci/native $(VENV)
+	@touch $(NATIVE)
+
 lint: $(DEV)                    ## ruff, and the words of docs, help texts and docstrings
 	@$(BIN)/ruff check $(CODE)
 	@$(BIN)/ruff format --check $(CODE)
@@ -103,12 +110,20 @@ tidy: $(DEV)                    ## the house rules
 	@$(PYTHON) -m pytest -q tests/test_tidy.py
 
 clean:                          ## removes what make made
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .mutation
+	rm -rf $(VENV) native/target native/Cargo.lock build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .mutation
 
 # Installs anew only when pyproject.toml changed. `dev` holds what the others need, `cluster` what `demo` needs.
-$(DEV): pyproject.toml .ci/venv
+# `libraries` is `dev` without the compiled kernel, which is built again when native/ changes, or a cargo appears.
+$(DEV): $(LIBRARIES) $(NATIVE)
+	@touch $(DEV)
+
+$(LIBRARIES): pyproject.toml .ci/venv
 	@.ci/venv $(VENV) dev
-	@touch $(DEV) $(DEMO) $(CLUSTER) $(SPARK)
+	@touch $(LIBRARIES) $(DEMO) $(CLUSTER) $(SPARK)
+
+$(NATIVE): .ci/native $(RUST) | $(LIBRARIES)
+	@.ci/native $(VENV)
+	@touch $(NATIVE)
 
 $(CLUSTER): pyproject.toml .ci/venv
 	@.ci/venv $(VENV) demo,cluster,localstack
