@@ -44,6 +44,7 @@ check: tools $(DEV)             ## everything that CI runs
 	  $(PYTHON) -m pytest -qq --collect-only tests >/dev/null; \
 	  wait $$types && exit $$others
 	$(PYTEST) --durations=25 tests
+	@$(PYTHON) -m tests.without_kernel $(JOBS)
 	@$(MUTATE) --gate --sample 12 --hand-sample 6 --seed $(COMMIT) --seconds 70 --jobs 2
 
 tools:                          ## what the tests want of apt, if root on Debian runs this

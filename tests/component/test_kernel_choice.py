@@ -13,6 +13,7 @@ import pytest
 
 from memq import kernel
 from memq.limits import VERSION
+from tests.without_kernel import FILES
 
 ROOT = Path(__file__).resolve().parents[2]
 LIB = ROOT / "native" / "src" / "lib.rs"
@@ -169,3 +170,7 @@ def test_each_crate_has_an_exact_version() -> None:
     }
     assert found
     assert not {name: version for name, version in found.items() if not re.fullmatch(r"=\d+\.\d+\.\d+", version)}
+
+
+def test_the_tests_that_run_without_the_kernel_too_exist() -> None:
+    assert not [name for name in FILES if not (ROOT / name).is_file()]
