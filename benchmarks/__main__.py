@@ -18,6 +18,7 @@ from memq import kernel
 
 ROWS = (
     "ingest",
+    "own_part",
     "produce",
     "consume",
     "arrow",

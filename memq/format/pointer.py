@@ -22,7 +22,7 @@ from memq.errors import (
     UnsupportedFormatError,
 )
 from memq.format.blocks.header import BlockHeader
-from memq.format.blocks.header_table import Bucket
+from memq.format.blocks.latency import Bucket
 from memq.format.ranges import Range
 from memq.limits import (
     FORMAT_VERSION,
@@ -175,7 +175,7 @@ class Pointer(_Fields, frozen=True, kw_only=True):
       `slots`, `tag_bits`, `producers` and `checksum` (crc32c of its bytes) describe its content. `totals` and `adopted`
       count the records and bytes before it in the write partition. `skip` has the numbers of its blocks that the queue
       held already. `latency` has the ages of its records when the owner handed the pointer to the queue
-      (`format/blocks/header_table.py`). `producers` has at most POINTER_RANGES_MAX ranges. If `producers_complete` is
+      (`format/blocks/latency.py`). `producers` has at most POINTER_RANGES_MAX ranges. If `producers_complete` is
       false, only the object's index has all of them.
     - `opened`: a new epoch, or a repetition for the same epoch, with `totals` and all remembered `named` producers.
     - `closed`: the end of an epoch.

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from memq.errors import CorruptDataError, InvalidNameError, UnsupportedFormatError
 from memq.format.blocks.header import scope_of
-from memq.format.blocks.header_table import Bucket, Latency
+from memq.format.blocks.latency import Bucket, Latency
 from memq.format.pointer import Hex, Number, Text, Time, TopicId
 from memq.format.ranges import Range
 from memq.limits import KIB, SEQUENCE_END
@@ -81,7 +81,7 @@ class ReportSpan(msgspec.Struct, frozen=True, kw_only=True):
 
     `minute` is in Unix minutes of event time, as the block headers have it. `ranges` are half-open, ascend and do not
     touch. `level` is the ack level that the producer requested, 0 for readers. `latency` is as in
-    `format/blocks/header_table.py`.
+    `format/blocks/latency.py`.
     """
 
     stage: Stage

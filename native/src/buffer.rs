@@ -52,9 +52,7 @@ impl View {
 
     /// The bytes from `start` to `end`. Raises: ValueError if the buffer is shorter.
     pub fn part(&self, start: usize, end: usize) -> PyResult<&[u8]> {
-        self.bytes()
-            .get(start..end)
-            .ok_or_else(|| PyValueError::new_err("the place is outside of the buffer"))
+        self.bytes().get(start..end).ok_or_else(|| PyValueError::new_err("the place is outside of the buffer"))
     }
 }
 

@@ -1,6 +1,7 @@
 //! The compiled kernel of memq: hot loops over blocks. It takes what is plainly right and declines the rest, which
 //! Python judges. It decides no policy, starts no threads and opens nothing.
 pub mod block;
+pub mod broker;
 mod buffer;
 pub mod checksums;
 mod gil_cell;
@@ -19,5 +20,6 @@ fn memq_native(module: &Bound<PyModule>) -> PyResult<()> {
     module.add_class::<rows::Slot>()?;
     module.add_class::<rows::Lane>()?;
     module.add_class::<rows::Sender>()?;
+    broker::register(module)?;
     Ok(())
 }

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from memq.errors import CorruptDataError, UnsupportedFormatError
-from memq.format.blocks.header_table import bucket_of, latency_of
+from memq.format.blocks.latency import bucket_of, latency_of
 from memq.format.ranges import Range, RangeSet
 from memq.format.report import Begin, Report, ReportPart, ReportSpan, decode_report, encode_report, fitting, home_of
 from tests.golden.make import TOPIC_ID, make_reports

@@ -5,54 +5,24 @@ keeps its place (a region) until the rest arrives. A connection whose region is 
 read beyond its frame. Other connections read up to the end of their frame.
 
 `sound_run` accepts only blocks without any doubt. Any other block (damaged, too old, out of sequence, repeated, of
-another stream, incomplete) ends the run. The connection then checks that block alone and in full. A block of 4 KiB
-costs half a microsecond here, so each operation of the loop counts. One `unpack` reads frame prefix and header. Values
-that are the same for all blocks of a stream are read once for the run. The ring gets the run, not each block.
+another stream, incomplete) ends the run. The connection then checks that block alone and in full. Values that are the
+same for all blocks of a stream are read once for the run. The ring gets the run, not each block.
 """
 
 from __future__ import annotations
 
-import struct
+import math
 from collections.abc import Callable
 from typing import Protocol
 
-from awscrt.checksums import crc32c
-
-from memq.broker.ingest.slabs import READ_BYTES_MIN, Extent, Slab, SlabPool
+from memq.broker.ingest.slabs import READ_BYTES_MIN, Slab, SlabPool
 from memq.broker.partition.append import BlockRun, Stream
-from memq.format.blocks.header import CHECKED_FROM, CODEC_LZ4, FLAGS_KNOWN, KEY, MAGIC, NULL_KEYS
-from memq.limits import (
-    BLOCK_HEADER_BYTES,
-    BLOCK_RAW_BYTES_MAX,
-    BLOCK_RECORDS_MAX,
-    FORMAT_VERSIONS,
-    FRAME_PREFIX_BYTES,
-    KIB,
-    SEQUENCE_END,
-    TIME_MS_END,
-)
+from memq.kernel.blocks import scan_blocks
+from memq.limits import BLOCK_RECORDS_MAX, FRAME_PREFIX_BYTES, KIB, SEQUENCE_END
 from memq.protocol.frames import Api
 
 ASIDE_BYTES = 64 * KIB
 MOVED_BYTES_MAX = 64 * KIB  # an incomplete frame up to this size may be moved to the cursor
-# A WRITE's prefix: length | api, flags, stream as one | first sent. The header: magic, checksum | version, codec, flags
-# as one | payload, raw, count | producer epoch, scope | producer, first sequence, base | (delta) slots | (tag bits)
-_HEAD = struct.Struct("<IIq II I III II QQq 4xHH 8x")
-_HEAD_BYTES = FRAME_PREFIX_BYTES + BLOCK_HEADER_BYTES
-
-assert _HEAD.size == _HEAD_BYTES
-_unpack = _HEAD.unpack_from
-_BODY_FROM = FRAME_PREFIX_BYTES + CHECKED_FROM
-_MAGIC = int.from_bytes(MAGIC, "little")
-_CODEC = 0xFF00  # the codec in the word below
-# version, codec and flags of every valid block, as one word
-_KINDS = frozenset(
-    version | codec << 8 | flags << 16
-    for version in FORMAT_VERSIONS
-    for codec in range(CODEC_LZ4 + 1)
-    for flags in range(FLAGS_KNOWN + 1)
-    if flags & (NULL_KEYS | KEY) != NULL_KEYS
-)
 # A run of at most 65,536 blocks (the greatest `batch_blocks_max`) that starts below this ends below SEQUENCE_END.
 _FIRST_END = SEQUENCE_END - 65_536 * BLOCK_RECORDS_MAX
 
@@ -220,7 +190,7 @@ class Intake:
             for reader in list(self.readers):
                 reader.resume()
 
-    def forget(self, reader: SlabReader) -> None:
+    def leave(self, reader: SlabReader) -> None:
         """Forget a closed connection; the next waiting one may get its memory."""
         self.readers.pop(reader, None)
         if reader in self.waiting:
@@ -236,42 +206,23 @@ def sound_run(
     `oldest_ms` is the least first-sent time to accept. The run has at most `blocks_max` blocks, and ends with the block
     that reaches `bytes_max`, which includes frame prefixes.
     """
-    extents: list[Extent] = []
-    begin, expected = at, stream.expected
-    next_ = expected
-    if next_ < stream.producer.next or next_ >= _FIRST_END:
-        return BlockRun(extents, next_, next_, 0)  # perhaps copies, or too close to SEQUENCE_END
-    view, producer_id, scope = slab.view, stream.producer_id, stream.home.scope
-    kind, producer_epoch = Api.WRITE | stream.number << 16, stream.producer_epoch
-    last = min(end - _HEAD_BYTES, at + bytes_max - 1)
-    for _ in range(blocks_max):
-        if at > last:
-            break
-        # fmt: off
-        (length, frame_kind, sent_ms, magic, checksum, block_kind, payload, raw, count, epoch, block_scope,
-         producer, first, base_ms, slot_first, slot_last) = _unpack(view, at)
-        # fmt: on
-        stop = at + FRAME_PREFIX_BYTES + length
-        if not (
-            frame_kind == kind
-            and stop <= end
-            and first == next_
-            and producer == producer_id
-            and epoch == producer_epoch
-            and block_scope == scope
-            and magic == _MAGIC
-            and block_kind in _KINDS
-            and payload + BLOCK_HEADER_BYTES == length
-            and (payload == raw or (payload < raw and block_kind & _CODEC))
-            and 0 < count <= BLOCK_RECORDS_MAX
-            and 4 * count <= raw <= BLOCK_RAW_BYTES_MAX
-            and -TIME_MS_END < base_ms < TIME_MS_END
-            and slot_first <= slot_last
-            and sent_ms >= oldest_ms
-            and crc32c(view[at + _BODY_FROM : stop]) == checksum
-        ):
-            break
-        extents.append((slab, at + FRAME_PREFIX_BYTES, stop))
-        next_ += count
-        at = stop
-    return BlockRun(extents, expected, next_, at - begin - FRAME_PREFIX_BYTES * len(extents))
+    first, home = stream.expected, stream.home
+    if first < stream.producer.next or first >= _FIRST_END:
+        return BlockRun([], first, first, 0)  # perhaps copies, or too close to SEQUENCE_END
+    kind = Api.WRITE | stream.number << 16
+    extents, next_ = scan_blocks(
+        slab,
+        slab.view,
+        at,
+        end,
+        kind,
+        stream.producer_id,
+        stream.producer_epoch,
+        home.scope,
+        first,
+        math.ceil(oldest_ms),
+        blocks_max,
+        bytes_max,
+    )
+    size = extents[-1][2] - at - FRAME_PREFIX_BYTES * len(extents) if extents else 0
+    return BlockRun(extents, first, next_, size)

@@ -42,7 +42,7 @@ from memq.protocol.frames import AckLevel
 from memq.topic import Committed, Position
 
 NOTES_MAX = 20_000  # events between two reports: then one is due; twice as many are kept if none can be sent
-BUCKETS = 65  # see `memq.format.blocks.header_table.bucket_of`
+BUCKETS = 65  # see `memq.format.blocks.latency.bucket_of`
 HEARTBEAT_INTERVALS = 6  # a report is promised within so many intervals, and comes within half of them
 Pieces = Sequence[tuple[StagedObject, StagedPiece]]
 HANDED_MAX = 20_000  # blocks that were given out and are not committed

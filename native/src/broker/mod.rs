@@ -1,0 +1,16 @@
+//! The broker's loops over blocks. `memq/kernel/blocks.py` has their contract, `blocks_in_python.py` their twins.
+pub mod columns;
+pub mod fill;
+pub mod header;
+pub mod latency;
+pub mod scan;
+
+use pyo3::prelude::*;
+
+/// Add the functions to the module.
+pub fn register(module: &Bound<PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(scan::scan_blocks, module)?)?;
+    module.add_function(wrap_pyfunction!(columns::lay_out, module)?)?;
+    module.add_function(wrap_pyfunction!(latency::latencies, module)?)?;
+    module.add_function(wrap_pyfunction!(fill::fill, module)?)
+}
