@@ -13,8 +13,7 @@ from memq.format.blocks.header import Buffer
 from memq.format.blocks.latency import Latency
 from memq.kernel import blocks_in_python, compiled
 
-
-Extents = Sequence[tuple[Any, int, int]]  # slab, whose `view` is its memory, and start and end of each block
+Extents = list[tuple[Any, int, int]]  # slab, whose `view` is its memory, and start and end of each block
 
 
 class BlockKernel(Protocol):
@@ -49,7 +48,7 @@ class BlockKernel(Protocol):
         ...
 
     def lay_out(self, extents: Extents) -> tuple[list[memoryview], tuple[Any, ...]]:
-        """Return a view of each block, and the fields of `memq.kernel.header_table.HeaderTable`, for checked blocks.
+        """Return a view of each checked block, and the fields of `memq.kernel.header_table.HeaderTable`.
 
         The checksum is combined from those that the blocks state. In Python, small blocks are read again, which costs
         less there. Raises: ValueError without blocks, or for a block that is shorter than a header.

@@ -81,10 +81,10 @@ def scan_blocks(
 ) -> tuple[list[tuple[Any, int, int]], int]:
     """Check each block in one step of the loop.
 
-    A block of 4 KiB costs half a microsecond here, so each operation counts. One `unpack` reads frame prefix and header.
+    A block of 4 KiB costs half a microsecond here, so each operation counts. One `unpack` reads prefix and header.
     """
     if end > len(view):
-        raise ValueError(f"the frames end at {end} of {len(view)} bytes")
+        raise ValueError(f"the frames end at {end}, outside of {len(view)} bytes")
     extents: list[tuple[Any, int, int]] = []
     next_ = first
     last = min(end - _HEAD_BYTES, at + bytes_max - 1)
@@ -121,14 +121,15 @@ def scan_blocks(
     return extents, next_
 
 
-def lay_out(extents: Sequence[tuple[Any, int, int]]) -> tuple[list[memoryview], tuple[Any, ...]]:
+def lay_out(extents: list[tuple[Any, int, int]]) -> tuple[list[memoryview], tuple[Any, ...]]:
     """Copy the headers, and read each of their columns at once."""
     views = [slab.view[start:end] for slab, start, end in extents]
     lengths = list(map(len, views))
     if min(lengths, default=0) < BLOCK_HEADER_BYTES:
         raise ValueError("a batch has blocks, and each block its header")
     headers = b"".join([slab.view[start : start + BLOCK_HEADER_BYTES] for slab, start, _ in extents])
-    by_16, by_32, by_64, signed = (memoryview(headers).cast(kind) for kind in "HIQq")
+    view = memoryview(headers)
+    by_16, by_32, by_64, signed = view.cast("H"), view.cast("I"), view.cast("Q"), view.cast("q")
     leasts = signed[6::9].tolist()
     greatest = _greatest_ms(leasts, by_32[14::18].tolist())
     checksums = by_32[1::18].tolist()

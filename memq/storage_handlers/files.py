@@ -30,6 +30,7 @@ from pathlib import Path
 from awscrt.checksums import crc32c
 
 from memq.errors import CorruptDataError, NotFoundError, ObjectExistsError
+from memq.kernel.blocks import fill
 from memq.limits import KIB, MIB
 from memq.storage_handlers import Buffer, ObjectEntry, check_size
 
@@ -58,7 +59,10 @@ class DirectFiles:
 
     def suit(self, buffers: Sequence[Buffer]) -> bool:
         """Whether these buffers, the bytes of one file, are to be written directly."""
-        return not self.refused and sum(memoryview(buffer).nbytes for buffer in buffers) >= DIRECT_BYTES_MIN
+        if self.refused:
+            return False
+        sizes = itertools.accumulate(memoryview(buffer).nbytes for buffer in buffers)
+        return any(size >= DIRECT_BYTES_MIN for size in sizes)  # the first buffers of many decide
 
     def write(self, path: str, buffers: Sequence[Buffer]) -> tuple[int, int] | None:
         """Write an existing file, and return its size and the crc32c of the written bytes.
@@ -78,9 +82,10 @@ class DirectFiles:
             self._chunks.append(chunk)
 
     def _write(self, handle: int, chunk: memoryview, buffers: Sequence[Buffer]) -> tuple[int, int] | None:
-        size = checksum = 0
+        size = checksum = number = at = 0
         with chunk:
-            for filled in _fill(chunk, buffers):
+            while number < len(buffers):
+                filled, number, at = fill(chunk, buffers, number, at)
                 checksum = crc32c(chunk[:filled], checksum)
                 padded = -(-filled // _ALIGNMENT) * _ALIGNMENT
                 try:
@@ -100,25 +105,6 @@ class DirectFiles:
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
             raise error
         self.refused = True
-
-
-def _fill(chunk: memoryview, buffers: Sequence[Buffer]) -> Iterator[int]:
-    """Copy all buffers, one after another, into `chunk`.
-
-    Yield the number of bytes in it when it is full, and at the end.
-    """
-    filled = 0
-    for view in (memoryview(buffer).cast("B") for buffer in buffers):
-        at = 0
-        while at < len(view):
-            piece = view[at : at + len(chunk) - filled]
-            chunk[filled : filled + len(piece)] = piece
-            filled, at = filled + len(piece), at + len(piece)
-            if filled == len(chunk):
-                yield filled
-                filled = 0
-    if filled:
-        yield filled
 
 
 def _write_chunk(handle: int, data: memoryview, offset: int) -> None:

@@ -17,6 +17,8 @@ REPLAY = "memq/broker/spool/replay.py"
 STORING = "memq/broker/partition/storing.py"
 BATCH = "memq/broker/partition/batch.py"
 SLABS = "memq/broker/ingest/slabs.py"
+BLOCKS = "memq/kernel/blocks_in_python.py"
+HEADERS = "memq/kernel/header_table.py"
 
 APPEND = "        await disk.append(segment.name, buffers)\n"
 MOVE = "        for ticket, spans in moves:\n            ticket.move(segment, spans)\n"
@@ -345,6 +347,16 @@ BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
         "            except ObjectExistsError:\n                raise\n",
         "            except ObjectExistsError:\n                return started_s\n",
     ),
+    (BLOCKS, "a block that begins below the stream's sequence is taken", "sequence == next_", "sequence <= next_"),
+    (BLOCKS, "a frame may end behind the received bytes", "            and stop <= end\n", ""),
+    (
+        BLOCKS,
+        "the checksum of a batch leaves the beginnings of large blocks out",
+        "combine_crc32c(crc32c(start, value), checksum, length - CHECKED_FROM)",
+        "combine_crc32c(value, checksum, length - CHECKED_FROM)",
+    ),
+    (BLOCKS, "a gathered write begins the next buffer where the last one ended", "number + 1, 0", "number + 1, at"),
+    (HEADERS, "a batch in a shared object is indexed as if it began it", "offset + each for each", "each for each"),
     (BATCH, "the checksum of an object leaves its index out", "crc32c(index, checksum)", "checksum"),
     (
         BATCH,

@@ -31,7 +31,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         "memq/spark/stream_offsets.py",
         "memq/spark/stream_reader.py",
     ),
-    "broker": ("memq/broker/",),
+    "broker": ("memq/broker/", "memq/kernel/blocks", "memq/kernel/header_table.py"),
     "client": ("memq/client/", "memq/protocol/link.py", "memq/format/batch.py"),
     "kafka": ("memq/notification/kafka/",),
     "notification": ("memq/notification/",),

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import pytest
 from awscrt.checksums import crc32c
-from hypothesis import given
-from hypothesis import strategies as st
 
 from memq.broker.ingest.slabs import Slab
 from memq.broker.partition.batch import (
-    COMBINED_BYTES_MIN,
     Origin,
     SealedBatch,
     data_pointer,
@@ -22,52 +19,14 @@ from memq.broker.partition.batch import (
 )
 from memq.broker.partition.ring import BatchSlot, Ring, RingLimits
 from memq.broker.partition.staged_batch import StagedBatch
-from memq.format.blocks.header import DELTA_SATURATED, HEADER, BlockHeader, check_block, parse_header
-from memq.format.blocks.header_table import HeaderTable, latency_of
-from memq.format.object import BLOCK_ENTRY, BlockEntry, open_object
+from memq.format.blocks.header import BlockHeader, check_block
+from memq.format.blocks.latency import latency_of
+from memq.format.object import open_object
 from memq.format.pointer import Adopted, Location, NamedProducer, Pointer, ProducerEnd, ProducerRanges
-from memq.limits import FORMAT_VERSION, POINTER_RANGES_MAX, TIME_MS_END
+from memq.kernel.blocks_in_python import COMBINED_BYTES_MIN
+from memq.limits import POINTER_RANGES_MAX
 from memq.topic import Topic, Totals, equal_slots
 from tests.unit.sealed_batches import ORIGIN, SLOT_TOPIC, filled_slot
-
-any_headers = st.lists(
-    st.builds(
-        lambda payload, count, producer, first, base, delta, slots, tags: HEADER.pack(
-            *(b"mqB1", payload ^ 0x5555, FORMAT_VERSION, 0, 0, payload, payload, count, 0, 9),
-            *(producer, first, base, delta, min(slots), max(slots), tags),
-        ),
-        payload=st.integers(400, 1 << 24),
-        count=st.integers(1, 100),
-        producer=st.integers(1, (1 << 63) - 1),
-        first=st.integers(0, (1 << 63) - 101),
-        base=st.integers(1 - TIME_MS_END, TIME_MS_END - 1),
-        delta=st.sampled_from([0, 7, DELTA_SATURATED - 1, DELTA_SATURATED]),
-        slots=st.tuples(st.integers(0, 65_535), st.integers(0, 65_535)),
-        tags=st.integers(0, (1 << 64) - 1),
-    ),
-    min_size=1,
-    max_size=20,
-)
-
-
-@given(any_headers)
-def test_a_table_says_what_its_headers_say(packed: list[bytes]) -> None:
-    headers = [parse_header(header) for header in packed]
-    table = HeaderTable(packed)
-    entries, at = b"", 0
-    for header in headers:
-        entries += BLOCK_ENTRY.pack(*BlockEntry.from_header(header, at))
-        at += header.length
-    assert table.entries([header.length for header in headers]) == entries
-    assert len(table) == len(headers)
-    assert [table[number] for number in range(len(table))] == headers
-    assert table.checksums == [header.checksum for header in headers]
-    assert table.raw_bytes == sum(header.raw_length for header in headers)
-    assert table.records == sum(header.count for header in headers)
-    assert table.least_ms == min(header.least_ms for header in headers)
-    assert table.greatest_ms == max(header.greatest_ms for header in headers)
-    assert table.slots == (min(h.slot_first for h in headers), max(h.slot_last for h in headers))
-    assert table.sequences() == [(h.producer_id, h.first_sequence, h.next_sequence) for h in headers]
 
 
 @pytest.mark.parametrize("cell_bytes", [7, COMBINED_BYTES_MIN // 3])
@@ -80,9 +39,12 @@ def test_a_batch_is_its_blocks_an_index_and_true_checksums(producers: list[int],
     assert whole[: len(body)] == body
     assert (made.bytes, sealed.checksum, made.checksum) == (len(whole), crc32c(body), crc32c(whole))
     index = open_object(whole)
+    headers = [check_block(whole[entry.offset : entry.offset + entry.length]) for entry in index.blocks]
     assert [entry.producer_id for entry in index.blocks] == producers
+    assert [sealed.headers[number] for number in range(len(sealed.headers))] == headers
+    assert sealed.headers.sequences() == [(h.producer_id, h.first_sequence, h.next_sequence) for h in headers]
     assert index.batches[0].records == slot.records == sum(entry.count for entry in index.blocks)
-    check_pointer(slot, sealed, [check_block(whole[e.offset : e.offset + e.length]) for e in index.blocks])
+    check_pointer(slot, sealed, headers)
 
 
 def check_pointer(slot: BatchSlot, sealed: SealedBatch, headers: list[BlockHeader]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 from awscrt.checksums import crc32c
@@ -24,9 +24,8 @@ from memq.broker.partition.storing import (
 from memq.broker.services import Services
 from memq.errors import ObjectExistsError, StoreError
 from memq.format.blocks.header import Buffer
-from memq.format.blocks.header_table import HeaderTable
 from memq.format.object import BatchEntry
-from memq.limits import BLOCK_HEADER_BYTES
+from memq.kernel.header_table import table_of
 from memq.settings import BrokerSettings
 from memq.storage_handlers.memory import MemoryHandler
 from tests.brokers import block_of, log_lines
@@ -147,14 +146,11 @@ class Sharing:
         found = [block_of(TOPIC, number, [b"%d" % partition], partition=partition) for number in range(blocks)]
         data = b"".join(found)
         slab.view[: len(data)] = data
-        views, at = list[memoryview](), 0
-        for each in found:
-            views.append(slab.view[at : at + len(each)])
-            at += len(each)
-        headers = HeaderTable([view[:BLOCK_HEADER_BYTES] for view in views])
+        ends = list(accumulate(map(len, found), initial=0))
+        views, headers = table_of([(slab, start, end) for start, end in pairwise(ends)])
         entry = BatchEntry(0, len(data), 1_000, 0, blocks, 0, blocks, partition, 1)
         origin = Origin("memq", "one", "main", TOPIC, partition, 1)
-        batch = SealedBatch(origin, entry, views, headers, crc32c(data), [])
+        batch = SealedBatch(origin, entry, views, headers, [])
         self.batches.append((batch, data))
         self.slabs.append(slab)
         return batch

@@ -2,7 +2,6 @@
 use super::header::{word, Header, CHECKED_FROM, HEADER_BYTES, TIME_MS_END};
 use crate::buffer::View;
 use crate::checksums::crc32c;
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
@@ -105,10 +104,7 @@ pub fn scan_blocks<'py>(
 ) -> PyResult<(Bound<'py, PyList>, u64)> {
     let py = slab.py();
     let view = View::read(view)?;
-    let data = view.bytes();
-    let Some(data) = data.get(..end) else {
-        return Err(PyValueError::new_err(format!("the frames end at {end} of {} bytes", data.len())));
-    };
+    let data = view.part(0, end)?;
     let stream = Stream { kind, producer_id, producer_epoch, scope, oldest_ms };
     let run = scan(data, at, &stream, first, blocks_max, bytes_max);
     let extents = PyList::empty(py);
