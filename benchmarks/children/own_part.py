@@ -86,7 +86,7 @@ def measure(batch: Batch) -> Command:
     own_object(sealed)
     data_pointer(slot, sealed, ORIGIN, Totals(), (), (), 9)
     blocks, size = sealed.entry.blocks, slot.bytes
-    slot.let_go()
+    slot.drop_blocks()
     del ring, slot, sealed
     return {"take_s": taken_s - began_s, "seal_s": time.thread_time() - taken_s, "blocks": blocks, "bytes": size}
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from memq.cli.records.record_text import encode_record
 from memq.errors import CorruptDataError, UnsupportedFormatError
 from memq.format.blocks.columns import open_block
+from memq.format.blocks.header import Buffer
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index, open_object
 from tests.golden.make import FOLDER
 from tests.unit.blocks import Record, any_records, build, codecs, damaged, repair, seal
@@ -54,7 +55,7 @@ def memq_reads(data: bytes) -> list[dict[str, Any]]:
     return found
 
 
-def object_of(data: bytes | bytearray, count: int) -> bytes:
+def object_of(data: Buffer, count: int) -> bytes:
     """An object around one block, also when that is damaged."""
     entry = BlockEntry(0, 7, 100, 0, 0, len(data), count, 0, 0, 65_535, 0)
     meta = ObjectMeta(cluster="c", broker="b", topics=(ObjectTopic("t", "ab" * 16),), created_ms=5)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
-from memq.format.blocks.builder import SealedBlock
 from memq.format.compaction_manifest import CompactionManifest, encode_compaction_manifest
 from memq.format.key import compaction_manifest_key
 from memq.format.pointer import Location
@@ -75,7 +75,7 @@ def give_up_after_ack(log: Log) -> None:
 
 def damage(log: Log) -> None:
     sealed = block(0, log.send(0))
-    log.batch([SealedBlock(sealed.header, sealed.data[:-1] + b"!")], 0)
+    log.batch([replace(sealed, data=bytes(sealed.data[:-1]) + b"!")], 0)
 
 
 def garbage(log: Log) -> None:

@@ -35,7 +35,7 @@ def records_of(shape: int) -> st.SearchStrategy[list[Record]]:
     return st.lists(st.tuples(value, key, time), min_size=1, max_size=60)
 
 
-def columns_of(records: Sequence[Record], shape: int) -> tuple[Any, ...]:
+def columns_of(records: Sequence[Record], shape: int) -> tuple[Any, Any, Any]:
     values, keys, times = ([record[number] for record in records] for number in range(3))
     return values, keys if shape > PLAIN else None, times if shape == TIMED else None
 
@@ -45,7 +45,7 @@ def sealed_in_python(records: Sequence[Record], codec: str) -> bytes:
     for value, key, time in records:
         builder.append(value, key, None, time)
     origin = {"producer_id": 5, "first_sequence": 9, "scope": 3, "now_ms": 77, "producer_epoch": 2}
-    return bytes(builder.seal(**origin, codec=codec, slot_range=SLOTS).data)  # type: ignore[arg-type]
+    return bytes(builder.seal(**origin, codec=codec, slot_range=SLOTS).data)
 
 
 def seal(rows: Any, codec: str) -> tuple[bytes, int]:
@@ -214,7 +214,7 @@ def test_whatever_is_not_plain_goes_the_slow_way_as_it_was_given() -> None:
     lane.keyless = native.Rows(PLAIN, 1_000, "fast")
     send = native.Sender({"t": lane}, lambda *args: calls.append(args)).send
     assert send("t", b"v") == send(topic="t", value=b"v", key=None, partition=None) == "fast"
-    given = [
+    given: list[tuple[tuple[object, ...], dict[str, object]]] = [
         (("t", "text"), {}),
         (("t", None), {}),
         (("t", b"v", b"k"), {}),

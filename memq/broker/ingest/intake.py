@@ -190,7 +190,7 @@ class Intake:
             for reader in list(self.readers):
                 reader.resume()
 
-    def leave(self, reader: SlabReader) -> None:
+    def forget(self, reader: SlabReader) -> None:
         """Forget a closed connection; the next waiting one may get its memory."""
         self.readers.pop(reader, None)
         if reader in self.waiting:
