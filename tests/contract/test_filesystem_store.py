@@ -406,21 +406,22 @@ def test_checks_of_several_processes_do_not_disturb_each_other(store: Filesystem
     assert os.listdir(tmp_path / "objects") == []
 
 
-def test_a_check_deletes_nothing_if_its_process_may_not(
-    store: FilesystemHandler, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("place", "name"), [(files.ObjectFiles, "delete"), (os, "scandir")])
+def test_a_check_lists_and_deletes_nothing_if_its_process_may_not(
+    place: object, name: str, store: FilesystemHandler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: object, key: str) -> None:
+    def refuse(*parts: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    async def scenario() -> list[str]:
+    async def scenario() -> None:
         await store.check(deletes=False)
         await store.check(deletes=False)
         with pytest.raises(DeniedError):
             await store.check()
-        return [entry.key async for entry in store.list(KEPT_CHECK)]
 
-    monkeypatch.setattr(files.ObjectFiles, "delete", refuse)
-    assert asyncio.run(scenario()) == [KEPT_CHECK]
+    monkeypatch.setattr(place, name, refuse)
+    asyncio.run(scenario())
+    assert (tmp_path / "objects" / KEPT_CHECK).is_file()
 
 
 # ---- what the operating system refuses -------------------------------------------------------

@@ -152,6 +152,18 @@ async def test_a_heartbeat_in_time_keeps_everything(queue: NotificationQueue, cl
 
 
 @over_queues
+async def test_a_new_join_begins_the_session_time_out_again(queue: NotificationQueue, clock: ManualClock) -> None:
+    await prepare(queue)
+    a = await join(queue, "a")
+    clock.advance(SESSION_MS // 2)
+    await beat(queue, "a", a)
+    clock.advance(SESSION_MS - 1)
+    a = await join(queue, "a")
+    clock.advance(SESSION_MS - 1)
+    assert await beat(queue, "a", a) == a
+
+
+@over_queues
 async def test_a_clock_that_starts_again_ends_old_sessions(queue: NotificationQueue, clock: ManualClock) -> None:
     await prepare(queue)
     a = await join(queue, "a")

@@ -1,10 +1,11 @@
-"""Errors of a SQLite file by their code, the end of its writer, and a wait on a file that fails."""
+"""A SQLite file: settings, errors by their code, copies; its writer, and a wait on a file that fails."""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
 import threading
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from memq.errors import ClosedError, CorruptDataError, DeniedError, MemqError, QueueError
-from memq.notification.sqlite.file import SqliteFile
+from memq.notification.sqlite.file import SqliteFile, copy_database, write_log_into
 from memq.notification.sqlite.group_commit import Writer
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.clock import SystemClock
@@ -52,6 +53,125 @@ def test_an_error_of_sqlite_is_the_one_of_its_code(
     assert type(found) is kind
     assert str(found) == f"test file '{file.path}': it failed"
     assert hint in found.hint
+
+
+class WeakDefaults(sqlite3.Connection):
+    """A connection of a build of SQLite that syncs less by default."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.execute("PRAGMA synchronous = OFF")
+
+
+def test_a_connection_syncs_and_waits_as_it_should_and_commits_each_statement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=WeakDefaults))
+    file = SqliteFile(tmp_path / "x", "test file", 5, SCHEMA, QueueError, busy_timeout_ms=70)
+    with closing(file.connect()) as one, closing(file.connect()) as other:
+        for connection in (one, other):
+            settings = ("synchronous", "busy_timeout")
+            assert [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in settings] == [2, 70]
+        one.execute("INSERT INTO t VALUES (1)")
+        assert other.execute("SELECT n FROM t").fetchall() == [(1,)]
+
+
+def test_a_file_is_complete_without_its_log_only_when_no_program_reads_it(tmp_path: Path) -> None:
+    path, copy, alone = tmp_path / "x", tmp_path / "copy", tmp_path / "alone"
+    file = SqliteFile(path, "test file", 5, SCHEMA, QueueError)
+
+    def rows(path: Path) -> list[tuple[int]]:
+        with closing(sqlite3.connect(path)) as connection:
+            return connection.execute("SELECT n FROM t").fetchall()
+
+    with closing(file.connect()) as writer, closing(file.connect()) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT n FROM t").fetchall()
+        writer.execute("INSERT INTO t VALUES (1)")
+        with pytest.raises(QueueError, match="in use by another program") as caught:
+            write_log_into(path, "test file", QueueError)
+        assert "end that program" in caught.value.hint
+        copy_database(path, copy, "test file", QueueError)
+        assert rows(copy) == [(1,)], "with the row that is in the log alone"
+        reader.execute("COMMIT")
+        write_log_into(path, "test file", QueueError)
+        alone.write_bytes(path.read_bytes())
+        assert rows(alone) == [(1,)]
+
+
+# ---- the writer ----------------------------------------------------------------------------------
+
+
+def insert(number: int) -> Callable[[sqlite3.Connection], None]:
+    def job(connection: sqlite3.Connection) -> None:
+        connection.execute("INSERT INTO t VALUES (?)", (number,))
+
+    return job
+
+
+def stored(connection: sqlite3.Connection) -> list[int]:
+    return [number for (number,) in connection.execute("SELECT n FROM t ORDER BY n")]
+
+
+def with_writer(folder: Path, scenario: Callable[[Writer], Awaitable[None]]) -> None:
+    async def in_time() -> None:
+        file = SqliteFile(folder / "x", "test file", 5, SCHEMA, QueueError)
+        async with asyncio.timeout(30):
+            await scenario(Writer(file, EventLog(SystemClock())))
+
+    asyncio.run(in_time())
+
+
+def test_an_error_of_the_file_fails_all_jobs_of_its_transaction_and_no_later_one(tmp_path: Path) -> None:
+    def damaged(connection: sqlite3.Connection) -> None:
+        raise sqlite3.DatabaseError("database disk image is malformed")
+
+    def missing(connection: sqlite3.Connection) -> None:
+        connection.execute("SELECT n FROM missing")
+
+    async def scenario(writer: Writer) -> None:
+        for job, text in ((damaged, "malformed"), (missing, "no such table")):
+            jobs = [writer.run(each) for each in (insert(1), job, insert(2))]
+            for result in await asyncio.gather(*jobs, return_exceptions=True):
+                assert isinstance(result, QueueError)
+                assert text in str(result)
+            assert await writer.run(stored) == []
+        await writer.close()
+
+    with_writer(tmp_path, scenario)
+
+
+def test_a_caller_that_is_cancelled_while_its_job_runs_harms_no_other(tmp_path: Path) -> None:
+    async def scenario(writer: Writer) -> None:
+        entered, gate = threading.Event(), threading.Event()
+
+        def blocked(connection: sqlite3.Connection) -> None:
+            insert(1)(connection)
+            entered.set()
+            gate.wait()
+
+        first, second = asyncio.create_task(writer.run(blocked)), asyncio.create_task(writer.run(insert(2)))
+        await asyncio.to_thread(entered.wait)
+        first.cancel()
+        await asyncio.wait([first])
+        gate.set()
+        await second
+        assert await writer.run(stored) == [1, 2]
+        await writer.close()
+
+    with_writer(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_closed_writer_leaves_no_task_and_may_be_closed_twice(used: bool, tmp_path: Path) -> None:
+    async def scenario(writer: Writer) -> None:
+        if used:
+            await writer.run(insert(1))
+        await writer.close()
+        await writer.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    with_writer(tmp_path, scenario)
 
 
 class NoMemoryAtCommit(sqlite3.Connection):

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from memq.errors import CorruptDataError, EpochFencedError, QueueError
 from memq.notification import Publication, Span
 from memq.notification.sqlite.file import SqliteFile
 from memq.notification.sqlite.queue import APPLICATION_ID, SCHEMA, UPGRADES, SqliteQueue
+from memq.runtime.clock import SystemClock
 from tests.contract.manual_clock import ManualClock
 from tests.contract.queues import STALE_MS, committed, part
 
@@ -51,6 +53,7 @@ INSERT INTO positions VALUES ('billing', 1, 2, 5, 70, 900), ('billing', 2, 3, 0,
 PRAGMA application_id = 1836142897;
 PRAGMA user_version = 1;
 """
+CLOCK = SystemClock()
 LOG = {"topic": "clicks", "topic_id": part().topic_id, "partition": 0}
 MEMBER = {"session_timeout_ms": 10_000, "heard_ms": 1_000_000, "joined": 2, "wanted": [LOG]}
 MEMBER["holds"] = [{"partition": LOG, "since": 2, "revoking": 0}]
@@ -209,25 +212,45 @@ def test_an_upgrade_on_a_full_disk_changes_nothing_and_says_how_much_it_needs(tm
         upgraded(path, test)
 
 
-class EndedAtVersion(sqlite3.Connection):
-    """A connection of a process that ends before it sets the number of the layout."""
+def failing_at(prefix: str, code: int) -> type[sqlite3.Connection]:
+    """Return connections on which each statement with this prefix fails."""
 
-    def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
-        if sql.startswith("PRAGMA user_version ="):
-            raise sqlite3.OperationalError("the process ends")
-        return super().execute(sql, *parameters)
+    class Connection(sqlite3.Connection):
+        def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
+            if sql.startswith(prefix):
+                error = sqlite3.OperationalError("the statement failed")
+                error.sqlite_errorcode = code
+                raise error
+            return super().execute(sql, *parameters)
+
+    return Connection
 
 
-def test_tables_and_the_number_of_their_layout_are_one_transaction(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("prefix", "code", "old", "says_room"),
+    [
+        ("INSERT INTO entries", sqlite3.SQLITE_FULL, True, True),
+        ("PRAGMA user_version =", sqlite3.SQLITE_IOERR_WRITE, True, True),
+        ("PRAGMA user_version =", sqlite3.SQLITE_BUSY, True, False),
+        ("PRAGMA user_version =", sqlite3.SQLITE_FULL, False, False),
+    ],
+)
+def test_an_opening_that_fails_changes_nothing_holds_no_lock_and_names_the_cause(
+    prefix: str, code: int, old: bool, says_room: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = SqliteFile(tmp_path / "queue", "queue file", APPLICATION_ID, SCHEMA, QueueError, upgrades=UPGRADES)
+    """Tables and the number of their layout are one transaction."""
+    path = old_file(tmp_path) if old else tmp_path / "queue.sqlite"
+    file = SqliteFile(path, "queue file", APPLICATION_ID, SCHEMA, QueueError, upgrades=UPGRADES)
+    with closing(sqlite3.connect(path)) as plain:
+        before = dump(plain)
     with monkeypatch.context() as patch:
-        patch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=EndedAtVersion))
-        with pytest.raises(QueueError, match="the process ends"):
+        patch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=failing_at(prefix, code)))
+        with pytest.raises(QueueError, match="the statement failed") as caught:
             file.connect()
-    with closing(sqlite3.connect(file.path)) as plain:
-        assert dump(plain) == []
+    assert ("was not upgraded from layout 1 to 2, and is as it was" in str(caught.value)) is says_room
+    with closing(sqlite3.connect(path, timeout=0)) as plain:  # while the error keeps the frames of the call
+        plain.execute("BEGIN IMMEDIATE")
+        assert dump(plain) == before
     with closing(file.connect()) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (2,)
 
@@ -270,13 +293,13 @@ def test_an_earlier_version_that_has_the_file_open_can_write_no_row_without_a_ch
 def test_an_opener_waits_for_the_lock_of_another_one_and_not_for_ever(
     code: int, failures: int, tries: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried: list[str] = []
+    tried_s: list[float] = []
 
     class Connection(sqlite3.Connection):
         def execute(self, sql: str, *arguments: Any) -> sqlite3.Cursor:
             if "journal_mode" in sql:
-                tried.append(sql)
-                if len(tried) <= failures:
+                tried_s.append(CLOCK.monotonic())
+                if len(tried_s) <= failures:
                     error = sqlite3.OperationalError("failed")
                     error.sqlite_errorcode = code
                     raise error
@@ -284,10 +307,12 @@ def test_an_opener_waits_for_the_lock_of_another_one_and_not_for_ever(
 
     monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Connection))
     monkeypatch.setattr("memq.notification.sqlite.file._WAL_TRIES_MAX", 3)
+    monkeypatch.setattr("memq.notification.sqlite.file._WAL_RETRY_S", 0.03)
     file = SqliteFile(tmp_path / "queue.sqlite", "queue file", APPLICATION_ID, SCHEMA, QueueError)
     if failures < tries:
         file.connect().close()
     else:
         with pytest.raises(QueueError):
             file.connect()
-    assert len(tried) == tries
+    assert len(tried_s) == tries
+    assert all(later - earlier >= 0.03 for earlier, later in pairwise(tried_s))

@@ -122,17 +122,14 @@ class SqliteFile:
             connection = sqlite3.connect(
                 self.path, timeout=self.busy_timeout_ms / 1_000, isolation_level=None, check_same_thread=False
             )
+            connection.text_factory = _text
+            try:
+                self._prepare(connection)
+            except BaseException:
+                connection.close()
+                raise
         except sqlite3.Error as error:
             raise self.error(error) from error
-        connection.text_factory = _text
-        try:
-            self._prepare(connection)
-        except sqlite3.Error as error:
-            connection.close()
-            raise self.error(error) from error
-        except BaseException:
-            connection.close()
-            raise
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
