@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing, suppress
@@ -19,11 +18,10 @@ from memq.notification.sqlite.file import SqliteFile, checksum
 from memq.notification.sqlite.queue import APPLICATION_ID, SCHEMA, SqliteQueue
 from memq.topic import ReadPartition
 from tests.contract.manual_clock import ManualClock
-from tests.contract.queues import HANG_S, STALE_MS, committed, part, publication
+from tests.contract.queues import STALE_MS, committed, part, publication
+from tests.contract.sqlite_files import ENTRIES, GROUP, body_of, filled, harm, opened
 from tests.soak import SOAKING
 
-ENTRIES = 6
-GROUP = "billing"
 WRONG: list[object] = [None, -1, 1 << 62, 1.5, "text", b"\x00\xff"]
 WRONG += [0, 1, 7, 1 << 39, -(1 << 63), "", "0", b"", b"[]"] if SOAKING else []
 COLUMNS = {
@@ -38,51 +36,6 @@ COLUMNS = {
     "positions": ("group_name", "partition_id", "pointer_offset", "record_index", "records", "bytes", "checksum"),
 }
 CASES = [(table, column) for table, columns in COLUMNS.items() for column in columns]
-Test = Callable[[SqliteQueue, ManualClock], Awaitable[None]]
-
-
-def body_of(offset: int) -> bytes:
-    return b"pointer %d" % offset
-
-
-def filled(path: Path) -> None:
-    """Make a queue with entries, a group with a member and a position."""
-
-    async def fill(queue: SqliteQueue, clock: ManualClock) -> None:
-        await queue.create([part(0), part(1)], STALE_MS)
-        for number in range(ENTRIES):
-            for partition in (part(0), part(1)):
-                await queue.publish(publication(clock, body_of(number), partition=partition))
-            clock.advance(1)
-        member = await queue.join(GROUP, "m", [part(0)], 10_000)
-        await queue.commit(GROUP, "m", member.generation, {part(0): committed(2)})
-
-    opened(path, fill)
-
-
-def opened(path: Path, test: Test) -> None:
-    async def run() -> None:
-        clock = ManualClock()
-        queue = SqliteQueue(path, clock)
-        try:
-            async with asyncio.timeout(HANG_S):
-                await test(queue, clock)
-        finally:
-            await queue.close()
-
-    asyncio.run(run())
-
-
-def harm(path: Path, statement: str, *values: object) -> bool:
-    """Change the file behind the queue's back; return whether SQLite let it."""
-    with closing(sqlite3.connect(path)) as file:
-        file.execute("PRAGMA ignore_check_constraints = ON")
-        try:
-            file.execute(statement, values)
-        except sqlite3.Error:
-            return False
-        file.commit()
-        return True
 
 
 def calls(queue: SqliteQueue, clock: ManualClock) -> Iterator[Awaitable[object]]:

@@ -61,8 +61,8 @@ def heartbeat(
     """Note the heartbeat of a member."""
     stored = _existing(connection, name)
     membership = stored.group.heartbeat(member, generation, released, now_ms)
-    if not _save(connection, name, stored):
-        _note_heartbeat(connection, name, member, now_ms)
+    _save(connection, name, stored)
+    _note_heartbeat(connection, name, member, now_ms)
     return membership
 
 
@@ -221,17 +221,16 @@ def _load(connection: sqlite3.Connection, name: str) -> _Stored | None:
     return _Stored(group, row[2], (group.generation, row[2]))
 
 
-def _save(connection: sqlite3.Connection, name: str, stored: _Stored, *, numbered: bool = False) -> bool:
-    """Write the group if it has changed, or a commit has a number; return whether it was written."""
+def _save(connection: sqlite3.Connection, name: str, stored: _Stored, *, numbered: bool = False) -> None:
+    """Write the group if it has changed, or a commit has a number."""
     if (stored.group.generation, stored.positions) == stored.was and not numbered:
-        return False
+        return
     row = (name, msgspec.json.encode(stored.group), stored.positions)
     connection.execute(
         "INSERT OR REPLACE INTO groups (name, body, positions, checksum) VALUES (?, ?, ?, ?)",
         (*row, checksum("groups", row)),
     )
     connection.execute("DELETE FROM heard WHERE group_name = ?", (name,))
-    return True
 
 
 def _note_heartbeat(connection: sqlite3.Connection, name: str, member: str, now_ms: int) -> None:

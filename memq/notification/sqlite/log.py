@@ -36,6 +36,7 @@ RESTORE_HINT = f"{COPY_HINT}, or rebuild it with 'memq restore'"
 DELETE_ROWS_MAX = 5_000
 LOST_PER_READ_MAX = 1_000  # entries without a body in one read: each takes 100 bytes of memory
 OFFSET_BITS = 40
+IDS = range((1 << 63 - OFFSET_BITS) - 1)  # of partitions: their entries have row ids of 63 bits
 PROOFS_MAX = 100  # entries that are read to find one that proves the name of its partition
 _ROWS = """SELECT id, topic, topic_id, partition, stale_publish_ms, begin, next, time_max, dropped, epochs, checksum
 FROM partitions"""
@@ -90,7 +91,7 @@ def partitions(connection: sqlite3.Connection, topic: str | None) -> list[ReadPa
     """
     found: list[LogRow] = []
     for values in connection.execute(f"{_ROWS} ORDER BY id").fetchall():
-        row, fault = LogRow(*values[:-1]), _fault(values)
+        row, fault = _row(values), _fault(values)
         if fault is not None and not _is_called(connection, row.id, row[1:4], without_rows=_is_unused(row)):
             raise fault
         if topic in (None, row.topic) and (fault is not None or not row.dropped):
@@ -137,7 +138,7 @@ def find_rows(connection: sqlite3.Connection, partitions: Iterable[ReadPartition
 
 def _damaged_rows(connection: sqlite3.Connection) -> list[tuple[LogRow, CorruptDataError]]:
     rows = connection.execute(f"{_ROWS} ORDER BY id").fetchall()
-    return [(LogRow(*values[:-1]), fault) for values in rows if (fault := _fault(values)) is not None]
+    return [(_row(values), fault) for values in rows if (fault := _fault(values)) is not None]
 
 
 def _may_be(connection: sqlite3.Connection, row: LogRow, key: tuple[str, str, int]) -> bool:
@@ -145,7 +146,7 @@ def _may_be(connection: sqlite3.Connection, row: LogRow, key: tuple[str, str, in
     if _is_called(connection, row.id, key):
         return True
     if _is_called(connection, row.id, row[1:4]):
-        return row[1:4] == key  # the damage may be in `dropped`, a condition of the look-up
+        return False  # its name is another one
     return sum(one != other for one, other in zip(row[1:4], key, strict=True)) < 2  # never opened: no proof of a name
 
 
@@ -165,9 +166,9 @@ def _is_called(
     epochs = connection.execute(_EPOCHS, (number,)).fetchall()
     if any(is_sound("epochs", each, identity) for each in epochs):
         return True
-    if not 0 <= number < 1 << 63 - OFFSET_BITS:
+    if number not in IDS:
         return False
-    bounds = (number << OFFSET_BITS, (number + 1 << OFFSET_BITS) - 1)
+    bounds = (number << OFFSET_BITS, number + 1 << OFFSET_BITS)
     entries = connection.execute(f"{_ENTRIES} LIMIT {PROOFS_MAX}", bounds).fetchall()
     if not epochs and not entries:
         return without_rows
@@ -189,12 +190,16 @@ def _checked(found: tuple[Any, ...]) -> LogRow:
     fault = _fault(found)
     if fault is not None:
         raise fault
+    return _row(found)
+
+
+def _row(found: tuple[Any, ...]) -> LogRow:
     return LogRow(*found[:-1])
 
 
 def _fault(found: tuple[Any, ...]) -> CorruptDataError | None:
     """Return the damage of a partition's row, or None."""
-    row = LogRow(*found[:-1])
+    row = _row(found)
     if not is_sound("partitions", found):
         return damaged(f"the row of {row}")
     if not row.begin <= row.next < 1 << OFFSET_BITS:
@@ -276,7 +281,7 @@ def read(connection: sqlite3.Connection, partition: ReadPartition, offset: int, 
 def _sound_entries(connection: sqlite3.Connection, row: LogRow, first: int, end: int) -> Generator[_SoundEntry]:
     """Yield the entries from `first` up to `end` whose rows are sound, and then the end, without a body.
 
-    After LOST_PER_READ_MAX consecutive damaged rows, the last of them is the end. The time of the end is one that no
+    LOST_PER_READ_MAX consecutive damaged rows count as damage up to the end. The time of the end is one that no
     entry exceeds. Close the generator: an open statement keeps its view of the file, and SQLite can't reset its log.
     """
     identity, zero, unsound = row.identity, row.entry_id(0), 0
@@ -288,7 +293,6 @@ def _sound_entries(connection: sqlite3.Connection, row: LogRow, first: int, end:
                 continue
             unsound += 1
             if unsound == LOST_PER_READ_MAX:
-                end = found[0] - zero
                 break
     yield end, row.time_max, row.time_max, b""
 
@@ -368,7 +372,7 @@ def hide(connection: sqlite3.Connection, partitions: Sequence[ReadPartition]) ->
 def delete_hidden(connection: sqlite3.Connection) -> bool:
     """Delete some rows of hidden partitions; return whether more may be left."""
     hidden = connection.execute(f"{_ROWS} WHERE dropped = 1 ORDER BY id").fetchall()
-    row = next((LogRow(*values[:-1]) for values in hidden if _fault(values) is None), None)
+    row = next((_row(values) for values in hidden if _fault(values) is None), None)
     if row is None:
         return False
     if not _delete_entries(connection, row.entry_id(0), (row.id + 1) << OFFSET_BITS):
