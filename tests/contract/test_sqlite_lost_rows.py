@@ -12,7 +12,7 @@ import pytest
 from memq.errors import CorruptDataError, QueueError
 from memq.notification import Entry, Publication, Span
 from memq.notification.sqlite import log
-from memq.notification.sqlite.file import SqliteFile
+from memq.notification.sqlite.file import SqliteFile, is_sound
 from memq.notification.sqlite.queue import APPLICATION_ID, SCHEMA
 from tests.contract.queues import STALE_MS, part
 
@@ -51,7 +51,6 @@ def test_each_run_of_lost_entries_is_read_in_bounded_answers(
         examined.append(table)
         return is_sound(table, row, of)
 
-    is_sound = log.is_sound
     monkeypatch.setattr(log, "is_sound", counted)
     monkeypatch.setattr(log, "LOST_PER_READ_MAX", LOST_MAX)
     for lost in (range(first, end) for end in range(1, COUNT + 1) for first in range(end)):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
+import threading
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -12,27 +14,33 @@ from typing import Any
 import pytest
 
 from memq.errors import NotFoundError, QueueError
+from memq.notification import Span
 from memq.notification.sqlite import log
+from memq.notification.sqlite.file import write_log_into
 from memq.notification.sqlite.queue import SqliteQueue
 from memq.runtime.clock import SystemClock
 from tests.contract.manual_clock import ManualClock
-from tests.contract.queues import STALE_MS, committed, part
+from tests.contract.queues import HANG_S, STALE_MS, committed, part
+
+POLL = "PRAGMA data_version"
 
 
 class CountedConnection(sqlite3.Connection):
-    """Counts the connections; the next commit fails while `fails` is set."""
+    """Counts the connections and the polls; the next commit or poll fails while `fails` has it."""
 
     made = 0
-    fails = False
+    polls = 0
+    fails = ""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         CountedConnection.made += 1
         super().__init__(*args, **options)
 
     def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
-        if sql == "COMMIT" and CountedConnection.fails:
-            CountedConnection.fails = False
-            raise sqlite3.OperationalError("disk I/O error")
+        CountedConnection.polls += sql == POLL
+        if sql == CountedConnection.fails:
+            CountedConnection.fails = ""
+            raise sqlite3.OperationalError("disk I/O error") if sql == "COMMIT" else MemoryError("no memory")
         return super().execute(sql, *parameters)
 
 
@@ -40,6 +48,7 @@ class CountedConnection(sqlite3.Connection):
 def counted_connections(monkeypatch: pytest.MonkeyPatch) -> type[CountedConnection]:
     monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=CountedConnection))
     monkeypatch.setattr(CountedConnection, "made", 0)
+    monkeypatch.setattr(CountedConnection, "polls", 0)
     return CountedConnection
 
 
@@ -54,11 +63,111 @@ def test_reads_that_find_nothing_keep_their_connection(tmp_path: Path, counted: 
             with pytest.raises(NotFoundError):
                 await queue.span(part())
         assert counted.made == made
-        counted.fails = True
+        counted.fails = "COMMIT"
         with pytest.raises(QueueError, match="disk i/o error"):
             await queue.span(part())
         with pytest.raises(NotFoundError):
             await queue.span(part())
+        await queue.close()
+
+    asyncio.run(work())
+
+
+def test_reads_keep_their_connection_and_one_that_failed_holds_no_lock(
+    tmp_path: Path, counted: type[CountedConnection]
+) -> None:
+    async def work() -> None:
+        queue = SqliteQueue(tmp_path / "queue.sqlite", SystemClock(), readers_max=1)
+        await queue.create([part()], STALE_MS)
+        await queue.span(part())
+        made = counted.made
+        for _ in range(5):
+            assert await queue.span(part()) == Span(0, 0)
+        assert counted.made == made
+        counted.fails = "COMMIT"
+        with pytest.raises(QueueError) as caught:
+            await queue.span(part())
+        write_log_into(tmp_path / "queue.sqlite", "queue file", QueueError)  # raises while a connection reads
+        assert "disk i/o error" in str(caught.value)
+        await queue.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_a_closed_queue_leaves_a_complete_file_no_thread_and_no_task(
+    failing: bool, tmp_path: Path, counted: type[CountedConnection]
+) -> None:
+    async def work() -> None:
+        queue = SqliteQueue(tmp_path / "queue.sqlite", SystemClock(), poll_interval_ms=1)
+        await queue.create([part()], STALE_MS)
+        if failing:
+            counted.fails = POLL
+            with pytest.raises(QueueError, match="is not followed any more: no memory"):
+                await queue.wait({part(): 0}, HANG_S * 2)
+        await queue.wait({part(): 0}, 0.02)
+        await queue.close()
+        assert os.listdir(tmp_path) == ["queue.sqlite"], "without SQLite's log"
+        assert not [each.name for each in threading.enumerate() if each.name.startswith("memq-")]
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(work())
+
+
+def test_the_file_is_polled_once_in_each_interval_of_a_wait(tmp_path: Path, counted: type[CountedConnection]) -> None:
+    async def work() -> None:
+        queue = SqliteQueue(tmp_path / "queue.sqlite", SystemClock(), poll_interval_ms=600_000)
+        await queue.create([part()], STALE_MS)
+        await queue.wait({part(): 0}, 0.05)
+        assert counted.polls == 1
+        await queue.close()
+
+    asyncio.run(work())
+
+
+def test_the_file_is_not_polled_after_a_wait(tmp_path: Path, counted: type[CountedConnection]) -> None:
+    async def work() -> None:
+        queue = SqliteQueue(tmp_path / "queue.sqlite", SystemClock(), poll_interval_ms=1)
+        await queue.create([part()], STALE_MS)
+        await queue.wait({part(): 0}, 0.02)
+        polls = counted.polls
+        for _ in range(200):  # many intervals
+            await queue.span(part())
+        assert counted.polls <= polls + 1
+        await queue.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("poll_interval_ms", [2, 600_000])
+def test_a_drop_by_this_queue_or_another_one_wakes_a_wait(poll_interval_ms: int, tmp_path: Path) -> None:
+    async def work() -> None:
+        path = tmp_path / "queue.sqlite"
+        queue = SqliteQueue(path, SystemClock(), poll_interval_ms=poll_interval_ms)
+        other = SqliteQueue(path, SystemClock())
+        await queue.create([part()], STALE_MS)
+        waiting = asyncio.create_task(queue.wait({part(): 0}, HANG_S * 2))
+        await asyncio.sleep(0)  # it waits from its first step on
+        for _ in range(5):  # behind its own read of the end
+            await queue.span(part())
+        assert not waiting.done()
+        await (queue if poll_interval_ms > HANG_S else other).drop([part()])
+        async with asyncio.timeout(HANG_S):
+            await waiting
+        await queue.close()
+        await other.close()
+
+    asyncio.run(work())
+
+
+def test_a_check_needs_the_write_lock(tmp_path: Path) -> None:
+    async def work() -> None:
+        queue = SqliteQueue(tmp_path / "queue.sqlite", SystemClock(), busy_timeout_ms=20)
+        with closing(sqlite3.connect(tmp_path / "queue.sqlite")) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(QueueError, match="locked"):
+                await queue.check()
+        await queue.check()
         await queue.close()
 
     asyncio.run(work())
