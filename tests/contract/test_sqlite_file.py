@@ -227,6 +227,8 @@ def test_a_wait_ends_with_the_error_of_a_file_that_can_not_be_read(tmp_path: Pat
         await queue.create([part()], STALE_MS)
         waiting = asyncio.create_task(queue.wait({part(): 0}, HANG_S * 2))
         await asyncio.sleep(0)  # it waits from its first step on
+        for _ in range(5):  # behind its own read of the end
+            await queue.span(part())
         with closing(sqlite3.connect(path)) as other:
             other.execute("DROP TABLE partitions")
             other.commit()
