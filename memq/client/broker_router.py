@@ -19,7 +19,6 @@ from memq.protocol.messages import ReadRequest
 from memq.runtime.network import Address, format_address
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
-READ_ANSWER_S = 30.0
 
 
 class BrokerRouter:
@@ -73,7 +72,7 @@ class BrokerRouter:
             link = await self._holder(near) or await self._link()
             try:
                 request = ReadRequest(store=store, key=key, offset=at, length=size)
-                parts.append(await link.read(request, timeout_s=READ_ANSWER_S))
+                parts.append(await link.read(request))
             except (UnreachableError, DrainingError, TimedOutError) as error:
                 self._give_up(link, error)
                 raise
@@ -94,7 +93,7 @@ class BrokerRouter:
                 continue
             try:
                 return (await self._pool.session(address)).link
-            except (UnreachableError, TimedOutError):
+            except MemqError:  # any broker can read the object
                 continue
         return None
 

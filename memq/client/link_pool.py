@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
-from itertools import zip_longest
+from itertools import chain, repeat
 
 from memq.errors import (
     ClosedError,
@@ -149,8 +149,7 @@ class LinkPool:
     def learn(self, addresses: Sequence[Address], zones: Sequence[str]) -> None:
         """Keep the addresses of live brokers, with zones, in addition to start addresses and those in use."""
         kept = {address: self._known.get(address, "") for address in (*self._bootstrap, *self._sessions)}
-        live = zip_longest(addresses[:BROKERS_MAX], zones[: min(len(addresses), BROKERS_MAX)], fillvalue="")
-        self._known = kept | {address: zone for address, zone in live if not isinstance(address, str)}
+        self._known = kept | dict(zip(addresses[:BROKERS_MAX], chain(zones, repeat("")), strict=False))
 
     def sessions(self) -> list[Session]:
         """Return the sessions that are open."""

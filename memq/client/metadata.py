@@ -78,7 +78,7 @@ class ClusterMetadata:
         """Return the brokers that may have a batch in memory: its writer, then its partition's owner."""
         known = self._topics.get(pointer.topic)
         owners = [owner for owner in known.owners if owner.address] if known is not None else []
-        found = [owner.address for owner in owners if owner.broker == pointer.broker][:1]
+        found = [owner.address for owner in owners if owner.broker == pointer.broker]
         found += [owner.address for owner in owners if owner.partition == pointer.partition]
         return [parse_address(address) for address in dict.fromkeys(found)]
 

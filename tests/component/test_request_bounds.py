@@ -14,10 +14,10 @@ from awscrt.checksums import crc32c
 
 from memq.broker.api import requests, stream_requests, topic_requests
 from memq.broker.broker import Broker
-from memq.client.broker_router import READ_ANSWER_S
 from memq.errors import NotFoundError, UnreachableError
 from memq.limits import MIB, PRODUCER_ID_END, READ_BYTES_MAX, SEQUENCE_END
 from memq.protocol.frames import AckLevel, Api, Frame, encode_frame
+from memq.protocol.link import REQUEST_TIMEOUT_S
 from memq.protocol.messages import (
     Close,
     Metadata,
@@ -189,7 +189,7 @@ def read_frame(number: int, length: int) -> bytes:
 
 
 def test_a_store_that_hangs_is_named_before_the_client_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert topic_requests.READ_S_MAX < READ_ANSWER_S
+    assert topic_requests.READ_S_MAX < REQUEST_TIMEOUT_S
     monkeypatch.setattr(topic_requests, "READ_S_MAX", 0.01)
 
     async def work() -> None:

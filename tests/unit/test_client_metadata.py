@@ -1,35 +1,29 @@
-"""A client's metadata of the cluster, and requests to any broker: to another one if the first is gone."""
+"""A client's metadata of the cluster: topics, owners and brokers, from answers of any broker."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+import gc
 
 import pytest
 
-from memq.client.broker_router import BrokerRouter
 from memq.client.link_pool import LinkPool
 from memq.client.metadata import ANSWER_TIMEOUT_S, ClusterMetadata
 from memq.errors import (
     ClosedError,
-    DeniedError,
-    DrainingError,
-    MemqError,
-    MovedError,
+    InvalidNameError,
     NotFoundError,
     NotReadyError,
     ProtocolError,
-    TimedOutError,
     UnreachableError,
 )
 from memq.format.pointer import Pointer, decode_pointer
-from memq.limits import READ_BYTES_MAX
-from memq.protocol.frames import Api, Frame, encode_frame
+from memq.format.report import AUDIT_TOPIC
+from memq.protocol.frames import Api, Frame
 from memq.protocol.messages import (
     Metadata,
     MetadataRequest,
     Owner,
-    ReadRequest,
     TopicMetadata,
     decode_message,
 )
@@ -107,6 +101,64 @@ def test_a_topic_is_asked_for_until_a_broker_answers_or_time_is_up() -> None:
         with pytest.raises(UnreachableError, match="no broker answers: starting"):
             await metadata.topic("other", timeout_s=0.1)
         await metadata.close()
+        await pool.close()
+
+    run(test)
+
+
+def test_a_name_that_no_topic_may_have_is_refused_without_a_question() -> None:
+    async def test(broker: ToyBroker) -> None:
+        pool = pool_of(NOBODY)
+        metadata = ClusterMetadata(stepped_runtime(), pool)
+        with pytest.raises(InvalidNameError):
+            await metadata.topic("two words")
+        await pool.close()
+        broker.topics = {AUDIT_TOPIC: toy_topic(AUDIT_TOPIC)}
+        own = pool_of(broker)
+        assert (await ClusterMetadata(stepped_runtime(), own).topic(AUDIT_TOPIC)).topic.name == AUDIT_TOPIC
+        await own.close()
+
+    run(test)
+
+
+def test_an_answer_names_the_brokers_to_ask_and_their_zones() -> None:
+    async def test(broker: ToyBroker) -> None:
+        def serve(connection: ToyConnection, frame: Frame) -> bool:
+            if frame.api == Api.METADATA:
+                connection.answer(frame, Metadata(cluster="toy", brokers=["h:7", "h:8"], zones=["x", "y"]))
+            return frame.api == Api.METADATA
+
+        broker.script = serve
+        pool = pool_of(broker, zone="y")
+        await ClusterMetadata(stepped_runtime(), pool).refresh("clicks")
+        assert set(pool.candidates()) == {address_of(broker), ("h", 7), ("h", 8)}
+        assert [pool.is_preferred(("h", port)) for port in (7, 8)] == [False, True]
+        await pool.close()
+
+    run(test)
+
+
+def test_nothing_is_kept_of_a_question_that_was_answered_and_a_close_ends_the_others() -> None:
+    def kept_tasks() -> int:
+        gc.collect()
+        return sum(isinstance(each, asyncio.Task) for each in gc.get_objects())
+
+    async def test(broker: ToyBroker) -> None:
+        pool = pool_of(broker)
+        metadata = ClusterMetadata(stepped_runtime(), pool)
+        await metadata.refresh("clicks")
+        kept = kept_tasks()
+        for _ in range(9):
+            await metadata.refresh("clicks")
+        assert kept_tasks() < kept + 9
+        broker.script = silent_at(Api.METADATA)
+        before = asyncio.all_tasks()
+        waiting = asyncio.create_task(metadata.refresh("clicks"))
+        await asyncio.sleep(0)
+        await metadata.close()
+        assert asyncio.all_tasks() - before <= {waiting}
+        with pytest.raises(ClosedError):
+            await waiting
         await pool.close()
 
     run(test)
@@ -304,248 +356,5 @@ def test_a_batch_is_looked_for_at_its_writer_and_then_at_the_owner_of_its_partit
         assert metadata.holders(pointer_of("other", 0, "bh:1")) == []
         await metadata.close()
         await pool.close()
-
-    run(test)
-
-
-# ---- any broker ----------------------------------------------------------------------------------
-
-
-class Counted:
-    """Serves METADATA and READ, counts them by broker, and refuses as often as it is asked to."""
-
-    def __init__(self) -> None:
-        self.asked: Counter[str] = Counter()
-        self.reads: list[tuple[int, int]] = []
-        self.refusals: list[MemqError] = []
-        self.silent = False
-
-    def __call__(self, connection: ToyConnection, frame: Frame) -> bool:
-        if frame.api not in (Api.METADATA, Api.READ):
-            return False
-        self.asked[connection.broker.address] += 1
-        if self.refusals:
-            connection.refuse(frame, self.refusals.pop(0))
-        elif not self.silent:
-            if frame.api == Api.METADATA:
-                return False
-            request = decode_message(frame.body, ReadRequest)
-            self.reads.append((request.offset, request.length))
-            body = b"%d:%d;" % (request.offset, request.length)
-            connection.transport.write(encode_frame(Api.READ, 0, frame.argument, body))
-        return True
-
-
-async def ask_any(broker: BrokerRouter, timeout_s: float = 5.0) -> Metadata:
-    return await broker(Api.METADATA, ASK, Metadata, timeout_s=timeout_s)
-
-
-def test_a_broker_that_leaves_is_replaced_by_another_and_the_question_asked_again() -> None:
-    async def test(one: ToyBroker) -> None:
-        async with ToyBroker() as other:
-            counted = Counted()
-            one.script = other.script = counted
-            pool = pool_of(one, other)
-            anyone = BrokerRouter(pool)
-            for _ in range(3):
-                await ask_any(anyone)
-            assert sorted(counted.asked.values()) == [3], "one connection, as long as it lasts"
-            counted.refusals = [DrainingError("leaving")]
-            await ask_any(anyone)
-            assert sum(counted.asked.values()) == 5
-            counted.refusals = [DrainingError("leaving"), UnreachableError("gone")]
-            with pytest.raises(UnreachableError, match="no broker answers METADATA: leaving; gone"):
-                await ask_any(anyone)
-            counted.refusals = [DeniedError("not you")]
-            with pytest.raises(DeniedError):
-                await ask_any(anyone)
-            counted.refusals = [MovedError("elsewhere")]
-            with pytest.raises(MovedError):
-                await anyone.once(Api.METADATA, ASK, Metadata, timeout_s=5.0)
-            before = sum(counted.asked.values())
-            counted.refusals = [DrainingError("leaving")]
-            with pytest.raises(DrainingError):
-                await anyone.once(Api.METADATA, ASK, Metadata, timeout_s=5.0)
-            assert sum(counted.asked.values()) == before + 1, "it is asked once"
-            await pool.close()
-
-    run(test)
-
-
-@pytest.mark.parametrize("refusal", [DrainingError("leaving"), UnreachableError("its coordinator does not answer")])
-def test_a_question_that_one_broker_refuses_is_asked_of_another_one(refusal: MemqError) -> None:
-    async def test(one: ToyBroker) -> None:
-        async with ToyBroker() as other:
-            for refusing, serving in ((one, other), (other, one)):
-                counted, refusals = Counted(), Counted()
-                refusals.refusals = [refusal] * 9
-                refusing.script, serving.script = refusals, counted
-                pool = pool_of(refusing)
-                anyone = BrokerRouter(pool)
-                with pytest.raises(UnreachableError, match="no broker answers METADATA: "):
-                    await ask_any(anyone)
-                assert refusals.asked[refusing.address] == 2, "the only one is asked again"
-                pool.learn([address_of(serving)], [])
-                assert (await ask_any(anyone)).cluster == "toy"
-                assert (refusals.asked[refusing.address], counted.asked[serving.address]) == (3, 1)
-                assert (await ask_any(anyone)).cluster == "toy"
-                assert counted.asked[serving.address] == 2, "it is asked from then on"
-                await pool.close()
-
-    run(test)
-
-
-def test_a_question_is_asked_again_when_another_one_gives_the_connection_up() -> None:
-    """It failed at once with the other question's name and time."""
-
-    async def test(broker: ToyBroker) -> None:
-        counted = Counted()
-        broker.script = counted
-        pool = pool_of(broker)
-        anyone = BrokerRouter(pool)
-        await ask_any(anyone)
-        counted.silent = True
-        first = asyncio.create_task(ask_any(anyone, 30.0))
-        await broker.until(lambda: counted.asked[broker.address] == 2)
-        step(27)
-        second = asyncio.create_task(ask_any(anyone, 30.0))
-        await broker.until(lambda: counted.asked[broker.address] == 3)
-        counted.silent = False
-        step(4)
-        with pytest.raises(TimedOutError, match="did not answer METADATA in 30 s"):
-            await first
-        assert (await second).cluster == "toy"
-        await pool.close()
-
-    run(test)
-
-
-def test_all_questions_that_a_lost_connection_leaves_open_are_asked_again() -> None:
-    async def test(broker: ToyBroker) -> None:
-        counted = Counted()
-        broker.script = counted
-        pool = pool_of(broker)
-        anyone = BrokerRouter(pool)
-        await ask_any(anyone)
-        counted.silent = True
-        waiting = asyncio.gather(ask_any(anyone), ask_any(anyone))
-        await broker.until(lambda: counted.asked[broker.address] == 3)
-        counted.silent = False
-        broker.cut()
-        assert [answer.cluster for answer in await waiting] == ["toy", "toy"]
-        assert (counted.asked[broker.address], len(broker.connections)) == (5, 1)
-        await pool.close()
-
-    run(test)
-
-
-def test_a_silent_connection_is_dropped_and_the_next_question_gets_a_fresh_one() -> None:
-    async def test(broker: ToyBroker) -> None:
-        counted = Counted()
-        broker.script = counted
-        pool = pool_of(broker)
-        anyone = BrokerRouter(pool)
-        await ask_any(anyone)
-        (connection,) = broker.connections
-        counted.silent = True
-        waiting = asyncio.create_task(ask_any(anyone))
-        await broker.until(lambda: counted.asked[broker.address] == 2)
-        step(5)
-        with pytest.raises(TimedOutError):
-            await waiting
-        assert counted.asked[broker.address] == 2, "it is not asked again: the answer may only be late"
-        await until(lambda: connection not in broker.connections)
-        counted.silent = False
-        await ask_any(anyone)
-        assert len(broker.connections) == 1
-        await pool.close()
-
-    run(test)
-
-
-def test_an_error_that_a_broker_names_leads_to_no_other_broker() -> None:
-    async def test(one: ToyBroker) -> None:
-        async with ToyBroker() as other:
-            counted = Counted()
-            one.script = other.script = counted
-            pool = pool_of(one, other)
-            for broker in (one, other):
-                await pool.session(address_of(broker))
-            anyone = BrokerRouter(pool)
-            for _ in range(16):
-                counted.refusals = [DeniedError("not you")]
-                with pytest.raises(DeniedError):
-                    await ask_any(anyone)
-            assert list(counted.asked.values()) == [16]
-            assert len(pool.sessions()) == 2
-            await pool.close()
-
-    run(test)
-
-
-def test_without_brokers_each_is_named() -> None:
-    async def test(broker: ToyBroker) -> None:
-        dead = [("127.0.0.1", port) for port in range(1, 8)]
-        with pytest.raises(UnreachableError, match="no broker can be reached: ") as caught:
-            await ask_any(BrokerRouter(pool_of(*dead)))
-        assert str(caught.value).count("can't reach") == 5
-
-    run(test)
-
-
-def test_a_large_range_is_read_in_pieces() -> None:
-    async def test(broker: ToyBroker) -> None:
-        counted = Counted()
-        broker.script = counted
-        pool = pool_of(broker)
-        anyone = BrokerRouter(pool)
-        assert await anyone.read("main", "k", 7, 10) == b"7:10;"
-        most = READ_BYTES_MAX
-        assert await anyone.read("main", "k", 0, most) == b"0:%d;" % most
-        found = await anyone.read("main", "k", 5, 2 * most + 1)
-        assert found == b"5:%d;%d:%d;%d:1;" % (most, 5 + most, most, 5 + 2 * most)
-        counted.refusals = [UnreachableError("gone")]
-        with pytest.raises(UnreachableError):
-            await anyone.read("main", "k", 0, 1)
-        counted.silent = True
-        waiting = asyncio.create_task(anyone.read("main", "k", 0, 1))
-        before = sum(counted.asked.values())
-        await broker.until(lambda: sum(counted.asked.values()) > before)
-        step(30)
-        with pytest.raises(TimedOutError, match="READ in 30 s"):
-            await waiting
-        await until(lambda: not broker.connections)
-        await pool.close()
-
-    run(test)
-
-
-def test_a_batch_is_read_from_who_may_hold_it_else_from_any_broker() -> None:
-    async def test(writer: ToyBroker) -> None:
-        async with ToyBroker() as other:
-            counted = Counted()
-            writer.script = other.script = counted
-            pool = pool_of(other)
-            pointer = pointer_of("clicks", 0, "writer")
-            holders = [NOBODY, address_of(writer)]
-            anyone = BrokerRouter(pool, lambda asked: holders if asked is pointer else [])
-            read = anyone.near(pointer)
-            assert await read("main", "k", 0, 1) == b"0:1;"
-            assert counted.asked == {writer.address: 1}, "the first one can't be reached"
-            assert await anyone.read("main", "k", 0, 1) == b"0:1;"
-            assert counted.asked == {writer.address: 1, other.address: 1}
-            holders.clear()
-            await read("main", "k", 0, 1)
-            assert counted.asked == {writer.address: 1, other.address: 2}
-            await pool.close()
-            zoned = pool_of(other, writer, zone="y")
-            zoned.learn([address_of(other), address_of(writer)], ["y", "x"])
-            far = BrokerRouter(zoned, lambda asked: [address_of(writer)])
-            await far.near(pointer)("main", "k", 0, 1)
-            assert counted.asked == {writer.address: 1, other.address: 3}, "what is in another zone is not asked"
-            both = BrokerRouter(zoned, lambda asked: [address_of(writer), address_of(other)])
-            await both.near(pointer)("main", "k", 0, 1)
-            assert counted.asked == {writer.address: 1, other.address: 4}, "the next one is, when it is in this zone"
-            await zoned.close()
 
     run(test)

@@ -168,6 +168,26 @@ def test_a_partition_that_moved_is_asked_for_where_it_is() -> None:
     run(test)
 
 
+def test_the_time_that_an_owner_names_comes_on_top_of_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner_requests, "backoff_s", lambda *_, **__: 500.0)
+
+    async def test(broker: ToyBroker) -> None:
+        owner = Owner()
+        owners, _ = await asked(broker, owner)
+        owner.errors = [NotReadyError("opening", retry_after_ms=300_000)]
+        work = asyncio.create_task(owners.ask(TOPIC, 0, begin()))
+        await broker.until(lambda: owner.metadata == 2)
+        await turns()
+        step(600)
+        await turns()
+        assert len(owner.begun) == 1
+        step(250)
+        assert (await work).instance is not None
+        assert len(owner.begun) == 2
+
+    run(test)
+
+
 def test_a_partition_without_an_owner_is_asked_for_until_it_has_one() -> None:
     async def test(broker: ToyBroker) -> None:
         owner = Owner()
