@@ -16,7 +16,6 @@ from memq.errors import ForkedError, InvalidRequestError, TimedOutError
 from memq.runtime.threads import wait_for_native_threads
 
 EXIT_FLUSH_S_MAX = 5.0
-_START_S_MAX = 30.0
 Result = TypeVar("Result")
 
 
@@ -38,11 +37,9 @@ class IoThread:
     def __init__(self) -> None:
         self.loop = new_event_loop()
         self._clients: dict[int, SyncClient] = {}
-        self._numbers = count(1)
-        self._started = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="memq-io", daemon=True)
+        self._numbers = count()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="memq-io", daemon=True)
         self._thread.start()
-        self._started.wait(_START_S_MAX)
 
     @property
     def current(self) -> bool:
@@ -90,11 +87,6 @@ class IoThread:
     def clients(self) -> list[SyncClient]:
         """Return the open clients."""
         return list(self._clients.values())
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.call_soon(self._started.set)
-        self.loop.run_forever()
 
 
 _lock = threading.Lock()

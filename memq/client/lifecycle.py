@@ -98,9 +98,9 @@ class BlockingClient(OneProcess, ABC):
     def __del__(self) -> None:
         if self._closed or self._background.was_forked:
             return
+        self._background.forgotten()  # first: where warnings are errors, the next line raises
         name = type(self).__name__
         warnings.warn(f"a memq.{name} was forgotten without close()", ResourceWarning, stacklevel=1, source=self)
-        self._background.forgotten()
 
     def _finish(self, timeout_s: float | None) -> bool:
         """Close the core and leave the thread; return False when that was done before."""
@@ -125,6 +125,7 @@ class Background(Generic[CoreType]):
         self.core = core
         self.was_forked = False
         self._what = what
+        self._closing: asyncio.Task[None] | None = None  # of a forgotten client
         self._number = self.io.add_client(self)
 
     def forked(self) -> None:
@@ -149,7 +150,20 @@ class Background(Generic[CoreType]):
 
     def forgotten(self) -> None:
         """Close a client that was garbage-collected open."""
+        self.io.call(self._close_later)
 
     def detach(self) -> None:
         """The client is closed: the thread may forget it."""
         self.io.remove_client(self._number)
+
+    def _close_later(self) -> None:
+        self._closing = asyncio.get_running_loop().create_task(self.at_exit())
+        self._closing.add_done_callback(self._closed)
+
+    def _closed(self, closing: asyncio.Task[None]) -> None:
+        self.detach()
+        if not closing.cancelled() and (error := closing.exception()) is not None:
+            self._close_failed(error)
+
+    def _close_failed(self, error: BaseException) -> None:
+        """Take the error of the close of a forgotten client: the program has nothing to receive it."""

@@ -104,6 +104,19 @@ def test_an_admin_that_is_forgotten_is_warned_of(cluster: Cluster) -> None:
     assert ["memq.Admin" in str(each.message) for each in warned if each.category is ResourceWarning] == [True]
 
 
+def test_a_consumer_that_is_forgotten_leaves_its_group(cluster: Cluster) -> None:
+    """It kept its partitions until the process ended."""
+    send(cluster, b"0")
+    consumer = memq.Consumer(cluster.address, "clicks", group="g", auto_commit=False)
+    assert consumer.poll(10) is not None
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        del consumer
+        gc.collect()
+    with memq.Consumer(cluster.address, "clicks", group="g", auto_commit=False) as other:
+        assert other.poll(10) is not None
+
+
 def test_groups_are_shown_reset_and_deleted(cluster: Cluster, admin: memq.Admin) -> None:
     send(cluster, b"0", b"1", b"2")
     with memq.Consumer(cluster.address, "clicks", group="g", auto_commit=False) as consumer:

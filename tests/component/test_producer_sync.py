@@ -7,6 +7,7 @@ import copy
 import gc
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -225,6 +226,20 @@ def test_errors_of_the_cluster_reach_the_caller(server: Server) -> None:
         assert isinstance(delivery.exception(), CorruptDataError)
 
 
+def test_an_error_that_the_program_has_not_read_is_raised_by_the_first_close_alone(server: Server) -> None:
+    def refuse(connection: ToyConnection, frame: Frame) -> bool:
+        if frame.api == Api.WRITE:
+            connection.nack(frame, CorruptDataError("a bit was flipped"))
+        return frame.api == Api.WRITE
+
+    server.broker.script = refuse
+    producer = Producer(server.broker.address)
+    producer.send("clicks", b"v")
+    with pytest.raises(CorruptDataError):
+        producer.close()
+    producer.close()
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_child_must_not_use_what_its_parent_made(server: Server) -> None:
     producer = Producer(server.broker.address)
@@ -277,6 +292,22 @@ def test_a_forgotten_producer_is_warned_of_and_still_sends(server: Server) -> No
     assert ResourceWarning in [each.category for each in warned if "memq.Producer" in str(each.message)]
     server.until(lambda: len(server.broker.closes) == 1)
     assert server.broker.values() == [b"v"]
+
+
+def test_a_forgotten_producer_is_closed_also_where_warnings_are_errors(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stayed open until the end of the process."""
+    raised: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda each: raised.append(each.exc_type))
+    producer = Producer(server.broker.address)
+    producer.send("clicks", b"v").result(20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del producer
+        gc.collect()
+    assert raised == [ResourceWarning]
+    server.until(lambda: len(server.broker.closes) == 1)
 
 
 def test_at_exit_what_waits_is_flushed_with_a_warning(server: Server) -> None:
@@ -403,3 +434,37 @@ def test_a_result_that_does_not_come_cancels_the_work() -> None:
     with pytest.raises(TimedOutError):
         io_thread().run(never(), 0.01)
     assert cancelled.wait(20)
+
+
+def test_an_interrupt_cancels_the_work_that_is_waited_for() -> None:
+    cancelled, interrupted = threading.Event(), threading.Event()
+    waiting = threading.get_ident()
+
+    def interrupt(number: int, frame: object) -> None:
+        if not interrupted.is_set():
+            interrupted.set()
+            raise KeyboardInterrupt
+
+    async def interrupts() -> None:
+        try:
+            while True:  # a signal just before the wait does not end it
+                signal.pthread_kill(waiting, signal.SIGUSR1)
+                await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.05)
+        finally:
+            cancelled.set()
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            io_thread().run(interrupts())
+        assert cancelled.wait(20)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_time_limit_within_the_work_is_an_error_of_the_work() -> None:
+    async def late() -> None:
+        raise TimeoutError("its own")
+
+    with pytest.raises(TimeoutError, match="its own"):
+        io_thread().run(late(), 20)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from memq.client.stores import OpenStores
 from memq.errors import InvalidSettingError, UnknownSettingError
 from memq.protocol.messages import StoreMetadata
 from memq.runtime.runtime import Runtime
+from memq.runtime.waits import Waits
 from memq.storage_handlers import StorageHandler
 from memq.storage_handlers.filesystem import FilesystemHandler
 from memq.storage_handlers.s3.handler import S3Handler
@@ -49,6 +51,42 @@ def opened(s3: dict[str, object] | None) -> S3Settings:
     return store.bucket.settings
 
 
+def test_a_store_is_opened_once_by_its_name_and_again_after_a_close(tmp_path: Path) -> None:
+    async def work() -> None:
+        runtime = Runtime()
+        metadata = ClusterMetadata(runtime, LinkPool(runtime, []))
+        urls = {name: (tmp_path / name).as_uri() for name in ("main", "archive")}
+        metadata.stores = tuple(StoreMetadata(name=name, url=url) for name, url in urls.items())
+        stores = OpenStores(metadata, runtime)
+        assert stores("main") is None, "no folder is there"
+        for name in urls:
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "k").write_bytes(name.encode())
+        opened = {name: stores(name) for name in urls}
+        assert {name: store.url for name, store in opened.items() if store is not None} == urls
+        assert {name: stores(name) for name in urls} == opened
+        assert stores("other") is None
+        waits = Waits(runtime.clock)
+        assert stores.reader("other", waits) is None
+        reader = stores.reader("archive", waits)
+        assert reader is not None
+        assert bytes(await reader.get_range("k", 0, 4)) == b"arch"
+        await stores.close()
+        again = stores("main")
+        assert again is not None
+        assert again is not opened["main"], "the first one has ended its threads"
+        await stores.close()
+
+    asyncio.run(work())
+
+
+def test_what_is_no_folder_of_this_machine_is_left_to_the_brokers(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    assert store_of(None, (tmp_path / "file").as_uri()) is None
+    assert store_of(None, f"file://elsewhere{tmp_path}") is None
+    assert store_of(None, f"memory:{tmp_path}") is None
+
+
 def test_the_section_that_is_given_is_heeded() -> None:
     found = opened({**KEYS, "data_path": "aiobotocore", "hedge_permille": 0})
     assert (found.access_key_id, found.data_path, found.hedge_permille) == ("id", "aiobotocore", 0)
@@ -72,6 +110,16 @@ def test_without_one_that_of_the_process_is_heeded(monkeypatch: pytest.MonkeyPat
 def test_a_mistake_in_the_section_is_told() -> None:
     with pytest.raises(UnknownSettingError, match="acces_key"):
         opened({"acces_key_id": "id"})
+
+
+@pytest.mark.parametrize("line", ["acces_key_id = 'id'", "deadline_ms = -1"])
+def test_a_mistake_in_the_settings_of_the_process_leaves_the_bucket_to_the_brokers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str
+) -> None:
+    """The program gave none of them: it may not know this file."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "memq.toml").write_text(f"[s3]\n{line}\n")
+    assert store_of(None) is None
 
 
 def test_a_bucket_without_keys_is_left_to_the_brokers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -123,7 +123,6 @@ class _ProducerBackground(Background[ProducerCore]):
     ) -> None:
         core = ProducerCore(settings, runtime, addresses, Delivery, self._wake, self._room_made, observe=observe)
         self.room = threading.Condition(core.buffer.lock)
-        self._closing: asyncio.Task[None] | None = None
         # The callers' own thread seals, too. Without a codec sealing hardly releases the interpreter's lock.
         threads = 0 if settings.codec == "none" else min(os.cpu_count() or 1, SEALING_THREADS_MAX) - 1
         self._spare = SpareThreads("seal", threads)
@@ -144,18 +143,8 @@ class _ProducerBackground(Background[ProducerCore]):
         super().detach()
         self._spare.close(wait=not self.io.current)
 
-    def forgotten(self) -> None:
-        """Deliver the records of a producer that was garbage-collected open."""
-        self.io.call(self._close_later)
-
-    def _close_later(self) -> None:
-        self._closing = asyncio.get_running_loop().create_task(self.at_exit())
-        self._closing.add_done_callback(self._closed)
-
-    def _closed(self, closing: asyncio.Task[None]) -> None:
-        self.detach()
-        if not closing.cancelled() and closing.exception() is not None:
-            self.core.events.error("producer.forgotten", f"a forgotten producer was not flushed: {closing.exception()}")
+    def _close_failed(self, error: BaseException) -> None:
+        self.core.events.error("producer.forgotten", f"a forgotten producer was not flushed: {error}")
 
     def _wake(self) -> None:
         self.io.call(self.core.drain)
