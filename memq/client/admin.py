@@ -259,7 +259,6 @@ class AsyncAdmin(AsyncClosing):
         Raises: NotFoundError, InvalidRequestError.
         """
         check_name(group, "group")
-        check_name(topic, internal=True)
         check_point(to, "to", (topic,))
         check_switch("dry_run", dry_run)
         found = (await self.topic(topic)).topic

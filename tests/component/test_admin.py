@@ -23,8 +23,9 @@ from memq.errors import (
     NotFoundError,
     QueueError,
     UnknownSettingError,
+    UnreachableError,
 )
-from memq.notification import Span
+from memq.notification import GroupState, Span
 from memq.notification.memory import MemoryQueue
 from memq.runtime.clock import SystemClock
 from memq.testing import Cluster
@@ -229,6 +230,23 @@ def test_a_group_that_is_deleted_meanwhile_hides_no_other_lag(
     assert main(["lag", "-b", cluster.address]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["group", "b"]
     assert main(["lag", "a", "b", "-b", cluster.address]) == 3, "a group that the operator names"
+
+
+def test_an_admin_belongs_to_the_event_loop_of_its_first_question_also_when_that_failed() -> None:
+    admin = AsyncAdmin("127.0.0.1:1", connect_timeout_ms=1)
+    with pytest.raises(UnreachableError):
+        asyncio.run(admin.brokers())
+    with pytest.raises(InvalidRequestError, match="belongs to the event loop of its first use"):
+        asyncio.run(admin.brokers())
+
+
+def test_a_queue_that_does_not_answer_is_no_missing_group(admin: memq.Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(queue: MemoryQueue, group: str) -> GroupState:
+        raise QueueError("no leader")
+
+    monkeypatch.setattr(MemoryQueue, "describe", fail)
+    with pytest.raises(QueueError, match="no leader"):
+        admin.group("g")
 
 
 def test_an_admin_client_is_refused_on_another_event_loop() -> None:

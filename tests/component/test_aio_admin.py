@@ -16,20 +16,22 @@ from memq.client.consumer.settings import Point
 from memq.client.link_pool import LinkPool
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import (
+    ClosedError,
     InvalidNameError,
     InvalidRequestError,
     InvalidSettingError,
     NotFoundError,
     UnreachableError,
 )
+from memq.format.report import AUDIT_TOPIC
 from memq.limits import PARTITIONS_MAX
 from memq.protocol.frames import Api, Frame
-from memq.protocol.messages import AdminAnswer, AdminRequest, DrainBroker, decode_message
+from memq.protocol.messages import AdminAnswer, AdminRequest, DrainBroker, Metadata, TopicMetadata, decode_message
 from memq.protocol.wire_types import WireBroker
 from memq.topic import Position, Topic, TopicSettings, equal_slots
 from tests.brokers import run, running_broker
 from tests.stepped_time import step, stepped_runtime
-from tests.unit.toy_broker import ToyBroker, ToyConnection, turns
+from tests.unit.toy_broker import ToyBroker, ToyConnection, silent_at, toy_topic, turns
 from tests.unit.toy_broker import run as run_toy
 
 NOBODY = "127.0.0.1:1"
@@ -177,6 +179,10 @@ def test_a_position_within_a_batch_counts_its_records() -> None:
         await admin.reset_group("billing", "clicks", place, new_ok=True)
         (shown,) = (await admin.group("billing")).partitions
         assert (shown.position, shown.lag.records) == (place, 6)
+        await admin.reset_group("billing", "clicks", "beginning")
+        (shown,) = (await admin.group("billing")).partitions
+        (totals,) = (await admin.end_totals((await admin.topic("clicks")).topic)).values()
+        assert (shown.lag.records, shown.lag.bytes) == (totals.records, totals.bytes)
 
     with_admin(test)
 
@@ -240,8 +246,44 @@ def test_a_groups_members_and_memqs_own_groups() -> None:
             (member,) = shown.members
             assert [each.member for each in shown.partitions] == [member, member]
             assert [each.lag.records for each in shown.partitions] == [0, 0]
+        topic = await broker.partitions.create(AUDIT_TOPIC, 1, TopicSettings(), exist_ok=True, internal=True)
+        await admin.reset_group("g", topic.name, "beginning", new_ok=True)
+        assert {each.place.topic for each in (await admin.group("g")).partitions} == {AUDIT_TOPIC}
+        await admin.delete_group("_memq_auditor")
+        assert await admin.groups(internal=True) == ["g"]
 
     with_admin(test)
+
+
+def test_a_topic_is_shown_as_the_broker_knows_it_now() -> None:
+    ids = iter(["aa" * 16, "bb" * 16])
+
+    def serve(connection: ToyConnection, frame: Frame) -> bool:
+        if frame.api == Api.METADATA:
+            found = TopicMetadata(topic=toy_topic(topic_id=next(ids)))
+            connection.answer(frame, Metadata(cluster="toy", topics=[found], unconfirmed=["clicks"]))
+        return frame.api == Api.METADATA
+
+    async def test(broker: ToyBroker) -> None:
+        broker.script = serve
+        async with AsyncAdmin(broker.address) as admin:
+            assert [(await admin.topic("clicks")).topic.id[:2] for _ in range(2)] == ["aa", "bb"]
+
+    run_toy(test)
+
+
+def test_a_close_ends_the_questions_that_wait() -> None:
+    async def test(broker: ToyBroker) -> None:
+        broker.script = silent_at(Api.METADATA)
+        admin = AsyncAdmin(broker.address)
+        waiting = asyncio.create_task(admin.topic("clicks"))
+        await broker.until(lambda: len(broker.connections) == 1)
+        await turns()
+        await admin.close()
+        with pytest.raises(ClosedError, match="the client was closed while it asked for topic 'clicks'"):
+            await waiting
+
+    run_toy(test)
 
 
 ASKS: dict[str, Callable[[AsyncAdmin], Awaitable[object]]] = {

@@ -37,7 +37,7 @@ from memq.errors import (
     TimedOutError,
 )
 from memq.protocol.frames import Api, Frame
-from tests.unit.toy_broker import Server, ToyConnection
+from tests.unit.toy_broker import Server, ToyConnection, turns, until
 
 
 def last_background() -> Background[ProducerCore]:
@@ -282,7 +282,8 @@ def test_a_client_is_neither_pickled_nor_copied(copied: Callable[[object], objec
                 copied(client)
 
 
-def test_a_forgotten_producer_is_warned_of_and_still_sends(server: Server) -> None:
+def test_a_forgotten_producer_is_warned_of_and_still_sends(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    before = io_thread().clients()
     producer = Producer(server.broker.address)
     producer.send("clicks", b"v")
     with warnings.catch_warnings(record=True) as warned:
@@ -292,6 +293,9 @@ def test_a_forgotten_producer_is_warned_of_and_still_sends(server: Server) -> No
     assert ResourceWarning in [each.category for each in warned if "memq.Producer" in str(each.message)]
     server.until(lambda: len(server.broker.closes) == 1)
     assert server.broker.values() == [b"v"]
+    io_thread().run(until(lambda: io_thread().clients() == before))
+    io_thread().run(turns(2))
+    assert "producer.forgotten" not in caplog.text
 
 
 def test_a_forgotten_producer_is_closed_also_where_warnings_are_errors(
@@ -350,14 +354,17 @@ def test_at_exit_a_client_that_fails_leaves_the_others_their_flush(server: Serve
 class Open:
     """A client that nobody closes, whose flush is over when it may be."""
 
-    def __init__(self, may_end: bool = True) -> None:
+    def __init__(self, may_end: bool = True, *, fails: bool = False) -> None:
         self.may_end = may_end
+        self.fails = fails
         self.finished = False
 
     def forked(self) -> None:
         pass
 
     async def at_exit(self) -> None:
+        if self.fails:
+            raise OSError("it broke")
         if not self.may_end:
             await asyncio.get_running_loop().create_future()
         self.finished = True
@@ -369,6 +376,7 @@ class Open:
         ([], []),
         ([Open()], ["a memq client was not closed before exit"]),
         ([Open(), Open()], ["2 memq clients were not closed before exit"]),
+        ([Open(fails=True), Open()], ["2 memq clients were not closed before exit"]),
         (
             [Open(may_end=False)],
             ["a memq client was not closed before exit", "memq gave up flushing at exit after 0.01 s"],
@@ -381,6 +389,9 @@ def test_at_exit_only_clients_that_are_open_are_warned_of(
     before = threading.enumerate()
     thread = io_thread_module.IoThread()
     (worker,) = [each for each in threading.enumerate() if each not in before]
+    assert worker.daemon, "it holds up no program that ends"
+    waited: list[bool] = []
+    monkeypatch.setattr(io_thread_module, "wait_for_native_threads", lambda: waited.append(True))
     monkeypatch.setattr(io_thread_module, "_thread", thread)
     monkeypatch.setattr(io_thread_module, "EXIT_FLUSH_S_MAX", 0.01)
     gone = thread.add_client(Open())
@@ -391,7 +402,8 @@ def test_at_exit_only_clients_that_are_open_are_warned_of(
         warnings.simplefilter("always")
         io_thread_module._flush_at_exit()
     assert [str(each.message) for each in warned] == said
-    assert [client.finished for client in clients] == [client.may_end for client in clients]
+    assert [client.finished for client in clients] == [client.may_end and not client.fails for client in clients]
+    assert len(waited) == bool(clients)
     thread.call(thread.loop.stop)
     worker.join(20)
     assert not worker.is_alive()

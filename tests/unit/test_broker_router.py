@@ -24,7 +24,7 @@ from memq.protocol.link import CONNECT_TIMEOUT_S
 from memq.protocol.messages import Metadata, MetadataRequest, ReadRequest, decode_message
 from tests.stepped_time import step
 from tests.unit.test_client_metadata import NOBODY, pointer_of
-from tests.unit.toy_broker import ToyBroker, ToyConnection, address_of, pool_of, run, silent_at, until
+from tests.unit.toy_broker import ToyBroker, ToyConnection, address_of, pool_of, run, silent_at, turns, until
 
 ASK = MetadataRequest(topics=[])
 
@@ -85,6 +85,12 @@ def test_a_broker_that_leaves_is_replaced_by_another_and_the_question_asked_agai
             with pytest.raises(DrainingError):
                 await anyone.once(Api.METADATA, ASK, Metadata, timeout_s=5.0)
             assert sum(counted.asked.values()) == before + 1, "it is asked once"
+            counted.silent = True
+            waiting = asyncio.create_task(anyone.once(Api.METADATA, ASK, Metadata, timeout_s=5.0))
+            await turns()
+            step(5)
+            with pytest.raises(TimedOutError, match="did not answer METADATA in 5 s"):
+                await waiting
             await pool.close()
 
     run(test)

@@ -170,6 +170,7 @@ def test_an_answer_that_comes_too_late_is_dropped_for_its_block_alone(refused: b
         wire.say(Api.FORWARD, 2, Done())
         wire.refuse(2, MovedError("said twice"))
         await task
+        wire.say(Api.FORWARD, 2, Done())
         assert wire.aborts == 0
         link.abort(CLOSED)
 

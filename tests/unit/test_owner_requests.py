@@ -209,8 +209,13 @@ def test_an_owner_that_does_not_answer_is_asked_again() -> None:
     async def test(broker: ToyBroker) -> None:
         owner = Owner()
         owner.silent = 2
-        owners, _ = await asked(broker, owner)
-        assert (await answer_of(asyncio.create_task(owners.ask(TOPIC, 0, begin())))).instance is not None
+        owners, _ = await asked(broker, owner, answer_s=5.0)
+        work = asyncio.create_task(owners.ask(TOPIC, 0, begin()))
+        await broker.until(lambda: len(owner.begun) == 1)
+        await turns()
+        step(5.0)
+        await broker.until(lambda: owner.metadata == 2)
+        assert (await answer_of(work)).instance is not None
         assert len(owner.begun) == 3
         assert owner.metadata == 3
 
