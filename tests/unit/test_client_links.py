@@ -159,7 +159,7 @@ def test_frames_of_a_stream_go_to_the_owner_and_so_does_the_answer_to_open() -> 
 
         def serve(connection: ToyConnection, frame: Frame) -> bool:
             if frame.api == Api.OPEN and refusing:
-                connection.refuse(frame, NotReadyError("opening"))
+                connection.refuse(frame._replace(stream=0), NotReadyError("opening"))  # its request says which
                 return True
             return False
 

@@ -177,6 +177,26 @@ def test_an_answer_that_comes_too_late_is_dropped_for_its_block_alone(refused: b
     talking(work())
 
 
+def test_a_time_limit_says_since_when_the_broker_is_silent_if_it_is() -> None:
+    async def work() -> None:
+        wire = Wire()
+        link = await wire.link()
+        task = forward(link)
+        await skip(20)
+        other = forward(link)
+        await skip(0.1)
+        wire.say(Api.FORWARD, 2, Done())
+        await other
+        with pytest.raises(TimedOutError) as caught:
+            await task
+        assert str(caught.value).endswith("did not answer FORWARD in 30 s")
+        with pytest.raises(TimedOutError, match="did not answer FORWARD in 30 s, silent since "):
+            await forward(link)
+        link.abort(CLOSED)
+
+    talking(work())
+
+
 @pytest.mark.parametrize("number", [2, 9])
 @pytest.mark.parametrize("way", ["taken", "refused"])
 def test_an_answer_to_what_was_never_sent_ends_the_connection(way: str, number: int) -> None:

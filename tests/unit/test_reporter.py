@@ -222,9 +222,17 @@ def test_noted_reports_can_be_sent_at_once() -> None:
     run_skipping(work())
 
 
+def test_the_shortest_interval_is_a_wish_for_reports() -> None:
+    async def work() -> None:
+        assert Client(audit_ms=1).reporter.wanted(Named())
+
+    run_skipping(work())
+
+
 def test_the_last_reports_say_that_they_are() -> None:
     async def work() -> None:
         client = Client()
+        await skip(5 * CLOSE_S_MAX)
         client.note(3)
         await client.reporter.flush(2.0)
         client.note(1)
