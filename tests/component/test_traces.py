@@ -207,6 +207,29 @@ def test_a_call_of_send_many_is_one_span_with_asyncio_too() -> None:
     check_one_call(recorded, 10)
 
 
+def test_a_batch_links_once_to_each_context_that_its_records_carry() -> None:
+    recorded = Recorded()
+    carried = [("traceparent", b"00-%032x-%016x-01" % (7, 9))]
+    with Cluster() as cluster:
+        with memq.Producer(cluster.address, linger_ms=1_000, audit=False) as producer:
+            for headers in (carried, None, carried):
+                producer.send("clicks", b"v", headers=headers)
+        with memq.Consumer(
+            cluster.address, "clicks", group="g", tracer_provider=recorded.provider, audit=False
+        ) as consumer:
+            batch = consumer.poll(10)
+            assert batch is not None
+            assert len(batch) == 3
+            assert recorded.spans("process") == []
+    process, fetch = recorded.one("process"), recorded.one("fetch")
+    assert [link.context.span_id for link in process.links] == [9]
+    assert dict(process.attributes or {})["messaging.consumer.group.name"] == "g"
+    assert dict(process.attributes or {})["messaging.batch.message_count"] == 3
+    assert process.parent is not None
+    assert context_of(process).trace_id == context_of(fetch).trace_id
+    assert dict(fetch.attributes or {})["memq.object"]
+
+
 @pytest.mark.thorough
 def test_client_without_a_tracer_provider_imports_no_opentelemetry() -> None:
     code = """

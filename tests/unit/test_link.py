@@ -30,6 +30,7 @@ from memq.protocol.messages import (
     Hello,
     Metadata,
     MetadataRequest,
+    ReadRequest,
     decode_message,
 )
 from memq.topic import Topic, equal_slots
@@ -172,6 +173,21 @@ def test_an_answer_that_comes_too_late_is_dropped_for_its_block_alone(refused: b
         await task
         wire.say(Api.FORWARD, 2, Done())
         assert wire.aborts == 0
+        link.abort(CLOSED)
+
+    talking(work())
+
+
+def test_a_read_is_a_frame_of_no_stream_and_its_answer_the_bytes_alone() -> None:
+    async def work() -> None:
+        wire = Wire(checksums=False)
+        link = await wire.link()
+        task = asyncio.create_task(link.read(ReadRequest(store="main", key="k", offset=3, length=2)))
+        await skip(0.1)
+        asked = wire.frames[-1]
+        assert (asked.api, asked.stream, asked.argument) == (Api.READ, 0, 1)
+        wire.say(Api.READ, 1, Done())
+        assert await task == msgspec.json.encode(Done())
         link.abort(CLOSED)
 
     talking(work())
