@@ -134,6 +134,7 @@ def test_a_producer_is_of_one_source_partition_and_one_topic() -> None:
     found = {producer_of(*each) for each in (named, *others, (*named[:3], "other"))}
     assert len(found) == 5
     assert all(0 < each < 1 << 63 for each in found)
+    assert producer_of(*named) == 425319717730855437, "a copy that was killed is continued by another release"
 
 
 def test_a_window_opens_its_stream_anew_behind_sequences_that_no_record_has() -> None:

@@ -62,6 +62,18 @@ def test_a_broker_that_answers_with_a_version_that_was_not_offered_is_refused() 
     talking(work())
 
 
+def test_an_answer_to_hello_that_is_damaged_is_that_of_a_broker_out_of_reach() -> None:
+    async def work() -> None:
+        wire = Wire()
+        wire.flipped = (b"broker-2", b"broker-3")
+        with pytest.raises(UnreachableError, match="host-2:77 was not understood: ") as caught:
+            await wire.link()
+        assert isinstance(caught.value.__cause__, DamagedMessageError)
+        assert wire.aborts == 1
+
+    talking(work())
+
+
 def test_a_connection_begins_with_hello() -> None:
     async def work() -> None:
         wire = Wire()
