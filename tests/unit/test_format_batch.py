@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.format.batch import cut_batch, pointer_scope
+from memq.errors import CorruptDataError
+from memq.format.batch import BlockPiece, cut_batch, cut_blocks, entries_of_batch, numbered_entries, pointer_scope
 from memq.format.blocks.builder import BlockBuilder
+from memq.format.object import INDEX_MAGIC
 from memq.format.pointer import Location, Pointer, ProducerRanges
 
 POINTER = Pointer(
@@ -42,6 +47,76 @@ def test_another_batch_of_more_records_loses_those_of_the_pointer_and_no_more() 
 def test_a_sound_batch_is_cut_whole() -> None:
     pieces = cut_batch(POINTER, block(7, 0, 3) + block(7, 3, 1))
     assert [(piece.first, piece.records, piece.cause) for piece in pieces] == [(0, 3, None), (3, 1, None)]
+
+
+ONE, OTHER = block(7, 0, 3), block(7, 3, 1)
+
+
+def flipped_at(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+def places(pieces: Iterable[BlockPiece]) -> list[tuple[int, int, int, int, bool]]:
+    """Return number, first record, records, offset of each piece, and whether it is sound."""
+    return [(each.number, each.first, each.records, each.at, each.header is not None) for each in pieces]
+
+
+def test_the_blocks_of_an_object_end_at_its_index_or_at_damage_that_hides_the_next_one() -> None:
+    data = ONE + OTHER + INDEX_MAGIC + bytes(40)
+    second = len(ONE)
+    assert places(cut_blocks(data)) == [(0, 0, 3, 0, True), (1, 3, 1, second, True)]
+    assert places(cut_blocks(flipped_at(data, second - 1))) == [(0, 0, 0, 0, False), (1, 0, 1, second, True)]
+    assert places(cut_blocks(flipped_at(data, second + len(OTHER) - 1))) == [
+        (0, 0, 3, 0, True),
+        (1, 3, 0, second, False),
+    ]
+    rest = list(cut_blocks(flipped_at(data, second)))
+    assert places(rest) == [(0, 0, 3, 0, True), (1, 3, 0, second, False)]
+    assert len(rest[1].data) == len(data) - second
+    assert list(cut_blocks(INDEX_MAGIC)) == []
+
+
+def test_a_damaged_block_of_a_batch_costs_its_own_records() -> None:
+    data, second = ONE + OTHER, len(ONE)
+    whole = [(0, 0, 3, 0, True), (1, 3, 1, second, True)]
+    assert places(cut_blocks(data, records=4)) == whole
+    assert places(cut_blocks(flipped_at(data, second - 1), records=4)) == [(0, 0, 3, 0, False), whole[1]]
+    for broken in (flipped_at(data, len(data) - 1), data[:-1], data[: second + 10], flipped_at(data, second)):
+        assert places(cut_blocks(broken, records=4)) == [whole[0], (1, 3, 1, second, False)]
+    assert places(cut_blocks(flipped_at(data, 0), records=4)) == [(0, 0, 4, 0, False)]
+    assert places(cut_blocks(data[:second], records=4)) == [whole[0], (1, 3, 1, second, False)]
+    (missing,) = [each for each in cut_blocks(data[:second], records=4) if each.header is None]
+    assert str(missing.cause) == "batch ends after 3 of 4 records"
+    with pytest.raises(CorruptDataError, match="batch ends after 3"):
+        missing.sound()
+
+
+def test_entries_are_those_of_the_blocks_that_lie_within_the_batch() -> None:
+    blocks = [ONE, OTHER, block(7, 4, 2)]
+    starts = [sum(map(len, blocks[:at])) for at in range(4)]
+    entries = [each.entry() for each in cut_blocks(b"".join(blocks), records=6)]
+    assert [entry.offset for entry in entries] == starts[:3]
+
+    def within(offset: int, length: int) -> list[tuple[int, int]]:
+        return [(entry.offset, entry.count) for entry in entries_of_batch(entries, offset, length)]
+
+    both = starts[3] - starts[1]
+    assert within(0, starts[3]) == [(0, 3), (starts[1], 1), (starts[2], 2)]
+    assert within(starts[1], both) == [(0, 1), (len(OTHER), 2)]
+    assert within(starts[1], both - 1) == [(0, 1)]
+    assert within(starts[1] + 1, both - 1) == [(len(OTHER) - 1, 2)]
+    assert within(starts[1], 0) == within(starts[3], 9) == []
+
+
+def test_blocks_are_found_by_their_entries_also_behind_damage() -> None:
+    data, second = ONE + OTHER, len(ONE)
+    run = numbered_entries([each.entry() for each in cut_blocks(data, records=4)])
+    assert places(cut_blocks(data, run=run)) == [(0, 0, 3, 0, True), (1, 3, 1, second, True)]
+    assert places(cut_blocks(flipped_at(data, 0), run=run)) == [(0, 0, 3, 0, False), (1, 3, 1, second, True)]
+    assert places(cut_blocks(OTHER, run=run[1:], start=second)) == [(1, 3, 1, second, True)]
+    more = [each._replace(entry=each.entry._replace(count=each.entry.count + 1)) for each in run]
+    (lost, _) = cut_blocks(data, run=more)
+    assert (lost.header, str(lost.cause)) == (None, "block has 3 records, the index says 4")
 
 
 @given(
