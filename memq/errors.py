@@ -223,6 +223,14 @@ class PositionExpiredError(InvalidRequestError):
     first = ""
 
 
+class PositionLostError(InvalidRequestError):
+    """The log of `topic` lost its end before a position, and has grown over it: new records are before it."""
+
+    code = "position-lost"
+    default_hint = "set the group to a time before the loss with memq group reset, or seek; see docs/operations.md"
+    topic = ""
+
+
 class AlreadyExistsError(InvalidRequestError):
     """Something of that name exists already."""
 

@@ -353,7 +353,12 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A group's stored state of a read partition: next position, and the totals before it."""
+    """A group's stored state of a read partition: next position, the totals before it, and its mark.
+
+    The mark identifies the last pointer that was read: the one before the position, or the one in which it is
+    (`pointer_mark`). 0 if it is unknown.
+    """
 
     position: Position
     totals: Totals = field(default_factory=Totals)
+    mark: int = 0

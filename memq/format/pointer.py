@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import msgspec
+from awscrt.checksums import crc32c
 from msgspec import Meta
 
 from memq.errors import (
@@ -404,6 +405,17 @@ def _check(pointer: Pointer) -> None:
         raise ValueError("numbers of blocks to skip do not ascend")
     if pointer.kind == "data" and not (pointer.locations and pointer.records):
         raise ValueError(f"batch has {len(pointer.locations)} locations and {pointer.records} records")
+
+
+def pointer_mark(pointer: Pointer) -> int:
+    """Return a number that identifies a pointer in its log, wherever its batch is by now; never 0.
+
+    Two logs with the same mark at an offset are the same log up to there. Totals do not prove that: a log that was cut
+    and has grown again may have as many records and bytes before an offset.
+    """
+    place = f"{pointer.partition} {pointer.epoch} {pointer.kind} {pointer.batch_sequence} {pointer.sealed_ms}"
+    totals = f"{pointer.totals.records} {pointer.totals.bytes} {pointer.records} {pointer.stored_bytes}"
+    return crc32c(f"{place} {totals}".encode()) or 1
 
 
 def named_since_ms(pointer: Pointer, time_ms: int) -> int:

@@ -22,6 +22,7 @@ RECORD_INDEX_END = 1 << 24
 TIME_MS_END = 1 << 53  # JSON's exact integers
 EPOCH_END = 1 << 32
 TOTAL_END = 1 << 63
+MARK_END = 1 << 32
 
 
 def missing_partition(partition: ReadPartition) -> NotFoundError:
@@ -68,6 +69,8 @@ def check_position(partition: ReadPartition, committed: Committed) -> None:
         raise InvalidRequestError(f"position {position} is out of bounds")
     if not (0 <= totals.records < TOTAL_END and 0 <= totals.bytes < TOTAL_END):
         raise InvalidRequestError(f"totals {totals.records} and {totals.bytes} at {position} are out of bounds")
+    if not 0 <= committed.mark < MARK_END:
+        raise InvalidRequestError(f"mark {committed.mark} at {position} is out of bounds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +229,7 @@ class Groups(Protocol):
     silent for its session time-out loses all its partitions at once. A commit is refused as a whole if the member
     does not hold one of its partitions in its generation. Positions outlive the members; a queue may bound the time
     (kafka: offsets.retention.minutes after the last member left).
+    Non-promises: marks are stored. A queue that can't lose a log without its positions returns 0 (sqlite).
     Raises: GenerationFencedError, QueueError, NotFoundError (group), InvalidNameError,
     InvalidRequestError (reset or delete while members are active).
     """

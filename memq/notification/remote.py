@@ -236,6 +236,7 @@ def wire_of(partition: ReadPartition, committed: Committed) -> WireCommitted:
         record_index=committed.position.record_index,
         records=committed.totals.records,
         bytes=committed.totals.bytes,
+        mark=committed.mark,
     )
 
 
@@ -245,6 +246,7 @@ def committed_of(positions: Sequence[WireCommitted]) -> dict[ReadPartition, Comm
         partition_of(wire.partition): Committed(
             Position(wire.partition.partition, wire.pointer_offset, wire.record_index),
             Totals(wire.records, wire.bytes),
+            wire.mark,
         )
         for wire in positions
     }

@@ -309,13 +309,14 @@ class PollAnswer(msgspec.Struct, kw_only=True):
 
 
 class WireCommitted(msgspec.Struct, kw_only=True):
-    """A committed position of a group, with the totals before it."""
+    """A committed position of a group, with the totals before it, and the mark of the last pointer read."""
 
     partition: PartitionRef
     pointer_offset: Int64
     record_index: Int64
     records: Int64 = 0
     bytes: Int64 = 0
+    mark: Int64 = 0
 
 
 class CommitRequest(msgspec.Struct, kw_only=True):

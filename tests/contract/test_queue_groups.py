@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from memq.errors import (
@@ -246,6 +248,19 @@ async def test_positions_are_stored_with_totals_and_outlive_members(
     a = await join(queue, "a")
     await queue.commit("report", "a", a.generation, {part(0): committed(4)})
     assert await queue.committed("report", [part(0)]) == {part(0): committed(4)}
+
+
+@over_queues
+async def test_a_mark_is_stored_or_unknown(queue: NotificationQueue, clock: ManualClock) -> None:
+    """SQLite stores none: what loses its log loses the positions in it."""
+    await prepare(queue)
+    a = await join(queue, "a")
+    marked = replace(committed(4, records=7), mark=(1 << 32) - 1)
+    await queue.commit("report", "a", a.generation, {part(0): marked})
+    (found,) = (await queue.committed("report", FOUR)).values()
+    assert found in (marked, replace(marked, mark=0))
+    with pytest.raises(InvalidRequestError, match="mark 4294967296 at 0:4:0 is out of bounds"):
+        await queue.commit("report", "a", a.generation, {part(0): replace(marked, mark=1 << 32)})
 
 
 @over_queues

@@ -8,6 +8,8 @@ COMMITTER = "memq/client/consumer/group_session.py"
 LOOKBACK = "memq/client/consumer/fetch/dedup_window.py"
 FLOW = "memq/client/consumer/fetch/partition_cursor.py"
 OPENER = "memq/client/consumer/opener.py"
+PLACES = "memq/client/consumer/offset_resolver.py"
+POLLING = "memq/client/consumer/fetch/polling.py"
 SESSION = "memq/client/consumer/group_session.py"
 DIRECT = "memq/client/bulk/direct_writer.py"
 COPIER = "memq/client/bulk/direct_writer.py"
@@ -117,6 +119,48 @@ CLIENT_RULES: tuple[tuple[str, str, str, str], ...] = (
         "what retention took is passed over in silence",
         "return min(first, span.begin) if min(first, span.begin) > self._next_offset else None",
         "return None",
+    ),
+    (
+        OPENER,
+        "a group reads on in a log that was cut while it was away",
+        "position, known, mark = stored.position, stored.totals, stored.mark",
+        "position, known, mark = stored.position, stored.totals, 0",
+    ),
+    (
+        PLACES,
+        "a start is not compared with the log",
+        "            await self.check_log(partition, flow.chain)\n",
+        "            pass\n",
+    ),
+    (
+        PLACES,
+        "another pointer before the position is taken for the one that was read",
+        "if chain.mark not in (0, mark):",
+        "if chain.mark not in (0, mark, chain.mark):",
+    ),
+    (
+        POLLING,
+        "a reader reads on in a log that was cut while it ran",
+        "doubtful or not flow.take_entries(first_run(polled.entries), compared=False)",
+        "doubtful or not flow.take_entries(first_run(polled.entries))",
+    ),
+    (
+        POLLING,
+        "a log that is shorter than what was read of it is waited for without a word",
+        "    return polled.span.end < flow.chain.reached.pointer_offset",
+        "    return False",
+    ),
+    (
+        FLOW,
+        "a position inside a batch has the mark of the batch before",
+        "self._mark = slot.mark if index else self._mark",
+        "self._mark = self._mark",
+    ),
+    (
+        LEDGER,
+        "pointers of an epoch that was not opened follow",
+        "    return pointer.epoch == epoch and pointer.batch_sequence in (batch, batch + 1)",
+        "    return pointer.batch_sequence in (batch, batch + 1)",
     ),
     (
         OPENER,

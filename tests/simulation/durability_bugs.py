@@ -145,7 +145,7 @@ KEEPING_BUGS = (
         "memq.client.consumer.opener",
         "Opener._open",
         swap(
-            "position, known = stored.position, stored.totals",
+            "position, known, mark = stored.position, stored.totals, stored.mark",
             "position, known = Position(partition.partition, 0), Totals()",
         ),
         level="breezy",

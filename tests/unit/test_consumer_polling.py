@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from memq.client.consumer.assigned import Assigned
-from memq.client.consumer.fetch.partition_cursor import PartitionCursor, PointerSlot
+from memq.client.consumer.fetch.partition_cursor import PartitionCursor
+from memq.client.consumer.fetch.pointer_slot import PointerSlot
 from memq.client.consumer.fetch.polling import LOG_BYTES, POLL_WAIT_MS, Polling, Retries
 from memq.errors import DeniedError, MemqError, QueueError
 from memq.limits import POLL_BYTES_MAX

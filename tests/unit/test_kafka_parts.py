@@ -134,17 +134,22 @@ COMMITTED = st.builds(
     Committed,
     st.builds(Position, st.just(1), st.integers(0, (1 << 39) - 1), st.integers(0, (1 << 24) - 1)),
     st.builds(Totals, st.integers(0, (1 << 63) - 1), st.integers(0, (1 << 63) - 1)),
+    st.integers(0, (1 << 32) - 1),
 )
 
 
 @given(COMMITTED)
 def test_a_commit_comes_back_as_it_was(committed: Committed) -> None:
     metadata = encode_metadata(committed)
-    assert len(metadata.encode("utf-16-le")) // 2 <= 65
+    assert len(metadata.encode("utf-16-le")) // 2 <= 76
     assert decode_commit(B, committed.position.pointer_offset, metadata) == committed
 
 
-@given(st.integers(-2, 1 << 62), st.one_of(st.none(), st.text(), st.from_regex(r"memq1 \d+ \d+ \d+")))
+def test_a_commit_of_an_earlier_release_has_no_mark() -> None:
+    assert decode_commit(B, 5, "memq1 3 10 100") == Committed(Position(1, 5, 3), Totals(10, 100))
+
+
+@given(st.integers(-2, 1 << 62), st.one_of(st.none(), st.text(), st.from_regex(r"memq1 \d+ \d+ \d+( \d+)?")))
 def test_any_commit_is_read(offset: int, metadata: str | None) -> None:
     found = decode_commit(B, offset, metadata)
     assert (found is None) == (not 0 <= offset < 1 << 39)

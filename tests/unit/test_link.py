@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Coroutine
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from memq import __version__

@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from memq.client.consumer.fetch import partition_cursor as flow_module
-from memq.client.consumer.fetch.partition_cursor import Counts, CursorState, PartitionCursor, PointerSlot, ReadyRange
+from memq.client.consumer.fetch.partition_cursor import Counts, CursorState, PartitionCursor, ReadyRange
+from memq.client.consumer.fetch.pointer_slot import PointerSlot
 from memq.errors import CorruptDataError, PositionExpiredError
 from memq.format.batch import BlockPiece, numbered_entries
 from memq.format.blocks.header import parse_header

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from memq.client.consumer.batch import Damage, TopicPartition, topic_partition_of
-from memq.client.consumer.fetch.partition_cursor import Copy, PartitionCursor, PointerSlot, ReadyRange
+from memq.client.consumer.fetch.partition_cursor import Copy, PartitionCursor, ReadyRange
+from memq.client.consumer.fetch.pointer_slot import PointerSlot
 from memq.client.consumer.progress import CommitLedger
 from memq.format.report import BeginReason
 from memq.topic import Committed, Position, Topic, TopicSettings

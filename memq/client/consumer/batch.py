@@ -15,7 +15,7 @@ from memq.format.batch import BlockPiece
 from memq.format.blocks import header
 from memq.format.blocks.columns import BlockReader, RecordHeaders
 from memq.format.blocks.header import HEADERS
-from memq.topic import Committed, Position, ReadPartition, Totals
+from memq.topic import Committed, Position, ReadPartition
 
 if TYPE_CHECKING:
     import pyarrow
@@ -103,9 +103,6 @@ class Damage:
         return f"block {self.block} of object '{self.object_key}' at {self.position}: {self.cause}"
 
 
-_NONE = Totals()
-
-
 class Batch:
     """Records of one partition, from `first` up to, not with, `next`.
 
@@ -137,7 +134,7 @@ class Batch:
         object_key: str,
         report: Callable[[Batch, Damage], None] | None = None,
         write_partition: int = 0,
-        totals: Totals = _NONE,  # behind it
+        behind: Committed | None = None,
     ) -> None:
         self.topic, self.partition = place
         self.write_partition = write_partition
@@ -147,7 +144,7 @@ class Batch:
         self._object_key = object_key
         self._report = report  # None: damage that is found while reading is raised
         self._finished = False
-        self._behind = Committed(self.next, totals)
+        self._behind = behind or Committed(self.next)
 
     @property
     def finished(self) -> bool:

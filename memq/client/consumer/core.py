@@ -454,7 +454,7 @@ class ConsumerCore:
             damaged.append(Damage(key, piece.number, position, piece.records, bytes(piece.data), piece.cause))
         report = None if self.settings.on_damaged == "fail" else self._report
         span, writer = (first, delivery.behind.position), delivery.pointer.partition if delivery.pointer else 0
-        return Batch(place, span, delivery.slices, damaged, key, report, writer, delivery.behind.totals)
+        return Batch(place, span, delivery.slices, damaged, key, report, writer, delivery.behind)
 
     def _report(self, batch: Batch, damage: Damage) -> None:
         """A payload turned out to be damaged while the user read it, in whatever thread.

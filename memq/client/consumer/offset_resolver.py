@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from memq.client.consumer.fetch.partition_cursor import CursorState, PartitionCursor
-from memq.client.consumer.progress import ReadProgress, expired_error
+from memq.client.consumer.progress import PointerChain, ReadProgress, expired_error, lost_error
 from memq.errors import InvalidRequestError
 from memq.format.object import BlockEntry
-from memq.format.pointer import Pointer, read_pointer
+from memq.format.pointer import Pointer, pointer_mark, read_pointer
 from memq.format.totals import contended_ms
 from memq.notification import Entry, PointerReader, Span
 from memq.notification.log_reader import entries_between, page_before, valid_seek, valid_span
@@ -132,28 +132,51 @@ class OffsetResolver:
 
         A replica that lags shows an earlier end for a moment, so it is asked for again, within bounds.
         """
+        reached = position.pointer_offset + (position.record_index > 0)
         for number in range(END_TRIES):
-            if position.pointer_offset <= span.end:
+            if reached <= span.end:
                 return
             await asyncio.sleep(END_RETRY_S * 2**number)
             span = await valid_span(self._queue, partition)
-        if position.pointer_offset > span.end:
+        if reached > span.end:
             raise InvalidRequestError(
                 f"position {position} of topic '{partition.topic}' is after its end, "
                 f"{Position(partition.partition, span.end)}: the consumer would skip the next records",
                 hint="start at 'end' or at 'beginning'; reset a group that has this position with memq group reset",
             )
 
+    async def check_log(self, partition: ReadPartition, chain: PointerChain) -> None:
+        """Check that the log is still the one of which `chain` has read the last pointer.
+
+        If the chain has no mark, it gets that of the log. Nothing is compared where retention took the pointer.
+
+        Raises: PositionLostError if the log has another pointer there; QueueError if it ends before it.
+        """
+        position = chain.reached
+        offset = position.pointer_offset - (position.record_index == 0)
+        if offset < 0:
+            return
+        found = await page_before(self._queue, partition, offset, offset + 1, 1)
+        pointer = read_pointer(found[0].body, newer="return") if found and found[0].offset == offset else None
+        if isinstance(pointer, Pointer):
+            mark = pointer_mark(pointer)
+            if chain.mark not in (0, mark):
+                raise lost_error(partition, position)
+            chain.mark = mark
+
     async def look_back(
         self, flow: PartitionCursor, settings: TopicSettings, writers: Sequence[int], index_of: IndexOf
     ) -> None:
         """Show `flow` the pointers of the dedup window before its start, and how much lies before it.
 
-        Raises: InvalidRequestError for a start behind the end, as a group has it whose partition lost its log.
+        Raises: InvalidRequestError for a start behind the end, as a group has it whose partition lost its log, and
+        PositionLostError if the log has grown over the start since then.
         """
         partition, start = flow.partition, flow.position.pointer_offset
         span = await valid_span(self._queue, partition)
         await self._check_end(partition, flow.position, span)
+        if span.begin <= start:
+            await self.check_log(partition, flow.chain)
         flow.begin_look_back()
         async for entries in self.window_before(partition, start, span, settings):
             for pointer in flow.look_back(entries):

@@ -178,13 +178,14 @@ class Opener:
             end = point_of(self._settings.end, place)
             self._ends[partition] = await self._places.position_of(end, partition, settings)
         known: Totals | None
+        mark = 0
         if stored is not None:
-            position, known = stored.position, stored.totals
+            position, known, mark = stored.position, stored.totals, stored.mark
         else:
             start = point_of(self._settings.start, place)
             position, known = await self._start_at(start, partition, settings), _known_before(start)
         if self._wanted().get(partition) == grant:
-            assigned = self._read(partition, position, known, "start" if stored is None else "stored", grant)
+            assigned = self._read(partition, position, known, "start" if stored is None else "stored", grant, mark)
             if stored is not None:
                 assigned.ledger.stored(stored)
                 self._reading.stored[partition] = stored
@@ -196,7 +197,13 @@ class Opener:
         return await self._places.start_at(point, partition, settings, pass_expired=skip)
 
     def _read(
-        self, partition: ReadPartition, position: Position, known: Totals | None, reason: BeginReason, grant: int
+        self,
+        partition: ReadPartition,
+        position: Position,
+        known: Totals | None,
+        reason: BeginReason,
+        grant: int,
+        mark: int = 0,
     ) -> Assigned:
         topic = self._topics[partition.topic]
         flow = PartitionCursor(
@@ -207,6 +214,7 @@ class Opener:
             pass_damage=self._settings.on_damaged != "fail",
             pass_expired=self._settings.on_expired == "skip",
             known=known,
+            mark=mark,
         )
         assigned = self._reading.add(flow, topic, grant)
         if self._observer is not None:

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from memq.errors import PositionExpiredError
-from memq.format.pointer import Pointer
+from memq.errors import PositionExpiredError, PositionLostError
+from memq.format.pointer import Pointer, pointer_mark
 from memq.format.totals import TotalsFold
 from memq.topic import Committed, Position, ReadPartition, Totals
 
@@ -105,6 +105,71 @@ def expired_error(partition: ReadPartition, position: Position, first: int, reco
     )
     error.topic, error.first = partition.topic, str(valid)
     return error
+
+
+def lost_error(partition: ReadPartition, position: Position) -> PositionLostError:
+    """Return the error for a position before which the log is not the one that was read."""
+    error = PositionLostError(
+        f"the log of topic '{partition.topic}' was cut before position {position}, and has grown again: a reader there "
+        "would skip new records"
+    )
+    error.topic = partition.topic
+    return error
+
+
+class PointerChain:
+    """The last pointers that a reader took, by which it notices that its log was cut and has grown again.
+
+    Behind its `opened` an owner numbers the batches of an epoch densely, and epochs only grow. So a pointer that does
+    not follow on the last one of its write partition may follow on pointers that were never read. Retention, a change
+    of the owner and a late pointer look the same. The mark tells them apart: it is compared with the log.
+    """
+
+    def __init__(self, start: Position, mark: int) -> None:
+        self.reached = start  # behind the last pointer that was taken, or within it
+        self.mark = mark  # of `reached` (see `Committed`)
+        self._last: dict[int, tuple[int, int]] = {}  # epoch and batch of the last pointer of each write partition
+
+    def note(self, pointer: Pointer) -> None:
+        """Note a pointer before the start."""
+        _note(self._last, pointer)
+
+    def take(self, offset: int, pointer: Pointer | None) -> None:
+        """Note the next pointer; None if it can't be read."""
+        self.reached = Position(self.reached.read_partition, offset + 1)
+        self.mark = 0
+        if pointer is not None:
+            self.mark = pointer_mark(pointer)
+            _note(self._last, pointer)
+
+    def break_off(self, first: int) -> None:
+        """Note that retention has removed all before offset `first`."""
+        self.reached, self.mark = Position(self.reached.read_partition, first), 0
+
+    def is_broken_by(self, pointers: Iterable[Pointer | None]) -> bool:
+        """Whether a pointer does not follow on the last one of its write partition; false without a mark."""
+        last = dict(self._last)
+        for pointer in pointers if self.mark else ():
+            if pointer is not None:
+                if not _follows(pointer, last.get(pointer.partition)):
+                    return True
+                _note(last, pointer)
+        return False
+
+
+def _note(last: dict[int, tuple[int, int]], pointer: Pointer) -> None:
+    if pointer.kind == "data":
+        last[pointer.partition] = (pointer.epoch, pointer.batch_sequence)
+    elif last.get(pointer.partition, (-1, -1))[0] != pointer.epoch:
+        last[pointer.partition] = (pointer.epoch, -1)
+
+
+def _follows(pointer: Pointer, before: tuple[int, int] | None) -> bool:
+    """Whether a pointer is the next of its epoch, or its last one once more."""
+    if pointer.kind != "data" or before is None:
+        return False
+    epoch, batch = before
+    return pointer.epoch == epoch and pointer.batch_sequence in (batch, batch + 1)
 
 
 class ReadProgress:

@@ -13,7 +13,8 @@ from typing import Any
 
 from memq.client.consumer.assigned import Assigned
 from memq.client.consumer.fetch.fetcher import BatchFetcher
-from memq.client.consumer.fetch.partition_cursor import Counts, CursorState, PartitionCursor, PointerSlot, ReadyRange
+from memq.client.consumer.fetch.partition_cursor import Counts, CursorState, PartitionCursor, ReadyRange
+from memq.client.consumer.fetch.pointer_slot import PointerSlot
 from memq.client.consumer.fetch.polling import Polling, Retries
 from memq.client.consumer.offset_resolver import OffsetResolver, window_ms
 from memq.errors import CorruptDataError, MemqError, NotFoundError, QueueError, StoreError

@@ -15,14 +15,15 @@ ENDED          all up to the end was delivered; nothing is left   -
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum, auto
 from typing import NamedTuple
 
 from memq.client.consumer.batch import Slice
 from memq.client.consumer.fetch.dedup_window import DedupWindow, Novelty
-from memq.client.consumer.progress import Gap, ReadProgress, expired_error
+from memq.client.consumer.fetch.pointer_slot import PointerSlot, slot_of
+from memq.client.consumer.progress import Gap, PointerChain, ReadProgress, expired_error
 from memq.errors import CorruptDataError, IdentityConflictError, MemqError, UnsupportedFormatError
 from memq.format.batch import BlockPiece, NumberedEntry, is_whole
 from memq.format.blocks.header import BlockHeader
@@ -81,49 +82,6 @@ class Counts:
             setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
 
 
-@dataclass(slots=True)
-class PointerSlot:
-    """One pointer in progress: planned, being fetched, or with its pieces; or a gap left by retention."""
-
-    offset: int
-    time_ms: int
-    pointer: Pointer | None = None
-    cause: MemqError | None = None  # the pointer itself can't be read
-    pieces: Sequence[BlockPiece] | None = None
-    fetching: bool = False
-    part: tuple[int, int] | None = None  # which records are wanted of it; None for all
-    gap: Gap | None = None  # retention took it, alone after its pointer was read, or with others before
-    damaged: bool = False  # its pointer, or some of its pieces
-    missing_since_s: float | None = None  # when all routes first answered that its object does not exist
-    judged: int = 0  # pieces before this one were delivered or passed over
-    claims: Sequence[Claim] = ()  # its pieces that seem to be copies, when the next one waits to be compared
-    stored: Mapping[Claim, Copies] | None = None  # what lies before it under their sequences
-
-    @property
-    def bytes(self) -> int:
-        """How many stored bytes it brings, 0 when there is nothing to fetch."""
-        return self.pointer.locations[0].length if self.pointer is not None and self.pointer.locations else 0
-
-    def compare(self, stored: Mapping[Claim, Copies]) -> None:
-        """Take what lies before the batch under its claims."""
-        self.claims, self.stored = (), stored
-
-    def is_compared(self, claim: Claim, copies: Copies) -> bool:
-        """Whether all its blocks under a claim are among the copies; if not, older blocks may match."""
-        skip = frozenset(self.pointer.skip) if self.pointer is not None else ()
-        headers = [piece.header for piece in self.pieces or () if piece.header is not None and piece.number not in skip]
-        return all(
-            any(stored.is_copied_by(header) for stored in copies.blocks)
-            for header in headers
-            if claim_of(header) == claim
-        )
-
-    @property
-    def ready(self) -> bool:
-        """Whether it can be delivered."""
-        return self.bytes == 0 or self.pieces is not None or self.gap is not None
-
-
 @dataclass(frozen=True, slots=True)
 class ReadyRange:
     """A delivery of `deliver`: records, or an error before which the cursor stays.
@@ -174,7 +132,8 @@ class PartitionCursor:
 
     With `pass_damage` damaged blocks are passed over, else the flow stays before the first one; `pass_expired` says the
     same of what retention took. `known` is what is known to lie before the start (none of it when the caller named
-    the place), None where the start is what there is: what goes before its first record is no loss.
+    the place), None where the start is what there is: what goes before its first record is no loss. `mark` is that of
+    the start (`Committed`).
     """
 
     def __init__(
@@ -187,6 +146,7 @@ class PartitionCursor:
         pass_damage: bool = False,
         pass_expired: bool = False,
         known: Totals | None = None,
+        mark: int = 0,
     ) -> None:
         self.partition = partition
         self.position = start
@@ -200,6 +160,8 @@ class PartitionCursor:
         self._start = start
         self._known = known
         self.dedup_window = DedupWindow(window_ms)
+        self.chain = PointerChain(start, mark)
+        self._mark = mark  # of the position
         self._progress = ReadProgress()
         self._slots: deque[PointerSlot] = deque()
         self._unfetched: deque[PointerSlot] = deque()  # those of them that are not fetched yet
@@ -235,6 +197,7 @@ class PartitionCursor:
                 continue  # an earlier reader processed it
             self.dedup_window.advance(entry.time_ms)
             self._progress.pass_over(pointer)
+            self.chain.note(pointer)
             for producer in pointer.producers:
                 for first, next_ in producer.ranges:
                     self.dedup_window.note(pointer.partition, producer.producer, first, next_)
@@ -273,23 +236,30 @@ class PartitionCursor:
         if self.state is CursorState.READING:
             self._append(PointerSlot(self._next_offset, 0, gap=Gap(first, before), damaged=True))
             self._next_offset = first
+            self.chain.break_off(first)
 
-    def take_entries(self, entries: Entries) -> None:
-        """Take the entries of a poll from `poll_offset`; the end is reached once `entries.next` is past it."""
+    def take_entries(self, entries: Entries, *, compared: bool = True) -> bool:
+        """Take the entries of a poll from `poll_offset`; the end is reached once `entries.next` is past it.
+
+        If the log was not `compared` and the entries do not follow on the last ones, take none and return False.
+        """
         if self.state is not CursorState.READING:
-            return
-        for entry in entries:
-            if entry.offset < self._next_offset:
-                continue
-            if self._is_behind_end(entry.offset):
+            return True
+        slots = [slot_of(entry) for entry in entries if entry.offset >= self._next_offset]
+        if not compared and self.chain.is_broken_by(slot.pointer for slot in slots):
+            return False
+        for slot in slots:
+            if self._is_behind_end(slot.offset):
                 self._end_reached = True
                 break
-            self._append(_slot_of(entry))
-            self._next_offset = entry.offset + 1
+            self._append(slot)
+            self.chain.take(slot.offset, slot.pointer)
+            self._next_offset = slot.offset + 1
         if not self._end_reached:
             self._next_offset = max(self._next_offset, entries.next)
             self._end_reached = self._is_behind_end(self._next_offset)
         self._end_if_delivered()
+        return True
 
     # ---- batches come in -----------------------------------------------------------------------
 
@@ -325,7 +295,7 @@ class PartitionCursor:
 
     def move(self, slot: PointerSlot, entry: Entry) -> bool:
         """Note the new location of a batch that was not at its pointer's location; false if they are equal."""
-        moved = _slot_of(entry).pointer
+        moved = slot_of(entry).pointer
         if moved is None or slot.pointer is None or moved.locations == slot.pointer.locations:
             return False
         slot.pointer = moved
@@ -373,8 +343,8 @@ class PartitionCursor:
 
     @property
     def behind(self) -> Committed:
-        """The position, and how much lies before it."""
-        return Committed(self.position, self._totals())
+        """The position, how much lies before it, and its mark."""
+        return Committed(self.position, self._totals(), self._mark)
 
     @property
     def progress(self) -> ReadProgress:
@@ -421,12 +391,12 @@ class PartitionCursor:
         totals = self._progress.totals
         found = self._assemble(pointer, slot, first.record_index, end)
         if found.failed is not None and not found.slices and not found.damaged:
-            self.position = Position(first.read_partition, slot.offset, max(found.failed.first, first.record_index))
+            self._stop_in(slot, max(found.failed.first, first.record_index))
             return self._failure(pointer, found.failed)
         if found.stop is not None:
-            self.position = Position(first.read_partition, slot.offset, found.stop)
+            self._stop_in(slot, found.stop)
         elif end is not None:
-            self.position = Position(first.read_partition, slot.offset, end)
+            self._stop_in(slot, end)
             self._release(slot)
         else:
             self._pass(slot)
@@ -449,6 +419,7 @@ class PartitionCursor:
             self.counts.expired_offsets += gap.first - slot.offset
             self._release(slot)
             self.position = max(self.position, Position(self.partition.partition, gap.first))
+            self._mark = 0
         if silent:
             self._start = self._moved_start = self.position
         elif pointer is None:  # one more gap before the next record is judged from here
@@ -483,7 +454,12 @@ class PartitionCursor:
         if slot.pointer is not None:
             self._progress.pass_over(slot.pointer)
         self._release(slot)
-        self.position = Position(self.partition.partition, slot.offset + 1)
+        self.position, self._mark = Position(self.partition.partition, slot.offset + 1), slot.mark
+
+    def _stop_in(self, slot: PointerSlot, index: int) -> None:
+        """Move to a record of the first slot; before its first one, the mark is that of the slot before it."""
+        self.position = Position(self.partition.partition, slot.offset, index)
+        self._mark = slot.mark if index else self._mark
 
     def _release(self, slot: PointerSlot) -> None:
         assert self._slots[0] is slot
@@ -588,10 +564,3 @@ class PartitionCursor:
 
     def _totals(self) -> Totals:
         return self._progress.totals.plus(self.position.record_index, 0)
-
-
-def _slot_of(entry: Entry) -> PointerSlot:
-    pointer = read_pointer(entry.body, newer="return")
-    if isinstance(pointer, Pointer):
-        return PointerSlot(entry.offset, entry.time_ms, pointer)
-    return PointerSlot(entry.offset, entry.time_ms, cause=pointer, damaged=True)

@@ -163,10 +163,10 @@ class Polling:
         assigned, offset = asked
         if polled.error is not None:
             self._retries.note(polled.error)
-        if polled.error is not None or _passes_over(assigned.flow, polled, offset):
+        flow = assigned.flow
+        doubtful = polled.error is not None or _passes_over(flow, polled, offset) or _ends_before(flow, polled)
+        if doubtful or not flow.take_entries(first_run(polled.entries), compared=False):
             self._failing[polled.partition] = None
-        else:
-            assigned.flow.take_entries(first_run(polled.entries))
 
     async def _take_apart(self, polled: Polled, offsets: Mapping[ReadPartition, int]) -> MemqError | None:
         """Take the answer, and what confirms it; return the error of a partition that fails again."""
@@ -188,7 +188,10 @@ class Polling:
         return error
 
     async def _confirm(self, assigned: Assigned, polled: Polled, offset: int) -> None:
-        """Take the entries of a partition from `offset` on; two answers must agree on skipped ones."""
+        """Take the entries of a partition from `offset` on; two answers must agree on skipped ones.
+
+        Raises: PositionLostError if the log is not the one that was read before.
+        """
         flow, entries = assigned.flow, polled.entries
         if first_of(entries) > offset:
             # Offsets need not be dense, but nearly always are: what lies between was passed over by this answer alone.
@@ -203,12 +206,25 @@ class Polling:
                     f"the queue no longer reports that '{polled.partition.topic}' begins after offset {offset}"
                 )
             before = await self._places.totals_before(polled.partition, first, assigned.settings, assigned.writers)
-        if assigned.removed or flow.poll_offset != offset:
+        if not _is_still_at(assigned, offset):
             return
         if first is not None:
             flow.take_gap(first, before)
-        flow.take_entries(first_run(entries))
+        entries = first_run(entries)
+        if _ends_before(flow, polled) or not flow.take_entries(entries, compared=False):
+            await self._places.check_log(polled.partition, flow.chain)
+            if _is_still_at(assigned, offset):
+                flow.take_entries(entries)
 
 
 def _passes_over(flow: PartitionCursor, polled: Polled, offset: int) -> bool:
     return first_of(polled.entries) > offset or flow.misses(polled.span, polled.entries) is not None
+
+
+def _is_still_at(assigned: Assigned, offset: int) -> bool:
+    return not assigned.removed and assigned.flow.poll_offset == offset
+
+
+def _ends_before(flow: PartitionCursor, polled: Polled) -> bool:
+    """Whether the log ends before what was read of it."""
+    return polled.span.end < flow.chain.reached.pointer_offset

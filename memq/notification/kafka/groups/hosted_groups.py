@@ -20,7 +20,7 @@ from memq.errors import (
     QueueError,
     ThrottledError,
 )
-from memq.notification import OFFSET_END, RECORD_INDEX_END, TOTAL_END, GroupState, Membership, check_position
+from memq.notification import MARK_END, OFFSET_END, RECORD_INDEX_END, TOTAL_END, GroupState, Membership, check_position
 from memq.notification.groups import OUTSIDE_GENERATION, check_member
 from memq.notification.kafka.admin import KafkaAdmin
 from memq.notification.kafka.groups.member import HostedMember
@@ -30,10 +30,12 @@ from memq.runtime.clock import Clock
 from memq.runtime.tasks import TaskOwner
 from memq.topic import Committed, Position, ReadPartition, Totals
 
-# The offset of a commit is that of a pointer. Its metadata has the record index and the totals of the position, in
-# ASCII; Kafka accepts 4,095 UTF-16 units. A reset with Kafka's tools writes a commit without this metadata: its
-# position is the first record of the pointer.
-_METADATA = re.compile(r"memq1 (\d{1,20}) (\d{1,20}) (\d{1,20})\Z")  # record index, records, bytes
+# The offset of a commit is that of a pointer. Its metadata has the record index, the totals and the mark of the
+# position, in ASCII; Kafka accepts 4,095 UTF-16 units. A reset with Kafka's tools writes a commit without metadata: its
+# position is the first record of the pointer. A commit of an older release has no mark.
+_METADATA = re.compile(
+    r"memq1 (\d{1,20}) (\d{1,20}) (\d{1,20})(?: (\d{1,10}))?\Z"
+)  # record index, records, bytes, mark
 JOIN_S = 3.0  # longest wait of a join for Kafka's assignment; heartbeats return later ones
 EXPIRY_S = 0.5  # interval between searches for silent members
 # A commit may be retried after these errors: Kafka is rebalancing the group, its coordinator moves, or librdkafka does
@@ -338,8 +340,10 @@ def _refusal_in(stored: Sequence[TopicPartition], offsets: Sequence[TopicPartiti
 
 
 def encode_metadata(committed: Committed) -> str:
-    """Return the metadata of a commit, at most 65 characters."""
-    return f"memq1 {committed.position.record_index} {committed.totals.records} {committed.totals.bytes}"
+    """Return the metadata of a commit, at most 76 characters."""
+    position, totals = committed.position, committed.totals
+    mark = f" {committed.mark}" if committed.mark else ""
+    return f"memq1 {position.record_index} {totals.records} {totals.bytes}{mark}"
 
 
 def decode_commit(partition: ReadPartition, offset: int, metadata: str | None) -> Committed | None:
@@ -350,7 +354,7 @@ def decode_commit(partition: ReadPartition, offset: int, metadata: str | None) -
     if not 0 <= offset < OFFSET_END:
         return None
     found = _METADATA.match(metadata or "")
-    index, records, size = (int(part) for part in found.groups()) if found else (0, 0, 0)
-    if not (index < RECORD_INDEX_END and records < TOTAL_END and size < TOTAL_END):
-        index, records, size = 0, 0, 0
-    return Committed(Position(partition.partition, offset, index), Totals(records, size))
+    index, records, size, mark = (int(part) for part in found.groups("0")) if found else (0, 0, 0, 0)
+    if not (index < RECORD_INDEX_END and records < TOTAL_END and size < TOTAL_END and mark < MARK_END):
+        index, records, size, mark = 0, 0, 0, 0
+    return Committed(Position(partition.partition, offset, index), Totals(records, size), mark)

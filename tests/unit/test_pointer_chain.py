@@ -1,0 +1,260 @@
+"""A reader notices a log that was cut and has grown again, by pointers that do not follow on those that it took."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from memq.client.consumer.fetch.partition_cursor import PartitionCursor
+from memq.client.consumer.offset_resolver import OffsetResolver
+from memq.client.consumer.progress import PointerChain
+from memq.errors import InvalidRequestError, PositionLostError, QueueError
+from memq.format.object import BlockEntry
+from memq.format.pointer import Location, Pointer, decode_pointer, encode_pointer, pointer_mark
+from memq.topic import Position, TopicSettings
+from tests.skipping_loop import run_skipping, skip
+from tests.unit.queue_model import PARTITION, TOPIC_ID, WINDOW_MS, Block, Log
+from tests.unit.test_consumer_polling import Polls
+from tests.unit.test_offset_resolver import LogReader, ask
+
+
+def pointer(batch: int, *, epoch: int = 1, partition: int = 0, kind: str = "data") -> Pointer:
+    place = (Location(store="main", key="o", offset=0, length=9),) if kind == "data" else ()
+    return Pointer(
+        kind=kind,
+        cluster="c",
+        topic="clicks",
+        topic_id=TOPIC_ID,
+        partition=partition,
+        epoch=epoch,
+        batch_sequence=batch,
+        locations=place,
+        records=int(kind == "data"),
+    )
+
+
+def log_of(batches: int, epoch: int = 1) -> Log:
+    """Return a log of as many batches behind an `opened`."""
+    log = Log()
+    log.control(epoch=epoch)
+    for number in range(batches):
+        log.batch(Block(1, 3 * number), epoch=epoch)
+    return log
+
+
+def mark_at(log: Log, offset: int) -> int:
+    return pointer_mark(decode_pointer(log.entries[offset].body))
+
+
+# ---- which pointers follow ---------------------------------------------------------------------
+
+TAKEN = [pointer(0, kind="opened"), pointer(0), pointer(1)]
+
+
+@pytest.mark.parametrize(
+    ("following", "broken"),
+    [
+        ([pointer(2)], False),
+        ([pointer(1), pointer(2), pointer(3)], False),  # a pointer that was published twice
+        ([], False),
+        ([None, pointer(2)], False),  # a pointer that can't be read
+        ([pointer(3)], True),
+        ([pointer(2), pointer(4)], True),
+        ([pointer(0)], True),
+        ([pointer(2, epoch=2)], True),
+        ([pointer(2, partition=1)], True),
+        ([pointer(2), pointer(0, epoch=2, kind="opened")], True),
+        ([pointer(0, kind="ended")], True),
+    ],
+)
+def test_only_the_next_batch_of_an_epoch_needs_no_comparison_with_the_log(
+    following: list[Pointer | None], broken: bool
+) -> None:
+    chain = PointerChain(Position(0, 0), 0)
+    for offset, each in enumerate(TAKEN):
+        chain.take(offset, each)
+    assert chain.is_broken_by(following) == broken
+
+
+def test_a_new_epoch_needs_one_comparison_only() -> None:
+    chain = PointerChain(Position(0, 0), 0)
+    for offset, each in enumerate([*TAKEN, pointer(0, epoch=2, kind="opened")]):
+        chain.take(offset, each)
+    assert not chain.is_broken_by([pointer(0, epoch=2)])
+
+
+@pytest.mark.parametrize("unknown", ["unreadable", "retention"])
+def test_there_is_nothing_to_compare_behind_a_pointer_that_is_not_known(unknown: str) -> None:
+    chain = PointerChain(Position(0, 0), 0)
+    for offset, each in enumerate(TAKEN):
+        chain.take(offset, each)
+    if unknown == "unreadable":
+        chain.take(3, None)
+    else:
+        chain.break_off(4)
+    assert (chain.reached, chain.mark) == (Position(0, 4), 0)
+    assert not chain.is_broken_by([pointer(7)])
+
+
+def test_a_mark_tells_pointers_apart_that_say_the_same_of_their_batches() -> None:
+    one = pointer(1)
+    assert pointer_mark(one) == pointer_mark(decode_pointer(encode_pointer(one)))
+    moved = replace_location(one)
+    assert pointer_mark(one) == pointer_mark(moved), "compaction has copied its batch"
+    others = [pointer(2), pointer(1, epoch=2), pointer(1, partition=1), pointer(1, kind="ended")]
+    assert len({pointer_mark(each) for each in (one, *others)}) == 5
+
+
+def replace_location(one: Pointer) -> Pointer:
+    entry = decode_pointer(encode_pointer(one).replace(b'"key":"o"', b'"key":"cold"'))
+    assert entry.locations != one.locations
+    return entry
+
+
+# ---- the comparison ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("position", [Position(0, 3), Position(0, 2, 1)])
+def test_a_position_is_compared_with_the_last_pointer_before_it(position: Position) -> None:
+    """That of its own batch if it is inside one."""
+    log, other = log_of(4), log_of(4, epoch=2)
+    places = OffsetResolver(LogReader(log))
+    known = PointerChain(position, mark_at(log, 2))
+    ask(places.check_log(PARTITION, known))
+    new = PointerChain(position, 0)
+    ask(places.check_log(PARTITION, new))
+    assert new.mark == known.mark, "a start without a mark is compared from now on"
+    with pytest.raises(PositionLostError, match="was cut before position") as lost:
+        ask(places.check_log(PARTITION, PointerChain(position, mark_at(other, 2))))
+    assert lost.value.topic == "clicks"
+
+
+def test_a_start_is_compared_before_anything_comes() -> None:
+    """The log has grown up to the start and no further: no poll brings a pointer that could show it."""
+    log, other = log_of(4), log_of(4, epoch=2)
+
+    async def no_index(_pointer: Pointer) -> list[BlockEntry]:
+        raise AssertionError("all pointers name their producers")
+
+    def look_back(on: Log, mark: int) -> PartitionCursor:
+        flow = PartitionCursor(PARTITION, Position(0, 5), window_ms=WINDOW_MS, mark=mark)
+        ask(OffsetResolver(LogReader(on)).look_back(flow, TopicSettings(), [0], no_index))
+        return flow
+
+    assert look_back(log, mark_at(log, 4)).chain.mark == mark_at(log, 4)
+    assert look_back(log, 0).chain.mark == mark_at(log, 4)
+    with pytest.raises(PositionLostError):
+        look_back(other, mark_at(log, 4))
+
+
+@pytest.mark.parametrize("missing", ["retention", "lost"])
+def test_a_pointer_that_is_not_there_any_more_refuses_no_position(missing: str) -> None:
+    log = log_of(4)
+    if missing == "retention":
+        del log.entries[:3]
+    else:
+        log.entries[2] = replace(log.entries[2], body=b"")
+    chain = PointerChain(Position(0, 3), 5)
+    ask(OffsetResolver(LogReader(log)).check_log(PARTITION, chain))
+    assert chain.mark == 5
+
+
+def test_nothing_is_asked_before_the_first_pointer() -> None:
+    chain = PointerChain(Position(0, 0), 0)
+    ask(OffsetResolver(LogReader(Log())).check_log(PARTITION, chain))
+    assert chain.mark == 0
+
+
+def test_a_position_inside_a_batch_that_is_not_there_is_behind_the_end() -> None:
+    places = OffsetResolver(LogReader(log_of(4)))
+    with pytest.raises(InvalidRequestError, match="position 0:5:1 of topic 'clicks' is after its end, 0:5:0"):
+        ask(places.start_at(Position(0, 5, 1), PARTITION, TopicSettings()))
+
+
+# ---- a reader that runs ------------------------------------------------------------------------
+
+
+def test_a_change_of_the_owner_costs_one_read() -> None:
+    async def work() -> None:
+        log = log_of(3)
+        polls = Polls(log)
+        flow = polls.add(0)
+        await skip(0.1)
+        await polls.answer(polls.common(), polls.sound(0, 0))
+        assert (flow.poll_offset, polls.queue.reads) == (4, 0)
+        log.control(epoch=2)
+        log.batch(Block(1, 9), epoch=2)
+        await polls.answer(polls.common(), polls.sound(0, 4))
+        assert (flow.poll_offset, polls.queue.reads) == (4, 0)
+        await polls.answer(polls.apart(), polls.sound(0, 4))
+        assert (flow.poll_offset, polls.queue.reads, polls.retries.count) == (6, 1, 0)
+        log.batch(Block(1, 12), epoch=2)
+        assert polls.common().offsets == {0: 6}
+        await polls.end()
+
+    run_skipping(work())
+
+
+def test_pointers_of_a_log_that_was_cut_are_not_taken() -> None:
+    async def work() -> None:
+        log = log_of(3)
+        polls = Polls(log)
+        flow = polls.add(0)
+        await skip(0.1)
+        await polls.answer(polls.common(), polls.sound(0, 0))
+        log.entries[3:], log.next_offset = [], 3
+        for number in range(3):
+            log.batch(Block(2, 3 * number), epoch=2)
+        await polls.answer(polls.common(), polls.sound(0, 4))
+        await polls.answer(polls.apart(), polls.sound(0, 4))
+        assert flow.poll_offset == 4
+        assert isinstance(polls.retries.failure, PositionLostError)
+        await polls.end()
+
+    run_skipping(work())
+
+
+def test_a_log_that_ends_before_the_reader_is_asked_again_until_it_is_as_long() -> None:
+    """A replica that lags shows such an end for a moment."""
+
+    async def work() -> None:
+        log = log_of(3)
+        polls = Polls(log)
+        flow = polls.add(0)
+        await skip(0.1)
+        await polls.answer(polls.common(), polls.sound(0, 0))
+        kept = log.entries[3:]
+        log.entries[3:] = []
+        await polls.answer(polls.common(), polls.empty(0, 4, 3))
+        await polls.answer(polls.apart(), polls.empty(0, 4, 3))
+        assert (polls.retries.count, polls.retries.failure) == (1, None)
+        log.entries += kept
+        log.batch(Block(1, 9))
+        await skip(1.0)
+        await polls.answer(polls.apart(), polls.sound(0, 4))
+        assert (flow.poll_offset, polls.retries.count) == (5, 1)
+        await polls.end()
+
+    run_skipping(work())
+
+
+def test_an_error_of_the_comparison_is_waited_out() -> None:
+    async def work() -> None:
+        log = log_of(3)
+        polls = Polls(log)
+        flow = polls.add(0)
+        await skip(0.1)
+        await polls.answer(polls.common(), polls.sound(0, 0))
+        log.control(epoch=2)
+        polls.queue.read_error = QueueError("no leader")
+        await polls.answer(polls.common(), polls.sound(0, 4))
+        await polls.answer(polls.apart(), polls.sound(0, 4))
+        assert (flow.poll_offset, polls.retries.count) == (4, 1)
+        polls.queue.read_error = None
+        await skip(1.0)
+        await polls.answer(polls.apart(), polls.sound(0, 4))
+        assert flow.poll_offset == 5
+        await polls.end()
+
+    run_skipping(work())
