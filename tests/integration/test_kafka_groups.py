@@ -131,13 +131,15 @@ def test_a_static_member_that_comes_back_in_time_finds_its_partitions_and_distur
 
 
 @PROTOCOLS
-def test_positions_keep_index_and_totals_and_outlive_members(kafka: Server, protocol: str) -> None:
+def test_positions_keep_index_totals_and_mark_and_outlive_members(kafka: Server, protocol: str) -> None:
     async def work(queue: KafkaQueue) -> None:
         known = {"a": await join(queue, "a")}
         await beat_until(queue, known, is_shared(4))
         stored = {
             part(0): Committed(Position(0, 17, 3), Totals(1_000, 123_456)),
-            part(2): Committed(Position(2, (1 << 39) - 1, (1 << 24) - 1), Totals((1 << 63) - 1, (1 << 63) - 1)),
+            part(2): Committed(
+                Position(2, (1 << 39) - 1, (1 << 24) - 1), Totals((1 << 63) - 1, (1 << 63) - 1), (1 << 32) - 1
+            ),
         }
         await queue.commit("report", "a", known["a"].generation, stored)
         for offset in (9, 3):  # a member that seeks back stores a lower position
