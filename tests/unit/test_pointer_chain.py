@@ -12,7 +12,8 @@ from memq.client.consumer.progress import PointerChain
 from memq.errors import InvalidRequestError, PositionLostError, QueueError
 from memq.format.object import BlockEntry
 from memq.format.pointer import Location, Pointer, decode_pointer, encode_pointer, pointer_mark
-from memq.topic import Position, TopicSettings
+from memq.notification import Entries
+from memq.topic import Position, ReadPartition, TopicSettings
 from tests.skipping_loop import run_skipping, skip
 from tests.unit.queue_model import PARTITION, TOPIC_ID, WINDOW_MS, Block, Log
 from tests.unit.test_consumer_polling import Polls
@@ -77,11 +78,22 @@ def test_only_the_next_batch_of_an_epoch_needs_no_comparison_with_the_log(
     assert chain.is_broken_by(following) == broken
 
 
-def test_a_new_epoch_needs_one_comparison_only() -> None:
+@pytest.mark.parametrize(
+    ("control", "following", "broken"),
+    [
+        (pointer(0, epoch=2, kind="opened"), pointer(0, epoch=2), False),
+        (pointer(0, epoch=2, kind="opened"), pointer(1, epoch=2), True),
+        (pointer(0, partition=1, kind="opened"), pointer(0, partition=1), False),
+        (pointer(0, kind="opened"), pointer(3), False),  # once more, before retention took it
+        (pointer(0, kind="ended"), pointer(4), True),
+    ],
+)
+def test_a_pointer_without_a_batch_is_compared_alone(control: Pointer, following: Pointer, broken: bool) -> None:
+    """A new epoch begins with its first batch; else the numbers continue."""
     chain = PointerChain(Position(0, 0), 0)
-    for offset, each in enumerate([*TAKEN, pointer(0, epoch=2, kind="opened")]):
+    for offset, each in enumerate([*TAKEN, pointer(2), control]):
         chain.take(offset, each)
-    assert not chain.is_broken_by([pointer(0, epoch=2)])
+    assert chain.is_broken_by([following]) == broken
 
 
 @pytest.mark.parametrize("unknown", ["unreadable", "retention"])
@@ -115,18 +127,18 @@ def replace_location(one: Pointer) -> Pointer:
 # ---- the comparison ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("position", [Position(0, 3), Position(0, 2, 1)])
-def test_a_position_is_compared_with_the_last_pointer_before_it(position: Position) -> None:
+@pytest.mark.parametrize(("position", "last"), [(Position(0, 3), 2), (Position(0, 2, 1), 2), (Position(0, 1), 0)])
+def test_a_position_is_compared_with_the_last_pointer_before_it(position: Position, last: int) -> None:
     """That of its own batch if it is inside one."""
     log, other = log_of(4), log_of(4, epoch=2)
     places = OffsetResolver(LogReader(log))
-    known = PointerChain(position, mark_at(log, 2))
+    known = PointerChain(position, mark_at(log, last))
     ask(places.check_log(PARTITION, known))
     new = PointerChain(position, 0)
     ask(places.check_log(PARTITION, new))
     assert new.mark == known.mark, "a start without a mark is compared from now on"
     with pytest.raises(PositionLostError, match="was cut before position") as lost:
-        ask(places.check_log(PARTITION, PointerChain(position, mark_at(other, 2))))
+        ask(places.check_log(PARTITION, PointerChain(position, mark_at(other, last))))
     assert lost.value.topic == "clicks"
 
 
@@ -143,7 +155,10 @@ def test_a_start_is_compared_before_anything_comes() -> None:
         return flow
 
     assert look_back(log, mark_at(log, 4)).chain.mark == mark_at(log, 4)
-    assert look_back(log, 0).chain.mark == mark_at(log, 4)
+    chain = look_back(log, 0).chain
+    assert chain.mark == mark_at(log, 4)
+    log.batch(Block(1, 12))
+    assert not chain.is_broken_by([decode_pointer(log.entries[5].body)]), "it follows on the last one before the start"
     with pytest.raises(PositionLostError):
         look_back(other, mark_at(log, 4))
 
@@ -161,9 +176,11 @@ def test_a_pointer_that_is_not_there_any_more_refuses_no_position(missing: str) 
 
 
 def test_nothing_is_asked_before_the_first_pointer() -> None:
-    chain = PointerChain(Position(0, 0), 0)
-    ask(OffsetResolver(LogReader(Log())).check_log(PARTITION, chain))
-    assert chain.mark == 0
+    class NotAsked(LogReader):
+        async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+            raise AssertionError(f"offset {offset} is read")
+
+    ask(OffsetResolver(NotAsked(Log())).check_log(PARTITION, PointerChain(Position(0, 0), 0)))
 
 
 def test_a_position_inside_a_batch_that_is_not_there_is_behind_the_end() -> None:

@@ -153,10 +153,11 @@ class OffsetResolver:
         Raises: PositionLostError if the log has another pointer there; QueueError if it ends before it.
         """
         position = chain.reached
-        offset = position.pointer_offset - (position.record_index == 0)
-        if offset < 0:
+        reached = position.pointer_offset + (position.record_index > 0)
+        if not reached:
             return
-        found = await page_before(self._queue, partition, offset, offset + 1, 1)
+        offset = reached - 1
+        found = await page_before(self._queue, partition, offset, reached, 1)
         pointer = read_pointer(found[0].body, newer="return") if found and found[0].offset == offset else None
         if isinstance(pointer, Pointer):
             mark = pointer_mark(pointer)

@@ -158,9 +158,10 @@ class PointerChain:
 
 
 def _note(last: dict[int, tuple[int, int]], pointer: Pointer) -> None:
+    before = last.get(pointer.partition)
     if pointer.kind == "data":
         last[pointer.partition] = (pointer.epoch, pointer.batch_sequence)
-    elif last.get(pointer.partition, (-1, -1))[0] != pointer.epoch:
+    elif before is None or before[0] != pointer.epoch:
         last[pointer.partition] = (pointer.epoch, -1)
 
 
