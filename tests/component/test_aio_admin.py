@@ -248,7 +248,7 @@ def test_a_groups_members_and_memqs_own_groups() -> None:
             assert [each.lag.records for each in shown.partitions] == [0, 0]
         topic = await broker.partitions.create(AUDIT_TOPIC, 1, TopicSettings(), exist_ok=True, internal=True)
         await admin.reset_group("g", topic.name, "beginning", new_ok=True)
-        assert {each.place.topic for each in (await admin.group("g")).partitions} == {AUDIT_TOPIC}
+        assert {each.topic_partition.topic for each in (await admin.group("g")).partitions} == {AUDIT_TOPIC}
         await admin.delete_group("_memq_auditor")
         assert await admin.groups(internal=True) == ["g"]
 
