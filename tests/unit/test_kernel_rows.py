@@ -151,7 +151,7 @@ def test_rows_that_are_no_block_are_kept() -> None:
     assert late.columns() == ([b"v"], None, None)
 
 
-def test_what_cannot_be_made_is_refused() -> None:
+def test_values_outside_of_the_format_are_refused() -> None:
     for shape in (0, 4, 255):
         with pytest.raises(ValueError, match="shape"):
             native.Rows(shape, 100, None)
@@ -208,7 +208,7 @@ def test_a_sender_that_is_part_of_a_cycle_is_collected() -> None:
     assert seen() is None
 
 
-def test_whatever_is_not_plain_goes_the_slow_way_as_it_was_given() -> None:
+def test_records_that_are_not_plain_go_the_slow_way_as_they_were_given() -> None:
     calls: list[tuple[object, ...]] = []
     lane = native.Lane([0], [native.Slot()])
     lane.keyless = native.Rows(PLAIN, 1_000, "fast")

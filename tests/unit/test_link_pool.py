@@ -380,7 +380,7 @@ def test_streams_of_a_connection_have_numbers_of_their_own_up_to_a_bound() -> No
     run(test)
 
 
-def test_what_a_broker_says_reaches_the_streams_it_is_about() -> None:
+def test_answers_of_a_broker_reach_their_streams() -> None:
     async def test(broker: ToyBroker) -> None:
         pool = pool_of(broker)
         session = await pool.session(address_of(broker))

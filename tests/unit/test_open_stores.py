@@ -80,7 +80,7 @@ def test_a_store_is_opened_once_by_its_name_and_again_after_a_close(tmp_path: Pa
     asyncio.run(work())
 
 
-def test_what_is_no_folder_of_this_machine_is_left_to_the_brokers(tmp_path: Path) -> None:
+def test_a_store_that_is_no_folder_of_this_machine_is_left_to_the_brokers(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     assert store_of(None, (tmp_path / "file").as_uri()) is None
     assert store_of(None, f"file://elsewhere{tmp_path}") is None
