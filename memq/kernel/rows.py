@@ -79,7 +79,7 @@ class Rows:
     def extend(
         self, values: Cells, keys: Cells | None = None, timestamps_ms: Sequence[int] | None = None, size: int = 0
     ) -> bool:
-        """Add records whose values and keys have `size` bytes, checked by the caller; False if they are no rows."""
+        """Add records whose values and keys have `size` bytes, which the caller checked; False if not rows."""
         self.room -= size + self.row_cost * len(values)
         if keys is None:
             self.cells.extend(values)
@@ -112,7 +112,7 @@ class Rows:
         return self.cells[0:end:width], keys, times
 
     def seal(self, *_fields: object) -> tuple[Any, int] | None:
-        """Return the sealed block, and the bytes of memory that it holds; None here: `BlockBuilder` seals columns."""
+        """Return the sealed block and the bytes that it holds; None here: `BlockBuilder` seals columns."""
         return None
 
 
@@ -126,7 +126,7 @@ class Slot:
 
 
 class Lane:
-    """The partitions of one topic by the first hash slots of their keys, and the rows for records without a key.
+    """The partitions of one topic by their first hash slots, and the rows for records without a key.
 
     `current` until another lane takes its place: a thread that has added a record by this one reads it afterwards.
     """

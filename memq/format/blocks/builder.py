@@ -158,7 +158,7 @@ class BlockBuilder:
         self._widened().extend(values, keys, timestamps_ms, tag, size)
 
     def _rows_for(self, shape: int) -> Rows | None:
-        """Return the rows for records of a shape, if they are added as rows; the first one decides for the block."""
+        """Return the rows for records of a shape, if they are added as rows; the first one decides."""
         if self.closed or self._columns is not None:
             return None
         if self.rows is None and shape != MIXED:
