@@ -145,7 +145,7 @@ async def test_missing_name_is_not_found(queue: NotificationQueue, clock: Manual
 @over_queues
 async def test_bad_publications_are_refused(queue: NotificationQueue, clock: ManualClock) -> None:
     await queue.create([part()], STALE_MS)
-    await queue.publish(publication(clock, bytes(POINTER_BYTES_MAX)))
+    await queue.publish(publication(clock, bytes(POINTER_BYTES_MAX), epoch=0))
     with pytest.raises(TooLargeError, match="65537"):
         await queue.publish(publication(clock, bytes(POINTER_BYTES_MAX + 1)))
     for odd in (publication(clock, epoch=-1), publication(clock, epoch=1 << 70), publication(clock, age_ms=-(1 << 70))):

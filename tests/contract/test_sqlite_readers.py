@@ -15,9 +15,9 @@ import pytest
 
 from memq.errors import NotFoundError, QueueError
 from memq.notification import Span
-from memq.notification.sqlite import log
-from memq.notification.sqlite.file import write_log_into
-from memq.notification.sqlite.queue import SqliteQueue
+from memq.notification.sqlite import groups, log
+from memq.notification.sqlite.file import SqliteFile, write_log_into
+from memq.notification.sqlite.queue import APPLICATION_ID, SCHEMA, SqliteQueue
 from memq.runtime.clock import SystemClock
 from tests.contract.manual_clock import ManualClock
 from tests.contract.queues import HANG_S, STALE_MS, committed, part
@@ -234,3 +234,17 @@ def test_a_dropped_topic_leaves_the_groups_after_a_damaged_one(tmp_path: Path) -
         await queue.close()
 
     asyncio.run(work())
+
+
+def test_a_heartbeat_and_a_commit_write_one_row_each(tmp_path: Path) -> None:
+    """The membership of a large group is not written again."""
+    made = SqliteFile(tmp_path / "queue.sqlite", "queue file", APPLICATION_ID, SCHEMA, QueueError)
+    with closing(made.connect()) as file:
+        log.create(file, [part()], STALE_MS)
+        generation = groups.join(file, "g", "m", [part()], 6_000, 0).generation
+        groups.commit(file, "g", "m", generation, {part(): committed(1)}, 0)
+        before = file.total_changes
+        groups.heartbeat(file, "g", "m", generation, (), 1)
+        assert file.total_changes - before == 1
+        groups.commit(file, "g", "m", generation, {part(): committed(2)}, 2)
+        assert file.total_changes - before == 2
