@@ -588,6 +588,9 @@ def test_interrupted_drop_is_completed_by_the_next_one(tmp_path: Path) -> None:
         await queue.close()
 
     asyncio.run(scenario())
-    counts = [connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("partitions", "entries")]
+    counts = [
+        connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+        for table in ("partitions", "entries", "epochs")
+    ]
     connection.close()
-    assert counts == [0, 0]
+    assert counts == [0, 0, 0]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from memq.errors import NotFoundError, QueueError
+from memq.errors import ClosedError, NotFoundError, QueueError
 from memq.notification import Span
 from memq.notification.sqlite import groups, log
 from memq.notification.sqlite.file import SqliteFile, write_log_into
@@ -156,6 +156,22 @@ def test_a_drop_by_this_queue_or_another_one_wakes_a_wait(poll_interval_ms: int,
             await waiting
         await queue.close()
         await other.close()
+
+    asyncio.run(work())
+
+
+def test_a_close_ends_a_wait_that_has_read_the_end_of_its_log(tmp_path: Path) -> None:
+    async def work() -> None:
+        queue = SqliteQueue(tmp_path / "queue.sqlite", SystemClock())
+        await queue.create([part()], STALE_MS)
+        waiting = asyncio.create_task(queue.wait({part(): 0}, HANG_S * 2))
+        await asyncio.sleep(0)  # it waits from its first step on
+        for _ in range(5):
+            await queue.span(part())
+        await queue.close()
+        async with asyncio.timeout(HANG_S):
+            with pytest.raises(ClosedError, match="the queue is closed"):
+                await waiting
 
     asyncio.run(work())
 
