@@ -191,6 +191,18 @@ def test_an_answer_that_comes_too_late_is_dropped_for_its_block_alone(refused: b
     talking(work())
 
 
+def test_what_is_written_to_a_connection_that_was_given_up_is_dropped() -> None:
+    async def work() -> None:
+        wire = Wire()
+        link = await wire.link()
+        sent = len(wire.frames)
+        link.abort(CLOSED)
+        link.write(encode_frame(Api.METADATA, 0, 9, b""))
+        assert (wire.aborts, len(wire.frames)) == (1, sent)
+
+    talking(work())
+
+
 def test_a_read_is_a_frame_of_no_stream_and_its_answer_the_bytes_alone() -> None:
     async def work() -> None:
         wire = Wire(checksums=False)
