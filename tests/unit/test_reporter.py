@@ -271,6 +271,20 @@ def test_a_close_is_not_held_up_by_reports(how: str) -> None:
     run_skipping(work())
 
 
+@pytest.mark.parametrize(("given_s", "took_s"), [(0.4, 0.4), (9.0, CLOSE_S_MAX), (None, CLOSE_S_MAX)])
+def test_a_close_takes_the_time_that_is_given_up_to_a_bound(given_s: float | None, took_s: float) -> None:
+    async def work() -> None:
+        client = Client()
+        client.note()
+        client.carrier.hang = True
+        begin_s = client.runtime.clock.monotonic()
+        await client.reporter.close(given_s)
+        assert client.runtime.clock.monotonic() - begin_s == pytest.approx(took_s)
+        await client.tasks.stop()
+
+    run_skipping(work())
+
+
 def test_a_job_has_its_reports_in_a_task_of_their_own() -> None:
     async def work() -> None:
         client = Client(job=True)
