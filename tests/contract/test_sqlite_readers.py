@@ -99,6 +99,7 @@ def test_a_closed_queue_leaves_a_complete_file_no_thread_and_no_task(
     failing: bool, tmp_path: Path, counted: type[CountedConnection]
 ) -> None:
     async def work() -> None:
+        before = threading.enumerate()
         queue = SqliteQueue(tmp_path / "queue.sqlite", SystemClock(), poll_interval_ms=1)
         await queue.create([part()], STALE_MS)
         if failing:
@@ -108,7 +109,7 @@ def test_a_closed_queue_leaves_a_complete_file_no_thread_and_no_task(
         await queue.wait({part(): 0}, 0.02)
         await queue.close()
         assert os.listdir(tmp_path) == ["queue.sqlite"], "without SQLite's log"
-        assert not [each.name for each in threading.enumerate() if each.name.startswith("memq-")]
+        assert not [each.name for each in threading.enumerate() if each not in before]
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(work())

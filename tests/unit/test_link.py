@@ -22,7 +22,7 @@ from memq.errors import (
     UnreachableError,
     UnsupportedVersionError,
 )
-from memq.protocol.frames import HELLO_MAGIC, VERSIONS, Api, decode_forward
+from memq.protocol.frames import HELLO_MAGIC, VERSIONS, Api, decode_forward, encode_frame
 from memq.protocol.link import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, Link
 from memq.protocol.messages import (
     Done,

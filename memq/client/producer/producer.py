@@ -44,8 +44,6 @@ SEALING_THREADS_MAX = 4
 class BaseProducer(ABC):
     """Settings and counters that the blocking and the asyncio producer share."""
 
-    _send_slowly: Callable[..., Any]  # adds a record that has no fast way, or whose fast way is not open now
-
     @public_name("Producer")
     def __init__(
         self,
@@ -99,11 +97,11 @@ class BaseProducer(ABC):
             self._traces = ProducerTraces(tracer_provider, self._runtime.clock)
             self._lanes, self._put_keyed = {}, _no_fast_way
         elif native is not None:
-            self._use_sender(native.Sender(self._buffer.lanes, self._send_slowly))
+            self._use_compiled()
         self._closed = False
 
     @abstractmethod
-    def _use_sender(self, sender: Any) -> None:
+    def _use_compiled(self) -> None:
         """Take the compiled way into open blocks."""
 
     @abstractmethod
@@ -229,9 +227,9 @@ class Producer(BaseProducer, BlockingClient):
                     return delivery  # type: ignore[return-value]  # as above; a cast would cost 40 ns
         return self._send_slowly(topic, value, key, headers, timestamp_ms, tag, partition)
 
-    def _use_sender(self, sender: Any) -> None:
+    def _use_compiled(self) -> None:
         if type(self).send is Producer.send:  # else it is a subclass's, which calls this class's
-            self.send = sender.send  # type: ignore[method-assign]
+            self.send = native.Sender(self._buffer.lanes, self._send_slowly).send  # type: ignore[method-assign]
 
     def _send_slowly(
         self,
@@ -433,8 +431,8 @@ class AsyncProducer(BaseProducer, AsyncClosing):
                         return cast(AsyncDelivery, rows.delivery)
         return await self._send_slowly(topic, value, key, headers, timestamp_ms, tag, partition)
 
-    def _use_sender(self, sender: Any) -> None:
-        self._put_compiled = sender.put
+    def _use_compiled(self) -> None:
+        self._put_compiled = native.Sender(self._buffer.lanes, None).put  # holds no producer: `__del__` comes at once
 
     async def _send_slowly(
         self,
