@@ -19,6 +19,7 @@ from memq.audit.minutes import MinuteRow
 from memq.errors import AuditStateError, MemqError
 from memq.runtime.runtime import Runtime
 from memq.simulation.world.node import SimNode
+from memq.topic import Position
 
 LIVE_AUDITOR = "live-auditor"
 KEEP_MS = 10**10  # longer than a run
@@ -76,6 +77,7 @@ class StoredAudit:
     """The state that auditors have stored so far, read from outside of all processes."""
 
     def __init__(self, database: AuditDatabase) -> None:
+        self._database = database
         self._view = AuditView(_AtOnce(database))
 
     def findings(self, topic: str) -> list[Finding]:
@@ -85,6 +87,11 @@ class StoredAudit:
     def topics(self) -> list[TopicSummary]:
         """Return how far each topic is read."""
         return _ended(self._view.topics(0, 0))
+
+    def homes(self) -> dict[int, Position]:
+        """Return the position of the next report to read, by partition of the audit topic."""
+        found = self._database.at_once(lambda execute: execute("SELECT home, position FROM homes", ()))
+        return {home: Position.parse(position) for home, position in found if position}
 
     def rows(self, topic: str) -> dict[tuple[int, int], MinuteRow]:
         """Return the rows of a topic by partition and minute."""

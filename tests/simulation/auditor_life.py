@@ -35,8 +35,11 @@ class AuditorLife:
         self._database = AuditDatabase(world.random("audit database"), self._fails)
         lies = "store" in plan.faults.lies
         stored = StoredAudit(self._database)
-        self._rules = AuditorRules(cluster.current_topic, stored, cluster.checker.logs, world.fail, store_lies=lies)
-        cluster.checker.trims = self._rules.trimmed
+        checker = cluster.checker
+        self._rules = AuditorRules(
+            cluster.current_topic, stored, checker.logs, checker.reports.last, world.fail, store_lies=lies
+        )
+        checker.trims = self._rules.trimmed
 
     def start(self) -> None:
         """Start its process, which continues with what is stored."""
@@ -51,11 +54,10 @@ class AuditorLife:
         node = self._world.nodes[LIVE_AUDITOR]
         if not node.alive:
             self.start()
-        self._world.run(READS_S_MAX, done=self._rules.has_read_all, poll_s=POLL_S)
-        if not self._rules.has_read_all():
-            self._world.fail(f"the auditor does not come to the end within {READS_S_MAX:g} s in a healed world")
+        self._let_read_all()
         self._world.nodes[LIVE_AUDITOR].clock.offset_ms += LATER_MS
         self._world.run(JUDGES_S)
+        self._let_read_all()
 
     def check(self, live: LiveRules) -> None:
         """Compare what it says with what the audit says that played what landed."""
@@ -78,6 +80,10 @@ class AuditorLife:
             if not self._plan.shape.housekeeping_s:  # retention would take the batch, whose copy makes the log too old
                 faults.check_doubling(world.random("auditor faults"))
         return faults.done
+
+    def _let_read_all(self) -> None:
+        if not self._until(self._rules.has_read_all):
+            self._world.fail(f"the auditor does not come to the end within {READS_S_MAX:g} s in a healed world")
 
     def _fails(self) -> bool:
         rate = 0.0 if self._plan.faults == LEVELS["calm"]() else DATABASE_FAULT_RATE

@@ -13,7 +13,7 @@ from memq.audit.account import apart
 from memq.audit.finding import Kind
 from memq.audit.minutes import MinuteRow
 from memq.format.ranges import RangeSet
-from memq.topic import ReadPartition, Topic
+from memq.topic import Position, ReadPartition, Topic
 from tests.simulation.auditor import StoredAudit
 from tests.simulation.live_replay import IDS, Named
 from tests.simulation.live_rules import LiveRules
@@ -28,6 +28,8 @@ COUNTED = ("sent", "acked", "gave-up", *FROM_QUEUE, "fetched", "dropped", "proce
 class AuditorRules:
     """`topic` returns the topic as it is now, and `logs` are its logs; `fail` gets what the auditor says wrongly.
 
+    `reports` are the positions of the last report on the topic, by partition of the audit topic.
+
     Where the `store_lies` it may say that an object does not exist. Of a batch without an index nobody counts copies.
     """
 
@@ -36,6 +38,7 @@ class AuditorRules:
         topic: Callable[[], Topic],
         stored: StoredAudit,
         logs: Mapping[ReadPartition, ReadLog],
+        reports: Mapping[int, Position],
         fail: Callable[[str], None],
         *,
         store_lies: bool,
@@ -45,6 +48,7 @@ class AuditorRules:
         self._topic_id = topic().id
         self._stored = stored
         self._logs = logs
+        self._reports = reports
         self._fail = fail
         self._trimmed: dict[int, int] = {}  # by write partition, up to where retention came
         self._missed: dict[int, int] = {}  # by write partition, records that it took before the auditor had read them
@@ -61,7 +65,10 @@ class AuditorRules:
                 self._trimmed[number] = before
 
     def has_read_all(self) -> bool:
-        """Whether all pointers of the topic were read."""
+        """Whether all reports on the topic, and all of its pointers, were read."""
+        homes = self._stored.homes()
+        if any(home not in homes or homes[home] <= last for home, last in self._reports.items()):
+            return False
         read = self._read()
         ends = {number: self._end(number) for number in (part.partition for part in self._topic().partitions)}
         return all(read.get(number, 0) >= end for number, end in ends.items())

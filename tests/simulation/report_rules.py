@@ -29,6 +29,7 @@ class ReportRules:
         self.history: History = []  # in the order in which it landed; reports with homes
         self.reports: dict[Client, list[Report]] = {}
         self.transient: dict[str, None] = {}  # ids of topics that others check
+        self.last: dict[int, Position] = {}  # by home, of the last report on a topic that lasts
         self._fail = fail
         self._places: dict[tuple[Source, int], Position] = {}
         self._stored: dict[tuple[str, int], Position] = {}
@@ -58,6 +59,8 @@ class ReportRules:
                 self._fail(f"client {report.client:016x} has two reports of number {report.number}")
             known.append(report)
             self.history.append((partition.partition, report))
+            if report.parts:  # else its client was idle
+                self.last[partition.partition] = Position(partition.partition, delivered.offset, delivered.record_index)
             for part in report.parts:
                 self._check_part(report, part)
 
