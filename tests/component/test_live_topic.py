@@ -12,6 +12,7 @@ import pytest
 
 import memq
 from memq.audit.live import group_reports, service
+from memq.audit.live.group_reports import GroupReports, Page
 from memq.audit.live.service import LiveAudit, keep_auditing, live_audit
 from memq.audit.live.storage.database import Database, SqliteDatabase
 from memq.audit.live.storage.store import AuditStore
@@ -20,14 +21,37 @@ from memq.audit.minutes import QUEUE
 from memq.broker.broker import Broker
 from memq.broker.start_steps import audit_topic_settings
 from memq.errors import NotFoundError
+from memq.format.pointer import decode_pointer
 from memq.format.report import AUDIT_TOPIC
+from memq.notification import Entry
 from memq.notification.memory import MemoryQueue
+from memq.runtime.clock import SystemClock
 from memq.runtime.runtime import Runtime
+from memq.topic import Position
 from tests.brokers import run, running_broker
 
 KEEP_MS = 86_400_000
 
 RECORDS = 20
+
+
+class Behind(GroupReports):
+    """Reports of which those from pointer `limit` on are on their way to the auditor."""
+
+    limit = 0
+    _next = Position(0, 0, 0)
+
+    async def poll(self, timeout_s: float) -> Page | None:
+        if self._next.pointer_offset >= Behind.limit:
+            return None
+        page = await super().poll(timeout_s)
+        if page is not None:
+            self._next = Position.parse(page.next)
+        return page
+
+    async def seek(self, home: int, position: str) -> bool:
+        self._next = Position.parse(position or "0:0:0")
+        return await super().seek(home, position)
 
 
 @asynccontextmanager
@@ -62,6 +86,10 @@ async def the_topic(database: Database) -> TopicSummary | None:
 async def make_audit_topic_again(broker: Broker) -> None:
     await broker.partitions.delete(broker.partitions.topic(AUDIT_TOPIC))
     await broker.partitions.create(AUDIT_TOPIC, 1, audit_topic_settings(KEEP_MS), exist_ok=False, internal=True)
+
+
+def _has_reports(entry: Entry) -> bool:
+    return decode_pointer(entry.body).kind == "data"
 
 
 def began_again(caplog: pytest.LogCaptureFixture) -> int:
@@ -166,6 +194,42 @@ def test_an_audit_topic_that_lost_its_end_is_read_from_its_beginning(
                     await audit.step()
             assert (summary.row.side(QUEUE)["sent"], summary.row.word()) == (3 * RECORDS, "unknown")
             assert began_again(caplog) == 1
+        await database.close()
+
+    run(work())
+
+
+def test_an_auditor_states_only_the_time_up_to_which_it_has_read_all_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took a moment without a report for the end; in a busy log it has never read the last report."""
+    monkeypatch.setattr(service, "GroupReports", Behind)
+    monkeypatch.setattr(service, "NOTE_S", 0.0)
+    clock = SystemClock()
+
+    async def work() -> None:
+        database = SqliteDatabase(tmp_path / "audit.sqlite")
+        store = AuditStore(database)
+        async with running_broker(audit=True, audit_interval_ms=100, audit_partitions=1) as broker:
+            queue = broker.services.queue
+            assert isinstance(queue, MemoryQueue)
+            (log,) = [log for part, log in queue.logs.items() if part.topic == AUDIT_TOPIC]
+            while len(offsets := [at for at, each in enumerate(log.entries) if _has_reports(each)]) < 2:
+                await produce(broker)
+            async with live_audit(broker.address, database, KEEP_MS, Runtime()) as audit:
+                Behind.limit = offsets[1]
+                await until(audit, database, 1)
+                await audit.step()
+                assert await store.heard(0) == ("", 0)
+                Behind.limit, before_ms = len(log.entries), clock.wall_ms()
+                while len(log.entries) == Behind.limit:
+                    await produce(broker)
+                while not (heard := await store.heard(0))[1]:
+                    await audit.step()
+                assert heard[1] <= before_ms
+                Behind.limit = 1 << 40
+                while (await store.heard(0))[1] <= before_ms:
+                    await audit.step()
         await database.close()
 
     run(work())

@@ -61,7 +61,7 @@ class GroupReports:
         """Return the next page of an assigned home; None when there is none for `timeout_s`."""
         try:
             batch = await self._consumer.poll(timeout_s)
-        except InvalidRequestError:  # a log ends before the group's position: `seek` and `caught_up` judge that
+        except InvalidRequestError:  # a log ends before the group's position: `seek` and `end` judge that
             return None
         if batch is None:
             return None
@@ -101,19 +101,23 @@ class GroupReports:
             # It went to another member while its state was read.
             raise GenerationFencedError(str(error)) from error
 
-    async def caught_up(self, home: int) -> bool:
-        """Whether all reports of a home that there were at this call have been returned.
+    async def end(self, home: int) -> int:
+        """Return the offset at which the log of a home ends.
 
-        Raises: FencedError when its log ends before the next one: the home is to be taken again, by `seek`.
+        Raises: FencedError when that is before the next report: the home is to be taken again, by `seek`.
         """
-        partition = ReadPartition(AUDIT_TOPIC, self._topic.id, home)
-        position = self._consumer.position().get(TopicPartition(AUDIT_TOPIC, home))
+        end = (await valid_span(self._queue, self._log_of(home))).end
+        position = self._next_of(home)
+        if position is not None and position.pointer_offset > end:
+            raise GenerationFencedError(f"partition {home} of {AUDIT_TOPIC} ends before position {position}")
+        return end
+
+    async def has_returned(self, home: int, end: int) -> bool:
+        """Whether all reports of a home before the offset `end` have been returned."""
+        position = self._next_of(home)
         if position is None:
             return False
-        end = (await valid_span(self._queue, partition)).end
-        if position.pointer_offset > end:
-            raise GenerationFencedError(f"partition {home} of {AUDIT_TOPIC} ends before position {position}")
-        async for left in entries_between(self._queue, partition, position.pointer_offset, end):
+        async for left in entries_between(self._queue, self._log_of(home), position.pointer_offset, end):
             if any(_holds_records(entry) for entry in left):
                 return False
         return True
@@ -121,6 +125,12 @@ class GroupReports:
     async def commit(self) -> None:
         """Commit the positions of the returned reports."""
         await self._consumer.commit()
+
+    def _next_of(self, home: int) -> Position | None:
+        return self._consumer.position().get(TopicPartition(AUDIT_TOPIC, home))
+
+    def _log_of(self, home: int) -> ReadPartition:
+        return ReadPartition(AUDIT_TOPIC, self._topic.id, home)
 
 
 def _holds_records(entry: Entry) -> bool:

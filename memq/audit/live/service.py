@@ -62,7 +62,8 @@ class _Home:
     saved: str = ""
     unsaved: Step | None = None
     asked_from_round: int = 0  # from which round to ask whether all its reports were read
-    heard_ms: int = 0  # when all of its reports were read
+    heard_ms: int = 0  # up to when all of its reports were read
+    asked: tuple[int, int] | None = None  # an end that is not read yet: its offset, and when it was asked for (Unix ms)
 
 
 class LiveAudit:
@@ -132,17 +133,15 @@ class LiveAudit:
             await self._save(home)
         if self._round % TOPICS_EVERY_ROUNDS == 0:
             await self._refresh_topics()
-        quiet = await self._read_reports()
+        await self._read_reports()
         audits = {key: audit for home in self._homes.values() for key, audit in home.partitions.items()}
         answered = self._holders.take_answers(audits, self._clock.wall_ms())
         ends = self._ends.take_answers()
         await self._follow(self._touched | answered, ends)
         now_ms = self._clock.wall_ms()
         for number, home in self._homes.items():
-            if quiet and await self._caught_up(number, home):
-                home.audit.settle(now_ms)
-            if quiet and self._round >= home.asked_from_round:
-                home.heard_ms = now_ms
+            if await self._has_caught_up(number, home):
+                home.audit.settle(home.heard_ms)
             self._judge(home, ends, now_ms)
             step = self._step_of(number, home)
             if step.changes or home.position != home.saved:
@@ -170,29 +169,42 @@ class LiveAudit:
 
     # ---- reports -------------------------------------------------------------------------------------
 
-    async def _read_reports(self) -> bool:
-        """Process the available reports, note their partitions, and return whether none is left."""
+    async def _read_reports(self) -> None:
+        """Process the available reports, and note their partitions."""
         for number in range(PAGES_MAX):
             page = self._page = self._page or await self._reports.poll(INTERVAL_S if number == 0 else 0.01)
             await self._take_homes()
             if page is None:
-                return True
+                return
             home = self._homes.get(page.home)
             if home is not None and self._page is not None:
                 await self._take_page(home, page)
             self._page = None
             self._names.forget()
-        return False
 
-    async def _caught_up(self, number: int, home: _Home) -> bool:
-        """Whether all reports of a home were read; unknown, for some rounds, while its log does not answer."""
+    async def _has_caught_up(self, number: int, home: _Home) -> bool:
+        """Note up to when all reports of a home were read; return whether that is later than before.
+
+        That no report came for a moment says nothing: the next one may be on its way. In a busy log the end is always
+        ahead; so an end that is not reached yet is kept until it is. A log that does not answer is asked some rounds
+        later.
+        """
         if self._round < home.asked_from_round:
             return False
+        now_ms = self._clock.wall_ms()
         try:
-            return await self._reports.caught_up(number)
+            end = await self._reports.end(number)
+            kept = home.asked if home.asked is not None and home.asked[0] <= end else (end, now_ms)
+            for asked in dict.fromkeys(((end, now_ms), kept)):
+                if await self._reports.has_returned(number, asked[0]):
+                    home.heard_ms = asked[1]
+                    home.asked = None if asked[0] == end else (end, now_ms)
+                    return True
         except RetryableError:
             home.asked_from_round = self._round + SICK_HOME_ROUNDS
             return False
+        home.asked = kept
+        return False
 
     async def _take_homes(self) -> None:
         """Let homes go that are another's now, and begin with new ones where they were left."""
