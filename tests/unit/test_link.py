@@ -191,7 +191,7 @@ def test_an_answer_that_comes_too_late_is_dropped_for_its_block_alone(refused: b
     talking(work())
 
 
-def test_what_is_written_to_a_connection_that_was_given_up_is_dropped() -> None:
+def test_frames_behind_the_end_are_dropped() -> None:
     async def work() -> None:
         wire = Wire()
         link = await wire.link()
