@@ -102,8 +102,7 @@ impl Columns {
     /// Make room for `limit` raw bytes.
     pub fn grow(&mut self, limit: usize) {
         let columns = self.column_bytes();
-        let front =
-            HEADER_BYTES + limit.saturating_mul(columns) / (columns + self.values().len()).max(1);
+        let front = HEADER_BYTES + limit.saturating_mul(columns) / (columns + self.values().len()).max(1);
         let mut data = memory_of(front, limit);
         data.extend_from_slice(self.values());
         self.front = front;
@@ -112,10 +111,7 @@ impl Columns {
 
     /// Bytes of all columns but the values.
     pub fn column_bytes(&self) -> usize {
-        4 * (self.len() + self.key_lengths.len())
-            + 8 * self.timestamps.len()
-            + self.nulls.len() / 8
-            + self.keys.len()
+        4 * (self.len() + self.key_lengths.len()) + 8 * self.timestamps.len() + self.nulls.len() / 8 + self.keys.len()
     }
 
     /// Add a record. `key` and `timestamp_ms` count if the shape has them.
@@ -148,9 +144,7 @@ impl Columns {
     pub fn each_value(&self) -> impl Iterator<Item = Option<&[u8]>> {
         let mut nulls = self.nulls.iter().copied().peekable();
         let cells = cells_of(self.values(), &self.value_lengths);
-        cells
-            .enumerate()
-            .map(move |(number, cell)| nulls.next_if_eq(&(number as u32)).is_none().then_some(cell))
+        cells.enumerate().map(move |(number, cell)| nulls.next_if_eq(&(number as u32)).is_none().then_some(cell))
     }
 
     /// The key of each record, if the shape has keys.
@@ -167,9 +161,7 @@ impl Columns {
         let count = self.len();
         let mut flags = if self.shape.has_keys() { KEY } else { 0 };
         let (mut base_ms, mut delta_ms) = (origin.now_ms, 0);
-        if let (Some(&least), Some(&greatest)) =
-            (self.timestamps.iter().min(), self.timestamps.iter().max())
-        {
+        if let (Some(&least), Some(&greatest)) = (self.timestamps.iter().min(), self.timestamps.iter().max()) {
             base_ms = least;
             delta_ms = greatest.saturating_sub(least).min(DELTA_SATURATED);
             if delta_ms != 0 {
@@ -197,49 +189,28 @@ impl Columns {
         }
         let start = self.front - before - HEADER_BYTES;
         self.write_columns(start + HEADER_BYTES, flags);
-        let head = |codec: Codec, payload: usize| Head {
-            flags,
-            codec,
-            payload,
-            raw,
-            count,
-            base_ms,
-            delta_ms,
-        };
+        let head = |codec: Codec, payload: usize| Head { flags, codec, payload, raw, count, base_ms, delta_ms };
         if codec != Codec::None {
-            let packed = compress(
-                &self.data[start + HEADER_BYTES..],
-                codec,
-                |block, payload| {
-                    head(codec, payload).write(block, origin);
-                },
-            );
+            let packed = compress(&self.data[start + HEADER_BYTES..], codec, |block, payload| {
+                head(codec, payload).write(block, origin);
+            });
             if let Some(packed) = packed {
                 return Ok(Sealed::Packed(packed));
             }
         }
         head(Codec::None, raw).write(&mut self.data[start..], origin);
         if self.data.capacity() / 4 * 3 > HEADER_BYTES + raw {
-            return Ok(Sealed::Raw {
-                data: self.data[start..].to_vec(),
-                start: 0,
-            }); // gives the unused memory back
+            return Ok(Sealed::Raw { data: self.data[start..].to_vec(), start: 0 });
+            // gives the unused memory back
         }
-        Ok(Sealed::Raw {
-            data: self.data,
-            start,
-        })
+        Ok(Sealed::Raw { data: self.data, start })
     }
 
     fn bytes_before_values(&self, flags: u16) -> usize {
         let count = self.len();
         4 * (count + self.key_lengths.len())
             + if flags & TIMESTAMP != 0 { 8 * count } else { 0 }
-            + if flags & NULL_VALUES != 0 {
-                count.div_ceil(8)
-            } else {
-                0
-            }
+            + if flags & NULL_VALUES != 0 { count.div_ceil(8) } else { 0 }
             + self.keys.len()
     }
 
@@ -255,11 +226,7 @@ impl Columns {
         for (cell, time) in part.chunks_exact_mut(8).zip(&self.timestamps) {
             cell.copy_from_slice(&time.to_le_bytes());
         }
-        let (present, keys) = front.split_at_mut(if flags & NULL_VALUES != 0 {
-            count.div_ceil(8)
-        } else {
-            0
-        });
+        let (present, keys) = front.split_at_mut(if flags & NULL_VALUES != 0 { count.div_ceil(8) } else { 0 });
         present.fill(0xFF);
         if let (Some(last), true) = (present.last_mut(), !count.is_multiple_of(8)) {
             *last = (1 << (count % 8)) - 1;
@@ -304,11 +271,7 @@ struct Head {
 impl Head {
     /// Write the header in front of the payload, which is already in `block`.
     fn write(&self, block: &mut [u8], origin: &Origin) {
-        let slots = if self.flags & KEY != 0 {
-            origin.slots
-        } else {
-            (0, u16::MAX)
-        };
+        let slots = if self.flags & KEY != 0 { origin.slots } else { (0, u16::MAX) };
         let mut at = 0;
         let mut put = |bytes: &[u8]| {
             block[at..at + bytes.len()].copy_from_slice(bytes);
@@ -343,25 +306,15 @@ struct Contexts {
 
 impl Contexts {
     fn new() -> Self {
-        let mut made = Self {
-            small: CCtx::create(),
-            large: CCtx::create(),
-            scratch: Vec::new(),
-        };
+        let mut made = Self { small: CCtx::create(), large: CCtx::create(), scratch: Vec::new() };
         for context in [&mut made.small, &mut made.large] {
-            for parameter in [
-                CParameter::CompressionLevel(1),
-                CParameter::ContentSizeFlag(true),
-                CParameter::ChecksumFlag(false),
-            ] {
-                context
-                    .set_parameter(parameter)
-                    .expect("zstd knows its parameters");
+            for parameter in
+                [CParameter::CompressionLevel(1), CParameter::ContentSizeFlag(true), CParameter::ChecksumFlag(false)]
+            {
+                context.set_parameter(parameter).expect("zstd knows its parameters");
             }
         }
-        made.large
-            .set_parameter(CParameter::HashLog(LARGE_HASH_LOG))
-            .expect("zstd knows its parameters");
+        made.large.set_parameter(CParameter::HashLog(LARGE_HASH_LOG)).expect("zstd knows its parameters");
         made
     }
 }
@@ -372,29 +325,16 @@ thread_local! {
 }
 
 /// Return the packed block, whose header `write_head` writes, or None if nothing was saved.
-fn compress(
-    raw: &[u8],
-    codec: Codec,
-    write_head: impl FnOnce(&mut [u8], usize),
-) -> Option<Vec<u8>> {
+fn compress(raw: &[u8], codec: Codec, write_head: impl FnOnce(&mut [u8], usize)) -> Option<Vec<u8>> {
     CONTEXTS.with_borrow_mut(|contexts| {
-        let Contexts {
-            small,
-            large,
-            scratch,
-        } = contexts;
-        let bound = zstd_safe::compress_bound(raw.len())
-            .max(lz4_flex::block::get_maximum_output_size(raw.len()));
+        let Contexts { small, large, scratch } = contexts;
+        let bound = zstd_safe::compress_bound(raw.len()).max(lz4_flex::block::get_maximum_output_size(raw.len()));
         if scratch.len() < HEADER_BYTES + bound {
             scratch.resize(HEADER_BYTES + bound, 0);
         }
         let out = &mut scratch[HEADER_BYTES..];
         let payload = if codec == Codec::Zstd {
-            let context = if raw.len() > LARGE_BYTES {
-                large
-            } else {
-                small
-            };
+            let context = if raw.len() > LARGE_BYTES { large } else { small };
             context.compress2(out, raw).ok()?
         } else {
             lz4_flex::block::compress_into(raw, out).ok()?
@@ -405,4 +345,77 @@ fn compress(
         write_head(scratch, payload);
         Some(scratch[..HEADER_BYTES + payload].to_vec())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ORIGIN: Origin =
+        Origin { producer_id: 5, producer_epoch: 2, first_sequence: 9, scope: 3, now_ms: 77, slots: (7, 70) };
+
+    fn columns(shape: Shape, limit: usize, front: usize, records: &[(Option<&[u8]>, &[u8], i64)]) -> Columns {
+        let mut columns = Columns::new(shape, limit, front);
+        for &(value, key, time) in records {
+            columns.push(value, key, time);
+        }
+        columns
+    }
+
+    fn raw(sealed: Result<Sealed, Box<Columns>>) -> Vec<u8> {
+        match sealed {
+            Ok(Sealed::Raw { data, start }) => data[start..].to_vec(),
+            _ => panic!("a block without a codec"),
+        }
+    }
+
+    #[test]
+    fn a_block_has_its_columns_in_order() {
+        let records: [(Option<&[u8]>, &[u8], i64); 3] =
+            [(Some(b"ab"), b"k", 5), (None, b"", 7), (Some(b""), b"long", 5)];
+        for (limit, front) in [(16, 0), (1_000, 0), (1_000, 20), (1_000, 400)] {
+            let block = raw(columns(Shape::Timed, limit, front, &records).seal(&ORIGIN, Codec::None));
+            let mut expected = Vec::new();
+            for word in [2u32, 0, 0, 1, 0, 4] {
+                expected.extend_from_slice(&word.to_le_bytes());
+            }
+            for time in [5i64, 7, 5] {
+                expected.extend_from_slice(&time.to_le_bytes());
+            }
+            expected.push(0b101);
+            expected.extend_from_slice(b"klongab");
+            assert_eq!(block[HEADER_BYTES..], expected, "limit {limit}, front {front}");
+            assert_eq!(block[..4], MAGIC);
+            assert_eq!(block[4..8], crc32c(&block[CHECKED_FROM..]).to_le_bytes());
+            assert_eq!(block[48..60], [5i64.to_le_bytes().as_slice(), &2u32.to_le_bytes()].concat());
+        }
+    }
+
+    #[test]
+    fn records_of_one_time_have_no_column_of_times_and_keyless_ones_all_slots() {
+        let block = raw(columns(Shape::Timed, 100, 0, &[(Some(b"v"), b"k", 5)]).seal(&ORIGIN, Codec::None));
+        assert_eq!(block[10..12], KEY.to_le_bytes());
+        assert_eq!(block[60..64], [7, 0, 70, 0]);
+        let block = raw(columns(Shape::Plain, 100, 0, &[(Some(b"v"), b"", 0)]).seal(&ORIGIN, Codec::None));
+        assert_eq!(block[48..56], 77i64.to_le_bytes());
+        assert_eq!(block[60..64], [0, 0, 0xFF, 0xFF]);
+    }
+
+    #[test]
+    fn columns_grow_and_give_their_records_back() {
+        let mut columns = columns(Shape::Keyed, 16, 0, &[(Some(b"ab"), b"k", 0), (None, b"", 0)]);
+        columns.grow(4_000);
+        columns.push(Some(b"c"), b"key", 0);
+        assert_eq!(columns.each_value().collect::<Vec<_>>(), [Some(&b"ab"[..]), None, Some(b"c")]);
+        assert_eq!(columns.each_key().collect::<Vec<_>>(), [&b"k"[..], b"", b"key"]);
+        assert_eq!(columns.len(), 3);
+    }
+
+    #[test]
+    fn what_is_no_block_comes_back() {
+        assert!(Columns::new(Shape::Plain, 100, 0).seal(&ORIGIN, Codec::None).is_err());
+        let late = Origin { now_ms: TIME_MS_END, ..ORIGIN };
+        let kept = columns(Shape::Plain, 100, 0, &[(Some(b"v"), b"", 0)]).seal(&late, Codec::None);
+        assert_eq!(kept.err().expect("no block").each_value().collect::<Vec<_>>(), [Some(&b"v"[..])]);
+    }
 }

@@ -14,10 +14,7 @@ unsafe impl<T: Send> Sync for GilCell<T> {}
 
 impl<T> GilCell<T> {
     pub fn new(value: T) -> Self {
-        Self {
-            value: UnsafeCell::new(value),
-            busy: Cell::new(false),
-        }
+        Self { value: UnsafeCell::new(value), busy: Cell::new(false) }
     }
 
     /// Run `visit` on the value. It must not run Python code, which might give the lock away or come back here.

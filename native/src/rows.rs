@@ -1,7 +1,5 @@
 //! The records of an open block, and the way of a record from `send` into it.
-use crate::block::{
-    Codec, Columns, Origin, Sealed, Shape, RAW_BYTES_MAX, RECORDS_MAX, TIME_MS_END,
-};
+use crate::block::{Codec, Columns, Origin, Sealed, Shape, RAW_BYTES_MAX, RECORDS_MAX, TIME_MS_END};
 use crate::gil_cell::GilCell;
 use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
@@ -32,11 +30,7 @@ impl Rows {
     fn add(&self, py: Python<'_>, value: &[u8], key: &[u8], timestamp_ms: i64) -> bool {
         self.state.with(py, |state| {
             let room = state.room - (value.len() + key.len()) as i64 - self.shape.row_cost();
-            let Some(columns) = state
-                .columns
-                .as_mut()
-                .filter(|_| !state.closed && room >= 0)
-            else {
+            let Some(columns) = state.columns.as_mut().filter(|_| !state.closed && room >= 0) else {
                 return false;
             };
             if columns.len() >= RECORDS_MAX {
@@ -62,23 +56,12 @@ impl Rows {
             _ => return Err(PyValueError::new_err(format!("no shape {shape}"))),
         };
         if limit > RAW_BYTES_MAX + 4096 {
-            return Err(PyValueError::new_err(format!(
-                "limit {limit} is over {RAW_BYTES_MAX}"
-            )));
+            return Err(PyValueError::new_err(format!("limit {limit} is over {RAW_BYTES_MAX}")));
         }
         let columns = Some(Columns::new(shape, limit, front));
         let limit = limit as i64;
-        let state = GilCell::new(State {
-            columns,
-            closed: false,
-            room: limit - ONCE_COST,
-            limit,
-        });
-        Ok(Self {
-            state,
-            shape,
-            delivery,
-        })
+        let state = GilCell::new(State { columns, closed: false, room: limit - ONCE_COST, limit });
+        Ok(Self { state, shape, delivery })
     }
 
     #[getter]
@@ -98,8 +81,7 @@ impl Rows {
 
     #[getter]
     fn count(&self, py: Python<'_>) -> usize {
-        self.state
-            .with(py, |state| state.columns.as_ref().map_or(0, Columns::len))
+        self.state.with(py, |state| state.columns.as_ref().map_or(0, Columns::len))
     }
 
     #[getter]
@@ -115,17 +97,13 @@ impl Rows {
     /// Bytes of keys, lengths and timestamps.
     #[getter]
     fn column_bytes(&self, py: Python<'_>) -> usize {
-        self.state.with(py, |state| {
-            state.columns.as_ref().map_or(0, Columns::column_bytes)
-        })
+        self.state.with(py, |state| state.columns.as_ref().map_or(0, Columns::column_bytes))
     }
 
     /// Raise the raw size up to which `room` counts.
     fn grow(&self, py: Python<'_>, limit: usize) -> PyResult<()> {
         if limit > RAW_BYTES_MAX + 4096 {
-            return Err(PyValueError::new_err(format!(
-                "limit {limit} is over {RAW_BYTES_MAX}"
-            )));
+            return Err(PyValueError::new_err(format!("limit {limit} is over {RAW_BYTES_MAX}")));
         }
         self.state.with(py, |state| {
             let Some(columns) = state.columns.as_mut() else {
@@ -190,9 +168,7 @@ impl Rows {
         timestamps_ms: Option<&Bound<PySequence>>,
         _size: i64,
     ) -> PyResult<bool> {
-        if keys.is_some() != self.shape.has_keys()
-            || timestamps_ms.is_some() != (self.shape == Shape::Timed)
-        {
+        if keys.is_some() != self.shape.has_keys() || timestamps_ms.is_some() != (self.shape == Shape::Timed) {
             return Ok(false);
         }
         let (values, keys) = (to_list(values)?, keys.map(to_list).transpose()?);
@@ -233,17 +209,10 @@ impl Rows {
             }
             for number in 0..count {
                 let value = values.get_item(number).expect("the length was read");
-                let value = value
-                    .cast_exact::<PyBytes>()
-                    .ok()
-                    .map(|value| value.as_bytes());
-                let key = keys
-                    .as_ref()
-                    .map(|keys| keys.get_item(number).expect("the length was read"));
-                let key = key
-                    .as_ref()
-                    .and_then(|key| key.cast_exact::<PyBytes>().ok())
-                    .map_or(&b""[..], |k| k.as_bytes());
+                let value = value.cast_exact::<PyBytes>().ok().map(|value| value.as_bytes());
+                let key = keys.as_ref().map(|keys| keys.get_item(number).expect("the length was read"));
+                let key =
+                    key.as_ref().and_then(|key| key.cast_exact::<PyBytes>().ok()).map_or(&b""[..], |k| k.as_bytes());
                 columns.push(value, key, times.get(number).copied().unwrap_or(0));
             }
             state.room -= size;
@@ -261,11 +230,7 @@ impl Rows {
     fn columns<'py>(
         &self,
         py: Python<'py>,
-    ) -> PyResult<(
-        Bound<'py, PyList>,
-        Option<Bound<'py, PyList>>,
-        Option<Bound<'py, PyList>>,
-    )> {
+    ) -> PyResult<(Bound<'py, PyList>, Option<Bound<'py, PyList>>, Option<Bound<'py, PyList>>)> {
         // Objects are made behind the visit: to make one may run the collector.
         let Some(columns) = self.state.with(py, |state| state.columns.take()) else {
             return Err(PyValueError::new_err("the rows are sealed"));
@@ -276,10 +241,7 @@ impl Rows {
                 values.append(value.map(|value| PyBytes::new(py, value)))?;
             }
             let keys = self.shape.has_keys().then(|| {
-                let keys: Vec<_> = columns
-                    .each_key()
-                    .map(|key| PyBytes::new(py, key))
-                    .collect();
+                let keys: Vec<_> = columns.each_key().map(|key| PyBytes::new(py, key)).collect();
                 PyList::new(py, keys)
             });
             let times = (self.shape == Shape::Timed).then(|| PyList::new(py, columns.timestamps()));
@@ -315,25 +277,13 @@ impl Rows {
         }) else {
             return Err(PyValueError::new_err("the rows are sealed"));
         };
-        let origin = Origin {
-            producer_id,
-            producer_epoch,
-            first_sequence,
-            scope,
-            now_ms,
-            slots,
-        };
+        let origin = Origin { producer_id, producer_epoch, first_sequence, scope, now_ms, slots };
         match py.detach(move || columns.seal(&origin, codec)) {
             Ok(Sealed::Raw { data, start }) => {
                 let capacity = data.capacity();
-                Ok(Some((
-                    Bound::new(py, Block { data, start })?.into_any(),
-                    capacity,
-                )))
+                Ok(Some((Bound::new(py, Block { data, start })?.into_any(), capacity)))
             }
-            Ok(Sealed::Packed(block)) => {
-                Ok(Some((PyBytes::new(py, &block).into_any(), block.len())))
-            }
+            Ok(Sealed::Packed(block)) => Ok(Some((PyBytes::new(py, &block).into_any(), block.len()))),
             Err(columns) => {
                 self.state.with(py, |state| state.columns = Some(*columns));
                 Ok(None)
@@ -370,14 +320,7 @@ impl Block {
         // SAFETY: `view` is the caller's. The memory belongs to this object, which the view keeps alive, and neither
         // moves nor changes: the class is frozen.
         let failed = unsafe {
-            ffi::PyBuffer_FillInfo(
-                view,
-                slf.as_ptr(),
-                data.as_ptr().cast_mut().cast(),
-                data.len() as isize,
-                1,
-                flags,
-            )
+            ffi::PyBuffer_FillInfo(view, slf.as_ptr(), data.as_ptr().cast_mut().cast(), data.len() as isize, 1, flags)
         };
         if failed != 0 {
             return Err(PyErr::fetch(slf.py()));
@@ -396,15 +339,12 @@ pub struct Slot {
 impl Slot {
     #[new]
     fn new() -> Self {
-        Self {
-            rows: GilCell::new(None),
-        }
+        Self { rows: GilCell::new(None) }
     }
 
     #[getter]
     fn rows(&self, py: Python<'_>) -> Option<Py<Rows>> {
-        self.rows
-            .with(py, |rows| rows.as_ref().map(|rows| rows.clone_ref(py)))
+        self.rows.with(py, |rows| rows.as_ref().map(|rows| rows.clone_ref(py)))
     }
 
     #[setter]
@@ -431,15 +371,9 @@ impl Lane {
     #[new]
     fn new(firsts: Vec<u16>, slots: Vec<Py<Slot>>) -> PyResult<Self> {
         if firsts.first() != Some(&0) || firsts.len() != slots.len() || !firsts.is_sorted() {
-            return Err(PyValueError::new_err(
-                "hash slots must ascend from 0, with one place each",
-            ));
+            return Err(PyValueError::new_err("hash slots must ascend from 0, with one place each"));
         }
-        Ok(Self {
-            firsts,
-            slots,
-            keyless: Slot::new(),
-        })
+        Ok(Self { firsts, slots, keyless: Slot::new() })
     }
 
     #[getter]
@@ -507,10 +441,7 @@ impl Sender {
                 return None;
             }
             let rows = lane.keyless.rows(py)?;
-            return rows
-                .get()
-                .add(py, value, b"", 0)
-                .then(|| rows.get().delivery.clone_ref(py));
+            return rows.get().add(py, value, b"", 0).then(|| rows.get().delivery.clone_ref(py));
         };
         let key = key.cast_exact::<PyBytes>().ok()?.as_bytes();
         let rows = lane.slot_of(key).get().rows(py)?;
@@ -541,10 +472,7 @@ impl Sender {
                 return Ok(delivery);
             }
         }
-        self.slow.call1(
-            py,
-            (topic, value, key, headers, timestamp_ms, tag, partition),
-        )
+        self.slow.call1(py, (topic, value, key, headers, timestamp_ms, tag, partition))
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -554,10 +482,7 @@ impl Sender {
 }
 
 fn to_list<'py>(cells: &Bound<'py, PySequence>) -> PyResult<Bound<'py, PyList>> {
-    cells
-        .cast_exact::<PyList>()
-        .cloned()
-        .or_else(|_| cells.to_list())
+    cells.cast_exact::<PyList>().cloned().or_else(|_| cells.to_list())
 }
 
 /// The timestamp, if it is an int in the bounds of the format.
