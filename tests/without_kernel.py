@@ -1,7 +1,7 @@
 """`python -m tests.without_kernel [JOBS]`: tests of the compiled parts, once more in Python. `make check` runs it.
 
-The whole suite runs with the kernel where it is installed. Its parts and their twins in Python share one contract
-suite; this list has the tests of the code around them, by public behaviour. It takes 25 CPU-s.
+The whole suite runs with the kernel where it is installed. The compiled parts and those in Python share one
+contract suite; this list has the tests of the code around them, by public behaviour. It takes 25 CPU-s.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ FILES = (
 
 def main() -> int:
     """Run the tests with the kernel switched off; return pytest's exit code."""
-    if not any(kernel.compiled(part) for part in kernel.PARTS):
+    if not any(kernel.compiled_module(part) for part in kernel.PARTS):
         print(f"no second run of the kernel's tests: the first one was {kernel.description()}")
         return 0
     jobs = sys.argv[1] if len(sys.argv) > 1 else "2"

@@ -16,7 +16,7 @@ from memq.limits import VERSION
 if TYPE_CHECKING:
     from memq.runtime.logs import EventLog
 
-ABI = 1  # of the module memq_native: changes with each of its signatures
+ABI = 1  # of the module memq_native; a change of any of its signatures changes it
 PARTS = ("broker", "producer")
 VARIABLE = "MEMQ_NATIVE"
 _ON, _OFF = ("", "1", "on", "true", "yes"), ("0", "off", "false", "no")
@@ -29,7 +29,7 @@ class _Choice(NamedTuple):
     fault: str  # "": an installed memq-native works, and MEMQ_NATIVE names parts that exist
 
 
-def compiled(part: str) -> ModuleType | None:
+def compiled_module(part: str) -> ModuleType | None:
     """Return the compiled module if it is installed and `part` is not switched off, else None.
 
     The first call imports the module, and logs why an installed one can't be used.

@@ -1,7 +1,7 @@
-"""The records of an open block while they have one shape, and the way of a record into them.
+"""The records of an open block while they have one shape, and the path into them without the lock.
 
-These are the Python twins of the classes of the same names in memq-native, which `memq.client.producer` uses if it is
-installed. A compiled class takes a record and checks `closed` in one step under the GIL, so it needs no `take_late`.
+memq-native has compiled classes of the same names, which `memq.client.producer` uses if it is installed. A compiled
+class adds a record and checks `closed` in one step under the GIL, so it needs no `take_late`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Rows:
 
     __slots__ = ("_limit", "_taken", "_width", "cells", "closed", "delivery", "room", "row_cost", "shape")
 
-    column_bytes = 0  # of keys, lengths and timestamps, for the room in front of the values: there is none here
+    column_bytes = 0  # of keys, lengths and timestamps; only compiled rows have room for them in front of the values
 
     def __init__(self, shape: int, limit: int, delivery: Any = None, front: int = 0) -> None:
         self.shape = shape
@@ -71,7 +71,7 @@ class Rows:
         self._limit = limit
 
     def append(self, value: bytes | None, key: bytes | None, timestamp_ms: int | None, size: int) -> bool:
-        """Add a record of the rows' shape, whose value and key have `size` bytes; False if it is no row."""
+        """Add a record of the rows' shape, whose value and key have `size` bytes; False if it can't be a row."""
         self.room -= size + self.row_cost
         self.cells.extend((value, key, timestamp_ms)[: self._width])
         return True
@@ -79,7 +79,7 @@ class Rows:
     def extend(
         self, values: Cells, keys: Cells | None = None, timestamps_ms: Sequence[int] | None = None, size: int = 0
     ) -> bool:
-        """Add records whose values and keys have `size` bytes, which the caller checked; False if not rows."""
+        """Add records with checked values and keys of `size` bytes; False if they can't be rows."""
         self.room -= size + self.row_cost * len(values)
         if keys is None:
             self.cells.extend(values)
@@ -112,12 +112,12 @@ class Rows:
         return self.cells[0:end:width], keys, times
 
     def seal(self, *_fields: object) -> tuple[Any, int] | None:
-        """Return the sealed block and the bytes that it holds; None here: `BlockBuilder` seals columns."""
+        """Return the sealed block and its memory in bytes; None here: `BlockBuilder` seals columns."""
         return None
 
 
 class Slot:
-    """The rows of the open block of one partition, while records may go into them."""
+    """Holds the rows of one partition's open block while records may be added to them; no hash slot."""
 
     __slots__ = ("rows",)
 
@@ -126,9 +126,11 @@ class Slot:
 
 
 class Lane:
-    """The partitions of one topic by their first hash slots, and the rows for records without a key.
+    """The path without the lock into the open blocks of one topic.
 
-    `current` until another lane takes its place: a thread that has added a record by this one reads it afterwards.
+    `firsts` are the first hash slots of the partitions, ascending; `slots` has the `Slot` of each. `keyless` are the
+    rows for records without a key; None: these need the lock. `current` is False once another lane has replaced this
+    one. A thread reads it after it has added a record.
     """
 
     __slots__ = ("current", "firsts", "keyless", "slots")
@@ -140,6 +142,6 @@ class Lane:
         self.current = True
 
     def end(self) -> None:
-        """Accept no more records this way."""
+        """Accept no more records."""
         self.current = False
         self.keyless = None

@@ -8,7 +8,7 @@ use memq_native::checksums::crc32c;
 pub const STAMPED: u8 = 1;
 pub const ADOPTED: u8 = 2;
 
-/// Scan the bytes behind the first eight, check what was taken, and return how many blocks that were.
+/// Scan the bytes after the first eight, check what was taken, and return how many blocks that were.
 ///
 /// The eight bytes set the place, what is cut off at the end, blocks_max + 1, bytes_max + 1 (two bytes), the oldest
 /// time, and flags. STAMPED asks for right checksums, so that the other fields decide; ADOPTED for the stream of the

@@ -1,4 +1,4 @@
-//! The layout of a block, and the writer of blocks whose records have one shape. FORMATS.md has the bytes.
+//! The layout of a block, and the writer of blocks whose records have one shape. docs/formats.md has the bytes.
 use crate::checksums::crc32c;
 use std::cell::RefCell;
 use zstd_safe::{CCtx, CParameter};
@@ -57,8 +57,8 @@ pub struct Origin {
     pub slots: (u16, u16),
 }
 
-/// Records of one shape as columns. The values lie behind `front` bytes of room for header and other columns, so that a
-/// block without a codec is this memory itself.
+/// Records of one shape as columns. `front` bytes of room for header and other columns precede the values. So a block
+/// without a codec is this memory itself.
 pub struct Columns {
     shape: Shape,
     data: Vec<u8>,
@@ -70,7 +70,7 @@ pub struct Columns {
     nulls: Vec<u32>, // numbers of the records without a value
 }
 
-/// Memory for `limit` bytes of values behind `front` bytes.
+/// Memory for `front` bytes, and `limit` bytes of values after them.
 fn memory_of(front: usize, limit: usize) -> Vec<u8> {
     let mut data = Vec::with_capacity(front + limit);
     data.resize(front, 0);
@@ -301,7 +301,7 @@ impl Head {
 struct Contexts {
     small: CCtx<'static>,
     large: CCtx<'static>,
-    scratch: Vec<u8>, // for the packed block: its size is known behind the compression
+    scratch: Vec<u8>, // for the packed block: its size is known after the compression
 }
 
 impl Contexts {

@@ -1,4 +1,4 @@
-//! The records of an open block, and the way of a record from `send` into it.
+//! The records of an open block, and the fast path of a record from `send` into it.
 use crate::block::{Codec, Columns, Origin, Sealed, Shape, RAW_BYTES_MAX, RECORDS_MAX, TIME_MS_END};
 use crate::gil_cell::GilCell;
 use pyo3::exceptions::PyValueError;
@@ -7,7 +7,7 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyInt, PyList, PySequence};
 
-const ONCE_COST: i64 = 16; // bytes of raw for each block, as in memq/format/blocks/builder.py
+const ONCE_COST: i64 = 16; // bytes of raw for each block, as in memq/kernel/rows.py
 
 struct State {
     columns: Option<Columns>, // None: sealed
@@ -16,7 +16,7 @@ struct State {
     limit: i64,
 }
 
-/// Records of one shape that wait for their block: 1 plain, 2 keyed, 3 keyed with a timestamp.
+/// Records of one shape that wait for their block. Shapes: 1 is a value, 2 value and key, 3 value, key and timestamp.
 #[pyclass(frozen, module = "memq_native")]
 pub struct Rows {
     state: GilCell<State>,
@@ -231,7 +231,7 @@ impl Rows {
         &self,
         py: Python<'py>,
     ) -> PyResult<(Bound<'py, PyList>, Option<Bound<'py, PyList>>, Option<Bound<'py, PyList>>)> {
-        // Objects are made behind the visit: to make one may run the collector.
+        // Objects are created after the visit, because creating one may run the collector.
         let Some(columns) = self.state.with(py, |state| state.columns.take()) else {
             return Err(PyValueError::new_err("the rows are sealed"));
         };
@@ -329,7 +329,7 @@ impl Block {
     }
 }
 
-/// The rows of the open block of one partition, while records may go into them.
+/// Holds the rows of one partition's open block while records may be added to them. This is no hash slot.
 #[pyclass(frozen, module = "memq_native")]
 pub struct Slot {
     rows: GilCell<Option<Py<Rows>>>,
@@ -349,7 +349,7 @@ impl Slot {
 
     #[setter]
     fn set_rows(&self, py: Python<'_>, rows: Option<Py<Rows>>) {
-        drop(self.rows.with(py, |known| std::mem::replace(known, rows))); // behind the visit: it may run Python code
+        drop(self.rows.with(py, |known| std::mem::replace(known, rows))); // after the visit: it may run Python code
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -357,7 +357,7 @@ impl Slot {
     }
 }
 
-/// The partitions of one topic by the hash slots of keys, and the partition whose turn it is for records without a key.
+/// The fast path into the open blocks of one topic: rows by hash slot of the key, and rows for records without a key.
 #[pyclass(frozen, module = "memq_native")]
 pub struct Lane {
     firsts: Vec<u16>,
@@ -367,7 +367,7 @@ pub struct Lane {
 
 #[pymethods]
 impl Lane {
-    /// `firsts` ascend from 0; each has its slot.
+    /// `firsts` are the first hash slots of the partitions, ascending from 0; `slots` has one `Slot` for each.
     #[new]
     fn new(firsts: Vec<u16>, slots: Vec<Py<Slot>>) -> PyResult<Self> {
         if firsts.first() != Some(&0) || firsts.len() != slots.len() || !firsts.is_sorted() {
@@ -386,7 +386,7 @@ impl Lane {
         self.keyless.set_rows(py, rows);
     }
 
-    /// Accept no more records without a key this way. The caller takes the lane from the lanes of its sender.
+    /// Accept no more records without a key. The caller removes the lane from the lanes of its sender.
     fn end(&self, py: Python<'_>) {
         self.keyless.set_rows(py, None);
     }
@@ -408,7 +408,7 @@ impl Lane {
     }
 }
 
-/// The way of records into open blocks: by topic its lane. What is not plain goes to `slow`.
+/// Puts plain records into open blocks, by the lane of their topic; all other records go to `slow`.
 #[pyclass(frozen, module = "memq_native")]
 pub struct Sender {
     lanes: Py<PyDict>,

@@ -26,7 +26,7 @@ SHOW = """
 import logging, sys
 logging.basicConfig(format="%(message)s", stream=sys.stdout)
 from memq import kernel
-on = [part for part in kernel.PARTS if kernel.compiled(part)]
+on = [part for part in kernel.PARTS if kernel.compiled_module(part)]
 print(kernel.description(), on, sep="|")
 """
 # No file of this name is found, whatever is installed: as on a machine that has only memq.

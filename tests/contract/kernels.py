@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from memq.kernel import blocks_in_python, compiled
+from memq.kernel import blocks_pure_python, compiled_module
 from memq.kernel.blocks import BlockKernel
 
 KINDS = ("Python", "compiled")
@@ -21,8 +21,8 @@ def block_kernel(kind: str) -> BlockKernel:
     compiler is installed: `make` builds memq-native there.
     """
     if kind == "Python":
-        return blocks_in_python
-    found = compiled("broker")
+        return blocks_pure_python
+    found = compiled_module("broker")
     if found is None:
         text = "memq-native is not installed, or has another ABI"
         if os.environ.get("MEMQ_REQUIRE_SERVERS") == "1" or shutil.which("cargo"):

@@ -17,7 +17,7 @@ REPLAY = "memq/broker/spool/replay.py"
 STORING = "memq/broker/partition/storing.py"
 BATCH = "memq/broker/partition/batch.py"
 SLABS = "memq/broker/ingest/slabs.py"
-BLOCKS = "memq/kernel/blocks_in_python.py"
+BLOCKS = "memq/kernel/blocks_pure_python.py"
 HEADERS = "memq/kernel/header_table.py"
 
 APPEND = "        await disk.append(segment.name, buffers)\n"

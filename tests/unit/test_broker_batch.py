@@ -23,7 +23,7 @@ from memq.format.blocks.header import BlockHeader, check_block
 from memq.format.blocks.latency import latency_of
 from memq.format.object import open_object
 from memq.format.pointer import Adopted, Location, NamedProducer, Pointer, ProducerEnd, ProducerRanges
-from memq.kernel.blocks_in_python import COMBINED_BYTES_MIN
+from memq.kernel.blocks_pure_python import COMBINED_BYTES_MIN
 from memq.limits import POINTER_RANGES_MAX
 from memq.topic import Topic, Totals, equal_slots
 from tests.unit.sealed_batches import ORIGIN, SLOT_TOPIC, filled_slot

@@ -1,4 +1,4 @@
-"""Compiled rows and their twins in Python: the same blocks, the same refusals, from the same records."""
+"""Compiled rows and rows in Python: the same blocks, the same refusals, from the same records."""
 
 from __future__ import annotations
 

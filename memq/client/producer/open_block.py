@@ -11,11 +11,11 @@ from memq.client.producer.window_events import UnackedBlock
 from memq.errors import MemqError
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.header import scope_of
-from memq.kernel import compiled, rows
+from memq.kernel import compiled_module, rows
 from memq.limits import SLOTS
 from memq.topic import Topic
 
-native: Any = compiled("producer")
+native: Any = compiled_module("producer")
 kernel: Any = native or rows  # what makes rows, slots and lanes
 
 

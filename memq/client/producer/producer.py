@@ -461,7 +461,7 @@ class AsyncProducer(BaseProducer, AsyncClosing):
         deadline_s: float | None = None
         if self._yielded_at != buffer.opened_blocks:
             self._yielded_at = buffer.opened_blocks
-            await asyncio.sleep(0)  # once per block: a loop that only sends must let the blocks detach
+            await asyncio.sleep(0)  # once per block: a loop that only sends must let the blocks leave
         while True:
             route = await self._route(topic)
             try:

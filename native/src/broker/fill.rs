@@ -9,7 +9,7 @@ fn overlap(a: &[u8], b: &[u8]) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-/// Copy bytes `at` on of buffer `number`, and the buffers behind it, to the start of `memory`.
+/// Copy from byte `at` of buffer `number` on, and the buffers after it, to the start of `memory`.
 #[pyfunction]
 pub fn fill(
     memory: &Bound<PyAny>,

@@ -1,4 +1,5 @@
-//! The broker's loops over blocks. `memq/kernel/blocks.py` has their contract, `blocks_in_python.py` their twins.
+//! The broker's loops over blocks. `memq/kernel/blocks.py` has their contract, and `blocks_pure_python.py` the same in
+//! Python.
 pub mod columns;
 pub mod fill;
 pub mod header;
