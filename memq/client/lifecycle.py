@@ -115,7 +115,7 @@ class BlockingClient(OneProcess, ABC):
 
 
 class Background(Generic[CoreType]):
-    """A core and the thread that runs it, from its making to `detach`. It must not hold the client.
+    """A core and the thread that runs it, from its creation to `detach`. It must not hold the client.
 
     `what` is the client's name in errors: producer, consumer, admin.
     """
@@ -166,4 +166,4 @@ class Background(Generic[CoreType]):
             self._close_failed(error)
 
     def _close_failed(self, error: BaseException) -> None:
-        """Take the error of the close of a forgotten client: the program has nothing to receive it."""
+        """Handle an error while a forgotten client was closed; it can't be raised in the program."""

@@ -60,12 +60,13 @@ In a file `[clients]`, in the environment `MEMQ_CLIENTS_…`: limits of clients 
 id, or `default` for all others. The value is a mode (`off`, `observe`, `soft`, `hard`), then bytes or requests per
 second, or both: `loader = "soft 10MiB/s 500/s"`. See [operations](operations.md#limits).
 """
-VARIABLES_TEXT = "These are no settings: files and flags do not have them."
+VARIABLES_TEXT = "These variables are not settings: the settings file and flags can't set them."
 VARIABLES = {
     "CONFIG": "path of the settings file, as `--config`",
     "PROFILE": "profile of the settings file, as `--profile`",
-    "DEBUG": "1: commands show the traceback behind an error",
-    "NATIVE": "0: the hot loops run in Python although `memq-native` is installed; a list of parts "
+    "DEBUG": "1: commands show the traceback of an error",
+    "NATIVE": "1 (default): all compiled parts of `memq-native` are used, if it is installed; "
+    "0: the hot loops run in Python although it is installed; a list of parts "
     "(`broker`, `producer`): only these are compiled; unknown names are logged and ignored. "
     "The first use decides for the whole process. `memq doctor` shows the result",
 }

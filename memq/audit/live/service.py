@@ -62,7 +62,7 @@ class _Home:
     saved: str = ""
     unsaved: Step | None = None
     asked_from_round: int = 0  # from which round to ask whether all its reports were read
-    heard_ms: int = 0  # up to when all of its reports were read
+    heard_ms: int = 0  # Unix ms up to which all of its reports were read
     asked: tuple[int, int] | None = None  # an end that is not read yet: its offset, and when it was asked for (Unix ms)
 
 
@@ -185,9 +185,9 @@ class LiveAudit:
     async def _has_caught_up(self, number: int, home: _Home) -> bool:
         """Note up to when all reports of a home were read; return whether that is later than before.
 
-        That no report came for a moment says nothing: the next one may be on its way. In a busy log the end is always
-        ahead; so an end that is not reached yet is kept until it is. A log that does not answer is asked some rounds
-        later.
+        A moment without a report proves nothing, because the next one may be on its way. The end of a busy log moves
+        on while it is read, so an end is kept until reading reaches it. A log that does not answer is asked again some
+        rounds later.
         """
         if self._round < home.asked_from_round:
             return False

@@ -105,7 +105,7 @@ class OffsetResolver:
 
         With `pass_expired` an expired one.
 
-        Raises: PositionExpiredError for one that retention has passed, InvalidRequestError for one behind the end; as
+        Raises: PositionExpiredError for one that retention has passed, InvalidRequestError for one after the end; as
         `position_of`.
         """
         position = await self.position_of(point, partition, settings)
@@ -170,8 +170,8 @@ class OffsetResolver:
     ) -> None:
         """Show `flow` the pointers of the dedup window before its start, and how much lies before it.
 
-        Raises: InvalidRequestError for a start behind the end, as a group has it whose partition lost its log, and
-        PositionLostError if the log has grown over the start since then.
+        Raises: InvalidRequestError for a start after the end, for example of a group whose partition lost its log;
+        PositionLostError if the log has grown past the start since then.
         """
         partition, start = flow.partition, flow.position.pointer_offset
         span = await valid_span(self._queue, partition)

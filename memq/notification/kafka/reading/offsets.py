@@ -42,7 +42,7 @@ class Offsets:
         self._proven: dict[KafkaPartition, int] = {}  # the highest proven end of each partition in use
         self._accepted: dict[KafkaPartition, int] = {}  # the last accepted end, or the proven one if that is greater
         self._lower_s: dict[KafkaPartition, float] = {}  # since when Kafka answers only lower ends (loop's time in s)
-        self._cut_s: dict[KafkaPartition, tuple[float, float]] = {}  # the same below the proven end, and its last
+        self._cut_s: dict[KafkaPartition, tuple[float, float]] = {}  # the same below the proven end; last answer
 
     def prove(self, topic: str, number: int, end: int) -> None:
         """Note that all offsets below `end` are in use: from now on a lower end is an error."""
