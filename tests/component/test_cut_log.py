@@ -83,7 +83,7 @@ async def reads_on(consumer: AsyncConsumer, first: int) -> None:
 
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_group_that_resumes_in_a_log_that_was_cut_is_refused(restart: bool) -> None:
-    """Its position is not behind the end any more, and other records are before it."""
+    """Its position is not after the end any more, and other records are before it."""
 
     async def work() -> None:
         async with filled() as (broker, topic):
@@ -121,7 +121,7 @@ def test_a_reader_that_runs_while_the_log_is_cut_is_refused(group: str | None) -
 
 
 def test_a_position_inside_a_batch_that_the_log_lost_is_refused() -> None:
-    """Also while nothing is there: its pointer is behind the end, and the next one has other records."""
+    """Also while nothing is there: its pointer is after the end, and the next one has other records."""
 
     async def send_together(broker: Broker, first: int) -> None:
         async with AsyncProducer(broker.address, audit=False, codec="none") as producer:

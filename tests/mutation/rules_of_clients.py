@@ -69,14 +69,14 @@ CLIENT_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         LEDGER,
         "what was handed out is committed before it is done",
-        "        while self._marks and self._marks[0].done:\n",
-        "        while self._marks:\n",
+        "        while self._entries and self._entries[0].done:\n",
+        "        while self._entries:\n",
     ),
     (
         LEDGER,
         "a batch that is done commits those before it",
-        "        while self._marks and self._marks[0].done:\n",
-        "        while self._marks and any(mark.done for mark in self._marks):\n",
+        "        while self._entries and self._entries[0].done:\n",
+        "        while self._entries and any(entry.done for entry in self._entries):\n",
     ),
     (
         COMMITTER,
@@ -129,14 +129,14 @@ CLIENT_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         PLACES,
         "a start is not compared with the log",
-        "            await self.check_log(partition, flow.chain)\n",
+        "            await self.check_continuity(partition, flow.continuity)\n",
         "            pass\n",
     ),
     (
         PLACES,
         "another pointer before the position is taken for the one that was read",
-        "if chain.mark not in (0, mark):",
-        "if chain.mark not in (0, mark, chain.mark):",
+        "if continuity.mark not in (0, mark):",
+        "if continuity.mark not in (0, mark, continuity.mark):",
     ),
     (
         POLLING,
@@ -147,7 +147,7 @@ CLIENT_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         POLLING,
         "a log that is shorter than what was read of it is waited for without a word",
-        "    return polled.span.end < flow.chain.reached.pointer_offset",
+        "    return polled.span.end < flow.continuity.reached.pointer_offset",
         "    return False",
     ),
     (

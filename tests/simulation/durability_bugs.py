@@ -136,7 +136,7 @@ KEEPING_BUGS = (
         "commit of what is not iterated",
         "memq.client.consumer.progress",
         "CommitLedger.hand",
-        swap("self._marks.append(_Mark(behind, done=False))", "self.passed(behind)"),
+        swap("self._entries.append(_LedgerEntry(behind, done=False))", "self.passed(behind)"),
         level="calm",
         aspects=("wander",),
     ),

@@ -135,7 +135,7 @@ def test_a_copy_of_what_lies_before_the_start_is_compared_and_left_out() -> None
 # ---- places --------------------------------------------------------------------------------------
 
 
-def test_a_start_behind_the_end_is_asked_about_for_a_while() -> None:
+def test_a_start_after_the_end_is_asked_about_for_a_while() -> None:
     async def work() -> None:
         world = World(log_of(2))
         loop = asyncio.get_running_loop()

@@ -213,7 +213,7 @@ def test_a_reader_looks_back_over_the_window_and_no_further(start: int) -> None:
     assert remembered == list(range(max(0, start - (3 if start < 9 else 4)), start))
 
 
-def test_a_start_behind_the_end_is_refused_whoever_named_it() -> None:
+def test_a_start_after_the_end_is_refused_whoever_named_it() -> None:
     log = Log()
     log.batch(Block(1, 0), time_ms=0)
     places = OffsetResolver(LogReader(log))

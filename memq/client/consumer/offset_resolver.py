@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from memq.client.consumer.fetch.partition_cursor import CursorState, PartitionCursor
-from memq.client.consumer.progress import PointerChain, ReadProgress, expired_error, lost_error
+from memq.client.consumer.progress import LogContinuity, ReadProgress, expired_error, lost_error
 from memq.errors import InvalidRequestError
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, pointer_mark, read_pointer
@@ -145,14 +145,14 @@ class OffsetResolver:
                 hint="start at 'end' or at 'beginning'; reset a group that has this position with memq group reset",
             )
 
-    async def check_log(self, partition: ReadPartition, chain: PointerChain) -> None:
-        """Check that the log is still the one of which `chain` has read the last pointer.
+    async def check_continuity(self, partition: ReadPartition, continuity: LogContinuity) -> None:
+        """Check that the log still has the last pointer that `continuity` has read.
 
-        If the chain has no mark, it gets that of the log. Nothing is compared where retention took the pointer.
+        If `continuity` has no mark, it gets the mark of the log. Nothing is compared if retention took the pointer.
 
         Raises: PositionLostError if the log has another pointer there; QueueError if it ends before it.
         """
-        position = chain.reached
+        position = continuity.reached
         reached = position.pointer_offset + (position.record_index > 0)
         if not reached:
             return
@@ -161,9 +161,9 @@ class OffsetResolver:
         pointer = read_pointer(found[0].body, newer="return") if found and found[0].offset == offset else None
         if isinstance(pointer, Pointer):
             mark = pointer_mark(pointer)
-            if chain.mark not in (0, mark):
+            if continuity.mark not in (0, mark):
                 raise lost_error(partition, position)
-            chain.mark = mark
+            continuity.mark = mark
 
     async def look_back(
         self, flow: PartitionCursor, settings: TopicSettings, writers: Sequence[int], index_of: IndexOf
@@ -177,7 +177,7 @@ class OffsetResolver:
         span = await valid_span(self._queue, partition)
         await self._check_end(partition, flow.position, span)
         if span.begin <= start:
-            await self.check_log(partition, flow.chain)
+            await self.check_continuity(partition, flow.continuity)
         flow.begin_look_back()
         async for entries in self.window_before(partition, start, span, settings):
             for pointer in flow.look_back(entries):

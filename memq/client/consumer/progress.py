@@ -18,7 +18,7 @@ from memq.topic import Committed, Position, ReadPartition, Totals
 
 
 @dataclass(slots=True)
-class _Mark:
+class _LedgerEntry:
     behind: Committed
     done: bool
 
@@ -27,35 +27,35 @@ class CommitLedger:
     """The batches of one partition that were handed out, in order, until they are done."""
 
     def __init__(self) -> None:
-        self._marks: deque[_Mark] = deque()
+        self._entries: deque[_LedgerEntry] = deque()
         self._prefix: Committed | None = None
         self._stored: Committed | None = None
 
     def __len__(self) -> int:
         """How many places are kept: those of batches that are not done, and what follows on them."""
-        return len(self._marks)
+        return len(self._entries)
 
     def hand(self, behind: Committed) -> None:
         """Note a batch that was handed out; `behind` is the place behind it."""
-        self._marks.append(_Mark(behind, done=False))
+        self._entries.append(_LedgerEntry(behind, done=False))
 
     def passed(self, behind: Committed) -> None:
         """Note that all before `behind` was passed over, without a batch."""
-        self._marks.append(_Mark(behind, done=True))
+        self._entries.append(_LedgerEntry(behind, done=True))
         self._take_done()
 
     def knows(self, position: Position) -> bool:
         """Whether a batch that ends at `position` was handed out, or all up to there is done."""
         if self._prefix is not None and position <= self._prefix.position:
             return True
-        return any(mark.behind.position == position for mark in self._marks)
+        return any(entry.behind.position == position for entry in self._entries)
 
     def finish(self, position: Position) -> None:
         """Note that all before `position` is done."""
-        for mark in self._marks:
-            if mark.behind.position > position:
+        for entry in self._entries:
+            if entry.behind.position > position:
                 break
-            mark.done = True
+            entry.done = True
         self._take_done()
 
     @property
@@ -71,7 +71,7 @@ class CommitLedger:
     @property
     def pending(self) -> bool:
         """Whether a batch that was handed out is not done."""
-        return any(not mark.done for mark in self._marks)
+        return any(not entry.done for entry in self._entries)
 
     def is_stored(self, position: Position) -> bool:
         """Whether it is known that a place at or behind `position` was stored."""
@@ -83,8 +83,8 @@ class CommitLedger:
 
     def _take_done(self) -> None:
         """Move the prefix: only batches that are not done, and what follows on them, are kept."""
-        while self._marks and self._marks[0].done:
-            self._prefix = self._marks.popleft().behind
+        while self._entries and self._entries[0].done:
+            self._prefix = self._entries.popleft().behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +117,16 @@ def lost_error(partition: ReadPartition, position: Position) -> PositionLostErro
     return error
 
 
-class PointerChain:
-    """The last pointers that a reader took, by which it notices that its log was cut and has grown again.
+class LogContinuity:
+    """The last pointers that a reader took: they show whether its log was cut and has grown again.
 
-    Behind its `opened` an owner numbers the batches of an epoch densely, and epochs only grow. So a pointer that does
+    After its `opened` an owner numbers the batches of an epoch densely, and epochs only grow. So a pointer that does
     not follow on the last one of its write partition may follow on pointers that were never read. Retention, a change
     of the owner and a late pointer look the same. The mark tells them apart: it is compared with the log.
     """
 
     def __init__(self, start: Position, mark: int) -> None:
-        self.reached = start  # behind the last pointer that was taken, or within it
+        self.reached = start  # the position after the last pointer that was taken, or within it
         self.mark = mark  # of `reached` (see `Committed`)
         self._last: dict[int, tuple[int, int]] = {}  # epoch and batch of the last pointer of each write partition
 
@@ -142,8 +142,8 @@ class PointerChain:
             self.mark = pointer_mark(pointer)
             _note(self._last, pointer)
 
-    def break_off(self, first: int) -> None:
-        """Note that retention has removed all before offset `first`."""
+    def pass_gap(self, first: int) -> None:
+        """Note that retention has removed all up to offset `first`: there is no last pointer to compare."""
         self.reached, self.mark = Position(self.reached.read_partition, first), 0
 
     def is_broken_by(self, pointers: Iterable[Pointer | None]) -> bool:
@@ -166,7 +166,7 @@ def _note(last: dict[int, tuple[int, int]], pointer: Pointer) -> None:
 
 
 def _follows(pointer: Pointer, before: tuple[int, int] | None) -> bool:
-    """Whether a pointer is the next of its epoch, or its last one once more."""
+    """Whether a pointer is the next batch of its epoch, or a repetition of the last one."""
     if pointer.kind != "data" or before is None:
         return False
     epoch, batch = before

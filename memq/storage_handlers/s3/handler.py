@@ -273,7 +273,7 @@ class S3Handler:
     ) -> T:
         """Send a request about `key`.
 
-        Raises: MemqError; StoreAnswer for a range that begins behind the end of the object.
+        Raises: MemqError; StoreAnswer for a range that begins after the end of the object.
         """
         await self._path.open()
         what = f"objects under '{key}'" if kind == "list" else f"object '{key}'"

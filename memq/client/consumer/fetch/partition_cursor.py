@@ -23,7 +23,7 @@ from typing import NamedTuple
 from memq.client.consumer.batch import Slice
 from memq.client.consumer.fetch.dedup_window import DedupWindow, Novelty
 from memq.client.consumer.fetch.pointer_slot import PointerSlot, slot_of
-from memq.client.consumer.progress import Gap, PointerChain, ReadProgress, expired_error
+from memq.client.consumer.progress import Gap, LogContinuity, ReadProgress, expired_error
 from memq.errors import CorruptDataError, IdentityConflictError, MemqError, UnsupportedFormatError
 from memq.format.batch import BlockPiece, NumberedEntry, is_whole
 from memq.format.blocks.header import BlockHeader
@@ -160,7 +160,7 @@ class PartitionCursor:
         self._start = start
         self._known = known
         self.dedup_window = DedupWindow(window_ms)
-        self.chain = PointerChain(start, mark)
+        self.continuity = LogContinuity(start, mark)
         self._mark = mark  # of the position
         self._progress = ReadProgress()
         self._slots: deque[PointerSlot] = deque()
@@ -197,7 +197,7 @@ class PartitionCursor:
                 continue  # an earlier reader processed it
             self.dedup_window.advance(entry.time_ms)
             self._progress.pass_over(pointer)
-            self.chain.note(pointer)
+            self.continuity.note(pointer)
             for producer in pointer.producers:
                 for first, next_ in producer.ranges:
                     self.dedup_window.note(pointer.partition, producer.producer, first, next_)
@@ -236,7 +236,7 @@ class PartitionCursor:
         if self.state is CursorState.READING:
             self._append(PointerSlot(self._next_offset, 0, gap=Gap(first, before), damaged=True))
             self._next_offset = first
-            self.chain.break_off(first)
+            self.continuity.pass_gap(first)
 
     def take_entries(self, entries: Entries, *, compared: bool = True) -> bool:
         """Take the entries of a poll from `poll_offset`; the end is reached once `entries.next` is past it.
@@ -246,18 +246,18 @@ class PartitionCursor:
         if self.state is not CursorState.READING:
             return True
         slots = [slot_of(entry) for entry in entries if entry.offset >= self._next_offset]
-        if not compared and self.chain.is_broken_by(slot.pointer for slot in slots):
+        if not compared and self.continuity.is_broken_by(slot.pointer for slot in slots):
             return False
         for slot in slots:
-            if self._is_behind_end(slot.offset):
+            if self._is_past_end(slot.offset):
                 self._end_reached = True
                 break
             self._append(slot)
-            self.chain.take(slot.offset, slot.pointer)
+            self.continuity.take(slot.offset, slot.pointer)
             self._next_offset = slot.offset + 1
         if not self._end_reached:
             self._next_offset = max(self._next_offset, entries.next)
-            self._end_reached = self._is_behind_end(self._next_offset)
+            self._end_reached = self._is_past_end(self._next_offset)
         self._end_if_delivered()
         return True
 
@@ -366,7 +366,7 @@ class PartitionCursor:
         end = self._end_index(slot.offset)
         return (low, slot.pointer.records if end is None else end) if low or end is not None else None
 
-    def _is_behind_end(self, offset: int) -> bool:
+    def _is_past_end(self, offset: int) -> bool:
         return self.end is not None and Position(self.partition.partition, offset) >= self.end
 
     def _end_if_delivered(self) -> None:

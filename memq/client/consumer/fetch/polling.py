@@ -212,7 +212,7 @@ class Polling:
             flow.take_gap(first, before)
         entries = first_run(entries)
         if _ends_before(flow, polled) or not flow.take_entries(entries, compared=False):
-            await self._places.check_log(polled.partition, flow.chain)
+            await self._places.check_continuity(polled.partition, flow.continuity)
             if _is_still_at(assigned, offset):
                 flow.take_entries(entries)
 
@@ -227,4 +227,4 @@ def _is_still_at(assigned: Assigned, offset: int) -> bool:
 
 def _ends_before(flow: PartitionCursor, polled: Polled) -> bool:
     """Whether the log ends before what was read of it."""
-    return polled.span.end < flow.chain.reached.pointer_offset
+    return polled.span.end < flow.continuity.reached.pointer_offset

@@ -8,7 +8,7 @@ import pytest
 
 from memq.client.consumer.fetch.partition_cursor import PartitionCursor
 from memq.client.consumer.offset_resolver import OffsetResolver
-from memq.client.consumer.progress import PointerChain
+from memq.client.consumer.progress import LogContinuity
 from memq.errors import InvalidRequestError, PositionLostError, QueueError
 from memq.format.object import BlockEntry
 from memq.format.pointer import Location, Pointer, decode_pointer, encode_pointer, pointer_mark
@@ -36,7 +36,7 @@ def pointer(batch: int, *, epoch: int = 1, partition: int = 0, kind: str = "data
 
 
 def log_of(batches: int, epoch: int = 1) -> Log:
-    """Return a log of as many batches behind an `opened`."""
+    """Return a log of as many batches after an `opened`."""
     log = Log()
     log.control(epoch=epoch)
     for number in range(batches):
@@ -72,10 +72,10 @@ TAKEN = [pointer(0, kind="opened"), pointer(0), pointer(1)]
 def test_only_the_next_batch_of_an_epoch_needs_no_comparison_with_the_log(
     following: list[Pointer | None], broken: bool
 ) -> None:
-    chain = PointerChain(Position(0, 0), 0)
+    continuity = LogContinuity(Position(0, 0), 0)
     for offset, each in enumerate(TAKEN):
-        chain.take(offset, each)
-    assert chain.is_broken_by(following) == broken
+        continuity.take(offset, each)
+    assert continuity.is_broken_by(following) == broken
 
 
 @pytest.mark.parametrize(
@@ -90,23 +90,23 @@ def test_only_the_next_batch_of_an_epoch_needs_no_comparison_with_the_log(
 )
 def test_a_pointer_without_a_batch_is_compared_alone(control: Pointer, following: Pointer, broken: bool) -> None:
     """A new epoch begins with its first batch; else the numbers continue."""
-    chain = PointerChain(Position(0, 0), 0)
+    continuity = LogContinuity(Position(0, 0), 0)
     for offset, each in enumerate([*TAKEN, pointer(2), control]):
-        chain.take(offset, each)
-    assert chain.is_broken_by([following]) == broken
+        continuity.take(offset, each)
+    assert continuity.is_broken_by([following]) == broken
 
 
 @pytest.mark.parametrize("unknown", ["unreadable", "retention"])
-def test_there_is_nothing_to_compare_behind_a_pointer_that_is_not_known(unknown: str) -> None:
-    chain = PointerChain(Position(0, 0), 0)
+def test_there_is_nothing_to_compare_after_a_pointer_that_is_not_known(unknown: str) -> None:
+    continuity = LogContinuity(Position(0, 0), 0)
     for offset, each in enumerate(TAKEN):
-        chain.take(offset, each)
+        continuity.take(offset, each)
     if unknown == "unreadable":
-        chain.take(3, None)
+        continuity.take(3, None)
     else:
-        chain.break_off(4)
-    assert (chain.reached, chain.mark) == (Position(0, 4), 0)
-    assert not chain.is_broken_by([pointer(7)])
+        continuity.pass_gap(4)
+    assert (continuity.reached, continuity.mark) == (Position(0, 4), 0)
+    assert not continuity.is_broken_by([pointer(7)])
 
 
 def test_a_mark_tells_pointers_apart_that_say_the_same_of_their_batches() -> None:
@@ -132,13 +132,13 @@ def test_a_position_is_compared_with_the_last_pointer_before_it(position: Positi
     """That of its own batch if it is inside one."""
     log, other = log_of(4), log_of(4, epoch=2)
     places = OffsetResolver(LogReader(log))
-    known = PointerChain(position, mark_at(log, last))
-    ask(places.check_log(PARTITION, known))
-    new = PointerChain(position, 0)
-    ask(places.check_log(PARTITION, new))
+    known = LogContinuity(position, mark_at(log, last))
+    ask(places.check_continuity(PARTITION, known))
+    new = LogContinuity(position, 0)
+    ask(places.check_continuity(PARTITION, new))
     assert new.mark == known.mark, "a start without a mark is compared from now on"
     with pytest.raises(PositionLostError, match="was cut before position") as lost:
-        ask(places.check_log(PARTITION, PointerChain(position, mark_at(other, last))))
+        ask(places.check_continuity(PARTITION, LogContinuity(position, mark_at(other, last))))
     assert lost.value.topic == "clicks"
 
 
@@ -154,11 +154,13 @@ def test_a_start_is_compared_before_anything_comes() -> None:
         ask(OffsetResolver(LogReader(on)).look_back(flow, TopicSettings(), [0], no_index))
         return flow
 
-    assert look_back(log, mark_at(log, 4)).chain.mark == mark_at(log, 4)
-    chain = look_back(log, 0).chain
-    assert chain.mark == mark_at(log, 4)
+    assert look_back(log, mark_at(log, 4)).continuity.mark == mark_at(log, 4)
+    continuity = look_back(log, 0).continuity
+    assert continuity.mark == mark_at(log, 4)
     log.batch(Block(1, 12))
-    assert not chain.is_broken_by([decode_pointer(log.entries[5].body)]), "it follows on the last one before the start"
+    assert not continuity.is_broken_by([decode_pointer(log.entries[5].body)]), (
+        "it follows on the last one before the start"
+    )
     with pytest.raises(PositionLostError):
         look_back(other, mark_at(log, 4))
 
@@ -170,9 +172,9 @@ def test_a_pointer_that_is_not_there_any_more_refuses_no_position(missing: str) 
         del log.entries[:3]
     else:
         log.entries[2] = replace(log.entries[2], body=b"")
-    chain = PointerChain(Position(0, 3), 5)
-    ask(OffsetResolver(LogReader(log)).check_log(PARTITION, chain))
-    assert chain.mark == 5
+    continuity = LogContinuity(Position(0, 3), 5)
+    ask(OffsetResolver(LogReader(log)).check_continuity(PARTITION, continuity))
+    assert continuity.mark == 5
 
 
 def test_nothing_is_asked_before_the_first_pointer() -> None:
@@ -180,10 +182,10 @@ def test_nothing_is_asked_before_the_first_pointer() -> None:
         async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
             raise AssertionError(f"offset {offset} is read")
 
-    ask(OffsetResolver(NotAsked(Log())).check_log(PARTITION, PointerChain(Position(0, 0), 0)))
+    ask(OffsetResolver(NotAsked(Log())).check_continuity(PARTITION, LogContinuity(Position(0, 0), 0)))
 
 
-def test_a_position_inside_a_batch_that_is_not_there_is_behind_the_end() -> None:
+def test_a_position_inside_a_batch_that_is_not_there_is_after_the_end() -> None:
     places = OffsetResolver(LogReader(log_of(4)))
     with pytest.raises(InvalidRequestError, match="position 0:5:1 of topic 'clicks' is after its end, 0:5:0"):
         ask(places.start_at(Position(0, 5, 1), PARTITION, TopicSettings()))
