@@ -1,4 +1,4 @@
-"""The records of an open block while they have one shape, and the path into them without the lock.
+"""The records of an open block while they have one shape, and the lock-free path into them.
 
 memq-native has compiled classes of the same names, which `memq.client.producer` uses if it is installed. A compiled
 class adds a record and checks `closed` in one step under the GIL, so it needs no `take_late`.
@@ -126,7 +126,7 @@ class Slot:
 
 
 class Lane:
-    """The path without the lock into the open blocks of one topic.
+    """The lock-free path into the open blocks of one topic.
 
     `firsts` are the first hash slots of the partitions, ascending; `slots` has the `Slot` of each. `keyless` are the
     rows for records without a key; None: these need the lock. `current` is False once another lane has replaced this

@@ -58,7 +58,7 @@ class Hands:
     def put_fast(
         self, value: bytes, key: bytes | None, timestamp_ms: int | None, topic: str = "clicks"
     ) -> Promise | None:
-        """Put a record without the lock, as `send` does; None if that way is not open."""
+        """Put a record on the lock-free path, as `send` does; None if it is closed."""
         if native is not None:
             found: Promise | None = native.Sender(self.buffer.lanes, None).put(topic, value, key, timestamp_ms)
             return found
@@ -70,7 +70,7 @@ class Hands:
         return limit + self.buffer.buffers()[0].front_bytes(limit) + BLOCK_COST_BYTES
 
     def keyless(self) -> bool:
-        """Whether records without a key have a way without the lock."""
+        """Whether records without a key have a lock-free path."""
         return any(lane.keyless is not None for lane in self.buffer.lanes.values())
 
     def send_many(

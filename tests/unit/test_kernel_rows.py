@@ -208,7 +208,7 @@ def test_a_sender_that_is_part_of_a_cycle_is_collected() -> None:
     assert seen() is None
 
 
-def test_records_that_are_not_plain_go_the_slow_way_as_they_were_given() -> None:
+def test_records_that_are_not_plain_take_the_slow_path_as_they_were_given() -> None:
     calls: list[tuple[object, ...]] = []
     lane = native.Lane([0], [native.Slot()])
     lane.keyless = native.Rows(PLAIN, 1_000, "fast")

@@ -220,7 +220,7 @@ def producer_on(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> Producer:
 def test_a_seal_at_any_point_of_a_send_loses_and_doubles_nothing(
     key: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The way without the lock, interrupted after each bytecode by what the I/O thread does."""
+    """The lock-free path, interrupted after each bytecode by what the I/O thread does."""
     points = 0
     for point in range(1, 1_000):
         hands = Hands()

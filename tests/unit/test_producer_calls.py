@@ -27,7 +27,7 @@ def server() -> Iterator[Server]:
 
 
 def rows(seed: int, partitions: int) -> list[Row]:
-    """Records that have each field or not, in runs of the same shape, so that every fast way opens and closes."""
+    """Records that have each field or not, in runs of the same shape, so that every fast path opens and closes."""
     rng = random.Random(seed)
     found: list[Row] = []
     while len(found) < 200:

@@ -41,7 +41,7 @@ def rows(rng: random.Random, shape: str, count: int) -> list[Row]:
 
 
 def put(hands: Hands, row: Row, partition: int | None = None) -> None:
-    """Put a record as the producers do: without the lock where that way is open."""
+    """Put a record as the producers do: on the lock-free path where it is open."""
     value, key, headers, timestamp_ms, tag = row
     buffer = hands.buffer
     fast = headers is None and tag is None and partition is None
@@ -342,7 +342,7 @@ def test_a_topic_that_is_heard_of_again_keeps_its_route_and_a_new_one_gets_its_o
     again = hands.buffer.add_route(toy_topic(topic_id="cd" * 16))
     assert again is not hands.route
     assert hands.buffer.route("clicks") is again
-    assert not hands.keyless(), "no record goes the fast way to the topic that was"
+    assert not hands.keyless(), "no record takes the fast path to the topic that was"
     hands.buffer.put(again, check_fields(b"of the second"), None)
     assert len(hands.buffer.buffers()) == 2
     (new,) = [buffer for buffer in hands.buffer.buffers() if buffer is not old]

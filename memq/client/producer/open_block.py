@@ -95,7 +95,7 @@ class PartitionBuffer:
     `heirs` are those that wait for blocks of this one. `cut` keeps the order of the sequences while several threads
     seal. `backlog` is what the I/O side says: how many sealed blocks wait for the socket; while there are some, sealing
     small blocks gains nothing. `start` is the instance of a named producer: its epoch, and where it continues. `slot`
-    has the rows of the open block, for the ways without the lock.
+    has the rows of the open block, for the lock-free paths.
     """
 
     __slots__ = (
@@ -130,7 +130,7 @@ class PartitionBuffer:
         self.cut: deque[PendingBlock] = deque()
         self.backlog = 0
         self.first_limit = 0  # of the next block: as large as the last one became, since asking often costs
-        self.column_bytes = 0  # of the last block, besides its values, if its rows were compiled
+        self.column_bytes = 0  # of the last block, without its values, if its rows were compiled
         self.dirty = False  # the I/O side has been asked to look here
         self.unsettled: dict[int, None] = {}
         self.gates: list[Gate] = []
@@ -180,7 +180,7 @@ class Route:
         self.current = True
         self.record_bytes_max = topic.settings.record_bytes_max
         self.delivery_timeout_s = min(delivery_timeout_s, topic.settings.delivery_timeout_ms / 1000)
-        # the way without the lock, if it is open for this topic
+        # the lock-free path, if it is open for this topic
         self.lane: rows.Lane | None = (
             kernel.Lane(self.map.firsts, [each.slot for each in buffers]) if lockless else None
         )

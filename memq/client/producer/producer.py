@@ -87,7 +87,7 @@ class BaseProducer(ABC):
         observe = reporting("producer", name) if self._settings.audit else None
         self._core = self._open(bootstrap_addresses(brokers), observe)
         self._buffer = self._core.buffer
-        # The fast ways into an open block. A record with a span takes neither: its headers carry the context.
+        # The fast paths into an open block. A record with a span takes neither: its headers carry the context.
         self._lanes: Mapping[str, Lane] = self._buffer.lanes
         self._put_keyed: Callable[[str, bytes, bytes, int | None], Promise | None] = self._buffer.put_keyed
         self._traces: ProducerTraces | None = None
@@ -95,21 +95,21 @@ class BaseProducer(ABC):
             from memq.client.observers.traces import ProducerTraces
 
             self._traces = ProducerTraces(tracer_provider, self._runtime.clock)
-            self._lanes, self._put_keyed = {}, _no_fast_way
+            self._lanes, self._put_keyed = {}, _no_fast_path
         elif native is not None:
             self._use_compiled()
         self._closed = False
 
     @abstractmethod
     def _use_compiled(self) -> None:
-        """Take the compiled way into open blocks."""
+        """Use the compiled path into open blocks."""
 
     @abstractmethod
     def _open(self, addresses: Sequence[Address], observe: Observe | None) -> ProducerCore:
         """Return the core, on the loop on which it is to run."""
 
 
-def _no_fast_way(topic: str, value: bytes, key: bytes, timestamp_ms: int | None) -> None:
+def _no_fast_path(topic: str, value: bytes, key: bytes, timestamp_ms: int | None) -> None:
     return None
 
 
@@ -219,7 +219,7 @@ class Producer(BaseProducer, BlockingClient):
                         late = self._buffer.place_late(rows, (value,))  # type: ignore[arg-type]
                         if late is not None:
                             return cast(Delivery, late)
-            except (AttributeError, KeyError, TypeError, ValueError):  # not open now, or the topic has no hash
+            except (AttributeError, KeyError, TypeError, ValueError):  # the path is closed, or the topic has no hash
                 pass
             if type(key) is bytes:
                 delivery = self._put_keyed(topic, value, key, timestamp_ms)

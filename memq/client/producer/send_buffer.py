@@ -31,14 +31,14 @@ ASIDE_BYTES_MIN = 64 * KIB  # to wake a thread takes 20 us, to compress so much 
 _TIME_MS_LEAST = -TIME_MS_END
 _ROW = 24  # at least what the columns of a row cost, with a header or two
 _CHUNK_RECORDS = 2_048  # that are measured at once: their lengths stay in the cache
-_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()  # what the way without a lock rests on in Python
+_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()  # what the lock-free path in Python relies on
 _Delivery = Delivery | AsyncDelivery
 
 
 class SendBuffer:
     """Open blocks, cut blocks and the memory they claim.
 
-    `lanes` are the fast ways in, by topic: they are used without the lock, by the rule of `memq.kernel.rows`.
+    `lanes` are the lock-free paths into open blocks, by topic; `memq.kernel.rows` has their rule.
     `aside` is given a function and a block to seal by it; it says whether another thread does so, else the caller
     has to. None: there are no such threads, and callers seal all that they cut.
     """
@@ -119,7 +119,7 @@ class SendBuffer:
                 self._buffers[place] = PartitionBuffer(topic, part.partition, slots, start)
             buffers.append(self._buffers[place])
         turn = self._runtime.random.randrange(len(buffers))
-        # A record that fits into a block must be below the topic's bound: there the fast ways do not check it.
+        # The lock-free paths do not check the topic's bound, so each record that fits into a block must be below it.
         lockless = (native is not None or _GIL) and topic.settings.record_bytes_max >= self._settings.block_bytes
         return Route(topic, buffers, self._settings.delivery_timeout_s, turn, lockless=lockless)
 
@@ -160,10 +160,10 @@ class SendBuffer:
     # ---- records -----------------------------------------------------------------------------
 
     def put_keyed(self, topic: str, value: bytes, key: bytes, timestamp_ms: int | None) -> _Delivery | None:
-        """The way without the lock for records with a key, and perhaps a timestamp; None when it is not open."""
+        """Add a record with a key on the lock-free path; None if that is closed for the record."""
         try:
             lane = self.lanes.get(topic)
-        except (TypeError, ValueError):  # as in `route`; a call of it would cost a third of the way
+        except (TypeError, ValueError):  # as in `route`; a call of it would cost a third of this path
             return None
         if lane is None:
             return None
@@ -192,7 +192,7 @@ class SendBuffer:
     def place_late(self, rows: Rows, row: tuple[object, ...]) -> _Delivery | None:
         """Return the delivery of a row added to a closed block in time; None if it must be put again.
 
-        A row that came into an open block by a map that is not current any more must, too.
+        A row that a replaced lane added to an open block must be put again, too.
         """
         with self.lock:
             return None if rows.take_late(row) else rows.delivery
@@ -357,7 +357,7 @@ class SendBuffer:
         return route.sticky.home if route.sticky is not None else route.next_turn()
 
     def _show_rows(self, route: Route, block: OpenBlock, *, keyless: bool) -> None:
-        """Make the block the one for keyless records, and open the ways without the lock into its rows."""
+        """Make the block the one for keyless records, and open the lock-free paths into its rows."""
         if keyless:
             route.sticky = block
         block.home.slot.rows = block.rows

@@ -1,7 +1,7 @@
 """The only builder of blocks: takes records, returns one sealed block as bytes. Pure.
 
 Producer, bulk writers, import and staged objects all use it. No other code knows the layout of unsealed records, except
-`memq.kernel.rows`, and `send`, which adds rows by the rule of that module.
+`memq.kernel.rows`, its compiled classes, and `send`, which adds rows by the rule of that module.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 NO_TAG = 0xFFFF
 NULL_HEADER = 0xFFFF_FFFF
-# Bytes of raw per record and column, besides those of rows.
+# Bytes of raw per record and column that rows do not have.
 _HEADERS_COST, _TAG_COST = 2, 2
 _HEADER_COST = 6  # per header: length and name
 
