@@ -20,7 +20,7 @@ from typing import Protocol
 from awscrt.checksums import crc32c
 from msgspec.structs import replace
 
-from memq.compaction.plan import CompactionRule, copied_place, entries_of, following, spans_to_compact, without
+from memq.compaction.plan import CompactionRule, copied_place, entries_of, following, spans_to_compact, whole_cut, without
 from memq.compaction.reader import ManifestFiles
 from memq.errors import CorruptDataError, InvalidRequestError, MemqError, NotFoundError, NotReadyError, TooLargeError
 from memq.format.batch import cut_batch
@@ -255,9 +255,16 @@ async def manifest_of(files: ManifestFiles, partition: ReadPartition) -> Compact
 
 
 async def leave_queue(queue: TrimmedQueue, partition: ReadPartition, manifest: CompactionManifest) -> None:
-    """Remove from the queue the pointers that `manifest`, which is or was the highest, has."""
-    if (await queue.span(partition)).begin < manifest.next:
-        await queue.trim(partition, manifest.next)
+    """Remove from the queue the pointers that `manifest`, which is or was the highest, has.
+
+    The last ones stay for now if the queue has a later pointer of their batches (`RepeatedBatches`).
+    Raises: as `whole_cut` and `trim`.
+    """
+    begin = (await queue.span(partition)).begin
+    if begin < manifest.next:
+        before = await whole_cut(queue, partition, manifest.next)
+        if begin < before:
+            await queue.trim(partition, before)
 
 
 async def publish_parts(

@@ -46,6 +46,42 @@ class TailNeeds:
         }
 
 
+class RepeatedBatches:
+    """Finds the places where a log may be cut: those that do not separate two pointers of one batch.
+
+    Theory. The queue may be slow with a try to publish, so that the next try and later batches land before it: 5 6 7 5
+    8. A log that begins with the second 5 shows no 6 and 7, as if it had lost them. Then the sweep keeps and reports
+    their objects (`memq.broker.upkeep.log_coverage`). So retention and compaction leave the first 5, too.
+
+    First all pointers of the log go through `note`, in order, then those from its beginning through `take`.
+    """
+
+    def __init__(self) -> None:
+        self._next: dict[tuple[int, int], int] = {}  # by writer and epoch: the number behind the highest batch
+        self._last: dict[tuple[int, int, int], int] = {}  # by repeated batch: the offset of its last pointer
+        self._open: dict[tuple[int, int, int], None] = {}  # repeated batches with a pointer on both sides
+
+    def note(self, entry: Entry, pointer: Pointer | None) -> None:
+        """Note the next pointer, None for a damaged one."""
+        if pointer is None or pointer.kind != "data":
+            return
+        epoch = (pointer.partition, pointer.epoch)
+        next_ = self._next.get(epoch, 0)
+        if pointer.batch_sequence < next_:
+            self._last[*epoch, pointer.batch_sequence] = entry.offset
+        self._next[epoch] = max(next_, pointer.batch_sequence + 1)
+
+    def take(self, entry: Entry, pointer: Pointer | None) -> bool:
+        """Take the next pointer; return whether the log may be cut behind it."""
+        if pointer is not None and pointer.kind == "data":
+            batch = (pointer.partition, pointer.epoch, pointer.batch_sequence)
+            if entry.offset < self._last.get(batch, 0):
+                self._open[batch] = None
+            else:
+                self._open.pop(batch, None)
+        return not self._open
+
+
 def window_since_ms(settings: TopicSettings, now_ms: int) -> int:
     """Return the queue time from which on an opening at `now_ms` rebuilds the dedup window."""
     return now_ms - settings.dedup_window_ms - CLOCK_ERROR_MS
@@ -121,6 +157,21 @@ async def entries_of(
         for entry in entries:
             pointer = read_pointer(entry.body, newer="raise")
             yield entry, pointer if isinstance(pointer, Pointer) else None
+
+
+async def whole_cut(queue: PointerReader, partition: ReadPartition, before: int) -> int:
+    """Return the greatest offset, at most `before`, at which the log may be cut (`RepeatedBatches`).
+
+    Raises: as `entries_of`.
+    """
+    span, repeated = await valid_span(queue, partition), RepeatedBatches()
+    async for entry, pointer in entries_of(queue, partition, span):
+        repeated.note(entry, pointer)
+    cut, whole = span.begin, True
+    async for entry, pointer in entries_of(queue, partition, Span(span.begin, min(before, span.end))):
+        whole = repeated.take(entry, pointer)
+        cut = entry.offset + 1 if whole else cut
+    return before if whole else cut
 
 
 def following(manifest: CompactionManifest, parts: tuple[PartRef, ...]) -> CompactionManifest:

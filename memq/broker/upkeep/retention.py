@@ -15,7 +15,7 @@ from memq.broker.services import Services
 from memq.broker.upkeep.log_reading import keys_of, whole_log
 from memq.broker.upkeep.sweep import Sweep, Unnamed
 from memq.compaction.compaction import leave_queue
-from memq.compaction.plan import TailNeeds, window_since_ms, without
+from memq.compaction.plan import RepeatedBatches, TailNeeds, window_since_ms, without
 from memq.errors import MemqError, NotFoundError, QueueError
 from memq.format.compaction_manifest import CompactionManifest
 from memq.format.key import is_large_object, shared_prefix, staged_prefix
@@ -47,8 +47,8 @@ def expired(entries: Iterable[tuple[Entry, Pointer | None]], settings: TopicSett
 
     The next opening needs the last pointer of each write partition, the pointers that settle its totals
     (`memq.format.totals`), and the last `opened` that names producers: they stay. Entries younger than the dedup window
-    stay, too, however many they are: an opening rebuilds the window from them. Damaged entries (None) are removed
-    together with their neighbours.
+    stay, too, however many they are: an opening rebuilds the window from them. All pointers of one batch are removed
+    together (`RepeatedBatches`). Damaged entries (None) are removed together with their neighbours.
     """
     window_ms = window_since_ms(settings, now_ms)
     known = list(entries)
@@ -62,7 +62,7 @@ def expired(entries: Iterable[tuple[Entry, Pointer | None]], settings: TopicSett
         if not (too_old or too_much):
             break
         wanted += 1
-    taken = min(wanted, min(bounds.values(), default=0))
+    taken = _whole(known, min(wanted, min(bounds.values(), default=0)))
     kept = {key for _, pointer in known[taken:] for key in keys_of(pointer)}
     gone = (key for _, pointer in known[:taken] for key in keys_of(pointer) if key not in kept)
     keys = dict.fromkeys(key for key in gone if not is_large_object(key))  # a manifest may name those
@@ -80,6 +80,14 @@ def _bounds(known: list[tuple[Entry, Pointer | None]], settings: TopicSettings) 
         partition: next(n for n, (entry, _) in enumerate(known) if entry.time_ms >= since_ms)
         for partition, since_ms in needs.since_ms(settings).items()
     }
+
+
+def _whole(known: list[tuple[Entry, Pointer | None]], count: int) -> int:
+    """Return the greatest number of entries, at most `count`, behind which the log may be cut."""
+    repeated = RepeatedBatches()
+    for entry, pointer in known:
+        repeated.note(entry, pointer)
+    return max((n for n, item in enumerate(known[:count], 1) if repeated.take(*item)), default=0)
 
 
 async def retire(services: Services, partitions: Partitions) -> None:
