@@ -20,7 +20,15 @@ from typing import Protocol
 from awscrt.checksums import crc32c
 from msgspec.structs import replace
 
-from memq.compaction.plan import CompactionRule, copied_place, entries_of, following, spans_to_compact, whole_cut, without
+from memq.compaction.plan import (
+    CompactionRule,
+    copied_place,
+    entries_of,
+    following,
+    spans_to_compact,
+    whole_cut,
+    without,
+)
 from memq.compaction.reader import ManifestFiles
 from memq.errors import CorruptDataError, InvalidRequestError, MemqError, NotFoundError, NotReadyError, TooLargeError
 from memq.format.batch import cut_batch

@@ -51,8 +51,14 @@ LOG_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         RETENTION,
         "retention takes the last pointers of a partition",
-        "taken = min(wanted, min(bounds.values(), default=0))",
-        "taken = wanted",
+        "_whole(known, min(wanted, min(bounds.values(), default=0)))",
+        "_whole(known, wanted)",
+    ),
+    (
+        RETENTION,
+        "retention leaves a late try of a batch whose first pointer it removes",
+        "_whole(known, min(wanted, min(bounds.values(), default=0)))",
+        "min(wanted, min(bounds.values(), default=0))",
     ),
     (
         COMPACTION_RETENTION,

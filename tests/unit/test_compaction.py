@@ -14,12 +14,13 @@ from memq.compaction.plan import following, without
 from memq.compaction.reader import CompactedLogReader
 from memq.errors import DeniedError, InvalidRequestError, MemqError, NotReadyError
 from memq.format.pointer import decode_pointer
+from memq.notification import Entry, Publication
 from memq.notification.log_reader import all_entries
 from memq.runtime.clock import SystemClock
 from memq.runtime.logs import EventLog
 from memq.storage_handlers.confirmed_reads import ConfirmedReads
 from memq.topic import TopicSettings
-from tests.compaction import SWEEP_AGE_MS, parts_on
+from tests.compaction import DAY_MS, SWEEP_AGE_MS, parts_on
 from tests.simulation.bug import Planted, after, omit, swap
 from tests.simulation.planted_bugs import plant
 from tests.unit.compaction_world import (
@@ -323,6 +324,30 @@ def test_a_queue_that_still_has_what_a_manifest_has_lets_go_of_it() -> None:
         manifest = await manifest_of(world.parts().files, PARTITION)
         await leave_queue(world.queue, PARTITION, manifest)
         assert (await world.queue.span(PARTITION)).begin == manifest.next
+
+    asyncio.run(work())
+
+
+def test_pointers_of_a_batch_that_landed_again_behind_the_compacted_ones_lose_no_batch() -> None:
+    """The batches between the two pointers are not reported as lost, and the sweep deletes their old objects."""
+
+    async def work() -> None:
+        world = await World.made()
+        place, pointer, body = next(each for each in world.expected if each[1].batch_sequence == OLD - 2)
+        offset = await world.queue.publish(Publication(PARTITION, 0, 1, place.time_ms, place.body))
+        world.expected.append((Entry(offset, place.time_ms, place.body), pointer, body))
+        await world.batch(OLD + YOUNG, world.clock.wall_ms())
+        await world.compact()
+        assert (await world.queue.span(PARTITION)).begin == place.offset
+        assert await world.sweep() == OLD - 2, "the queue still has the pointers from the first of the two on"
+        await world.check()
+        world.clock.advance(2 * DAY_MS)
+        await world.publish(world.clock.wall_ms(), kind="opened")
+        await world.compact()
+        assert (await world.queue.span(PARTITION)).begin > offset
+        await world.sweep()
+        assert world.keys(large=False) == []
+        await world.check()
 
     asyncio.run(work())
 

@@ -18,7 +18,7 @@ from memq.broker.upkeep.retention import NAMED_MAX, expired, expired_parts, firs
 from memq.compaction.reader import CompactedLogReader, ManifestFiles
 from memq.errors import QueueError
 from memq.format.compaction_manifest import CompactionManifest
-from memq.format.key import object_key
+from memq.format.key import object_key, shared_object_key
 from memq.format.pointer import Location, Pointer, encode_pointer
 from memq.limits import TIME_MS_END
 from memq.notification import Entry, Publication, Span
@@ -93,10 +93,11 @@ class Keeper(Cluster):
     def log(self) -> ReadPartition:
         return read_partitions(self.clicks)[0]
 
-    async def write(self, number: int, *, age_ms: int = 0, partition: int = 0, body: bytes = b"") -> str:
-        """Store a batch of 100 bytes and publish its pointer, or a damaged one; return its key."""
-        key = object_key(CLUSTER, "clicks", self.clicks.id, partition, 1, number, self.now_ms)
-        await self.put(key, b"x" * 100)
+    async def write(self, number: int, *, age_ms: int = 0, partition: int = 0, body: bytes = b"", key: str = "") -> str:
+        """Store a batch of 100 bytes, but for a given key, and publish its pointer or a damaged one; return its key."""
+        if not key:
+            key = object_key(CLUSTER, "clicks", self.clicks.id, partition, 1, number, self.now_ms)
+            await self.put(key, b"x" * 100)
         pointer = Pointer(
             kind="data",
             cluster=CLUSTER,
@@ -164,6 +165,31 @@ def test_a_log_of_damaged_entries_alone_loses_none_and_an_empty_one_begins_at_th
     found = expired(damaged, KEPT, NOW_MS)
     assert (found.before, found.keys, found.holding) == (10, (), ())
     assert expired([], KEPT, NOW_MS).before == 0
+
+
+@pytest.mark.parametrize(
+    ("numbers", "bytes_left", "taken"),
+    [
+        ((5, 6, 7, 5, 8, 9), 300, 0),  # the second 5 alone would look like a log that has lost 6 and 7
+        ((5, 6, 7, 5, 8, 9), 200, 4),
+        ((4, 5, 6, 7, 5, 8), 200, 1),
+        ((5, 6, 5, 7, 6, 8), 200, 0),
+        ((5, 6, 5, 7, 6, 8), 100, 5),
+        ((5, 6, 6, 7, 8), 300, 1),
+    ],
+)
+def test_retention_takes_all_pointers_of_a_batch_together(
+    numbers: tuple[int, ...], bytes_left: int, taken: int
+) -> None:
+    known: list[tuple[Entry, Pointer | None]] = [
+        (entry, msgspec.structs.replace(pointer, batch_sequence=number))
+        for number, (entry, pointer) in zip(numbers, entries(*[3 * YOUNG_MS] * len(numbers)), strict=True)
+        if pointer is not None
+    ]
+    opened = Pointer(kind="opened", cluster=CLUSTER, topic="clicks", topic_id="0" * 32, partition=0, epoch=2)
+    known.append((Entry(10 + len(numbers), NOW_MS, b""), opened))
+    found = expired(known, TopicSettings(retention_ms=0, retention_bytes=bytes_left), NOW_MS)
+    assert found.before == 10 + taken
 
 
 @pytest.mark.parametrize(
@@ -421,6 +447,53 @@ def test_log_without_compaction_keeps_its_pointers() -> None:
         assert keeper.trims == []
 
     keep(work)
+
+
+@pytest.mark.parametrize(
+    ("settings", "trims", "retired", "deleted"),
+    [(KEPT, [2, 5], 3 + 1, 1), (TopicSettings(retention_ms=0, retention_bytes=200), [2], 3, 0)],
+    ids=["the repetition is too old, too", "the repetition stays"],
+)
+def test_pointers_behind_which_a_batch_landed_again_leave_the_queue_with_the_repetition(
+    settings: TopicSettings, trims: list[int], retired: int, deleted: int
+) -> None:
+    async def work(keeper: Keeper) -> None:
+        for number in (0, 1, 2, 3, 2):
+            await keeper.write(number, age_ms=2 * DAY_MS)
+        await keeper.write(4)
+        await keeper.queue.trim(keeper.log, 1)
+        await keeper.publish_parts(compaction_manifest(keeper.clicks, part_of(1, entries=3)))
+        keeper.trims.clear()
+        for _ in range(2):
+            await keeper.round()
+        assert keeper.trims == trims
+        assert keeper.counters.retired_pointers == retired
+        assert keeper.counters.retired_objects == deleted
+
+    keep(work, lambda: Keeper(settings))
+
+
+def test_shared_objects_of_batches_before_a_late_try_are_swept_and_not_reported_as_lost() -> None:
+    async def work(keeper: Keeper) -> None:
+        keys = [shared_object_key(CLUSTER, "b", 1, number, keeper.now_ms) for number in range(6)]
+
+        async def write(number: int, age_ms: int = 0) -> None:
+            await keeper.put(keys[number], indexed(keeper.clicks, 0, number=number))
+            await keeper.write(number, age_ms=age_ms, key=keys[number])
+
+        for number in (0, 1, 2, 0, 3):
+            await write(number, DAY_MS)
+        for number, left in ((4, keys[:5]), (5, keys[3:])):
+            await write(number)
+            keeper.clock.advance(DAY_MS)
+            await keeper.round()
+            for _ in range(2):
+                await sweep(keeper.services, HOUR_MS)
+                keeper.clock.advance(keeper.services.settings.sweep_confirm_ms)
+            assert "not-swept" not in dict(keeper.events.take())
+            assert [key for key in keeper.store.objects if key in keys] == left
+
+    keep(work, lambda: Keeper(TopicSettings(retention_ms=0, retention_bytes=300)))
 
 
 # ---- passes of the sweep -------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 Theory. An owner publishes `opened` before it puts any object of its epoch. It publishes the batches of an epoch in the
 order of their numbers, from 0 and without a hole. Retention removes pointers from the front and leaves the last ones.
+A try to publish may land again behind later batches; no cut separates it from the first pointer of its batch.
 So an object of epoch e without a pointer may be deleted if the log shows e, or was cut in a later epoch. Its number
 must not be missing between the numbers that the log shows. Otherwise the log itself has lost the pointer:
 

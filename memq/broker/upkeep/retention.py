@@ -42,13 +42,16 @@ class Expired:
     holding: tuple[int, ...]
 
 
-def expired(entries: Iterable[tuple[Entry, Pointer | None]], settings: TopicSettings, now_ms: int) -> Expired:
+def expired(
+    entries: Iterable[tuple[Entry, Pointer | None]], settings: TopicSettings, now_ms: int, moved: int = 0
+) -> Expired:
     """Decide which of a partition's entries (all of them, in order) are too old or too much. Pure.
 
     The next opening needs the last pointer of each write partition, the pointers that settle its totals
     (`memq.format.totals`), and the last `opened` that names producers: they stay. Entries younger than the dedup window
     stay, too, however many they are: an opening rebuilds the window from them. All pointers of one batch are removed
-    together (`RepeatedBatches`). Damaged entries (None) are removed together with their neighbours.
+    together (`RepeatedBatches`). Damaged entries (None) are removed together with their neighbours. Entries below
+    offset `moved` were compacted, and their parts have expired: they are removed, and the sweep deletes their objects.
     """
     window_ms = window_since_ms(settings, now_ms)
     known = list(entries)
@@ -59,12 +62,14 @@ def expired(entries: Iterable[tuple[Entry, Pointer | None]], settings: TopicSett
         bytes_behind -= pointer.stored_bytes if pointer is not None else 0
         too_old = settings.retention_ms > 0 and entry.time_ms < now_ms - settings.retention_ms
         too_much = 0 < settings.retention_bytes <= bytes_behind and entry.time_ms < window_ms
-        if not (too_old or too_much):
+        if entry.offset >= moved and not (too_old or too_much):
             break
         wanted += 1
     taken = _whole(known, min(wanted, min(bounds.values(), default=0)))
     kept = {key for _, pointer in known[taken:] for key in keys_of(pointer)}
-    gone = (key for _, pointer in known[:taken] for key in keys_of(pointer) if key not in kept)
+    gone = (
+        key for entry, pointer in known[:taken] if entry.offset >= moved for key in keys_of(pointer) if key not in kept
+    )
     keys = dict.fromkeys(key for key in gone if not is_large_object(key))  # a manifest may name those
     holding = tuple(partition for partition, bound in bounds.items() if bound < wanted)
     return Expired(known[taken][0].offset if known else 0, tuple(keys), holding)
@@ -132,20 +137,21 @@ async def _retire_partition(services: Services, partitions: Partitions, topic: T
     if not first:
         return now_ms
     span, known = await whole_log(services.queue, partition, damaged)
+    begin = span.begin
     if compacted is not None:
-        known = [item for item in known if item[0].offset >= compacted.next]
-        compacted = await retire_compacted(services, partition, compacted, settings, known)
+        younger = [item for item in known if item[0].offset >= compacted.next]
+        compacted = await retire_compacted(services, partition, compacted, settings, younger)
         if compacted.parts:
             return now_ms  # the entries in the queue are younger
-        span = await services.queue.span(partition)
-    found = expired(known, settings, now_ms)
+        begin = max((await services.queue.span(partition)).begin, compacted.next)
+    found = expired(known, settings, now_ms, compacted.next if compacted is not None else 0)
     await _restate(partitions, topic, found.holding)
-    if found.before <= span.begin:
+    if found.before <= begin:
         return now_ms
     await services.queue.trim(partition, found.before)
-    services.counters.retired_pointers += found.before - span.begin
+    services.counters.retired_pointers += found.before - begin
     deleted = await _delete_unnamed(services, partition, found, damaged) if services.settings.delete_objects else 0
-    taken = f"{found.before - span.begin} pointers, {deleted} objects"
+    taken = f"{found.before - begin} pointers, {deleted} objects"
     services.events.info("retired", f"topic '{topic.name}' partition {partition.partition}: {taken}")
     return now_ms
 
