@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from memq.client.producer.delivery import Ack
 from memq.errors import MemqError
@@ -33,7 +34,7 @@ from tests.simulation.group_rules import GroupRules
 from tests.simulation.lag import LagCheck
 from tests.simulation.owner_rules import OwnerRules, Refusal
 from tests.simulation.read_log import ReadLog
-from tests.simulation.reader import Delivered, FindingError, LogEntry, Source, read_entry, resume
+from tests.simulation.reader import Delivered, FindingError, LogEntry, Source, object_bytes, read_entry, resume
 from tests.simulation.report_rules import ReportRules, reports_landed
 from tests.simulation.retention_rules import RetentionRules
 
@@ -110,7 +111,8 @@ class Checker:
         ] = {}  # by identity: where it ends, its checksum
         self._sequences: dict[tuple[str, int, int], RangeSet] = {}  # by the first three of an identity
         self._begins: dict[ReadPartition, int] = {}  # as it was when it was checked the last time
-        self.compaction = CompactionRules(self.logs, objects, self.fetch, now)
+        self._fetch = partial(object_bytes, objects)
+        self.compaction = CompactionRules(self.logs, objects, self._fetch, now)
 
     # ---- producers ---------------------------------------------------------------------------
 
@@ -219,7 +221,7 @@ class Checker:
         """See `cloud.Observer`."""
         try:
             pointer = decode_pointer(publication.body)
-            entry = read_entry(offset, publication.time_ms, pointer, self.fetch)
+            entry = read_entry(offset, publication.time_ms, pointer, self._fetch)
             rules = self._parts.setdefault((pointer.topic_id, pointer.partition), OwnerRules(self._refuse))
             rules.take(entry, publication, node, read_to, handed_over_s)
             if publication.partition.topic == AUDIT_TOPIC:
@@ -269,13 +271,6 @@ class Checker:
     def fetched(self, group: str, partition: ReadPartition, position: Position | None) -> None:
         """See `cloud.Observer`."""
         self.groups.fetched(group, partition, position)
-
-    def fetch(self, key: str, offset: int, length: int) -> bytes:
-        """Return bytes of an object. Raises: FindingError."""
-        body = self._objects.get(key)
-        if body is None or offset + length > len(body):
-            raise FindingError(f"object '{key}' has no bytes {offset}+{length}: pointer before object")
-        return body[offset : offset + length]
 
     def _name(self, entry: LogEntry) -> None:
         for location in entry.pointer.locations:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from memq.format.pointer import Location
@@ -34,6 +34,10 @@ class ReadLog:
         """The first offset that is left."""
         joined = self.compacted < self.compacted_next and self.queue_begin <= self.compacted_next
         return min(self.compacted, self.queue_begin) if joined else self.queue_begin
+
+    def snapshot(self) -> ReadLog:
+        """Return a copy to read, which no later event of the run changes."""
+        return replace(self, entries=list(self.entries), stream=list(self.stream), moved=dict(self.moved))
 
     def leave_queue(self, before: int) -> None:
         """All before an offset has left the queue."""

@@ -9,7 +9,7 @@ delivered: see docs/adr/0013-one-identity-one-content.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from memq.format.blocks.columns import open_block
@@ -23,6 +23,14 @@ Fetch = Callable[[str, int, int], bytes]  # key, offset, length
 
 class FindingError(AssertionError):
     """What the log holds breaks a rule."""
+
+
+def object_bytes(objects: Mapping[str, bytes], key: str, offset: int, length: int) -> bytes:
+    """Return bytes of an object. Raises: FindingError."""
+    body = objects.get(key)
+    if body is None or offset + length > len(body):
+        raise FindingError(f"object '{key}' has no bytes {offset}+{length}: pointer before object")
+    return body[offset : offset + length]
 
 
 @dataclass(frozen=True, slots=True)

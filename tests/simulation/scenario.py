@@ -234,9 +234,7 @@ class Scenario:
     def _check_restore(self) -> None:
         """Let all pointers be lost, and restore them: what lies in compacted parts, too, and each record once."""
         cluster = self.cluster
-        rules = RestoreRules(
-            CLUSTER, cluster.topic, cluster.objects, self.checker.logs, self.checker.fetch, self.world.fail
-        )
+        rules = RestoreRules(CLUSTER, cluster.topic, cluster.objects, self.checker.logs, self.world.fail)
         node = cluster.cloud.node
         work = node.loop.create_task(rules.check(node.clock, self.world.random("restore")))
         self.world.run(AUDIT_S, done=work.done)
