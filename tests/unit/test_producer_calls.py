@@ -100,6 +100,40 @@ def test_the_blocking_face(server: Server, seed: int, partitions: int) -> None:
     check(sent, server.broker, partitions)
 
 
+def test_a_subclass_that_extends_send_sends_records_of_every_kind(server: Server) -> None:
+    class Counting(Producer):
+        calls = 0
+
+        def send(self, *args: Any, **fields: Any) -> Delivery:
+            self.calls += 1
+            return super().send(*args, **fields)
+
+    server.broker.topics["clicks"] = toy_topic(partitions=3)
+    sent = rows(5, 3)
+    with Counting(server.broker.address, block_bytes=8_192, codec="none", audit=False) as producer:
+        for row in sent:
+            producer.send("clicks", **row)
+    assert producer.calls == len(sent)
+    check(sent, server.broker, 3)
+
+
+def test_a_wrapper_in_the_place_of_send_sees_each_record(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As tracing libraries put one there, and `unittest.mock.patch`: before the producer is made."""
+    own, seen = Producer.send, []
+
+    def wrapper(producer: Producer, *args: Any, **fields: Any) -> Delivery:
+        seen.append(fields["value"])
+        return own(producer, *args, **fields)
+
+    monkeypatch.setattr(Producer, "send", wrapper)
+    sent = rows(6, 1)
+    with Producer(server.broker.address, block_bytes=8_192, codec="none", audit=False) as producer:
+        for row in sent:
+            producer.send("clicks", **row)
+    assert seen == [row["value"] for row in sent]
+    check(sent, server.broker, 1)
+
+
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_the_asyncio_face(seed: int, partitions: int) -> None:

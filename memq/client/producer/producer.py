@@ -221,14 +221,15 @@ class Producer(BaseProducer, BlockingClient):
                             return cast(Delivery, late)
             except (AttributeError, KeyError, TypeError, ValueError):  # the path is closed, or the topic has no hash
                 pass
-            if type(key) is bytes:
-                delivery = self._put_keyed(topic, value, key, timestamp_ms)
+            if type(key) is bytes or native is not None:  # the compiled way takes also records without a key
+                delivery = self._put_keyed(topic, value, key, timestamp_ms)  # type: ignore[arg-type]  # None only there
                 if delivery is not None:
                     return delivery  # type: ignore[return-value]  # as above; a cast would cost 40 ns
         return self._send_slowly(topic, value, key, headers, timestamp_ms, tag, partition)
 
     def _use_compiled(self) -> None:
-        if type(self).send is Producer.send:  # else it is a subclass's, which calls this class's
+        self._put_keyed = native.Sender(self._buffer.lanes, None).put
+        if type(self).send is _send:  # else it is a subclass's or a mock, which may call this class's
             self.send = native.Sender(self._buffer.lanes, self._send_slowly).send  # type: ignore[method-assign]
 
     def _send_slowly(
@@ -364,6 +365,9 @@ class Producer(BaseProducer, BlockingClient):
             finally:
                 buffer.waiting -= 1
         return deadline_s
+
+
+_send = Producer.send  # as it is here: a program may put a mock or a wrapper in its place
 
 
 class AsyncProducer(BaseProducer, AsyncClosing):
