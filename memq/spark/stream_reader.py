@@ -54,7 +54,7 @@ class StreamReport:
     """The driver's reports to the audit: its checkpoint at the start, and the progress since.
 
     Spark asks for records after an offset once all before it are processed and in its checkpoint. So those are reported
-    as processed. The tasks report the records (`task_report`); the auditor judges tasks that reported nothing.
+    as processed. The tasks report the records (`TaskReport`); the auditor judges tasks that reported nothing.
     """
 
     def __init__(self, name: str, pool: LinkPool, topics: Mapping[str, TopicPlace], runtime: Runtime) -> None:

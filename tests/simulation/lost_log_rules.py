@@ -33,11 +33,11 @@ class OneTopic:
         self._topic = topic
 
     async def topics(self) -> Sequence[Topic]:
-        """See `memq.broker.upkeep.sweep.Topics`."""
+        """See `memq.broker.upkeep.sweep.TopicDirectory`."""
         return [self._topic]
 
     async def assignments(self) -> Sequence[Assignment]:
-        """See `memq.broker.upkeep.sweep.Topics`."""
+        """See `memq.broker.upkeep.sweep.TopicDirectory`."""
         return [
             Assignment(topic_id=self._topic.id, partition=each.partition, epoch=1) for each in self._topic.partitions
         ]
