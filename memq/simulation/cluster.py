@@ -97,7 +97,7 @@ class SimCluster:
         self.brokers = [f"broker-{number}" for number in range(shape.brokers)]
         self.rounds = dict.fromkeys(self.brokers, 0)  # finished runs of retention and sweep, by broker
         self.counters: list[Counters] = []  # of each life of a broker
-        self.live: dict[str, Broker] = {}  # the last life of each broker that has started
+        self.live: dict[str, Broker] = {}  # the last life of each broker, once it has started
         self._stops: dict[str, asyncio.Event] = {}
         self._seen_s: dict[str, float] = {}
         self._entries: dict[str, BrokerEntry] = {}
@@ -154,6 +154,8 @@ class SimCluster:
 
     def start_broker(self, name: str) -> SimNode:
         """Start a broker, for the first time or again."""
+        self.live.pop(name, None)
+        self._stops[name] = asyncio.Event()
         return self.spawn(name, self._broker_main)
 
     async def _broker_main(self, node: SimNode, runtime: Runtime, doors: Doors) -> None:
@@ -174,7 +176,7 @@ class SimCluster:
             audit_interval_ms=self.shape.audit_interval_ms,
             audit_partitions=2,
         )
-        stop = self._stops[node.name] = asyncio.Event()
+        stop = self._stops[node.name]
         broker = await self._started(settings, runtime, doors)
         house = asyncio.create_task(self._keep_house(broker), name="house") if self.shape.housekeeping_s else None
         ended = [asyncio.create_task(broker.failed.wait()), asyncio.create_task(stop.wait())]
@@ -230,6 +232,17 @@ class SimCluster:
         if name in self._stops and self.world.nodes[name].alive:
             self.world.trace.event(self.world.now, "stop", name)
             self.world.nodes[name].loop.call_soon(self._stops[name].set)
+
+    def is_at_rest(self) -> bool:
+        """Whether all brokers serve, none leaves, and none holds records of the topic for the log."""
+        return all(self._is_at_rest(name) for name in self.brokers)
+
+    def _is_at_rest(self, name: str) -> bool:
+        broker = self.live.get(name)
+        if broker is None or not self.world.nodes[name].alive or self._stops[name].is_set():
+            return False
+        rings = [each.ring for each in broker.partitions.at_work() if each.topic.id == TOPIC_ID]
+        return not any(map(len, rings)) and not len(broker.partitions.forwarder) and not broker.replay.at_work
 
     def addresses(self) -> list[Address]:
         """Return the addresses of the brokers."""

@@ -18,6 +18,7 @@ from tests.simulation.live_replay import LATER_MS
 from tests.simulation.live_rules import LiveRules
 from tests.simulation.plan import Plan
 
+RESTS_S_MAX = 300.0  # a drain hands over for 30 s, then uploads a ring; a call that hung in bad weather lasts 40 s
 READS_S_MAX = 120.0
 POLL_S = 1.0
 JUDGES_S = 12.0  # a log that nobody reports about is read each fifth round
@@ -50,7 +51,14 @@ class AuditorLife:
         self._cluster.spawn(LIVE_AUDITOR, main)
 
     def wait(self) -> None:
-        """Let the auditor read all, and wait for nothing any more."""
+        """Let the auditor read all, and wait for nothing any more.
+
+        First each broker serves again, and the queue has all that it held: the play assumes both. Of a broker that
+        leaves and refuses connections the auditor rightly says that it may hold what is missing.
+        """
+        self._world.run(RESTS_S_MAX, done=self._cluster.is_at_rest, poll_s=POLL_S)
+        if not self._cluster.is_at_rest():
+            self._world.fail(f"the brokers do not come to rest within {RESTS_S_MAX:g} s in a healed world")
         node = self._world.nodes[LIVE_AUDITOR]
         if not node.alive:
             self.start()
