@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ from memq.client.producer.open_block import PendingBlock
 from memq.client.producer.send_buffer import ASIDE_BYTES_MIN, BLOCK_COST_BYTES, FIRST_LIMIT_BYTES
 from memq.errors import BufferFullError, ClosedError, InvalidRequestError, TooLargeError
 from memq.format.blocks.builder import BlockBuilder
-from memq.format.blocks.columns import BlockReader
+from memq.format.blocks.columns import BlockReader, open_block
 from memq.limits import KIB, TIME_MS_END
 from memq.topic import Topic, TopicSettings, slot_of_key
 from tests.unit.producer_parts import Hands
@@ -407,6 +408,33 @@ def test_a_slot_that_moves_takes_its_order_along(before: int, after: int, gains:
     assert len(hands.buffer.take_ready(homes[1 - gains])) == 1
     hands.buffer.release(early[1 - gains][0])
     assert len(hands.buffer.take_ready(homes[gains])) == 1
+
+
+def test_a_key_that_is_sent_at_once_by_the_new_map_waits_for_its_older_records() -> None:
+    class Lanes(dict[str, Any]):
+        """Calls back when a lane is there: what a thread may do that sends all the time."""
+
+        def __setitem__(self, topic: str, lane: Any) -> None:
+            super().__setitem__(topic, lane)
+            sent.append(hands.put_fast(b"new", key, None))
+
+    hands = Hands(2)
+    hands.route = hands.buffer.add_route(cut_at(20_000))
+    key = next(key for key in (b"%d" % number for number in range(1_000)) if 10_000 < slot_of_key(key) < 20_000)
+    other = next(key for key in (b"%d" % number for number in range(1_000)) if slot_of_key(key) > 20_000)
+    hands.send(b"old", key)
+    hands.send(b"of the gaining partition", other)
+    sent: list[object] = []
+    hands.buffer.lanes = Lanes(hands.buffer.lanes)
+    hands.route = hands.buffer.add_route(cut_at(10_000))
+    if sent == [None]:
+        hands.send(b"new", key)
+    before, gains = hands.buffer.buffers()
+    hands.buffer.seal_open(gains)
+    for pending in hands.buffer.take_ready(gains):
+        assert b"new" not in open_block(pending.data).values(), "its older record is not even sent"
+    hands.buffer.release(hands.buffer.take_ready(before)[0])
+    assert [open_block(pending.data).values() for pending in hands.buffer.take_ready(gains)] == [[b"new"]]
 
 
 # ---- sealing -------------------------------------------------------------------------------------

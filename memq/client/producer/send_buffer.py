@@ -92,12 +92,13 @@ class SendBuffer:
             known = self._routes.get(topic.name)
             if known is not None and known.topic == topic:
                 return known
+            self._set_lane(topic.name, None)
             route = self._routes[topic.name] = self._new_route(topic)
-            self._set_lane(topic.name, route.lane)
             if known is not None:
                 known.current = False
                 if known.topic.id == topic.id:
                     self._order_moved_slots(known, route, cut)
+            self._set_lane(topic.name, route.lane)  # last: what comes by it must find the gates
         self.seal(cut)
         return route
 
