@@ -16,7 +16,7 @@ from memq.client.producer.send_buffer import ASIDE_BYTES_MIN, BLOCK_COST_BYTES, 
 from memq.errors import BufferFullError, ClosedError, InvalidRequestError, TooLargeError
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.columns import BlockReader, open_block
-from memq.limits import KIB, TIME_MS_END
+from memq.limits import BLOCK_RAW_BYTES_MAX, KIB, TIME_MS_END
 from memq.topic import Topic, TopicSettings, slot_of_key
 from tests.unit.producer_parts import Hands
 from tests.unit.toy_broker import toy_topic
@@ -131,6 +131,25 @@ def test_records_with_keys_leave_those_without_where_they_are() -> None:
     hands.collect()
     homes = {number for number, readers in hands.sealed.items() for each in readers if b"plain" in each.values()}
     assert len(homes) == 1
+
+
+@pytest.mark.parametrize("shape", ["plain", "keyed", "timed", "full"])
+@pytest.mark.parametrize("many", [False, True])
+def test_the_largest_record_leaves_those_behind_it_to_another_block(shape: str, many: bool) -> None:
+    """At the bound of the format, one record more would make the whole block invalid."""
+    bound = BLOCK_RAW_BYTES_MAX - 64
+    hands = Hands(record_bytes_max=bound)
+    for number, (value, key, headers, timestamp_ms, tag) in enumerate(rows(random.Random(3), shape, 20)):
+        if number == 0:
+            value = bytes(bound - len(key or b"") - 2_000 * (shape == "full"))
+        if many:
+            times = None if timestamp_ms is None else [timestamp_ms]
+            columns = check_many([value], None if key is None else [key], times, tag)
+            assert hands.buffer.put_many(hands.route, columns, []) is None
+        else:
+            put(hands, (value, key, headers, timestamp_ms, tag))
+    assert [reader.count for reader in hands.collect()[0]] == [1, 19]
+    assert hands.buffer.pending_bytes == 0
 
 
 def test_a_tag_for_many_is_on_each() -> None:

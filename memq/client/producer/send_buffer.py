@@ -385,7 +385,8 @@ class SendBuffer:
                 return block
             cut.append(self._cut(block))
         most = self._settings.block_bytes
-        limit = max(size + KIB, min(most, max(FIRST_LIMIT_BYTES, wish + KIB)))
+        # A larger record gets a block of its own: it may be as large as the format allows.
+        limit = size if size > most else max(size + KIB, min(most, max(FIRST_LIMIT_BYTES, wish + KIB)))
         if self.pending_bytes + buffer.first_limit <= self._settings.pending_bytes_max // 2:
             limit = max(limit, buffer.first_limit)
         self._claim(limit + buffer.front_bytes(limit) + BLOCK_COST_BYTES)
@@ -417,7 +418,7 @@ class SendBuffer:
     def _grow(self, block: OpenBlock, needed: int, wished: int) -> bool:
         """Double the block's limit until it suffices. False when it would exceed block_bytes: it is full."""
         most = self._settings.block_bytes
-        if needed <= block.limit:
+        if needed <= block.limit <= most + KIB:
             return True
         if needed > most:
             return False
