@@ -100,6 +100,16 @@ def test_the_blocking_face(server: Server, seed: int, partitions: int) -> None:
     check(sent, server.broker, partitions)
 
 
+@pytest.mark.parametrize("wrong", [1_000.5, True, "1000"])
+def test_a_time_of_another_type_is_refused_and_spoils_no_block(server: Server, wrong: Any) -> None:
+    with Producer(server.broker.address, linger_ms=1_000, codec="none", audit=False) as producer:
+        for _ in range(3):  # also while records with times go the fast way
+            producer.send("clicks", b"v", b"k", timestamp_ms=1_000)
+            with pytest.raises(TypeError, match=f"timestamp_ms must be int, not {type(wrong).__name__}"):
+                producer.send("clicks", b"v", b"k", timestamp_ms=wrong)
+    assert [reader.count for reader in server.broker.readers("clicks", 0)] == [3]
+
+
 def test_a_subclass_that_extends_send_sends_records_of_every_kind(server: Server) -> None:
     class Counting(Producer):
         calls = 0

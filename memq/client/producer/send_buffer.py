@@ -179,7 +179,7 @@ class SendBuffer:
                 return None
         else:
             row = (value, key, timestamp_ms)
-            if rows.shape != TIMED or not _TIME_MS_LEAST < timestamp_ms < TIME_MS_END:
+            if rows.shape != TIMED or type(timestamp_ms) is not int or not _TIME_MS_LEAST < timestamp_ms < TIME_MS_END:
                 return None
         room = rows.room - (len(value) + len(key) + rows.row_cost)
         if room < 0:
