@@ -1,7 +1,7 @@
 //! The records of an open block, and the fast path of a record from `send` into it.
 use crate::block::{Codec, Columns, Origin, Sealed, Shape, RAW_BYTES_MAX, RECORDS_MAX, TIME_MS_END};
 use crate::gil_cell::GilCell;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::ffi;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -423,8 +423,9 @@ impl Sender {
     }
 
     /// Add a plain record to the open block of its partition, and return the block's delivery; None if the record is
-    /// not plain, or no block is open for it.
+    /// not plain, or no block is open for it. Raises: what is no Exception, like KeyboardInterrupt, from a topic's hash.
     #[pyo3(signature = (topic, value, key = None, timestamp_ms = None))]
+    #[inline(always)]
     fn put(
         &self,
         py: Python<'_>,
@@ -432,25 +433,15 @@ impl Sender {
         value: &Bound<PyAny>,
         key: Option<&Bound<PyAny>>,
         timestamp_ms: Option<&Bound<PyAny>>,
-    ) -> Option<Py<PyAny>> {
-        let value = value.cast_exact::<PyBytes>().ok()?.as_bytes();
-        let lane = self.lanes.bind(py).get_item(topic).ok()??;
-        let lane = lane.cast_exact::<Lane>().ok()?.get();
-        let Some(key) = key else {
-            if timestamp_ms.is_some() {
-                return None;
-            }
-            let rows = lane.keyless.rows(py)?;
-            return rows.get().add(py, value, b"", 0).then(|| rows.get().delivery.clone_ref(py));
+    ) -> PyResult<Option<Py<PyAny>>> {
+        let Ok(value) = value.cast_exact::<PyBytes>() else {
+            return Ok(None);
         };
-        let key = key.cast_exact::<PyBytes>().ok()?.as_bytes();
-        let rows = lane.slot_of(key).get().rows(py)?;
-        let rows = rows.get();
-        let (shape, time) = match timestamp_ms {
-            None => (Shape::Keyed, 0),
-            Some(time) => (Shape::Timed, timestamp_of(time)?),
-        };
-        (rows.shape == shape && rows.add(py, value, key, time)).then(|| rows.delivery.clone_ref(py))
+        match self.lanes.bind(py).get_item(topic) {
+            Ok(Some(lane)) => Ok(add_by(&lane, value.as_bytes(), key, timestamp_ms)),
+            Err(error) if !error.is_instance_of::<PyException>(py) => Err(error),
+            _ => Ok(None),
+        }
     }
 
     /// Put a record into the open block of its partition and return the block's delivery. See `memq.Producer.send`.
@@ -468,7 +459,7 @@ impl Sender {
         partition: Option<&Bound<PyAny>>,
     ) -> PyResult<Py<PyAny>> {
         if headers.is_none() && tag.is_none() && partition.is_none() {
-            if let Some(delivery) = self.put(py, topic, value, key, timestamp_ms) {
+            if let Some(delivery) = self.put(py, topic, value, key, timestamp_ms)? {
                 return Ok(delivery);
             }
         }
@@ -479,6 +470,33 @@ impl Sender {
         visit.call(&self.lanes)?;
         visit.call(&self.slow)
     }
+}
+
+/// Add a record by a lane, if it is plain and a block is open for it.
+#[inline(always)]
+fn add_by(
+    lane: &Bound<PyAny>,
+    value: &[u8],
+    key: Option<&Bound<PyAny>>,
+    timestamp_ms: Option<&Bound<PyAny>>,
+) -> Option<Py<PyAny>> {
+    let py = lane.py();
+    let lane = lane.cast_exact::<Lane>().ok()?.get();
+    let Some(key) = key else {
+        if timestamp_ms.is_some() {
+            return None;
+        }
+        let rows = lane.keyless.rows(py)?;
+        return rows.get().add(py, value, b"", 0).then(|| rows.get().delivery.clone_ref(py));
+    };
+    let key = key.cast_exact::<PyBytes>().ok()?.as_bytes();
+    let rows = lane.slot_of(key).get().rows(py)?;
+    let rows = rows.get();
+    let (shape, time) = match timestamp_ms {
+        None => (Shape::Keyed, 0),
+        Some(time) => (Shape::Timed, timestamp_of(time)?),
+    };
+    (rows.shape == shape && rows.add(py, value, key, time)).then(|| rows.delivery.clone_ref(py))
 }
 
 fn to_list<'py>(cells: &Bound<'py, PySequence>) -> PyResult<Bound<'py, PyList>> {

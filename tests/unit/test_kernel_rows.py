@@ -235,3 +235,16 @@ def test_records_that_are_not_plain_take_the_slow_path_as_they_were_given() -> N
         send("t")
     with pytest.raises(TypeError, match="colour"):
         send("t", b"v", colour=1)
+
+
+def test_an_interrupt_while_a_topic_is_looked_up_is_not_lost() -> None:
+    class Topic(str):
+        def __hash__(self) -> int:
+            raise error
+
+    send = native.Sender({}, lambda *args: "slow").send
+    error: BaseException = ValueError("no hash")
+    assert send(Topic("t"), b"v") == "slow"
+    error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        send(Topic("t"), b"v")
