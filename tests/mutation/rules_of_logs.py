@@ -45,8 +45,8 @@ LOG_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         RETENTION,
         "an object goes although a younger pointer names it",
-        "if key not in kept)",
-        "if key)",
+        "for key in keys_of(pointer) if key not in kept",
+        "for key in keys_of(pointer)",
     ),
     (
         RETENTION,
