@@ -64,7 +64,11 @@ def held_for_next_owner(cluster: CheckedCluster) -> int:
 def test_the_auditor_is_judged_when_a_broker_that_left_answers_again() -> None:
     with audited_cluster() as (cluster, auditor):
         world, name = cluster.world, cluster.brokers[0]
-        world.nodes[name].at_death(lambda: world.schedule(AWAY_S, lambda: cluster.start_broker(name)))
+
+        def start_again() -> None:
+            cluster.start_broker(name)
+
+        world.nodes[name].at_death(lambda: world.schedule(AWAY_S, start_again))
         cluster.stop_broker(name)
         world.run(1.0)
         offset_ms = world.nodes[LIVE_AUDITOR].clock.offset_ms
@@ -87,7 +91,8 @@ def test_brokers_rest_when_the_log_has_what_one_of_them_held_for_the_next_owner(
     with audited_cluster() as (cluster, _auditor):
         world = cluster.world
         send(cluster, "sender")
-        cluster.switch.cut(*cluster.brokers, CUT_S)
+        one, other = cluster.brokers
+        cluster.switch.cut(one, other, CUT_S)
         cluster.move(0, seize=True)
         world.run(2.0)  # until clients learn that
         send(cluster, "late-sender")
