@@ -26,6 +26,7 @@ from memq.errors import (
 )
 from memq.format.blocks.columns import BlockReader, open_block
 from memq.protocol.frames import Api, Frame
+from memq.runtime.clock import Clock, SystemClock
 from memq.runtime.runtime import Runtime
 from memq.topic import TopicSettings
 from tests.stepped_time import stepped_runtime
@@ -35,11 +36,13 @@ from tests.unit.toy_broker import ToyBroker, ToyConnection, toy_topic
 class Hands:
     """A buffer, and what the I/O side would do with it."""
 
-    def __init__(self, partitions: int = 1, record_bytes_max: int = 1 << 20, **settings: int) -> None:
+    def __init__(
+        self, partitions: int = 1, record_bytes_max: int = 1 << 20, clock: Clock | None = None, **settings: int
+    ) -> None:
         self.wakes = 0
         self.rooms = 0
         self.settings = ProducerSettings(codec="none", **settings)  # type: ignore[arg-type]
-        runtime = Runtime(random=random.Random(7))
+        runtime = Runtime(clock=clock or SystemClock(), random=random.Random(7))
         self.buffer = SendBuffer(self.settings, runtime, 5, Delivery, self.wake, self.room)
         topic = toy_topic(partitions=partitions, settings=TopicSettings(record_bytes_max=record_bytes_max))
         self.route: Route = self.buffer.add_route(topic)

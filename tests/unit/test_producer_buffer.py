@@ -21,6 +21,7 @@ from memq.client.producer.send_buffer import BLOCK_COST_BYTES
 from memq.errors import BufferFullError, ClosedError, InvalidRequestError, TooLargeError
 from memq.format.blocks.columns import BlockReader, open_block
 from memq.kernel import rows as python_rows
+from memq.runtime.clock import SystemClock
 from memq.topic import slot_of_key
 from tests.unit.producer_parts import Hands
 from tests.unit.toy_broker import toy_topic
@@ -376,6 +377,29 @@ def test_a_block_that_cannot_be_sealed_fails_alone() -> None:
     hands.buffer.seal_open(partition)
     (following,) = hands.buffer.take_ready(partition)
     assert (following.error, following.first) == (None, 1)
+
+
+def test_an_interrupt_in_a_seal_fails_that_block_and_keeps_the_others_from_waiting() -> None:
+    class Interrupted(SystemClock):
+        times = 0
+
+        def wall_ms(self) -> int:  # the seal asks for it
+            self.times += 1
+            if self.times == 1:
+                raise KeyboardInterrupt
+            return super().wall_ms()
+
+    hands = Hands(2, clock=Interrupted())
+    for partition in (0, 1):
+        hands.buffer.put(hands.route, check_fields(b"v"), partition)
+    with pytest.raises(KeyboardInterrupt):
+        hands.buffer.add_route(toy_topic(partitions=3))  # ends both blocks
+    first, second = (hands.buffer.take_ready(partition)[0] for partition in hands.buffer.buffers()[:2])
+    assert "interrupted" in str(first.error)
+    assert second.error is None
+    for pending in (first, second):
+        hands.buffer.release(pending)
+    assert hands.buffer.pending_bytes == 0
 
 
 def test_a_refused_first_record_leaves_no_block_that_nobody_looks_at() -> None:

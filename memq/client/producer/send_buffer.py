@@ -464,9 +464,13 @@ class SendBuffer:
 
         A large one goes aside when a thread there is idle, and the caller fills the next one meanwhile.
         """
-        for pending in cut:
-            if self.aside is None or pending.claimed < ASIDE_BYTES_MIN or not self.aside(self._seal, pending):
-                self._seal(pending)
+        for number, pending in enumerate(cut):
+            try:
+                if self.aside is None or pending.claimed < ASIDE_BYTES_MIN or not self.aside(self._seal, pending):
+                    self._seal(pending)
+            except BaseException:  # Ctrl-C in the caller's thread: the others do not wait for ever
+                self.seal(cut[number + 1 :])
+                raise
 
     def _seal(self, pending: PendingBlock) -> None:
         held = 0
@@ -490,12 +494,16 @@ class SendBuffer:
                 f"block of {pending.next - pending.first} records can't be sealed: {error!r}"
             )
             pending.error.__cause__ = error
-        with self.lock:
-            self.pending_bytes += held - pending.claimed
-            pending.claimed = held
-            pending.ready = True
-            self._mark_dirty(pending.home)
-            self._wake_waiting()
+        except BaseException as error:
+            pending.error = InvalidRequestError(f"the seal of a block was interrupted: {error!r}")
+            raise
+        finally:
+            with self.lock:
+                self.pending_bytes += held - pending.claimed
+                pending.claimed = held
+                pending.ready = True
+                self._mark_dirty(pending.home)
+                self._wake_waiting()
 
     # ---- the I/O side ------------------------------------------------------------------------
 
