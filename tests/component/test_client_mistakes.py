@@ -392,15 +392,19 @@ def test_an_admin_waits_for_a_broker_that_comes_up() -> None:
 def test_a_producer_of_aio_that_is_not_closed_warns_that_records_may_be_lost(
     flushes: bool, recwarn: pytest.WarningsRecorder
 ) -> None:
-    async def send(address: str) -> None:
-        producer = memq.aio.Producer(address)
+    async def send(cluster: Cluster) -> None:
+        producer = memq.aio.Producer(cluster.address)
+        await producer.send("clicks", b"0")
+        await producer.flush()
+        if not flushes:
+            cluster.stop_broker()  # else it may ack the records while the loop ends
         for value in (b"1", b"2", b"3"):
             await producer.send("clicks", value)
         if flushes:
             await producer.flush()
 
     with Cluster() as cluster:
-        asyncio.run(send(cluster.address))
+        asyncio.run(send(cluster))
         gc.collect()
     warned = [str(each.message) for each in recwarn if each.category is RuntimeWarning]
     assert len(warned) == (0 if flushes else 1)
