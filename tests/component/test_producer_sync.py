@@ -7,6 +7,7 @@ import copy
 import gc
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
@@ -271,6 +272,37 @@ def test_a_child_must_not_use_what_its_parent_made(server: Server) -> None:
     producer.send("clicks", b"parent again").result(20)
     producer.close()
     assert sorted(value or b"" for value in server.broker.values()) == [b"child's own", b"parent", b"parent again"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_fork_while_threads_send_does_not_hang_the_child(server: Server) -> None:
+    """A thread may have got the producer's lock at this moment and not yet run."""
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.is_set():
+            producer.send("clicks", b"v", partition=0)
+
+    with Producer(server.broker.address, codec="none", block_bytes=4_096, pending_bytes_max=1 << 20) as producer:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        hung = 0
+        for _ in range(5):
+            producer.send("clicks", b"v").result(20)
+            read_end, write_end = os.pipe()
+            child = os.fork()
+            if child == 0:
+                os._exit(0)
+            os.close(write_end)
+            hung += not select.select([read_end], [], [], 20)[0]  # the pipe ends with the child
+            os.close(read_end)
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        ended.set()
+        for thread in threads:
+            thread.join()
+    assert hung == 0
 
 
 @pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])

@@ -128,11 +128,14 @@ class _ProducerBackground(Background[ProducerCore]):
         super().__init__("producer", core)
 
     def forked(self) -> None:
-        """See `SyncClient.forked`. The lock may be held by a thread that the child does not have."""
+        """See `SyncClient.forked`. The lock may be held by a thread that the child does not have.
+
+        `locked` does not say so of a thread that has just got it and waits for the GIL. So the child gets a new one.
+        """
         super().forked()
         buffer = self.core.buffer
-        if buffer.lock.locked():
-            buffer.lock.release()
+        buffer.lock = threading.Lock()
+        self.room = threading.Condition(buffer.lock)
         buffer.waiting = 0
         buffer.refuse(forked_error("producer"))
 
