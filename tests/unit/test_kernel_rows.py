@@ -20,6 +20,7 @@ from memq.format.blocks.columns import open_block
 from memq.format.blocks.header import CODECS, parse_header
 from memq.kernel.rows import KEYED, PLAIN, TIMED, Rows
 from memq.limits import BLOCK_RAW_BYTES_MAX, BLOCK_RECORDS_MAX, MIB, TIME_MS_END
+from memq.topic import slot_of_key
 from tests.unit.producer_parts import Hands
 
 pytestmark = pytest.mark.skipif(native is None, reason="memq-native is not installed, or MEMQ_NATIVE switches it off")
@@ -248,3 +249,60 @@ def test_an_interrupt_while_a_topic_is_looked_up_is_not_lost() -> None:
     assert send(Topic(), b"v") == "slow"
     with pytest.raises(KeyboardInterrupt):
         send(Topic(), b"v")
+
+
+@pytest.mark.parametrize("shape", [PLAIN, KEYED])
+def test_rows_are_full_at_exactly_the_bounds_of_the_format(shape: int) -> None:
+    key = b"" if shape == KEYED else None
+    slot = native.Slot()
+    lane = native.Lane([0], [slot])
+    put = native.Sender({"t": lane}, None).put
+    rows = slot.rows = native.Rows(shape, BLOCK_RAW_BYTES_MAX, "delivery")
+    lane.keyless = rows if shape == PLAIN else None
+    count = BLOCK_RECORDS_MAX - 1
+    assert not rows.extend(*columns_of([(b"", key, None)] * (BLOCK_RECORDS_MAX + 1), shape))
+    assert rows.extend(*columns_of([(b"", key, None)] * count, shape))
+    assert put("t", b"", key) == "delivery"
+    assert put("t", b"", key) is None
+    assert not rows.append(b"", key, None, 0)
+    assert not rows.extend(*columns_of([(b"", key, None)], shape))
+    assert rows.count == BLOCK_RECORDS_MAX
+    rest = BLOCK_RAW_BYTES_MAX - 16 - rows.row_cost
+    for size, fits in ((rest, True), (rest + 1, False)):
+        assert native.Rows(shape, 100, None).append(bytes(size), key, None, size) is fits
+        assert native.Rows(shape, 100, None).extend(*columns_of([(bytes(size), key, None)], shape), size) is fits
+    with pytest.raises(ValueError, match="limit"):
+        rows.grow(1 << 40)
+
+
+def test_closed_rows_and_ended_lanes_take_no_record() -> None:
+    slot = native.Slot()
+    lane = native.Lane([0], [slot])
+    put = native.Sender({"t": lane}, None).put
+    slot.rows, lane.keyless = native.Rows(KEYED, 1_000, "keyed"), native.Rows(PLAIN, 1_000, "plain")
+    assert (put("t", b"v", b"k"), put("t", b"v")) == ("keyed", "plain")
+    rows = lane.keyless
+    lane.end()
+    assert put("t", b"v") is None
+    slot.rows.close()
+    assert put("t", b"v", b"k") is None
+    assert (slot.rows.count, rows.count) == (1, 1)
+
+
+def test_a_key_at_the_first_slot_of_a_partition_goes_there() -> None:
+    first = slot_of_key(b"k")
+    slots = [native.Slot() for _ in range(3)]
+    for number, slot in enumerate(slots):
+        slot.rows = native.Rows(KEYED, 1_000, number)
+    for firsts, home in (([0, first, first + 1], 1), ([0, first - 1, first], 2), ([0, first + 1, first + 2], 0)):
+        assert native.Sender({"t": native.Lane(firsts, slots)}, None).put("t", b"v", b"k") == home
+
+
+def test_a_sealed_block_says_what_memory_it_holds_and_gives_the_rest_back() -> None:
+    full, small = native.Rows(PLAIN, 1_000, None, 200), native.Rows(PLAIN, 1 * MIB, None, 200)
+    for rows, size in ((full, 900), (small, 10)):
+        assert rows.append(bytes(size), None, None, size)
+    block, memory_bytes = seal(full, "none")
+    assert memory_bytes >= len(block) + 200, "the room that the columns did not need"
+    block, memory_bytes = seal(small, "none")
+    assert memory_bytes < 1_000
