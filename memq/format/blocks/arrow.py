@@ -57,7 +57,7 @@ class Ends(NamedTuple):
 _NO_ENDS = Ends(_ZERO, 0)
 
 
-class Rows(NamedTuple):
+class ArrowRows(NamedTuple):
     """Some records of one block, in columns. A column that no record has is None.
 
     `timestamps` is a number when all records have the same time.
@@ -71,7 +71,7 @@ class Rows(NamedTuple):
     tags: pa.Array | None
 
 
-def block_rows(reader: BlockReader, low: int = 0, high: int | None = None) -> Rows:
+def block_rows(reader: BlockReader, low: int = 0, high: int | None = None) -> ArrowRows:
     """Return the records `low` up to, not with, `high` of a block; they keep the block's bytes alive.
 
     Values and keys are not copied. Timestamps are copied when their address is not a multiple of 8, which some
@@ -90,14 +90,14 @@ def block_rows(reader: BlockReader, low: int = 0, high: int | None = None) -> Ro
     if flags & header.HEADERS:
         headers = columns.headers(columns.bytes_array(header_at, header_ends, header_present))
     times = columns.timestamps() if flags & header.TIMESTAMP else reader.header.base_ms
-    rows = Rows(count, values, keys, headers, times, columns.tags() if flags & header.TAG else None)
+    rows = ArrowRows(count, values, keys, headers, times, columns.tags() if flags & header.TAG else None)
     if high is None or high - low == count:
         return rows
     cut = [column.slice(low, high - low) if isinstance(column, pa.Array) else column for column in rows[1:]]
-    return Rows(high - low, *cut)
+    return ArrowRows(high - low, *cut)
 
 
-def table(blocks: Sequence[Rows]) -> pa.Table:
+def table(blocks: Sequence[ArrowRows]) -> pa.Table:
     """Return the records of blocks that follow on each other as one table of `SCHEMA`.
 
     Values have a chunk per block. Adjacent blocks that lack a column share one absent chunk: a chunk for each block

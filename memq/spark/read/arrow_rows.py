@@ -23,7 +23,7 @@ import pyarrow.json
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from memq.errors import InvalidRequestError, InvalidSettingError, MemqError
-from memq.format.blocks.arrow import Rows, block_rows
+from memq.format.blocks.arrow import ArrowRows, block_rows
 from memq.format.blocks.columns import BlockReader
 from memq.format.blocks.header import BlockHeader
 from memq.spark.options import COLUMNS
@@ -141,7 +141,7 @@ class _Source(NamedTuple):
     place: BlockPlace
     header: BlockHeader
     low: int
-    rows: Rows
+    rows: ArrowRows
 
 
 def _repeated(value: object, kind: pyarrow.DataType, count: int) -> pyarrow.Array:
