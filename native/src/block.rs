@@ -4,12 +4,12 @@ use std::cell::RefCell;
 use zstd_safe::{CCtx, CParameter};
 
 pub const HEADER_BYTES: usize = 72;
-pub const CHECKED_FROM: usize = 8; // the checksum covers the block from here on
+pub const CHECKED_FROM: usize = 8; // the checksum covers the block from here to its end
 pub const MAGIC: [u8; 4] = *b"mqB1";
 pub const VERSION: u8 = 1;
 pub const RAW_BYTES_MAX: usize = 16 << 20;
 pub const RECORDS_MAX: usize = 1 << 20;
-pub const TIME_MS_END: i64 = 1 << 53;
+pub const TIME_MS_END: i64 = 1 << 53; // timestamps lie between -2^53 and 2^53 ms
 pub const KEY: u16 = 1;
 pub const TIMESTAMP: u16 = 2;
 pub const NULL_VALUES: u16 = 32;
@@ -351,10 +351,12 @@ fn compress(raw: &[u8], codec: Codec, write_head: impl FnOnce(&mut [u8], usize))
 mod tests {
     use super::*;
 
+    type Record<'a> = (Option<&'a [u8]>, &'a [u8], i64);
+
     const ORIGIN: Origin =
         Origin { producer_id: 5, producer_epoch: 2, first_sequence: 9, scope: 3, now_ms: 77, slots: (7, 70) };
 
-    fn columns(shape: Shape, limit: usize, front: usize, records: &[(Option<&[u8]>, &[u8], i64)]) -> Columns {
+    fn columns(shape: Shape, limit: usize, front: usize, records: &[Record]) -> Columns {
         let mut columns = Columns::new(shape, limit, front);
         for &(value, key, time) in records {
             columns.push(value, key, time);
@@ -371,8 +373,7 @@ mod tests {
 
     #[test]
     fn a_block_has_its_columns_in_order() {
-        let records: [(Option<&[u8]>, &[u8], i64); 3] =
-            [(Some(b"ab"), b"k", 5), (None, b"", 7), (Some(b""), b"long", 5)];
+        let records: [Record; 3] = [(Some(b"ab"), b"k", 5), (None, b"", 7), (Some(b""), b"long", 5)];
         for (limit, front) in [(16, 0), (1_000, 0), (1_000, 20), (1_000, 400)] {
             let block = raw(columns(Shape::Timed, limit, front, &records).seal(&ORIGIN, Codec::None));
             let mut expected = Vec::new();

@@ -1,10 +1,5 @@
 //! The fields of a block's header; `docs/formats.md` has the table. Nothing is checked here.
-
-pub const HEADER_BYTES: usize = 72;
-/// A block's checksum covers it from here to its end.
-pub const CHECKED_FROM: usize = 8;
-/// Timestamps lie between -2^53 and 2^53 ms.
-pub const TIME_MS_END: i64 = 1 << 53;
+pub use crate::block::{CHECKED_FROM, HEADER_BYTES, TIME_MS_END};
 const DELTA_SATURATED: u32 = u32::MAX;
 
 /// `N` bytes from `AT` on. The bound is checked when this is compiled.

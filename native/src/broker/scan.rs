@@ -1,5 +1,6 @@
 //! Finds sound blocks in received bytes.
 use super::header::{word, Header, CHECKED_FROM, HEADER_BYTES, TIME_MS_END};
+use crate::block::{Codec, KEY, MAGIC, RAW_BYTES_MAX, RECORDS_MAX, VERSION};
 use crate::buffer::View;
 use crate::checksums::crc32c;
 use pyo3::prelude::*;
@@ -7,14 +8,8 @@ use pyo3::types::PyList;
 
 pub const PREFIX_BYTES: usize = 16;
 const HEAD_BYTES: usize = PREFIX_BYTES + HEADER_BYTES;
-const MAGIC: u32 = u32::from_le_bytes(*b"mqB1");
-const VERSION: u8 = 1;
-const CODEC_LZ4: u8 = 2;
 const FLAGS_KNOWN: u16 = 127;
-const KEY: u16 = 1;
 const NULL_KEYS: u16 = 16;
-const RAW_BYTES_MAX: u64 = 16 << 20;
-const RECORDS_MAX: u64 = 1 << 20;
 
 /// The values that each frame of a stream has.
 #[derive(Clone, Copy, Debug)]
@@ -47,17 +42,17 @@ pub fn sound(data: &[u8], at: usize, stream: &Stream, next: u64) -> Option<(usiz
         && header.producer_id() == stream.producer_id
         && u64::from(header.producer_epoch()) == stream.producer_epoch
         && u64::from(header.scope()) == stream.scope
-        && header.magic() == MAGIC
+        && header.magic() == u32::from_le_bytes(MAGIC)
         && header.version() == VERSION
-        && header.codec() <= CODEC_LZ4
+        && header.codec() <= Codec::Lz4 as u8
         && header.flags() <= FLAGS_KNOWN
         && header.flags() & (NULL_KEYS | KEY) != NULL_KEYS
         && payload + HEADER_BYTES as u64 == u64::from(length)
         && (payload == raw || (payload < raw && header.codec() != 0))
         && 0 < count
-        && count <= RECORDS_MAX
+        && count <= RECORDS_MAX as u64
         && 4 * count <= raw
-        && raw <= RAW_BYTES_MAX
+        && raw <= RAW_BYTES_MAX as u64
         && -TIME_MS_END < header.base_ms()
         && header.base_ms() < TIME_MS_END
         && header.slot_first() <= header.slot_last()
