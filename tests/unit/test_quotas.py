@@ -166,11 +166,11 @@ def test_a_topics_limit_is_shared_by_the_partitions_that_are_owned() -> None:
 def test_a_client_that_comes_again_meets_its_debts() -> None:
     clock = ManualClock()
     book = Quotas(clock, ClientLimits(RatePerSecond(), {"loader": RatePerSecond("hard", bytes_s=10)}))
-    assert book.connect("somebody") == ()
+    assert book.connect("unlimited") == ()
     (limiter,) = book.connect("loader")
     limiter.take(1, 1_000)
     book.disconnect("loader")
-    book.disconnect("somebody")
+    book.disconnect("unlimited")
     assert book.connect("loader") == (limiter,)
 
 
