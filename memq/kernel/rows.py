@@ -116,8 +116,8 @@ class Rows:
         return None
 
 
-class Slot:
-    """Holds the rows of one partition's open block while records may be added to them; no hash slot."""
+class OpenRows:
+    """Holds the rows of one partition's open block while records may be added to them."""
 
     __slots__ = ("rows",)
 
@@ -128,16 +128,16 @@ class Slot:
 class Lane:
     """The lock-free path into the open blocks of one topic.
 
-    `firsts` are the first hash slots of the partitions, ascending; `slots` has the `Slot` of each. `keyless` are the
-    rows for records without a key; None: these need the lock. `current` is False once another lane has replaced this
-    one. A thread reads it after it has added a record.
+    `firsts` are the first hash slots of the partitions, ascending; `partitions` has the open rows of each. `keyless`
+    are the rows for records without a key; None: these need the lock. `current` is False once another lane has
+    replaced this one. A thread reads it after it has added a record.
     """
 
-    __slots__ = ("current", "firsts", "keyless", "slots")
+    __slots__ = ("current", "firsts", "keyless", "partitions")
 
-    def __init__(self, firsts: list[int], slots: list[Slot]) -> None:
+    def __init__(self, firsts: list[int], partitions: list[OpenRows]) -> None:
         self.firsts = firsts
-        self.slots = slots
+        self.partitions = partitions
         self.keyless: Rows | None = None
         self.current = True
 

@@ -10,16 +10,16 @@ mod rows;
 use pyo3::prelude::*;
 
 /// Changes with each signature of this module. `memq.kernel` compares it.
-const ABI: u32 = 1;
+const ABI: u32 = 2;
 
 #[pymodule]
 fn memq_native(module: &Bound<PyModule>) -> PyResult<()> {
     module.add("ABI", ABI)?;
     module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<rows::Rows>()?;
-    module.add_class::<rows::Slot>()?;
+    module.add_class::<rows::OpenRows>()?;
     module.add_class::<rows::Lane>()?;
-    module.add_class::<rows::Sender>()?;
+    module.add_class::<rows::SenderBase>()?;
     broker::register(module)?;
     Ok(())
 }

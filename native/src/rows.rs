@@ -4,8 +4,9 @@ use crate::gil_cell::GilCell;
 use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::ffi;
 use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyInt, PyList, PySequence};
+use pyo3::types::{PyBytes, PyDict, PyInt, PyList, PySequence, PyString, PyTuple};
 
 const ONCE_COST: i64 = 16; // bytes of raw for each block, as in memq/kernel/rows.py
 
@@ -329,14 +330,14 @@ impl Block {
     }
 }
 
-/// Holds the rows of one partition's open block while records may be added to them. This is no hash slot.
+/// Holds the rows of one partition's open block while records may be added to them.
 #[pyclass(frozen, module = "memq_native")]
-pub struct Slot {
+pub struct OpenRows {
     rows: GilCell<Option<Py<Rows>>>,
 }
 
 #[pymethods]
-impl Slot {
+impl OpenRows {
     #[new]
     fn new() -> Self {
         Self { rows: GilCell::new(None) }
@@ -361,19 +362,20 @@ impl Slot {
 #[pyclass(frozen, module = "memq_native")]
 pub struct Lane {
     firsts: Vec<u16>,
-    slots: Vec<Py<Slot>>,
-    keyless: Slot,
+    partitions: Vec<Py<OpenRows>>,
+    keyless: OpenRows,
+    ended: GilCell<bool>,
 }
 
 #[pymethods]
 impl Lane {
-    /// `firsts` are the first hash slots of the partitions, ascending from 0; `slots` has one `Slot` for each.
+    /// `firsts` are the first hash slots of the partitions, ascending from 0; `partitions` has the open rows of each.
     #[new]
-    fn new(firsts: Vec<u16>, slots: Vec<Py<Slot>>) -> PyResult<Self> {
-        if firsts.first() != Some(&0) || firsts.len() != slots.len() || !firsts.is_sorted() {
-            return Err(PyValueError::new_err("hash slots must ascend from 0, with one place each"));
+    fn new(firsts: Vec<u16>, partitions: Vec<Py<OpenRows>>) -> PyResult<Self> {
+        if firsts.first() != Some(&0) || firsts.len() != partitions.len() || !firsts.is_sorted() {
+            return Err(PyValueError::new_err("hash slots must ascend from 0, with one partition each"));
         }
-        Ok(Self { firsts, slots, keyless: Slot::new() })
+        Ok(Self { firsts, partitions, keyless: OpenRows::new(), ended: GilCell::new(false) })
     }
 
     #[getter]
@@ -386,47 +388,92 @@ impl Lane {
         self.keyless.set_rows(py, rows);
     }
 
-    /// Accept no more records without a key. The caller removes the lane from the lanes of its sender.
+    /// Accept no more records. The caller has removed the lane from the lanes of its sender.
     fn end(&self, py: Python<'_>) {
+        self.ended.with(py, |ended| *ended = true);
         self.keyless.set_rows(py, None);
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        self.slots.iter().try_for_each(|slot| visit.call(slot))?;
+        self.partitions.iter().try_for_each(|rows| visit.call(rows))?;
         self.keyless.rows.collected(|rows| visit.call(rows))
     }
 }
 
 impl Lane {
+    fn ended(&self, py: Python<'_>) -> bool {
+        self.ended.with(py, |ended| *ended)
+    }
+
+    /// Add a record, if it is plain and a block is open for it; return the block's delivery.
     #[inline(always)]
-    fn slot_of(&self, key: &[u8]) -> &Py<Slot> {
+    fn add(
+        &self,
+        py: Python<'_>,
+        value: &[u8],
+        key: Option<&Bound<PyAny>>,
+        timestamp_ms: Option<&Bound<PyAny>>,
+    ) -> Option<Py<PyAny>> {
+        let Some(key) = key else {
+            if timestamp_ms.is_some() {
+                return None;
+            }
+            let rows = self.keyless.rows(py)?;
+            return rows.get().add(py, value, b"", 0).then(|| rows.get().delivery.clone_ref(py));
+        };
+        let key = key.cast_exact::<PyBytes>().ok()?.as_bytes();
+        let rows = self.open_rows(key).get().rows(py)?;
+        let rows = rows.get();
+        let (shape, time) = match timestamp_ms {
+            None => (Shape::Keyed, 0),
+            Some(time) => (Shape::Timed, timestamp_of(time)?),
+        };
+        (rows.shape == shape && rows.add(py, value, key, time)).then(|| rows.delivery.clone_ref(py))
+    }
+
+    #[inline(always)]
+    fn open_rows(&self, key: &[u8]) -> &Py<OpenRows> {
         if self.firsts.len() == 1 {
-            return &self.slots[0];
+            return &self.partitions[0];
         }
         let slot = (crc32fast::hash(key) >> 16) as u16;
-        &self.slots[self.firsts.partition_point(|&first| first <= slot) - 1]
+        &self.partitions[self.firsts.partition_point(|&first| first <= slot) - 1]
     }
 }
 
-/// Puts plain records into open blocks, by the lane of their topic; all other records go to `slow`.
-#[pyclass(frozen, module = "memq_native")]
-pub struct Sender {
-    lanes: Py<PyDict>,
-    slow: Py<PyAny>,
+/// The base class of producers: puts plain records into open blocks, by the lane of their topic. All other records go
+/// to the method `_send_slowly` of the derived class.
+#[pyclass(frozen, subclass, module = "memq_native")]
+pub struct SenderBase {
+    paths: GilCell<Paths>,
+}
+
+struct Paths {
+    lanes: Option<Py<PyDict>>,
+    last: Option<(Py<PyString>, Py<Lane>)>, // topic and lane of the last look-up
 }
 
 #[pymethods]
-impl Sender {
+impl SenderBase {
+    /// The arguments are those of the derived class.
     #[new]
-    fn new(lanes: Py<PyDict>, slow: Py<PyAny>) -> Self {
-        Self { lanes, slow }
+    #[pyo3(signature = (*_args, **_named))]
+    fn new(_args: &Bound<PyTuple>, _named: Option<&Bound<PyDict>>) -> Self {
+        Self { paths: GilCell::new(Paths { lanes: None, last: None }) }
+    }
+
+    /// Take records by these lanes from now on. Until then each one goes to `_send_slowly`.
+    #[pyo3(name = "_use_lanes")]
+    fn use_lanes(&self, py: Python<'_>, lanes: Py<PyDict>) {
+        let known = self.paths.with(py, |paths| std::mem::replace(paths, Paths { lanes: Some(lanes), last: None }));
+        drop(known); // after the visit: it may run Python code
     }
 
     /// Add a plain record to the open block of its partition, and return the block's delivery; None if the record is
     /// not plain, or no block is open for it. Raises: what is no Exception, like KeyboardInterrupt, from a topic's hash.
-    #[pyo3(signature = (topic, value, key = None, timestamp_ms = None))]
+    #[pyo3(name = "_put_plain", signature = (topic, value, key = None, timestamp_ms = None))]
     #[inline(always)]
-    fn put(
+    fn put_plain(
         &self,
         py: Python<'_>,
         topic: &Bound<PyAny>,
@@ -437,19 +484,33 @@ impl Sender {
         let Ok(value) = value.cast_exact::<PyBytes>() else {
             return Ok(None);
         };
-        match self.lanes.bind(py).get_item(topic) {
-            Ok(Some(lane)) => Ok(add_by(&lane, value.as_bytes(), key, timestamp_ms)),
-            Err(error) if !error.is_instance_of::<PyException>(py) => Err(error),
-            _ => Ok(None),
-        }
+        let last = self.paths.with(py, |paths| match &paths.last {
+            Some((known, lane)) if known.as_ptr() == topic.as_ptr() && !lane.get().ended(py) => {
+                Some(lane.clone_ref(py))
+            }
+            _ => None,
+        });
+        let lane = match last {
+            Some(lane) => lane,
+            None => match self.lane_of(topic)? {
+                Some(lane) => lane,
+                None => return Ok(None),
+            },
+        };
+        Ok(lane.get().add(py, value.as_bytes(), key, timestamp_ms))
     }
 
-    /// Put a record into the open block of its partition and return the block's delivery. See `memq.Producer.send`.
+    /// Add a record to the open block of its partition and return the block's delivery.
+    ///
+    /// Value and key are bytes-like (copied) or str (UTF-8); the value None is a null. Headers are pairs or a
+    /// mapping. `partition`, else the key, determines the partition; without both, each block goes to the next one.
+    ///
+    /// Raises: TypeError; TooLargeError; NotFoundError; UnreachableError when the topic is new to this producer and no
+    /// broker answers; BufferFullError; ClosedError; ForkedError.
     #[pyo3(signature = (topic, value, key = None, headers = None, timestamp_ms = None, tag = None, partition = None))]
     #[allow(clippy::too_many_arguments)]
     fn send(
-        &self,
-        py: Python<'_>,
+        slf: &Bound<Self>,
         topic: &Bound<PyAny>,
         value: &Bound<PyAny>,
         key: Option<&Bound<PyAny>>,
@@ -458,45 +519,46 @@ impl Sender {
         tag: Option<&Bound<PyAny>>,
         partition: Option<&Bound<PyAny>>,
     ) -> PyResult<Py<PyAny>> {
+        let py = slf.py();
         if headers.is_none() && tag.is_none() && partition.is_none() {
-            if let Some(delivery) = self.put(py, topic, value, key, timestamp_ms)? {
+            if let Some(delivery) = slf.get().put_plain(py, topic, value, key, timestamp_ms)? {
                 return Ok(delivery);
             }
         }
-        self.slow.call1(py, (topic, value, key, headers, timestamp_ms, tag, partition))
+        slf.call_method1(intern!(py, "_send_slowly"), (topic, value, key, headers, timestamp_ms, tag, partition))
+            .map(Bound::unbind)
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        visit.call(&self.lanes)?;
-        visit.call(&self.slow)
+        self.paths.collected(|paths| {
+            visit.call(&paths.lanes)?;
+            paths.last.iter().try_for_each(|(_, lane)| visit.call(lane))
+        })
     }
 }
 
-/// Add a record by a lane, if it is plain and a block is open for it.
-#[inline(always)]
-fn add_by(
-    lane: &Bound<PyAny>,
-    value: &[u8],
-    key: Option<&Bound<PyAny>>,
-    timestamp_ms: Option<&Bound<PyAny>>,
-) -> Option<Py<PyAny>> {
-    let py = lane.py();
-    let lane = lane.cast_exact::<Lane>().ok()?.get();
-    let Some(key) = key else {
-        if timestamp_ms.is_some() {
-            return None;
+impl SenderBase {
+    /// Look up the lane of a topic. Raises: what is no Exception, from a topic's hash.
+    fn lane_of(&self, topic: &Bound<PyAny>) -> PyResult<Option<Py<Lane>>> {
+        let py = topic.py();
+        let Some(lanes) = self.paths.with(py, |paths| paths.lanes.as_ref().map(|lanes| lanes.clone_ref(py))) else {
+            return Ok(None);
+        };
+        let lane = match lanes.bind(py).get_item(topic) {
+            Ok(Some(lane)) => lane,
+            Err(error) if !error.is_instance_of::<PyException>(py) => return Err(error),
+            _ => return Ok(None),
+        };
+        let Some(lane) = lane.cast_into_exact::<Lane>().ok().filter(|lane| !lane.get().ended(py)) else {
+            return Ok(None);
+        };
+        if let Ok(topic) = topic.cast_exact::<PyString>() {
+            let last = Some((topic.clone().unbind(), lane.clone().unbind()));
+            drop(self.paths.with(py, |paths| std::mem::replace(&mut paths.last, last)));
+            // after the visit, as above
         }
-        let rows = lane.keyless.rows(py)?;
-        return rows.get().add(py, value, b"", 0).then(|| rows.get().delivery.clone_ref(py));
-    };
-    let key = key.cast_exact::<PyBytes>().ok()?.as_bytes();
-    let rows = lane.slot_of(key).get().rows(py)?;
-    let rows = rows.get();
-    let (shape, time) = match timestamp_ms {
-        None => (Shape::Keyed, 0),
-        Some(time) => (Shape::Timed, timestamp_of(time)?),
-    };
-    (rows.shape == shape && rows.add(py, value, key, time)).then(|| rows.delivery.clone_ref(py))
+        Ok(Some(lane.unbind()))
+    }
 }
 
 fn to_list<'py>(cells: &Bound<'py, PySequence>) -> PyResult<Bound<'py, PyList>> {

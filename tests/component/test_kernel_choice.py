@@ -20,7 +20,7 @@ LIB = ROOT / "native" / "src" / "lib.rs"
 # What pip would install, as far as the choice can see it; `{abi}` is the one that memq wants.
 SOUND = f"""
 ABI, VERSION = {kernel.ABI}, '{VERSION}'
-scan_blocks = lay_out = latencies = fill = Rows = Slot = Lane = Sender = print
+scan_blocks = lay_out = latencies = fill = Rows = OpenRows = Lane = SenderBase = print
 """
 SHOW = """
 import logging, sys

@@ -340,8 +340,7 @@ def test_a_forgotten_producer_is_closed_also_where_warnings_are_errors(
     producer.send("clicks", b"v").result(20)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        del producer
-        gc.collect()
+        del producer  # the last reference: no collector is needed
     assert raised == [ResourceWarning]
     server.until(lambda: len(server.broker.closes) == 1)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from memq.client.producer.delivery import Delivery, Promise
@@ -31,6 +31,25 @@ from memq.runtime.runtime import Runtime
 from memq.topic import TopicSettings
 from tests.stepped_time import stepped_runtime
 from tests.unit.toy_broker import ToyBroker, ToyConnection, toy_topic
+
+
+def compiled_path(lanes: dict[str, Any], slow: Callable[..., object] | None = None) -> Any:
+    """Return a producer's compiled base with these lanes; records that are not plain go to `slow`."""
+
+    class CompiledPath(native.SenderBase):  # type: ignore[misc]
+        def put(self, *args: object) -> Promise | None:
+            delivery: Promise | None = self._put_plain(*args)
+            return delivery
+
+        def use(self, lanes: dict[str, Any]) -> CompiledPath:
+            self._use_lanes(lanes)
+            return self
+
+        def _send_slowly(self, *args: object) -> object:
+            assert slow is not None
+            return slow(*args)
+
+    return CompiledPath().use(lanes)
 
 
 class Hands:
@@ -63,7 +82,7 @@ class Hands:
     ) -> Promise | None:
         """Put a record on the lock-free path, as `send` does; None if it is closed."""
         if native is not None:
-            found: Promise | None = native.Sender(self.buffer.lanes, None).put(topic, value, key, timestamp_ms)
+            found: Promise | None = compiled_path(self.buffer.lanes).put(topic, value, key, timestamp_ms)
             return found
         assert key is not None
         return self.buffer.put_keyed(topic, value, key, timestamp_ms)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import random
 import threading
 import weakref
@@ -15,13 +16,14 @@ from hypothesis import strategies as st
 
 from memq.client.producer.fields import check_fields
 from memq.client.producer.open_block import native
+from memq.client.producer.producer import PythonSender
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.blocks.columns import open_block
 from memq.format.blocks.header import CODECS, parse_header
 from memq.kernel.rows import KEYED, PLAIN, TIMED, Rows
 from memq.limits import BLOCK_RAW_BYTES_MAX, BLOCK_RECORDS_MAX, MIB, TIME_MS_END
 from memq.topic import slot_of_key
-from tests.unit.producer_parts import Hands
+from tests.unit.producer_parts import Hands, compiled_path
 
 pytestmark = pytest.mark.skipif(native is None, reason="memq-native is not installed, or MEMQ_NATIVE switches it off")
 
@@ -160,9 +162,9 @@ def test_values_outside_of_the_format_are_refused() -> None:
         native.Rows(PLAIN, 1 << 40, None)
     for firsts in ([], [1], [0, 5, 3]):
         with pytest.raises(ValueError, match="ascend"):
-            native.Lane(firsts, [native.Slot() for _ in firsts])
-    with pytest.raises(ValueError, match="one place each"):
-        native.Lane([0, 5], [native.Slot()])
+            native.Lane(firsts, [native.OpenRows() for _ in firsts])
+    with pytest.raises(ValueError, match="one partition each"):
+        native.Lane([0, 5], [native.OpenRows()])
 
 
 def test_threads_that_send_while_blocks_are_sealed_lose_and_double_nothing() -> None:
@@ -193,13 +195,9 @@ def test_threads_that_send_while_blocks_are_sealed_lose_and_double_nothing() -> 
 
 
 def test_a_sender_that_is_part_of_a_cycle_is_collected() -> None:
-    class Owner:
-        def slow(self, *_: object) -> None: ...
-
-    owner = Owner()
     lanes: dict[str, Any] = {}
-    owner.send = native.Sender(lanes, owner.slow).send  # type: ignore[attr-defined]
-    slot = native.Slot()
+    owner = compiled_path(lanes)
+    slot = native.OpenRows()
     slot.rows = native.Rows(PLAIN, 100, owner)
     lanes["t"] = native.Lane([0], [slot])
     lanes["t"].keyless = slot.rows
@@ -209,11 +207,19 @@ def test_a_sender_that_is_part_of_a_cycle_is_collected() -> None:
     assert seen() is None
 
 
+def test_the_compiled_send_is_described_as_the_one_in_python() -> None:
+    compiled, python = native.SenderBase.send, PythonSender.send
+    assert inspect.getdoc(compiled) == inspect.getdoc(python)
+    assert [(each.name, each.default) for each in inspect.signature(compiled).parameters.values()] == [
+        (each.name, each.default) for each in inspect.signature(python).parameters.values()
+    ]
+
+
 def test_records_that_are_not_plain_take_the_slow_path_as_they_were_given() -> None:
     calls: list[tuple[object, ...]] = []
-    lane = native.Lane([0], [native.Slot()])
+    lane = native.Lane([0], [native.OpenRows()])
     lane.keyless = native.Rows(PLAIN, 1_000, "fast")
-    send = native.Sender({"t": lane}, lambda *args: calls.append(args)).send
+    send = compiled_path({"t": lane}, lambda *args: calls.append(args)).send
     assert send("t", b"v") == send(topic="t", value=b"v", key=None, partition=None) == "fast"
     given: list[tuple[tuple[object, ...], dict[str, object]]] = [
         (("t", "text"), {}),
@@ -245,7 +251,7 @@ def test_an_interrupt_while_a_topic_is_looked_up_is_not_lost() -> None:
         def __hash__(self) -> int:
             raise errors.pop(0)
 
-    send = native.Sender({}, lambda *args: "slow").send
+    send = compiled_path({}, lambda *args: "slow").send
     assert send(Topic(), b"v") == "slow"
     with pytest.raises(KeyboardInterrupt):
         send(Topic(), b"v")
@@ -254,9 +260,9 @@ def test_an_interrupt_while_a_topic_is_looked_up_is_not_lost() -> None:
 @pytest.mark.parametrize("shape", [PLAIN, KEYED])
 def test_rows_are_full_at_exactly_the_bounds_of_the_format(shape: int) -> None:
     key = b"" if shape == KEYED else None
-    slot = native.Slot()
+    slot = native.OpenRows()
     lane = native.Lane([0], [slot])
-    put = native.Sender({"t": lane}, None).put
+    put = compiled_path({"t": lane}).put
     rows = slot.rows = native.Rows(shape, BLOCK_RAW_BYTES_MAX, "delivery")
     lane.keyless = rows if shape == PLAIN else None
     count = BLOCK_RECORDS_MAX - 1
@@ -276,26 +282,51 @@ def test_rows_are_full_at_exactly_the_bounds_of_the_format(shape: int) -> None:
 
 
 def test_closed_rows_and_ended_lanes_take_no_record() -> None:
-    slot = native.Slot()
+    slot = native.OpenRows()
     lane = native.Lane([0], [slot])
-    put = native.Sender({"t": lane}, None).put
+    put = compiled_path({"t": lane}).put
     slot.rows, lane.keyless = native.Rows(KEYED, 1_000, "keyed"), native.Rows(PLAIN, 1_000, "plain")
     assert (put("t", b"v", b"k"), put("t", b"v")) == ("keyed", "plain")
     rows = lane.keyless
     lane.end()
     assert put("t", b"v") is None
-    slot.rows.close()
     assert put("t", b"v", b"k") is None
     assert (slot.rows.count, rows.count) == (1, 1)
+    open_rows = native.OpenRows()
+    open_rows.rows = native.Rows(KEYED, 1_000, "next")
+    path = compiled_path({"t": native.Lane([0], [open_rows])})
+    assert path.put("t", b"v", b"k") == "next"
+    open_rows.rows.close()
+    assert path.put("t", b"v", b"k") is None
+    assert open_rows.rows.count == 1
+
+
+def test_each_record_goes_to_the_lane_that_its_topic_has_now() -> None:
+    def lane(name: str) -> Any:
+        open_rows = native.OpenRows()
+        open_rows.rows = native.Rows(KEYED, 1_000, name)
+        return native.Lane([0], [open_rows])
+
+    lanes = {"a": lane("a 1"), "b": lane("b 1")}
+    path = compiled_path(lanes)
+    topics = ["a", "a", "b", "".join("a"), "b", "b"]
+    assert [path.put(topic, b"v", b"k") for topic in topics] == [f"{topic} 1" for topic in topics]
+    lanes.pop("b").end()
+    assert (path.put("b", b"v", b"k"), path.put("a", b"v", b"k")) == (None, "a 1")
+    lanes.pop("a").end()
+    lanes["a"] = lane("a 2")
+    assert [path.put("a", b"v", b"k") for _ in range(2)] == ["a 2"] * 2
+    path.use({"a": lane("a 3")})
+    assert [path.put("a", b"v", b"k") for _ in range(2)] == ["a 3"] * 2
 
 
 def test_a_key_at_the_first_slot_of_a_partition_goes_there() -> None:
     first = slot_of_key(b"k")
-    slots = [native.Slot() for _ in range(3)]
+    slots = [native.OpenRows() for _ in range(3)]
     for number, slot in enumerate(slots):
         slot.rows = native.Rows(KEYED, 1_000, number)
     for firsts, home in (([0, first, first + 1], 1), ([0, first - 1, first], 2), ([0, first + 1, first + 2], 0)):
-        assert native.Sender({"t": native.Lane(firsts, slots)}, None).put("t", b"v", b"k") == home
+        assert compiled_path({"t": native.Lane(firsts, slots)}).put("t", b"v", b"k") == home
 
 
 def test_a_sealed_block_says_what_memory_it_holds_and_gives_the_rest_back() -> None:

@@ -16,7 +16,7 @@ from memq.client.producer import producer as producer_module
 from memq.client.producer.fields import as_bytes, check_fields, check_many
 from memq.client.producer.open_block import OpenBlock, PendingBlock
 from memq.client.producer.partitioner import PartitionMap
-from memq.client.producer.producer import Producer
+from memq.client.producer.producer import Producer, PythonSender
 from memq.client.producer.send_buffer import BLOCK_COST_BYTES
 from memq.errors import BufferFullError, ClosedError, InvalidRequestError, TooLargeError
 from memq.format.blocks.columns import BlockReader, open_block
@@ -40,6 +40,7 @@ def rows_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_block_module, "kernel", python_rows)
     monkeypatch.setattr(OpenBlock, "rows_of_all_shapes", False)
     monkeypatch.setattr(producer_module, "native", None)
+    monkeypatch.setattr(Producer, "send", PythonSender.send)
 
 
 def test_the_io_side_is_woken_once_for_many_records() -> None:

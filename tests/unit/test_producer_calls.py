@@ -128,19 +128,20 @@ def test_a_subclass_that_extends_send_sends_records_of_every_kind(server: Server
 
 
 def test_a_wrapper_in_the_place_of_send_sees_each_record(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As tracing libraries put one there, and `unittest.mock.patch`: before the producer is made."""
+    """As tracing libraries put one there, and `unittest.mock.patch`: also while a producer is open."""
     own, seen = Producer.send, []
 
     def wrapper(producer: Producer, *args: Any, **fields: Any) -> Delivery:
         seen.append(fields["value"])
         return own(producer, *args, **fields)
 
-    monkeypatch.setattr(Producer, "send", wrapper)
     sent = rows(6, 1)
     with Producer(server.broker.address, block_bytes=8_192, codec="none", audit=False) as producer:
-        for row in sent:
+        producer.send("clicks", **sent[0])
+        monkeypatch.setattr(Producer, "send", wrapper)
+        for row in sent[1:]:
             producer.send("clicks", **row)
-    assert seen == [row["value"] for row in sent]
+    assert seen == [row["value"] for row in sent[1:]]
     check(sent, server.broker, 1)
 
 

@@ -109,10 +109,10 @@ class PartitionBuffer:
         "heirs",
         "next_sequence",
         "open",
+        "open_rows",
         "partition",
         "producer_epoch",
         "scope",
-        "slot",
         "slots",
         "topic",
         "unsettled",
@@ -126,7 +126,7 @@ class PartitionBuffer:
         self.producer_epoch, self.first_sequence = start
         self.next_sequence = self.first_sequence
         self.open: OpenBlock | None = None
-        self.slot: rows.Slot = kernel.Slot()
+        self.open_rows: rows.OpenRows = kernel.OpenRows()
         self.cut: deque[PendingBlock] = deque()
         self.backlog = 0
         self.first_limit = 0  # of the next block: as large as the last one became, since asking often costs
@@ -182,7 +182,7 @@ class Route:
         self.delivery_timeout_s = min(delivery_timeout_s, topic.settings.delivery_timeout_ms / 1000)
         # the lock-free path, if it is open for this topic
         self.lane: rows.Lane | None = (
-            kernel.Lane(self.map.firsts, [each.slot for each in buffers]) if lockless else None
+            kernel.Lane(self.map.firsts, [each.open_rows for each in buffers]) if lockless else None
         )
         self.sticky: OpenBlock | None = None  # the block that keyless records go to
         self.turn = turn  # the place of the last one

@@ -24,6 +24,7 @@ from memq.client.producer.core import Observe, ProducerCore, ProducerStats
 from memq.client.producer.delivery import AsyncDelivery, Delivery, Promise
 from memq.client.producer.fields import BytesLike, HeadersLike, RecordColumns, RecordFields, check_fields, check_many
 from memq.client.producer.open_block import Route, native
+from memq.client.producer.send_buffer import SendBuffer
 from memq.client.producer.settings import AcksLike, OnAck, ProducerSettings, WhenFull, producer_settings
 from memq.errors import BufferFullError
 from memq.kernel.rows import Lane
@@ -41,7 +42,10 @@ if TYPE_CHECKING:
 SEALING_THREADS_MAX = 4
 
 
-class BaseProducer(ABC):
+_CompiledBase: Any = object if native is None else native.SenderBase  # of the fast path into an open block
+
+
+class BaseProducer(ABC, _CompiledBase):  # type: ignore[misc]
     """Settings and counters that the blocking and the asyncio producer share."""
 
     @public_name("Producer")
@@ -87,7 +91,7 @@ class BaseProducer(ABC):
         observe = reporting("producer", name) if self._settings.audit else None
         self._core = self._open(bootstrap_addresses(brokers), observe)
         self._buffer = self._core.buffer
-        # The fast paths into an open block. A record with a span takes neither: its headers carry the context.
+        # The fast paths into an open block. A record with a span takes none: its headers carry the context.
         self._lanes: Mapping[str, Lane] = self._buffer.lanes
         self._put_keyed: Callable[[str, bytes, bytes, int | None], Promise | None] = self._buffer.put_keyed
         self._traces: ProducerTraces | None = None
@@ -97,12 +101,8 @@ class BaseProducer(ABC):
             self._traces = ProducerTraces(tracer_provider, self._runtime.clock)
             self._lanes, self._put_keyed = {}, _no_fast_path
         elif native is not None:
-            self._use_compiled()
+            self._use_lanes(self._buffer.lanes)
         self._closed = False
-
-    @abstractmethod
-    def _use_compiled(self) -> None:
-        """Use the compiled path into open blocks."""
 
     @abstractmethod
     def _open(self, addresses: Sequence[Address], observe: Observe | None) -> ProducerCore:
@@ -154,41 +154,13 @@ class _ProducerBackground(Background[ProducerCore]):
         self.room.notify_all()
 
 
-class Producer(BaseProducer, BlockingClient):
-    """Sends records to topics. Thread-safe.
+class PythonSender:
+    """`send` of a `Producer` where memq-native has none."""
 
-    Args:
-        brokers: `HOST:PORT`, several with commas or as a list; None: the environment variable MEMQ_BROKERS.
-        acks: when a block counts as acked. "all": it is stored, and its pointer is in the queue; 1: the broker has
-            checked it and holds it; 0: it is written to the socket.
-        codec: compression of blocks: "zstd", "lz4" or "none".
-        linger_ms: time for which an open block waits for more records while other blocks are in flight.
-        block_bytes: size before compression at which a block is sealed.
-        pending_bytes_max: bound on all bytes that are not acked, open blocks included.
-        when_full: at that bound: "block" (wait), "raise" (BufferFullError), or the seconds to wait before that error.
-        delivery_timeout_ms: age at which a block is given up; at most the topic's setting of that name.
-        metadata_timeout_ms: time for which the first record of a topic waits for the cluster's answer.
-        connect_timeout_ms: time in which the first record must reach a broker; later restarts have no such bound.
-        client_id: name of this client at brokers, for limits and logs; "": the name of its host.
-        zone: zone in which this client runs; it prefers brokers of this zone for requests that any broker can answer.
-        on_ack: called with the Ack or the error of every block, on the I/O thread; its own exceptions are logged,
-            and the first one is written to stderr.
-        name: name that outlives restarts. A new instance fences older ones; `resume_points` returns the number of its
-            records in each partition, also days later. Needs acks="all". The instance ends with the first block that
-            fails; the next one sends that block again, and it is stored once.
-        audit: report sent and acked records to the audit, if the cluster asks for reports.
-        tracer_provider: of OpenTelemetry, for spans of sent records (extra `[otel]`); None: no spans, no cost.
-        runtime: clock, randomness and network; default: those of the system.
-
-    Raises: InvalidSettingError, InvalidRequestError. The first record opens the first connection.
-    """
-
-    _background: _ProducerBackground
-    _interrupted_close_s = 0.4
-
-    def _open(self, addresses: Sequence[Address], observe: Observe | None) -> ProducerCore:
-        self._background = _ProducerBackground(self._settings, self._runtime, addresses, observe)
-        return self._background.core
+    _buffer: SendBuffer
+    _lanes: Mapping[str, Lane]
+    _put_keyed: Callable[[str, bytes, bytes, int | None], Promise | None]
+    _send_slowly: Callable[..., Delivery]
 
     def send(
         self,
@@ -224,16 +196,54 @@ class Producer(BaseProducer, BlockingClient):
                             return cast(Delivery, late)
             except (AttributeError, KeyError, TypeError, ValueError):  # the path is closed, or the topic has no hash
                 pass
-            if type(key) is bytes or native is not None:  # the compiled way takes also records without a key
-                delivery = self._put_keyed(topic, value, key, timestamp_ms)  # type: ignore[arg-type]  # None only there
+            if type(key) is bytes:
+                delivery = self._put_keyed(topic, value, key, timestamp_ms)
                 if delivery is not None:
                     return delivery  # type: ignore[return-value]  # as above; a cast would cost 40 ns
         return self._send_slowly(topic, value, key, headers, timestamp_ms, tag, partition)
 
-    def _use_compiled(self) -> None:
-        self._put_keyed = native.Sender(self._buffer.lanes, None).put
-        if type(self).send is _send:  # else it is a subclass's or a mock, which may call this class's
-            self.send = native.Sender(self._buffer.lanes, self._send_slowly).send  # type: ignore[method-assign]
+
+if TYPE_CHECKING or native is None:  # noqa: SIM108  # a type checker wants the names apart
+    _Sender = PythonSender
+else:
+    _Sender = object  # `BaseProducer` has the compiled one
+
+
+class Producer(BaseProducer, BlockingClient, _Sender):
+    """Sends records to topics. Thread-safe.
+
+    Args:
+        brokers: `HOST:PORT`, several with commas or as a list; None: the environment variable MEMQ_BROKERS.
+        acks: when a block counts as acked. "all": it is stored, and its pointer is in the queue; 1: the broker has
+            checked it and holds it; 0: it is written to the socket.
+        codec: compression of blocks: "zstd", "lz4" or "none".
+        linger_ms: time for which an open block waits for more records while other blocks are in flight.
+        block_bytes: size before compression at which a block is sealed.
+        pending_bytes_max: bound on all bytes that are not acked, open blocks included.
+        when_full: at that bound: "block" (wait), "raise" (BufferFullError), or the seconds to wait before that error.
+        delivery_timeout_ms: age at which a block is given up; at most the topic's setting of that name.
+        metadata_timeout_ms: time for which the first record of a topic waits for the cluster's answer.
+        connect_timeout_ms: time in which the first record must reach a broker; later restarts have no such bound.
+        client_id: name of this client at brokers, for limits and logs; "": the name of its host.
+        zone: zone in which this client runs; it prefers brokers of this zone for requests that any broker can answer.
+        on_ack: called with the Ack or the error of every block, on the I/O thread; its own exceptions are logged,
+            and the first one is written to stderr.
+        name: name that outlives restarts. A new instance fences older ones; `resume_points` returns the number of its
+            records in each partition, also days later. Needs acks="all". The instance ends with the first block that
+            fails; the next one sends that block again, and it is stored once.
+        audit: report sent and acked records to the audit, if the cluster asks for reports.
+        tracer_provider: of OpenTelemetry, for spans of sent records (extra `[otel]`); None: no spans, no cost.
+        runtime: clock, randomness and network; default: those of the system.
+
+    Raises: InvalidSettingError, InvalidRequestError. The first record opens the first connection.
+    """
+
+    _background: _ProducerBackground
+    _interrupted_close_s = 0.4
+
+    def _open(self, addresses: Sequence[Address], observe: Observe | None) -> ProducerCore:
+        self._background = _ProducerBackground(self._settings, self._runtime, addresses, observe)
+        return self._background.core
 
     def _send_slowly(
         self,
@@ -370,9 +380,6 @@ class Producer(BaseProducer, BlockingClient):
         return deadline_s
 
 
-_send = Producer.send  # as it is here: a program may put a mock or a wrapper in its place
-
-
 class AsyncProducer(BaseProducer, AsyncClosing):
     """Sends records to topics. Arguments as those of `memq.Producer`.
 
@@ -381,7 +388,6 @@ class AsyncProducer(BaseProducer, AsyncClosing):
     """
 
     _waiters: list[asyncio.Future[None]]
-    _put_compiled: Callable[[str, bytes, BytesLike | None, int | None], Promise | None] | None = None
     _yielded_at = 0  # of how many opened blocks the loop had its turn last
 
     def __del__(self) -> None:
@@ -420,8 +426,8 @@ class AsyncProducer(BaseProducer, AsyncClosing):
         """
         loop_had_turn = self._yielded_at == self._buffer.opened_blocks
         if loop_had_turn and type(value) is bytes and headers is None and tag is None and partition is None:
-            if self._put_compiled is not None:
-                delivery = self._put_compiled(topic, value, key, timestamp_ms)
+            if native is not None:
+                delivery = self._put_plain(topic, value, key, timestamp_ms)
                 if delivery is not None:
                     return cast(AsyncDelivery, delivery)
             elif type(key) is bytes:
@@ -437,9 +443,6 @@ class AsyncProducer(BaseProducer, AsyncClosing):
                         rows.room = room
                         return cast(AsyncDelivery, rows.delivery)
         return await self._send_slowly(topic, value, key, headers, timestamp_ms, tag, partition)
-
-    def _use_compiled(self) -> None:
-        self._put_compiled = native.Sender(self._buffer.lanes, None).put  # holds no producer: `__del__` comes at once
 
     async def _send_slowly(
         self,

@@ -169,7 +169,7 @@ class SendBuffer:
         if lane is None:
             return None
         firsts = lane.firsts
-        rows = lane.slots[bisect_right(firsts, crc32(key) >> 16) - 1 if len(firsts) > 1 else 0].rows
+        rows = lane.partitions[bisect_right(firsts, crc32(key) >> 16) - 1 if len(firsts) > 1 else 0].rows
         if rows is None:
             return None
         row: tuple[bytes, bytes] | tuple[bytes, bytes, int]
@@ -361,7 +361,7 @@ class SendBuffer:
         """Make the block the one for keyless records, and open the lock-free paths into its rows."""
         if keyless:
             route.sticky = block
-        block.home.slot.rows = block.rows
+        block.home.open_rows.rows = block.rows
         if route.lane is not None and route.sticky is block:
             route.lane.keyless = block.rows if block.shape == PLAIN else None
 
@@ -408,7 +408,7 @@ class SendBuffer:
 
     def _hide_rows(self, block: OpenBlock) -> None:
         """Let no more records go to a block: it is closed."""
-        block.home.slot.rows = None
+        block.home.open_rows.rows = None
         route = self._routes.get(block.home.topic.name)
         if route is not None and route.sticky is block:
             route.sticky = None
