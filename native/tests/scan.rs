@@ -1,25 +1,12 @@
 //! The fuzz target's properties over its corpus, and over mutated frames. `MEMQ_FUZZ_CASES` sets how many.
-#[path = "../fuzz/checks.rs"]
+#[path = "../fuzz/scan_checks.rs"]
 mod checks;
 
+mod dice;
+
 use checks::{check_scan, ADOPTED, STAMPED};
+use dice::Dice;
 use std::path::Path;
-
-/// A small generator: the same seed gives the same cases.
-struct Dice(u64);
-
-impl Dice {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
-    }
-}
 
 /// Bounds that allow all, and frames of one stream that follow on each other.
 fn input(dice: &mut Dice) -> Vec<u8> {

@@ -2,7 +2,7 @@
 #![no_main]
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../checks.rs"]
+#[path = "../scan_checks.rs"]
 mod checks;
 
 fuzz_target!(|data: &[u8]| {

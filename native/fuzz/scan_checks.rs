@@ -1,4 +1,4 @@
-//! The properties of a scan over any bytes: for the target of cargo-fuzz, and for tests/scan.rs, which needs no tool.
+//! The properties of a scan over any bytes: for its target of cargo-fuzz, and for tests/scan.rs, which needs no tool.
 use memq_native::broker::columns::Summary;
 use memq_native::broker::header::{Header, CHECKED_FROM, HEADER_BYTES};
 use memq_native::broker::latency;
