@@ -3,6 +3,10 @@
 Their tables are in docs/formats.md.
 
 The body of a FORWARD is a length, JSON of that length, which names the partition of the block, and the block.
+
+Frame checksums. A changed bit in a prefix can give an answer to another request, and one in an ACK can ack records that
+are not stored. So if both HELLOs have `frame_checksums`, all later frames end with a CRC-32C of prefix and body, but
+for those whose bodies are large and checked by their content: WRITE, FORWARD, and the answer to READ.
 """
 
 from __future__ import annotations
@@ -12,7 +16,16 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from memq.errors import ForeignProtocolError, ProtocolError, TooLargeError, UnsupportedVersionError
+import msgspec
+from awscrt.checksums import crc32c
+
+from memq.errors import (
+    DamagedMessageError,
+    ForeignProtocolError,
+    ProtocolError,
+    TooLargeError,
+    UnsupportedVersionError,
+)
 from memq.limits import BLOCK_BYTES_MAX, CONTROL_BODY_BYTES_MAX, FRAME_PREFIX_BYTES, KIB, READ_BYTES_MAX
 from memq.protocol.messages import Forward, decode_message, encode_message
 
@@ -20,6 +33,7 @@ PREFIX = struct.Struct("<IBBHQ")  # body length, api, flags, stream, argument
 WRITE_PREFIX = struct.Struct("<IBBHq")  # a WRITE's argument is signed
 ACK = struct.Struct("<IBBHQII")  # a whole frame without places: prefix, epoch, number of places
 _PLACE = struct.Struct("<QQQQ")
+_CHECKSUM_BYTES = 4
 ACK_PLACES_MAX = 1_024  # in one ACK; records beyond it are acked without a place
 HELLO_MAGIC = int.from_bytes(b"memqP1\r\n", "little")
 HELLO_BODY_BYTES_MAX = 4 * KIB
@@ -30,7 +44,7 @@ HEAD_BYTES_MAX = 1 * KIB  # of the head (length and JSON) of a FORWARD: a frame 
 
 def encode_forward(request: int, message: Forward, block_bytes: int) -> bytes:
     """Build a FORWARD up to its block, which has `block_bytes` bytes: frame prefix and head of the body."""
-    head = encode_message(message)
+    head = encode_message(msgspec.structs.replace(message, request=request))
     assert _LENGTH.size + len(head) <= HEAD_BYTES_MAX, f"head of {len(head)} bytes"
     prefix = encode_prefix(Api.FORWARD, 0, request, _LENGTH.size + len(head) + block_bytes)
     return prefix + _LENGTH.pack(len(head)) + head
@@ -143,6 +157,23 @@ def decode_places(body: bytes | bytearray | memoryview) -> list[AckPlace]:
     return [AckPlace(*place) for place in _PLACE.iter_unpack(body[head:])]
 
 
+def add_checksum(frame: bytes, body: bytes = b"") -> tuple[bytes, ...]:
+    """Return a frame, given as prefix and body or as one piece, with its checksum, in pieces."""
+    length = len(frame) - FRAME_PREFIX_BYTES + len(body) + _CHECKSUM_BYTES
+    head = length.to_bytes(4, "little") + frame[4:]
+    checksum = crc32c(body, crc32c(head)).to_bytes(_CHECKSUM_BYTES, "little")
+    return (head, body, checksum) if body else (head + checksum,)
+
+
+def take_checksum(frame: Frame) -> Frame:
+    """Return the frame without its checksum. Raises: DamagedMessageError for a wrong one."""
+    api, flags, stream, argument, body = frame
+    checksum = crc32c(body[:-_CHECKSUM_BYTES], crc32c(PREFIX.pack(len(body), api, flags, stream, argument)))
+    if checksum.to_bytes(_CHECKSUM_BYTES, "little") != body[-_CHECKSUM_BYTES:]:
+        raise DamagedMessageError(f"damaged on its way: frame of api {api} with {len(body)} bytes has a wrong checksum")
+    return Frame(api, flags, stream, argument, body[:-_CHECKSUM_BYTES])
+
+
 def check_prefix(length: int, api: int) -> None:
     """Refuse an unknown api or a length over its bound, before anything is allocated.
 
@@ -151,7 +182,7 @@ def check_prefix(length: int, api: int) -> None:
     bound = BODY_BYTES_MAX.get(api)
     if bound is None:
         raise ProtocolError(f"unknown api {api} in a frame prefix")
-    if length > bound:
+    if length > bound + _CHECKSUM_BYTES:
         raise ProtocolError(f"{Api(api).name} frame declares {length} bytes, {bound} are allowed")
 
 

@@ -17,9 +17,11 @@ from memq.protocol.frames import (
     Api,
     Frame,
     FrameReader,
+    add_checksum,
     check_version,
     encode_forward,
     encode_frame,
+    take_checksum,
 )
 from memq.protocol.messages import (
     Forward,
@@ -98,6 +100,7 @@ class Link(asyncio.BufferedProtocol):
         self.heard_s = 0.0  # monotonic time of the last bytes from the broker
         self._ready_at = 0.0
         self.checksums = False  # whether the broker sends a checksum with each message
+        self._frame_checksums = False  # whether both sides send one with each frame
         self._failure: MemqError | None = None
 
     # ---- calls of the owner --------------------------------------------------------------
@@ -130,14 +133,14 @@ class Link(asyncio.BufferedProtocol):
         Raises: the error that the broker named; TimedOutError; UnreachableError when the connection is lost.
         """
         body = encode_message(message)
-        frame = await self._exchange(api, lambda number: encode_frame(api, stream, number, body), timeout_s=timeout_s)
+        frame = await self._exchange(api, lambda number: self._frame(api, stream, number, body), timeout_s=timeout_s)
         return decode_message(frame.body, answer, checksum_wanted=self.checksums)
 
     async def read(self, request: ReadRequest, *, timeout_s: float = REQUEST_TIMEOUT_S) -> bytes | bytearray:
         """Return the bytes of an object's range, read by the broker. Raises: as `request`."""
         body = encode_message(request)
         frame = await self._exchange(
-            Api.READ, lambda number: encode_frame(Api.READ, 0, number, body), timeout_s=timeout_s
+            Api.READ, lambda number: self._frame(Api.READ, 0, number, body), timeout_s=timeout_s
         )
         return cast(bytes | bytearray, frame.body)
 
@@ -159,7 +162,7 @@ class Link(asyncio.BufferedProtocol):
         """
         self._request_id += 1
         self._opens[self._request_id] = stream
-        self.write(encode_frame(Api.OPEN, stream, self._request_id, encode_message(message)))
+        self.write(self._frame(Api.OPEN, stream, self._request_id, encode_message(message)))
         return self._request_id
 
     def abort(self, error: MemqError) -> None:
@@ -225,6 +228,7 @@ class Link(asyncio.BufferedProtocol):
             greatest_version=VERSIONS[1],
             client=f"{client}/{VERSION}",
             client_id=client_id,
+            frame_checksums=True,
         )
         self._conversation.sent(Side.CLIENT, Api.HELLO)
         self.write(encode_frame(Api.HELLO, 0, HELLO_MAGIC, encode_message(hello)))
@@ -233,6 +237,10 @@ class Link(asyncio.BufferedProtocol):
         check_version(answer.version, answer.version)
         self.checksums = has_checksum(frame.body)
         self.broker, self.cluster, self.audit_ms = answer.broker, answer.cluster, answer.audit_ms
+
+    def _frame(self, api: Api, stream: int, argument: int, body: bytes) -> bytes:
+        frame = encode_frame(api, stream, argument, body)
+        return b"".join(add_checksum(frame)) if self._frame_checksums else frame
 
     async def _exchange(self, api: Api, frame_of: Callable[[int], bytes], *more: memoryview, timeout_s: float) -> Frame:
         """Send the frame that `frame_of` makes for a request id, then its rest, `more`; return the answer."""
@@ -262,8 +270,13 @@ class Link(asyncio.BufferedProtocol):
             self._requests.pop(number, None)
 
     def _take(self, frame: Frame) -> None:
-        """Take a frame. Raises: ProtocolError; the broker's error when it refuses the whole connection."""
+        """Take a frame.
+
+        Raises: ProtocolError; DamagedMessageError; the broker's error when it refuses the whole connection.
+        """
         self._conversation.sent(Side.BROKER, frame.api)
+        if self._frame_checksums and frame.api != Api.READ:
+            frame = take_checksum(frame)
         if frame.api in _STREAM_APIS:
             self._take_of_stream(frame)
         elif frame.argument in self._opens and frame.api in (Api.OPEN, Api.ERROR):
@@ -273,6 +286,7 @@ class Link(asyncio.BufferedProtocol):
                 self._owner.draining()
         elif frame.api == Api.HELLO:
             self._ready_at = self.heard_s
+            self._frame_checksums = decode_message(frame.body, HelloAnswer).frame_checksums
             self._take_answer(0, frame)
         elif frame.api == Api.ERROR and frame.argument == 0:
             raise self._error_in(frame)

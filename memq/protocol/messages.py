@@ -65,13 +65,15 @@ def decode_message(
 class Hello(msgspec.Struct, kw_only=True):
     """First frame of a client: the protocol versions that it speaks.
 
-    `client` is its software, `client_id` its name.
+    `client` is its software, `client_id` its name. `frame_checksums`: this side sends and checks them (see
+    `memq.protocol.frames`), if the other side does.
     """
 
     least_version: Int64
     greatest_version: Int64
     client: str = ""
     client_id: str = ""
+    frame_checksums: bool = False
 
 
 class HelloAnswer(msgspec.Struct, kw_only=True):
@@ -86,6 +88,7 @@ class HelloAnswer(msgspec.Struct, kw_only=True):
     cluster: str
     memq: str = ""
     audit_ms: Int64 = 0
+    frame_checksums: bool = False
 
 
 class Open(msgspec.Struct, kw_only=True):
@@ -128,13 +131,14 @@ class Forward(msgspec.Struct, kw_only=True):
     """The head of a forwarded block: acked with 1 by another broker, which cannot publish it.
 
     The owner answers `Done` when the block's pointer is in the queue. `absent_ms` is the time, on the connection's
-    clock, at which the queue did not have the block.
+    clock, at which the queue did not have the block. `request` repeats the request id of the prefix.
     """
 
     topic: str
     topic_id: str
     partition: Int64
     absent_ms: Int64
+    request: Int64 = 0  # 0: a peer of an earlier release does not repeat it
 
 
 class Nack(msgspec.Struct, kw_only=True):

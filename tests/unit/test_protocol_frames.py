@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.errors import ForeignProtocolError, ProtocolError, TooLargeError, UnsupportedVersionError
+from memq.errors import (
+    DamagedMessageError,
+    ForeignProtocolError,
+    ProtocolError,
+    TooLargeError,
+    UnsupportedVersionError,
+)
 from memq.limits import BLOCK_BYTES_MAX, CONTROL_BODY_BYTES_MAX, FRAME_PREFIX_BYTES, KIB, MIB
 from memq.protocol.frames import (
     ACK,
@@ -24,12 +30,14 @@ from memq.protocol.frames import (
     Api,
     Frame,
     FrameReader,
+    add_checksum,
     check_hello_start,
     check_prefix,
     check_version,
     decode_places,
     encode_ack,
     encode_frame,
+    take_checksum,
 )
 
 SMALL_APIS = tuple(api for api in Api if BODY_BYTES_MAX[api] >= 4 * KIB)
@@ -128,12 +136,30 @@ def test_an_unknown_api_is_refused_by_name(api: int) -> None:
 def test_every_api_has_its_bound(api: Api) -> None:
     bound = BODY_BYTES_MAX[api]
     assert bound <= max(CONTROL_BODY_BYTES_MAX, BLOCK_BYTES_MAX + KIB)
-    check_prefix(bound, api)
-    with pytest.raises(ProtocolError, match=f"{api.name} frame declares {bound + 1} bytes"):
-        check_prefix(bound + 1, api)
+    check_prefix(bound + 4, api)  # with a checksum
+    with pytest.raises(ProtocolError, match=f"{api.name} frame declares {bound + 5} bytes"):
+        check_prefix(bound + 5, api)
     if bound <= CONTROL_BODY_BYTES_MAX:
         with pytest.raises(TooLargeError, match=api.name):
             encode_frame(api, 0, 0, bytes(bound + 1))
+
+
+@pytest.mark.parametrize("places", [[], [AckPlace(4, 9, 70, 2)]])
+def test_no_bit_of_a_frame_with_a_checksum_may_differ(places: list[AckPlace]) -> None:
+    frame = encode_ack(AckLevel.ALL, 3, 9, 1, places)
+    data = b"".join(add_checksum(frame))
+    assert b"".join(add_checksum(frame[:16], frame[16:])) == data
+    (taken,) = feed(FrameReader(), data, [len(data)])
+    assert take_checksum(taken) == Frame(Api.ACK, AckLevel.ALL, 3, 9, frame[16:])
+    for bit in range(32, 8 * len(data)):  # another length gives another frame
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        with pytest.raises((DamagedMessageError, ProtocolError)):
+            take_checksum(*feed(FrameReader(), bytes(changed), [len(data)]))
+    for length in range(len(data) - 16):
+        cut = length.to_bytes(4, "little") + data[4 : 16 + length]
+        with pytest.raises(DamagedMessageError, match="wrong checksum"):
+            take_checksum(*feed(FrameReader(), cut, [len(cut)]))
 
 
 @given(level=st.sampled_from(AckLevel), stream=U16, next_=U64, epoch=st.integers(0, (1 << 32) - 1))

@@ -18,7 +18,7 @@ from memq.broker.ingest.slabs import Slab
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services
 from memq.broker.spool.held_records import HeldRecords
-from memq.errors import MemqError, ThrottledError, TooLargeError
+from memq.errors import DamagedMessageError, MemqError, ThrottledError, TooLargeError
 from memq.limits import VERSION
 from memq.protocol.frames import HELLO_MAGIC, Api, Frame, check_version, decode_forward, encode_frame, encode_prefix
 from memq.protocol.messages import Hello, HelloAnswer, decode_message, encode_message, has_checksum, nack_of
@@ -171,6 +171,9 @@ class Requests:
         except MemqError as error:
             self._send(connection, frame, _error_frame(frame, error))
             return
+        if ask.request not in (0, frame.argument):  # an answer would settle another request
+            connection.refuse(DamagedMessageError(f"damaged on its way: FORWARD {ask.request} as {frame.argument}"))
+            return
         block = slab, start + head_bytes, start + len(frame.body)
         call = Call(connection, connection.principal, frame.stream, ask, block)
         await self._reply(frame, self._operations.of(type(ask)), call)
@@ -224,7 +227,9 @@ class Requests:
             cluster=settings.cluster,
             memq=VERSION,
             audit_ms=settings.audit_interval_ms if settings.audit else 0,
+            frame_checksums=hello.frame_checksums,
         )
+        connection.frame_checksums = hello.frame_checksums
         return encode_frame(Api.HELLO, 0, HELLO_MAGIC, encode_message(answer))
 
 

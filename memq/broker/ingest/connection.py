@@ -42,10 +42,12 @@ from memq.protocol.frames import (
     AckPlace,
     Api,
     Frame,
+    add_checksum,
     check_hello_start,
     check_prefix,
     encode_ack,
     encode_frame,
+    take_checksum,
 )
 from memq.protocol.messages import Redirect, Throttle, encode_message, nack_of
 from memq.runtime.clock import Clock
@@ -86,6 +88,7 @@ class Connection(asyncio.BufferedProtocol):
         self.client = ""  # its name for the limits: the client id, else the host
         self.limiters: Limiters = ()
         self.checksums = False  # whether the client sends one with each message
+        self.frame_checksums = False  # whether both sides send one with each frame
         self.principal = ANONYMOUS  # HELLO has no credentials yet
         self.paused = False  # by the intake, because memory is short: the client is not silent
         self.outbox = Outbox(services.runtime.clock)
@@ -342,17 +345,17 @@ class Connection(asyncio.BufferedProtocol):
             )
         else:
             body = encode_message(nack_of(error))
-            self.outbox.write(encode_frame(Api.NACK, stream.number, stream.expected, body))
+            self._send_frame(encode_frame(Api.NACK, stream.number, stream.expected, body))
 
     def _throttle(self, stream: Stream, first: int, throttle: Throttle) -> None:
-        self.outbox.write(encode_frame(Api.THROTTLE, stream.number, first, encode_message(throttle)))
+        self._send_frame(encode_frame(Api.THROTTLE, stream.number, first, encode_message(throttle)))
 
     def _take_control(self, frame: Frame) -> None:
         unsent = self.outbox.unsent_bytes
         if unsent > UNSENT_BYTES_MAX:  # reading stops at once, but one read may hold thousands of requests
             raise ThrottledError(f"{unsent} bytes of answers wait until this client reads them")
         self.conversation.sent(Side.CLIENT, frame.api)
-        self._handler.request(self, frame)
+        self._handler.request(self, take_checksum(frame) if self.frame_checksums else frame)
 
     def _take_forward(self, request: int, slab: Slab, start: int, stop: int) -> None:
         """Take another broker's block in place. From now on the connection counts as one that sends blocks."""
@@ -360,7 +363,7 @@ class Connection(asyncio.BufferedProtocol):
         self._forwards = True
         if slab is self._intake.aside:
             error = ThrottledError("the memory budget is used up")
-            self.outbox.write(encode_frame(Api.ERROR, 0, request, encode_message(nack_of(error))))
+            self._send_frame(encode_frame(Api.ERROR, 0, request, encode_message(nack_of(error))))
         else:
             self._handler.forward(self, request, slab, start, stop)
 
@@ -376,7 +379,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.streams.get(stream.number) is not stream:
             return
         self._services.counters.acks += 1
-        self.outbox.write(encode_ack(level, stream.number, next_sequence, epoch, places))
+        self._send_frame(encode_ack(level, stream.number, next_sequence, epoch, places))
 
     def send_throttle(self, stream: Stream, first: int, error: MemqError) -> None:
         """See `memq.broker.partition.append.AckSink`."""
@@ -387,7 +390,7 @@ class Connection(asyncio.BufferedProtocol):
     def send_redirect(self, stream: Stream, address: str) -> None:
         """See `memq.broker.partition.append.AckSink`."""
         body = encode_message(Redirect(address=address))
-        self.outbox.write(encode_frame(Api.REDIRECT, stream.number, stream.expected, body))
+        self._send_frame(encode_frame(Api.REDIRECT, stream.number, stream.expected, body))
 
     def send(self, prefix: bytes, body: bytes = b"") -> None:
         """Send an answer; the prefix may include the body. The answer to HELLO starts the connection's clock."""
@@ -395,9 +398,17 @@ class Connection(asyncio.BufferedProtocol):
         self.conversation.sent(Side.BROKER, api)
         if api == Api.HELLO:
             self.ready_s = self._services.runtime.clock.monotonic()
-        self.outbox.write(prefix)
-        if body:
+        if api == Api.READ:
+            self.outbox.write(prefix)
             self.outbox.write(body)  # joining the two would copy the body
+        else:
+            self._send_frame(prefix, body)
+
+    def _send_frame(self, frame: bytes, body: bytes = b"") -> None:
+        """Send a frame with its checksum, if the client takes them; the first piece may include the body."""
+        for piece in add_checksum(frame, body) if self.frame_checksums and frame[4] != Api.HELLO else (frame, body):
+            if piece:
+                self.outbox.write(piece)
 
     def refuse(self, error: MemqError) -> None:
         """Send the client an error that concerns the whole connection, and close it."""
@@ -409,7 +420,7 @@ class Connection(asyncio.BufferedProtocol):
         if isinstance(error, ForeignProtocolError) and str(error).endswith("HTTP"):
             self.outbox.write(_http_answer(error))
         else:
-            self.outbox.write(encode_frame(Api.ERROR, 0, 0, encode_message(nack_of(error))))
+            self._send_frame(encode_frame(Api.ERROR, 0, 0, encode_message(nack_of(error))))
         self.conversation.close()
         self._transport.close()
 
