@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple, Protocol, TypeVar, cast
 
 import msgspec
@@ -81,7 +82,7 @@ class _Waiting(NamedTuple):
 class Link(asyncio.BufferedProtocol):
     """A connection to one broker, after `connect_link`. Not thread-safe: it lives on one event loop."""
 
-    def __init__(self, runtime: Runtime, owner: LinkOwner | None, address: Address, waits: Waits | None = None) -> None:
+    def __init__(self, runtime: Runtime, address: Address, waits: Waits | None = None) -> None:
         self.address = address
         self.congested = False
         self.broker = ""
@@ -90,7 +91,7 @@ class Link(asyncio.BufferedProtocol):
         self._name = format_address(address)
         self._waits = waits or Waits(runtime.clock)
         self._runtime = runtime
-        self._owner = owner
+        self._owner: LinkOwner | None = None  # once `connect_link` has succeeded
         self._reader = FrameReader()
         self._conversation = Conversation()
         self._transport: asyncio.Transport | None = None
@@ -286,7 +287,8 @@ class Link(asyncio.BufferedProtocol):
                 self._owner.draining()
         elif frame.api == Api.HELLO:
             self._ready_at = self.heard_s
-            self._frame_checksums = decode_message(frame.body, HelloAnswer).frame_checksums
+            with suppress(MemqError):  # `_hello` raises it
+                self._frame_checksums = decode_message(frame.body, HelloAnswer).frame_checksums
             self._take_answer(0, frame)
         elif frame.api == Api.ERROR and frame.argument == 0:
             raise self._error_in(frame)
@@ -341,10 +343,13 @@ async def connect_link(
     Without `owner` the link has requests and no streams. `waits` records the requests that wait for an answer.
     Raises: UnreachableError, TimedOutError, UnsupportedVersionError; `owner.lost` is not called then.
     """
-    link = Link(runtime, owner, address, waits)
+    link = Link(runtime, address, waits)
     await runtime.network.connect(address[0], address[1], lambda: link, timeout_s=timeout_s)
     try:
         await link._hello(client, client_id, timeout_s)
+        if link._failure is not None:  # by what came directly after the HELLO
+            raise link._failure
+        link._owner = owner
     except BaseException as error:
         link._conversation.close()
         link._fail(UnreachableError(f"no HELLO from {format_address(address)}"))

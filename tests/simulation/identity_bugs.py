@@ -14,6 +14,14 @@ IDENTITY_BUGS = (
         producers=("clone",),
     ),
     Planted(
+        "frames taken without a look at their checksum",
+        "memq.protocol.frames",
+        "take_checksum",
+        body("return frame._replace(body=frame.body[:-4])"),
+        level="breezy",
+        aspects=("flips",),
+    ),
+    Planted(
         "block that overlaps taken for a new one",
         "memq.broker.partition.known_blocks",
         "KnownBlocks.holds",

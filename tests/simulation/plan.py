@@ -41,6 +41,7 @@ ASPECTS = (
     "churn",
     "audit-command",
     "auditor",
+    "flips",
 )
 SCALE = "thin"  # the aspect that the others scale with
 ASPECT_RATE = 0.3
@@ -442,6 +443,12 @@ def _with_an_auditor(plan: Plan, level: str, draw: random.Random) -> Plan:
     return replace(plan if plan.shape.audit_interval_ms else _with_reports(plan, level, draw), audited=True)
 
 
+def _with_changed_bits(plan: Plan, _level: str, draw: random.Random) -> Plan:
+    """Change bits on the way between clients and brokers, and between brokers."""
+    network = replace(plan.faults.network, flip_rate=draw.choice([0.001, 0.01, 0.05]))
+    return replace(plan, faults=replace(plan.faults, network=network))
+
+
 _CHANGES = {
     "house": _with_house,
     "levels": _with_levels,
@@ -463,4 +470,5 @@ _CHANGES = {
     "part": _with_a_sick_part,
     "churn": _with_churn,
     "auditor": _with_an_auditor,
+    "flips": _with_changed_bits,
 }

@@ -32,6 +32,7 @@ class Wire:
         self.frames: list[Frame] = []
         self.aborts = 0
         self.flipped = (b"", b"")  # bytes of what it says that arrive as others
+        self.after = b""  # arrives with the next frame that it says
         self.address: tuple[str, int, float] | None = None
         self._reader = FrameReader()
         self._silent = silent
@@ -77,7 +78,7 @@ class Wire:
     def say(self, api: Api, argument: int, message: msgspec.Struct) -> None:
         """Send a frame to the link."""
         body = encode_message(message) if self.checksums else msgspec.json.encode(message)
-        data = encode_frame(api, 0, argument, body.replace(*self.flipped))
+        data = encode_frame(api, 0, argument, body.replace(*self.flipped)) + self.after
         assert self._link is not None
         self._link.get_buffer(-1)[: len(data)] = data
         self._link.buffer_updated(len(data))

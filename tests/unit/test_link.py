@@ -18,12 +18,13 @@ from memq.errors import (
     MemqError,
     MovedError,
     ProtocolError,
+    ThrottledError,
     TimedOutError,
     UnreachableError,
     UnsupportedVersionError,
 )
 from memq.protocol.frames import HELLO_MAGIC, VERSIONS, Api, decode_forward, encode_frame
-from memq.protocol.link import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, Link
+from memq.protocol.link import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, Link, connect_link
 from memq.protocol.messages import (
     Done,
     Draining,
@@ -33,6 +34,8 @@ from memq.protocol.messages import (
     MetadataRequest,
     ReadRequest,
     decode_message,
+    encode_message,
+    nack_of,
 )
 from memq.topic import Topic, equal_slots
 from tests.skipping_loop import run_skipping, skip
@@ -71,6 +74,31 @@ def test_an_answer_to_hello_that_is_damaged_is_that_of_a_broker_out_of_reach() -
             await wire.link()
         assert isinstance(caught.value.__cause__, DamagedMessageError)
         assert wire.aborts == 1
+
+    talking(work())
+
+
+def test_a_connection_that_ends_directly_after_the_answer_to_hello_is_none() -> None:
+    """The owner heard of the loss of a link that it never got."""
+
+    class Owner:
+        losses = 0
+
+        def lost(self, _: MemqError) -> None:
+            self.losses += 1
+
+    class Hasty(Wire):
+        def say(self, api: Api, argument: int, message: msgspec.Struct) -> None:
+            if api == Api.HELLO:
+                self.after = encode_frame(Api.ERROR, 0, 0, encode_message(nack_of(ThrottledError("no room"))))
+            super().say(api, argument, message)
+
+    async def work() -> None:
+        wire, owner = Hasty(), Owner()
+        with pytest.raises(ThrottledError, match="no room"):
+            await connect_link(wire.runtime, cast(Any, owner), ("host-2", 77))
+        assert wire.aborts
+        assert owner.losses == 0
 
     talking(work())
 
@@ -349,7 +377,7 @@ def test_nothing_is_kept_of_what_was_answered() -> None:
 def test_no_block_goes_out_before_hello() -> None:
     async def work() -> None:
         wire = Wire()
-        link = Link(wire.runtime, None, ("host-2", 77))
+        link = Link(wire.runtime, ("host-2", 77))
         with pytest.raises(UnreachableError, match="connection to host-2:77 is closed"):
             await forward(link)
         link.connection_made(cast(asyncio.Transport, wire))

@@ -32,6 +32,7 @@ class NetworkFaults:
     tiny_piece_rate: float = 0.02  # 1 to 3 bytes
     small_piece_rate: float = 0.10  # 1 to 200 bytes
     spurious_buffer_rate: float = 0.05  # get_buffer without buffer_updated, as from uvloop when no bytes came
+    flip_rate: float = 0.0  # of pieces, of which one bit arrives as the other one
     window_bytes_min: int = 16 << 10
     window_bytes_max: int = 1 << 20
 
@@ -235,8 +236,17 @@ class Switch:
 
     def send(self, end: SimTransport, piece: bytes) -> None:
         """Send a piece on its way."""
+        if self.faults.flip_rate and self._draw() < self.faults.flip_rate:
+            piece = self._flipped(end, piece)
         end.outward.flying_bytes += len(piece)
         self._fly(end, piece)
+
+    def _flipped(self, end: SimTransport, piece: bytes) -> bytes:
+        bit = self._random.randrange(8 * len(piece))
+        self.world.trace.event(self.world.now, "flip", end.node.name, end.peer.node.name, bit)
+        changed = bytearray(piece)
+        changed[bit // 8] ^= 1 << bit % 8
+        return bytes(changed)
 
     def send_end(self, end: SimTransport, how: End) -> None:
         """Send the end of this direction on its way, behind its bytes."""
