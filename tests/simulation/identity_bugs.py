@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.bug import Planted, before, body, swap
+from tests.simulation.bug import Planted, before, body, instead, swap
 
 IDENTITY_BUGS = (
     Planted(
@@ -14,10 +14,10 @@ IDENTITY_BUGS = (
         producers=("clone",),
     ),
     Planted(
-        "frames taken without a look at their checksum",
-        "memq.protocol.frames",
-        "take_checksum",
-        body("return frame._replace(body=frame.body[:-4])"),
+        "frames taken whatever their checksum is",
+        "memq.protocol.link",
+        "Link._take",
+        instead("take_checksum", "frame = frame._replace(body=frame.body[:-4])"),
         level="breezy",
         aspects=("flips",),
     ),
