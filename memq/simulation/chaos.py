@@ -14,6 +14,7 @@ from memq.simulation.ports.store import SICK_SHARE
 from memq.simulation.ports.wrong_answers import WrongAnswers
 from memq.simulation.world.node import SimNode
 
+TRUNCATED_MAX = 12  # entries that a log loses at once
 STATES = ("not open", "idle", "open", "sealed", "storing", "stored", "published")  # of a partition at its owner
 
 
@@ -51,6 +52,7 @@ class Chaos:
         self._repeat(faults.jump_every_s, self._jump)
         self._repeat(faults.reshape_every_s, self._cluster.reshape)
         self._repeat(faults.sick_every_s, self._sicken)
+        self._repeat(faults.truncate_every_s, self._truncate)
         self._repeat(faults.disk_every_s, self._sicken_disk)
         self._repeat(faults.part_every_s, self._sicken_part)
         for wrong in self._cluster.cloud.wrong_answers.values():
@@ -188,6 +190,21 @@ class Chaos:
             self._meet(kind, name)
         until_s = now_s + self._faults.part_s_max * self._random.uniform(0.1, 1.0)
         failing.fail_until(number, until_s, service=service, hangs=hangs)
+
+    def _truncate(self) -> None:
+        """Let a log lose its end, and kill all brokers: when they start again, they accept the log as it is."""
+        partition = self._random.choice(self._cluster.read_partitions)
+        log = self._cluster.cloud.queue.log(partition)
+        lost = min(self._random.randint(1, TRUNCATED_MAX), len(log.entries) - 1)
+        if lost <= 0:  # an owner does not open an empty log whose objects are there
+            return
+        self._world.trace.event(self._world.now, "truncate", partition.partition, log.end - lost)
+        for name in self._cluster.brokers:
+            self._meet("truncate", name)
+            if self._world.nodes[name].alive:
+                self._world.nodes[name].kill()
+                self.restart_later(name)
+        self._cluster.cloud.truncate(partition, log.end - lost)
 
     def _lie(self, wrong: WrongAnswers) -> None:
         nodes = [node.name for node in self._world.nodes.values() if node is not self._cluster.cloud.node]

@@ -53,6 +53,7 @@ class SentRecord:
     keyed: bool = False
     held_s: float = FOREVER  # when it was acked with 1
     given_up: bool = False
+    lost: bool = False  # the queue has lost its pointer: nothing is promised of it any more
     written: bool = False  # with acks=0: nothing else is heard of it
     repeats: bool = False  # its writer may send it again in another order, under another identity
     staged: bool = False  # nobody waits for it before its batch is decided, or ever, where the batch is another one
@@ -152,8 +153,9 @@ class Checker:
             self._fail(f"record {value[:40]!r} waited {waited_s:.1f} s for its ack in a calm world")
         self.acked += 1
         if record.place is None:
-            self._fail(f"record {value[:40]!r} is acked, but no pointer in the queue holds it")
-        elif ack is not None and ack.position is not None:
+            if not record.lost:
+                self._fail(f"record {value[:40]!r} is acked, but no pointer in the queue holds it")
+        elif not record.lost and ack is not None and ack.position is not None:
             self._check_position(value, record, ack, ack.position)
 
     def _check_position(self, value: bytes, record: SentRecord, ack: Ack, position: Position) -> None:
@@ -237,6 +239,24 @@ class Checker:
         self.trims(partition, before)
         self._free(self.logs[partition], before)
         self._check_taken(partition, self._begins.get(partition, 0))
+
+    def truncated(self, partition: ReadPartition, end: int) -> None:
+        """See `cloud.Observer`: what was there is lost by a fault of the queue; all else is promised as before.
+
+        Its objects stay: what names them is the pointers that a restore is to bring back.
+        """
+        log = self.logs.get(partition)
+        if log is None or end >= len(log.entries):
+            return
+        lost_end, (entries, records) = len(log.entries), log.truncate(end)
+        for one in records:
+            record = self.records[one.value]
+            record.places.pop(one.source, None)
+            record.lost = True
+        for number in dict.fromkeys(entry.pointer.partition for entry in entries):
+            self._parts[partition.topic_id, number].forget(end)
+        self.commits.goes_back = True
+        self.groups.truncated(partition, lost_end)
 
     def dropped(self, partition: ReadPartition) -> None:
         """See `cloud.Observer`: all that the log named may go."""
@@ -377,6 +397,7 @@ class Checker:
             for value, record in self.records.items()
             if record.held_s < FOREVER
             and record.place is None
+            and not record.lost
             and (self.on_disk or not topic[record.stream[1]].may_lose(record.sent_s, record.held_s))
         ]
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from memq.client.consumer.batch import Batch, TopicPartition
 from memq.client.consumer.consumer import AsyncConsumer
-from memq.errors import MemqError, NotFoundError, PositionExpiredError
+from memq.errors import InvalidRequestError, MemqError, NotFoundError, PositionExpiredError, PositionLostError
 from memq.runtime.runtime import Runtime
 from memq.simulation.cluster import PORT
 from memq.simulation.world.node import SimNode
@@ -85,6 +85,10 @@ class Reader:
                 except PositionExpiredError as error:
                     await self._go_on(consumer, error)
                     continue
+                except (PositionLostError, InvalidRequestError):  # its position is behind the end, or was
+                    if not await self._go_back(consumer):
+                        raise
+                    continue
                 except NotFoundError:
                     if len(self._ids) == 1:
                         raise
@@ -125,6 +129,20 @@ class Reader:
             else:
                 self._groups(partition).expired(self.name, partition, first)
                 return
+
+    async def _go_back(self, consumer: AsyncConsumer) -> bool:
+        """Continue before what the queue has lost, as an operator sets a group; false if it has lost nothing."""
+        found = False
+        for place, position in consumer.position().items():
+            partition = self._partition(*place)
+            log = self._checker(partition).logs.get(partition)
+            if log is None or log.truncated_at is None or position.pointer_offset <= log.truncated_at:
+                continue
+            first = Position(place.partition, log.truncated_at)
+            await consumer.seek(place.topic, place.partition, first)
+            self._groups(partition).seek(self.name, partition, (first.pointer_offset, 0))
+            found = True
+        return found
 
     async def _wander(self, consumer: AsyncConsumer, now_s: float) -> None:
         """Now and then pause a partition for a while, or go back to what the group has iterated.

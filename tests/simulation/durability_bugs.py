@@ -390,4 +390,28 @@ KEEPING_BUGS = (
         level="sleepy",
         aspects=("reports",),
     ),
+    Planted(
+        "the marks of positions are not compared",
+        "memq.client.consumer.offset_resolver",
+        "OffsetResolver.check_continuity",
+        swap("continuity.mark not in (0, mark)", "False"),
+        level="calm",
+        aspects=("truncate",),
+    ),
+    Planted(
+        "a stored position without its mark",
+        "memq.client.consumer.opener",
+        "Opener._open",
+        swap("stored.mark", "0"),
+        level="breezy",
+        aspects=("truncate",),
+    ),
+    Planted(
+        "a running reader takes pointers that do not follow",
+        "memq.client.consumer.fetch.partition_cursor",
+        "PartitionCursor.take_entries",
+        swap("not compared and self.continuity.is_broken_by(slot.pointer for slot in slots)", "False"),
+        level="calm",
+        aspects=("truncate",),
+    ),
 )

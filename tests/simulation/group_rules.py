@@ -44,6 +44,8 @@ class GroupRules:
         self._starts: dict[Reader, list[int]] = {}  # where it may begin after it was assigned
         self._sought: dict[Reader, int] = {}  # and has delivered nothing since
         self._paused: dict[Reader, None] = {}
+        self._lost: dict[Reader, None] = {}  # the queue has lost records that they delivered
+        self._lost_ends: dict[ReadPartition, int] = {}  # the greatest end of a log before the queue lost it
 
     # ---- what consumers do -----------------------------------------------------------------------
 
@@ -64,12 +66,32 @@ class GroupRules:
             self._starts[reader].append(self._sought[reader])
         self._cursors.pop(reader, None)
         self._paused.pop(reader, None)
+        self._lost.pop(reader, None)
 
     def seek(self, consumer: str, partition: ReadPartition, place: RecordPosition) -> None:
         """A consumer continues elsewhere, at what its group has iterated or behind that."""
         reader = (consumer, partition)
         self._cursors[reader] = self._sought[reader] = self._log(partition).index_of(*place)
         self._starts.pop(reader, None)
+        self._lost.pop(reader, None)
+
+    def truncated(self, partition: ReadPartition, lost_end: int) -> None:
+        """The queue has lost the end of a log, which was `lost_end`: no group has what comes there now."""
+        end = len(self._log(partition).stream)
+        self._lost_ends[partition] = max(lost_end, self._lost_ends.get(partition, 0))
+        for key, reached in self._reached.items():
+            if key[1] == partition:
+                self._reached[key] = min(reached, end)
+        for key, fetched in self._fetched.items():
+            if key[1] == partition:
+                fetched[:] = [(when, at) for when, at in fetched if at <= end]
+        for reader, starts in self._starts.items():
+            if reader[1] == partition:
+                starts[:] = [at for at in starts if at <= end]
+        for places in (self._cursors, self._sought):
+            for reader in [reader for reader, at in places.items() if reader[1] == partition and at > end]:
+                del places[reader]
+                self._lost[reader] = None
 
     def expired(self, consumer: str, partition: ReadPartition, first: Position) -> None:
         """A consumer was notified that retention was faster, and continues at the first that is left."""
@@ -97,7 +119,13 @@ class GroupRules:
         at = log.index_of(*place)
         if reader in self._paused:
             self._fail(f"{consumer} delivers record {at} of {partition}, which it has paused")
-        if at >= len(log.stream) or log.stream[at].value != value or _place(log, at) != place:
+        there = at < len(log.stream) and log.stream[at].value == value and _place(log, at) == place
+        if value in log.lost.get(place, ()) and (reader in self._lost or not there):
+            self._deliver_lost(reader)
+            return
+        if reader in self._lost:
+            self._fail(f"{consumer} delivers record {at} of {partition}, whose log was cut before its position")
+        if not there:
             if not self._is_late_copy(log, place, value):
                 words = f"{value[:40]!r} at {place} of {partition}"
                 self._fail(f"{consumer} delivers {words}, which is not what lies there")
@@ -109,6 +137,13 @@ class GroupRules:
             self._fail(f"group {group} skips records {reached} to {at} of {partition}")
         self._reached[group, partition] = max(reached, at + 1)
         self._cursors[reader] = at + 1
+
+    def _deliver_lost(self, reader: Reader) -> None:
+        """A reader delivers what it fetched before the queue lost it: it has no place in the log from here on."""
+        self._lost[reader] = None
+        self._cursors.pop(reader, None)
+        self._sought.pop(reader, None)
+        self._starts.pop(reader, None)
 
     def _check_next(self, log: ReadLog, reader: Reader, at: int) -> None:
         """Check that a reader continues where it was, or where its group was."""
@@ -134,7 +169,7 @@ class GroupRules:
         log = self._log(partition)
         at = log.index_of(position.pointer_offset, position.record_index)
         reached = max(self._reached.get((group, partition), 0), log.gone_index)
-        if at > reached:
+        if at > reached and position.pointer_offset > self._lost_ends.get(partition, -1):
             self._fail(f"group {group} stores {position} of {partition}: record {at}, it has iterated {reached}")
 
     def fetched(self, group: str, partition: ReadPartition, position: Position | None) -> None:

@@ -36,6 +36,7 @@ class OwnerRules:
     brokers: dict[int, Epoch] = field(default_factory=dict)
     highest: int = 0
     _offsets: dict[tuple[Source, int], int] = field(default_factory=dict)  # where a block lies first
+    _spans: dict[tuple[Source, int], int] = field(default_factory=dict)  # where a block ends
     _checksums: dict[tuple[Source, int], int] = field(default_factory=dict)  # of the block that lies first
     _keys: dict[tuple[Source, int], set[str]] = field(default_factory=dict)  # the objects that have a block
     _landed: dict[Source, RangeSet] = field(default_factory=dict)
@@ -77,6 +78,16 @@ class OwnerRules:
                 f"epoch {number} is opened by {epoch.broker} and again by {broker}, process {node.index}"
             )
         self.highest = max(self.highest, number)
+
+    def forget(self, end: int) -> None:
+        """The queue has lost all from offset `end` on: the next owner does not know it."""
+        for place, offset in list(self._offsets.items()):
+            if offset >= end:
+                del self._offsets[place]
+        self._landed = {}
+        for (source, first), following in self._spans.items():
+            if (source, first) in self._offsets:
+                self._landed.setdefault(source, RangeSet()).add(first, following)
 
     def may_lose(self, sent_s: float, acked_s: float) -> bool:
         """Whether a block that was sent and acked with 1 then may be lost: an owner was killed that may have held it.
@@ -128,4 +139,5 @@ class OwnerRules:
                 )
             known.add(block.first, block.following)
             self._offsets.setdefault(place, entry.offset)
+            self._spans[place] = block.following
             self._landed.setdefault(block.source, RangeSet()).add(block.first, block.following)

@@ -42,6 +42,7 @@ ASPECTS = (
     "audit-command",
     "auditor",
     "flips",
+    "truncate",
 )
 SCALE = "thin"  # the aspect that the others scale with
 ASPECT_RATE = 0.3
@@ -449,6 +450,22 @@ def _with_changed_bits(plan: Plan, _level: str, draw: random.Random) -> Plan:
     return replace(plan, faults=replace(plan.faults, network=network))
 
 
+def _with_truncated_logs(plan: Plan, _level: str, draw: random.Random) -> Plan:
+    """Let logs lose their ends, and grow over the same offsets: only what was lost may be missing.
+
+    Not where a client knows for itself what is in the queue: a name or a commit continues behind what was lost, an
+    audit names it. The queue refuses by age, as Kafka does: no other one loses the end of a log alone.
+    """
+    excluded = {"named", "staged", "direct", "churn"}
+    if plan.shape.housekeeping_s or plan.shape.audit_interval_ms or plan.audits or plan.faults.lies:
+        return plan
+    if not excluded.isdisjoint(plan.producers):
+        return plan
+    chaos = replace(plan.faults.chaos, truncate_every_s=draw.choice([2.0, 5.0, 15.0]))
+    shape = replace(plan.shape, refuse="age")
+    return replace(plan, shape=shape, faults=replace(plan.faults, chaos=chaos))
+
+
 _CHANGES = {
     "house": _with_house,
     "levels": _with_levels,
@@ -471,4 +488,5 @@ _CHANGES = {
     "churn": _with_churn,
     "auditor": _with_an_auditor,
     "flips": _with_changed_bits,
+    "truncate": _with_truncated_logs,
 }

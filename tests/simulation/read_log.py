@@ -27,6 +27,8 @@ class ReadLog:
     compacted: int = 0
     compacted_next: int = 0
     begin_max: int = 0  # the greatest `begin` so far: a compaction that was slower than retention brings some back
+    truncated_at: int | None = None  # the least offset from which the queue has lost all that was there
+    lost: dict[RecordPosition, dict[bytes, None]] = field(default_factory=dict)  # the records that it lost
     moved: dict[int, tuple[Location, ...]] = field(default_factory=dict)  # by offset: where the last copy lies
 
     @property
@@ -43,6 +45,21 @@ class ReadLog:
         """All before an offset has left the queue."""
         self.queue_begin = max(self.queue_begin, before)
         self.begin_max = max(self.begin_max, self.begin)
+
+    def truncate(self, end: int) -> tuple[list[LogEntry], list[Delivered]]:
+        """Lose all from offset `end` on, and return it."""
+        self.truncated_at = end if self.truncated_at is None else min(self.truncated_at, end)
+        index = self.index_of(end, 0)
+        entries, records = self.entries[end:], self.stream[index:]
+        del self.entries[end:], self.stream[index:]
+        for entry in entries:
+            for block in entry.blocks:
+                for number, value in enumerate(block.values, block.record_index):
+                    self.lost.setdefault((entry.offset, number), {})[value] = None
+        self.reader = ReferenceReader()
+        for entry in self.entries:
+            self.reader.take(entry)
+        return entries, records
 
     def keep_compacted(self, begin: int, next_: int) -> None:
         """A manifest has what lies from `begin` up to `next_`."""

@@ -21,6 +21,7 @@ from memq.simulation.ports.wrong_answers import WrongAnswerRates, WrongAnswers
 from memq.simulation.world.node import SimNode
 from memq.simulation.world.world import World
 from memq.storage_handlers.memory import MemoryHandler
+from memq.topic import ReadPartition
 
 NAME = "cloud"
 
@@ -89,6 +90,16 @@ class Cloud:
     def _stored(self, key: str) -> None:
         self.monitor.stored(key, self.world.now)
         self.observer.stored(key)
+
+    def truncate(self, partition: ReadPartition, end: int) -> None:
+        """Let the log of a partition lose all entries from offset `end` on, as an unclean election does.
+
+        A process that has read beyond `end` must not ask on: kill it, see `PointerReader.span`.
+        """
+        log = self.queue.log(partition)
+        del log.entries[max(0, end - log.begin) :]
+        self.monitor.truncates(partition, end, self.world.now)
+        self.observer.truncated(partition, end)
 
     def change_faults(self, faults: WorldFaults) -> None:
         """Use other faults for all later calls."""

@@ -51,6 +51,7 @@ class ChaosFaults:
     sick_s_max: float = 0.0
     part_every_s: float = 0.0  # one log of the queue, or the objects of one partition, fail or hang
     part_s_max: float = 0.0
+    truncate_every_s: float = 0.0  # the log of a partition loses its end, and all brokers are killed
     disk_every_s: float = 0.0  # a disk of a spool is full, read-only, or fails to sync
     disk_s_max: float = 0.0
 

@@ -49,6 +49,7 @@ class MonitoredLog:
     begin: int = 0
     stale_s: float = 0.0
     window_s: float = 0.0  # 0: the tail is not checked
+    truncated_s: float = -1.0  # when it last lost its end: publishes that were on their way went to a lost leader
     dropped: bool = False  # with its topic: a late `create` may bring an empty one back, to which no rule applies
 
     def end_at(self, moment_s: float) -> int:
@@ -335,6 +336,12 @@ class OwnershipMonitor:
     def drops(self, partition: ReadPartition) -> None:
         """A log is deleted with its topic."""
         self.log(partition).dropped = True
+
+    def truncates(self, partition: ReadPartition, end: int, now_s: float) -> None:
+        """A log loses all entries from offset `end` on."""
+        log = self.log(partition)
+        del log.entries[end:]
+        log.truncated_s = now_s
 
     def trims(self, partition: ReadPartition, before: int) -> None:
         """Entries below `before` are removed."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from memq.errors import NotFoundError, QueueRefusedError
+from memq.errors import NotFoundError, QueueError, QueueRefusedError
 from memq.format.pointer import decode_pointer
 from memq.notification import Entries, GroupState, Membership, Publication, Span
 from memq.notification.memory import MemoryQueue
@@ -37,6 +37,9 @@ class QueueObserver:
 
     def trimmed(self, partition: ReadPartition, before: int) -> None:
         """The pointers below `before` were removed."""
+
+    def truncated(self, partition: ReadPartition, end: int) -> None:
+        """The pointers from offset `end` on were lost, by a fault of the queue."""
 
     def dropped(self, partitions: Sequence[ReadPartition]) -> None:
         """The logs of a topic were deleted."""
@@ -94,6 +97,8 @@ class SimQueue:
         publish = self._monitor.publishes(process, self._task(where), publication, pointer, world.now)
 
         async def land() -> int:
+            if publish.handed_over_s <= self._monitor.log(where).truncated_s:
+                raise QueueError(f"the leader of {where.topic}/{where.partition} was lost")
             self._check_late_try(publication, world.now - publish.handed_over_s)
             offset = await self._queue.publish(publication)
             self._proven[where] = max(self._proven.get(where, 0), offset + 1)

@@ -1,0 +1,98 @@
+"""The checker when the queue loses the end of a log: what was lost is excused, and nothing else."""
+
+from __future__ import annotations
+
+from memq.topic import Position
+from tests.simulation.checked_log import PARTITION, Log, block
+from tests.simulation.checker import Checker
+
+LOST_AT = 2  # `opened` and the first batch are left
+READER = "c"
+
+
+def log_that_lost_its_end() -> tuple[Log, list[bytes]]:
+    """Return a log that had three batches of a record each, read by a group, and has lost two of them."""
+    log = Log()
+    log.open(1)
+    values = [log.send(number)[0] for number in range(3)]
+    for number, value in enumerate(values):
+        log.batch([block(number, [value])], number)
+        log.ack([value])
+        consume(log, value, number + 1)
+    log.checker.truncated(PARTITION, LOST_AT)
+    log.end = LOST_AT
+    return log, values
+
+
+def grown(log: Log, count: int) -> list[bytes]:
+    """Let the next owner publish `count` batches of a record, behind its `opened`."""
+    log.open(2)
+    values = log.send(*range(10, 10 + count))
+    for number, value in enumerate(values):
+        log.batch([block(10 + number, [value])], number, epoch=2)
+        log.ack([value])
+    return values
+
+
+def consume(log: Log, value: bytes, offset: int) -> None:
+    log.checker.groups.consume(READER, "g", PARTITION, (offset, 0), value)
+
+
+def seek(checker: Checker, offset: int) -> None:
+    checker.groups.seek(READER, PARTITION, (offset, 0))
+
+
+def test_records_that_the_queue_lost_are_excused_and_the_group_reads_what_is_new() -> None:
+    log, lost = log_that_lost_its_end()
+    consume(log, lost[2], 3)  # it was fetched before
+    new = grown(log, 3)
+    assert not log.checker.groups.is_drained("g")
+    seek(log.checker, LOST_AT)
+    for number, value in enumerate(new):
+        consume(log, value, LOST_AT + 1 + number)
+    assert log.checker.groups.is_drained("g")
+    assert log.finish() == []
+
+
+def test_a_lost_record_may_be_acked_late_or_land_again() -> None:
+    log = Log()
+    log.open(1)
+    first, second = log.send(0, 1)
+    log.batch([block(0, [first]), block(1, [second])], 0)
+    log.checker.truncated(PARTITION, 1)
+    log.end = 1
+    log.ack([first])  # its ack was on its way
+    log.open(2)
+    log.batch([block(1, [second])], 0, epoch=2, read_to=2)
+    log.ack([second])
+    assert log.finish() == []
+
+
+def test_a_reader_that_continues_in_the_new_log_without_a_seek_is_found() -> None:
+    log, _ = log_that_lost_its_end()
+    new = grown(log, 3)
+    consume(log, new[-1], LOST_AT + 3)
+    assert log.findings == [
+        f"{READER} delivers record 3 of {PARTITION}, whose log was cut before its position",
+        f"group g skips records 1 to 3 of {PARTITION}",
+    ]
+
+
+def test_a_group_that_starts_behind_new_records_is_found() -> None:
+    log, _ = log_that_lost_its_end()
+    new = grown(log, 3)
+    groups = log.checker.groups
+    groups.committed("g", PARTITION, Position(0, 4))  # of a member that had read the lost records
+    groups.begin("d")
+    groups.fetched("g", PARTITION, Position(0, 4))
+    groups.assign("d", "g", PARTITION)
+    groups.consume("d", "g", PARTITION, (5, 0), new[-1])
+    assert log.findings[-1] == f"group g skips records 1 to 3 of {PARTITION}"
+
+
+def test_a_record_before_the_loss_is_promised_as_ever() -> None:
+    log, values = log_that_lost_its_end()
+    (never,) = log.send(7)
+    log.ack([never])
+    assert log.findings == [f"record {never!r} is acked, but no pointer in the queue holds it"]
+    assert log.checker.records[values[0]].place == (PARTITION, 0)
