@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import re
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import msgspec
@@ -23,6 +23,7 @@ CHOICES = {"ack1": get_args(Ack1), "limit_mode": get_args(LimitMode)}
 INTERNAL_PREFIX = "_memq"  # begins the names that memq keeps for itself
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
 _TOPIC_ID = re.compile(r"[0-9a-f]{32}\Z")
+_POSITION = re.compile(r"([0-9]{1,16}):([0-9]{1,16}):([0-9]{1,16})(?::([0-9a-f]{8}))?\Z")
 
 
 def check_name(name: str, what: str = "topic", *, internal: bool = False) -> str:
@@ -297,14 +298,25 @@ def equal_slots(count: int) -> tuple[PartitionSlots, ...]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
-    """A consumer's position: the next record to deliver. As text `0:17:3`."""
+    """A consumer's position: the next record to deliver. As text `0:17:3`.
+
+    `mark` identifies the last pointer that was read before it (`Committed`), 0 if it is unknown. It is no part of the
+    place: positions with different marks are equal. A reader that starts at a position with a mark is refused if the
+    log was cut before it. `marked` is the text with the mark, `0:17:3:1a2b3c4d`; `parse` reads both.
+    """
 
     read_partition: int
     pointer_offset: int
     record_index: int = 0
+    mark: int = field(default=0, compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.read_partition}:{self.pointer_offset}:{self.record_index}"
+
+    @property
+    def marked(self) -> str:
+        """The position as text with its mark, if it has one: what to store in order to continue there later."""
+        return f"{self}:{self.mark:08x}" if self.mark else str(self)
 
     @property
     def offset(self) -> int:
@@ -313,16 +325,16 @@ class Position:
 
     @classmethod
     def parse(cls, text: str) -> Position:
-        """Parse `read partition:pointer offset:record index`.
+        """Parse `read partition:pointer offset:record index`, with or without `:mark` of 8 hex digits.
 
         Raises: InvalidRequestError for any other text; TypeError for what is none.
         """
         if not isinstance(text, str):
             raise TypeError(f"a position is parsed from text as '0:17:3', not from {type(text).__name__}")
-        parts = text.split(":")
-        if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 17 for part in parts):
+        found = _POSITION.match(text)
+        if found is None:
             raise InvalidRequestError(f"bad position '{text[:60]}'", hint="write it as 0:17:3")
-        return cls(int(parts[0]), int(parts[1]), int(parts[2]))
+        return cls(int(found[1]), int(found[2]), int(found[3]), int(found[4] or "0", 16))
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -362,3 +374,8 @@ class Committed:
     position: Position
     totals: Totals = field(default_factory=Totals)
     mark: int = 0
+
+    @property
+    def marked(self) -> Position:
+        """The position with the mark."""
+        return replace(self.position, mark=self.mark)

@@ -270,14 +270,15 @@ class AsyncAdmin(AsyncClosing):
         for partition in partitions:
             point = point_of(to, topic_partition_of(partition))
             position = await self._places.start_at(point, partition, found.settings)
-            resets[partition] = Committed(position, await self._totals_before(found, partition, position))
+            totals = await self._totals_before(found, partition, position)
+            resets[partition] = Committed(position, totals, await self._places.mark_of(partition, position))
         if not dry_run and resets:
             await self._queue.commit(group, "", -1, resets)
         return [
             Reset(
                 topic_partition_of(partition),
-                stored[partition].position if partition in stored else None,
-                committed.position,
+                stored[partition].marked if partition in stored else None,
+                committed.marked,
             )
             for partition, committed in resets.items()
         ]
@@ -383,7 +384,7 @@ def _there(answers: LogAnswers[Key, Value]) -> LogAnswers[Key, Value]:
 
 def _position_in(state: GroupState, partition: ReadPartition) -> Position | None:
     committed = state.committed.get(partition)
-    return committed.position if committed else None
+    return committed.marked if committed else None
 
 
 def _sendable(settings: Settings) -> dict[str, bool | int | str]:

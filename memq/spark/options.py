@@ -39,7 +39,7 @@ DEFAULT_COLUMNS = tuple(name for name in COLUMNS if name not in ("damage", "orph
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MISSING_S = 30  # as long as a consumer that passes over damage asks
 _NUMBER = re.compile(r"[0-9]{1,16}\Z")  # `isdigit` takes "²", and `int` no text of over 4,300 digits
-_PLACED = re.compile(r"(?:(?P<topic>[^=,]+)=)?(?P<position>\d+:\d+:\d+)\Z")
+_PLACED = re.compile(r"(?:(?P<topic>[^=,]+)=)?(?P<position>\d+:\d+:\d+(?::[0-9a-f]{8})?)\Z")
 
 DESCRIPTIONS = {
     "brokers": "HOST:PORT of a broker, several with commas: they know topics, pointers and stores; else MEMQ_BROKERS",

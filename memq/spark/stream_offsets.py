@@ -14,27 +14,31 @@ from typing import Any
 import msgspec
 
 from memq.errors import InvalidRequestError, MemqError
-from memq.format.pointer import Pointer
+from memq.format.pointer import Pointer, pointer_mark
 from memq.topic import Position, ReadPartition, Totals
 
 
 class StreamPlace(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A place in one read partition: next pointer, next record in it, and records and bytes before it."""
+    """A place in one read partition: next pointer, next record in it, and records and bytes before it.
+
+    `mark` is that of the last pointer before it (`Position`); a checkpoint of an earlier release has none.
+    """
 
     offset: int
     index: int = 0
     records: int = 0
     bytes: int = 0
+    mark: int = 0
 
     def position(self, partition: ReadPartition) -> Position:
         """Return the place as a position."""
-        return Position(partition.partition, self.offset, self.index)
+        return Position(partition.partition, self.offset, self.index, self.mark)
 
     @classmethod
     def of(cls, position: Position, totals: Totals) -> StreamPlace:
         """Return the place of a position, given the totals before its pointer."""
         records = totals.records + position.record_index
-        return cls(position.pointer_offset, position.record_index, records, totals.bytes)
+        return cls(position.pointer_offset, position.record_index, records, totals.bytes, position.mark)
 
 
 class TopicPlaces(msgspec.Struct, frozen=True):
@@ -93,7 +97,8 @@ class Admission:
     def take(self, partition: ReadPartition, offset: int, pointer: Pointer | MemqError) -> None:
         """Add the next pointer, in a fair order of partitions, or the part of its batch that fits."""
         place = self.places[partition]
-        behind = StreamPlace(offset + 1, 0, place.records, place.bytes)
+        mark = pointer_mark(pointer) if isinstance(pointer, Pointer) else 0
+        behind = StreamPlace(offset + 1, 0, place.records, place.bytes, mark)
         if not isinstance(pointer, Pointer) or pointer.kind != "data":
             self.places[partition] = behind
             return
@@ -106,7 +111,7 @@ class Admission:
         if room < records:
             self.full = True
             if room > 0:
-                self.places[partition] = StreamPlace(offset, low + room, place.records + room, place.bytes)
+                self.places[partition] = StreamPlace(offset, low + room, place.records + room, place.bytes, mark)
             return
         self._records += records
         self._bytes += size

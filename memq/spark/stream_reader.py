@@ -6,7 +6,7 @@ import asyncio
 import heapq
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -123,8 +123,8 @@ class TopicStream:
     async def latest(self, start: Offsets, limit: MicroBatchLimit) -> dict[str, Any]:
         """Return the end of a micro-batch from `start`; `start` itself without new records.
 
-        Raises: PositionExpiredError if retention removed a next record, unless the options skip it;
-        InvalidRequestError for the offsets of other topics.
+        Raises: PositionExpiredError if retention removed a next record, unless the options skip it; PositionLostError
+        if the log was cut before `start` and has grown again; InvalidRequestError for the offsets of other topics.
         """
 
         async def latest(access: Access) -> Places:
@@ -133,6 +133,7 @@ class TopicStream:
             ends = self._ends or await self._found_ends(access, places)
             for partition, place in places.items():
                 await self._check_expired(access, partition, place)
+            await _check_marks(access, places)
             if limit == MicroBatchLimit():
                 return {partition: max(place, ends[partition], key=_order) for partition, place in places.items()}
             return await self._admit(access, places, ends, limit)
@@ -154,6 +155,8 @@ class TopicStream:
             parts: dict[ReadPartition, list[BatchPart]] = {}
             first, last = (decode_offsets(offsets, _partitions(access)) for offsets in (start, end))
             await self._report_checkpoint(first)
+            await _check_marks(access, first)
+            await _check_marks(access, last)
             for partition, place in first.items():
                 if place.position(partition) < last[partition].position(partition):
                     parts[partition] = [part async for part in self._parts(access, partition, place, last[partition])]
@@ -200,6 +203,7 @@ class TopicStream:
             for partition, writers in topic.partitions.items():
                 start = await place_of(access, topic, partition, self._options.start, "beginning")
                 totals = await access.places.totals_before(partition, start.pointer_offset, topic.settings, writers)
+                start = replace(start, mark=await access.places.mark_of(partition, start))
                 places[partition] = StreamPlace.of(start, totals)
         return places
 
@@ -252,7 +256,8 @@ class TopicStream:
                     ends[partition] = place
                 else:
                     totals = await access.places.totals_before(partition, end, topic.settings, writers)
-                    ends[partition] = StreamPlace(end, 0, totals.records, totals.bytes)
+                    mark = await access.places.mark_of(partition, Position(partition.partition, end))
+                    ends[partition] = StreamPlace(end, 0, totals.records, totals.bytes, mark)
         return ends
 
     async def _check_expired(self, access: Access, partition: ReadPartition, place: StreamPlace) -> None:
@@ -301,6 +306,16 @@ class TopicStream:
 
 def _order(place: StreamPlace) -> tuple[int, int]:
     return place.offset, place.index
+
+
+async def _check_marks(access: Access, places: Places) -> None:
+    """Check that the log of each partition still has the last pointer before its place.
+
+    Raises: PositionLostError if it was cut and has grown again; QueueError while it ends before the place.
+    """
+    for partition, place in places.items():
+        if place.mark:
+            await access.places.mark_of(partition, place.position(partition))
 
 
 def _partitions(access: Access) -> list[ReadPartition]:

@@ -104,6 +104,15 @@ class StoredTopic:
 
         asyncio.run(work())
 
+    def truncate(self, end: int, *, partition: int = 0) -> None:
+        """Lose the pointers from an offset on, as an unclean election of Kafka does: the log is made again without."""
+        log = self.logs[partition]
+        kept = self.ask(lambda queue: queue.read(log, 0, 1 << 30))[:end]
+        self.ask(lambda queue: queue.drop([log]))
+        self.ask(lambda queue: queue.create([log], STALE_MS))
+        for entry in kept:
+            self.publish(entry.body, partition=partition, time_ms=entry.time_ms)
+
     def trim(self, before: int, *, partition: int = 0) -> None:
         """Remove the pointers below an offset, as retention does."""
         self.ask(lambda queue: queue.trim(self.logs[partition], before))

@@ -16,7 +16,7 @@ from memq.client.consumer.fetch.fetcher import BatchFetcher
 from memq.errors import CorruptDataError, InvalidRequestError
 from memq.format.batch import BlockPiece
 from memq.format.blocks.header import parse_header
-from memq.format.pointer import Location, Pointer, ProducerRanges
+from memq.format.pointer import Location, Pointer, ProducerRanges, pointer_mark
 from memq.limits import KIB, MIB
 from memq.notification import Entry, Span
 from memq.notification.memory import MemoryQueue
@@ -240,7 +240,7 @@ def test_pointers_without_records_pass_the_bounds_of_a_micro_batch() -> None:
     admission.take(PARTITION, 1, CorruptDataError("pointer can't be read"))
     admission.take(PARTITION, 2, pointer_of(0, 10, size=40))
     admission.take(PARTITION, 3, opened)
-    assert (admission.places[PARTITION], admission.full) == (StreamPlace(4, 0, 10, 40), False)
+    assert (admission.places[PARTITION], admission.full) == (StreamPlace(4, 0, 10, 40, pointer_mark(opened)), False)
 
 
 def test_offsets_go_through_json_and_name_what_they_are_not_of() -> None:

@@ -57,7 +57,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def position(self) -> Position:
-        """The record's position: a consumer that starts here gets this record first."""
+        """The record's position, without a mark: a consumer that starts here gets this record first."""
         return Position(self.partition, self.offset >> _INDEX_BITS, self.offset & _INDEX_MASK)
 
 

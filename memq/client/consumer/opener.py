@@ -99,7 +99,7 @@ class Opener:
                 hint="poll until on_assigned was called with it, then seek again",
             )
         paused = assigned.flow.paused
-        self._read(partition, position, _known_before(point), "seek", assigned.grant)
+        self._read(partition, position, _known_before(point), "seek", assigned.grant, position.mark)
         if paused:
             self._reading.pause(partition, paused=True)
 
@@ -184,6 +184,7 @@ class Opener:
         else:
             start = point_of(self._settings.start, place)
             position, known = await self._start_at(start, partition, settings), _known_before(start)
+            mark = position.mark
         if self._wanted().get(partition) == grant:
             assigned = self._read(partition, position, known, "start" if stored is None else "stored", grant, mark)
             if stored is not None:

@@ -100,7 +100,7 @@ async def stored_positions(
     Raises: as `Groups.committed`.
     """
     stored = await groups.committed(group, partitions)
-    return {partition: committed.position for partition, committed in stored.items()}
+    return {partition: committed.marked for partition, committed in stored.items()}
 
 
 async def positions_of(options: ReadOptions, group: str) -> dict[int, Position]:
@@ -136,6 +136,7 @@ async def commit_positions(options: ReadOptions, group: str, positions: Mapping[
             if position is not None and (before is None or before < position):
                 offset = position.pointer_offset
                 totals = await access.places.totals_before(partition, offset, topic.settings, writers)
-                commits[partition] = Committed(position, totals.plus(position.record_index, 0))
+                mark = await access.places.mark_of(partition, position)
+                commits[partition] = Committed(position, totals.plus(position.record_index, 0), mark)
         if commits:
             await access.groups.commit(group, "", -1, commits)

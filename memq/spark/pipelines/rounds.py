@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from memq.audit.minutes import watermark_ms
@@ -63,7 +63,8 @@ async def plan_round(
 
     There are no splits when nothing is left.
     With `settled` it ends below the watermark. Where retention was faster it logs that, and continues at what is left.
-    Raises: UnreachableError, NotFoundError; QueueError.
+    Raises: UnreachableError, NotFoundError; QueueError; PositionLostError if a log was cut before `covered` and has
+    grown again.
     """
     runtime = Runtime()
     async with open_access(options, runtime) as access:
@@ -79,6 +80,7 @@ async def plan_round(
         for stretch in stretches:
             taken, end = await _take(access, stretch, options, bytes_max)
             parts += taken
+            end = replace(end, mark=await access.places.mark_of(stretch.partition, end))
             starts[stretch.partition.partition], ends[stretch.partition.partition] = stretch.start, end
             await _look_for_loss(access, stretch.partition, covered)
         settings = settings_of(options, access.urls, ReadFilter())
@@ -107,7 +109,10 @@ async def _start(
 ) -> Position:
     """Return the position behind `covered`, or the options' start, or the first one that retention left."""
     start = covered.get(partition.partition) or await place_of(access, topic, partition, options.start, "beginning")
-    return max(start, Position(partition.partition, (await access.places.span(partition)).begin))
+    begin = Position(partition.partition, (await access.places.span(partition)).begin)
+    if start.mark and start >= begin:
+        await access.places.mark_of(partition, start)
+    return max(start, begin)
 
 
 async def _look_for_loss(access: Access, partition: ReadPartition, covered: Mapping[int, Position]) -> None:

@@ -6,6 +6,7 @@ holds; a file that it does not name is not there. It says for each read partitio
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -67,7 +68,8 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
 class FilesManifest(msgspec.Struct, frozen=True, kw_only=True):
     """All files of a topic.
 
-    `covered` has by read partition, as text, the position up to which they hold it.
+    `covered` has by read partition, as text, the position up to which they hold it, and `marks` the mark of that
+    position (`Position`), if it is known.
     """
 
     number: int
@@ -75,6 +77,7 @@ class FilesManifest(msgspec.Struct, frozen=True, kw_only=True):
     topic_id: str
     started: dict[str, str] = {}
     covered: dict[str, str] = {}
+    marks: dict[str, int] = {}
     files: tuple[File, ...] = ()
 
     @property
@@ -90,7 +93,10 @@ class FilesManifest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def positions(self) -> dict[int, Position]:
         """By read partition, up to where it is covered."""
-        return {int(partition): Position.parse(text) for partition, text in self.covered.items()}
+        return {
+            int(partition): dataclasses.replace(Position.parse(text), mark=self.marks.get(partition, 0))
+            for partition, text in self.covered.items()
+        }
 
     @property
     def starts(self) -> dict[int, Position]:
@@ -108,13 +114,14 @@ class FilesManifest(msgspec.Struct, frozen=True, kw_only=True):
             number=self.number + 1,
             started={**began, **self.started},
             covered={**self.covered, **reached},
+            marks={**self.marks, **{str(partition): position.mark for partition, position in ends.items()}},
             files=self.files + files,
         )
 
 
 DAMAGE_HINT = "restore it, or write to another place"
 _DECODER = msgspec.json.Decoder(FilesManifest)
-_FIELDS = frozenset(FilesManifest.__struct_fields__)
+_FIELDS = frozenset(FilesManifest.__struct_fields__) - {"marks"}  # younger than checksums
 
 
 def key_of(number: int) -> str:

@@ -40,9 +40,9 @@ class Stretch:
 
 
 async def stretches(access: Access, options: ReadOptions, wanted: ReadFilter) -> list[Stretch]:
-    """Return what a batch read covers, as far as the queue goes now. Raises: as the queue.
+    """Return what a batch read covers, as far as the queue goes now.
 
-    InvalidRequestError.
+    Raises: as the queue, InvalidRequestError; PositionLostError for a start with a mark that the log does not have.
     """
     found: list[Stretch] = []
     check_positions(access, options)
@@ -50,6 +50,8 @@ async def stretches(access: Access, options: ReadOptions, wanted: ReadFilter) ->
         for partition in topic.partitions:
             if wanted.has(partition.topic, partition.partition):
                 start = await place_of(access, topic, partition, options.start, "beginning")
+                if start.mark:
+                    await access.places.mark_of(partition, start)
                 end = await place_of(access, topic, partition, options.end, "end")
                 span = await access.places.span(partition)
                 found.append(Stretch(partition, start, min(end, Position(partition.partition, span.end))))

@@ -213,6 +213,7 @@ class PartitionCursor:
     def begin(self) -> None:
         """Start to read: the look-back is complete."""
         self.state = successor(self.state, CursorState.READING)
+        self._mark = self.continuity.mark
         self._end_if_delivered()
 
     # ---- pointers come in ----------------------------------------------------------------------
@@ -386,7 +387,9 @@ class PartitionCursor:
         if not slot.pieces:
             self._pass(slot)
             return None
-        first = max(self.position, Position(self.partition.partition, slot.offset))
+        first = self.behind.marked
+        if first.pointer_offset < slot.offset:
+            first = Position(self.partition.partition, slot.offset)
         end = self._end_index(slot.offset)
         totals = self._progress.totals
         found = self._assemble(pointer, slot, first.record_index, end)

@@ -1,0 +1,97 @@
+"""A start that is a `Position` with a mark, after its log lost its end and grew again."""
+
+from __future__ import annotations
+
+import pytest
+
+from memq.broker.broker import Broker
+from memq.client.admin import AsyncAdmin
+from memq.client.consumer.batch import TopicPartition
+from memq.errors import InvalidRequestError, PositionLostError
+from memq.topic import Position
+from tests.brokers import run
+from tests.component.test_cut_log import CUT, LEFT, READ, WAIT_S, filled, log_of, reader, send, take
+
+
+async def positions_of(broker: Broker) -> list[Position]:
+    """Read all records, and return the position before each batch and that after the last one."""
+    found: list[Position] = []
+    async with reader(broker, None) as consumer:
+        for _ in range(READ):
+            batch = await consumer.poll(WAIT_S)
+            assert batch is not None
+            found.append(batch.first)
+        return [*found, consumer.position()[TopicPartition("clicks", 0)]]
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_a_start_at_a_position_that_the_log_lost_is_refused(as_text: bool) -> None:
+    async def work() -> None:
+        async with filled() as (broker, topic):
+            positions = await positions_of(broker)
+            if as_text:
+                positions = [Position.parse(position.marked) for position in positions]
+            del log_of(broker, topic).entries[-CUT:]
+            await send(broker, 100, READ)
+            async with reader(broker, None, start=positions[-1]) as consumer:
+                with pytest.raises(PositionLostError, match=f"before position {positions[-1]}"):
+                    await consumer.poll(WAIT_S)
+                await consumer.seek("clicks", 0, positions[LEFT])  # what was before it is left
+                assert await take(consumer, READ) == [*range(100, 100 + READ)]
+                await consumer.seek("clicks", 0, positions[-2])
+                with pytest.raises(PositionLostError):
+                    await consumer.poll(WAIT_S)
+
+    run(work())
+
+
+def test_a_group_is_not_set_to_a_position_that_the_log_lost() -> None:
+    async def work() -> None:
+        async with filled() as (broker, topic), AsyncAdmin(broker.address) as admin:
+            last = (await positions_of(broker))[-1]
+            del log_of(broker, topic).entries[-CUT:]
+            await send(broker, 100, READ)
+            with pytest.raises(PositionLostError):
+                await admin.reset_group("g", "clicks", to=last, new_ok=True)
+
+    run(work())
+
+
+def test_a_group_that_was_reset_is_refused_after_a_cut_before_its_position() -> None:
+    async def work() -> None:
+        async with filled() as (broker, topic), AsyncAdmin(broker.address) as admin:
+            (reset,) = await admin.reset_group("g", "clicks", to="end", new_ok=True)
+            assert (await admin.group("g")).partitions[0].position == reset.after
+            del log_of(broker, topic).entries[-CUT:]
+            await send(broker, 100, READ)
+            async with reader(broker, "g") as consumer:
+                with pytest.raises(PositionLostError):
+                    await consumer.poll(WAIT_S)
+
+    run(work())
+
+
+def test_a_position_in_a_whole_log_is_a_start_with_and_without_its_mark() -> None:
+    async def work() -> None:
+        async with filled() as (broker, _):
+            positions = await positions_of(broker)
+            for position in (positions[2], Position.parse(str(positions[2]))):
+                async with reader(broker, None, start=position) as consumer:
+                    assert await take(consumer, READ - 2) == [*range(2, READ)]
+
+    run(work())
+
+
+def test_a_mark_is_no_part_of_the_place_and_of_its_text() -> None:
+    plain, marked = Position(0, 17, 3), Position(0, 17, 3, 0x1A2B3C)
+    assert (plain, hash(plain), str(plain)) == (marked, hash(marked), str(marked))
+    assert marked < Position(0, 17, 4)
+    assert (plain.marked, marked.marked) == ("0:17:3", "0:17:3:001a2b3c")
+    assert Position.parse(marked.marked).mark == marked.mark
+    assert Position.parse(str(marked)).mark == 0
+
+
+@pytest.mark.parametrize("text", ["0:17:3:", "0:17:3:1a2b", "0:17:3:1A2B3C4D", "0:17:3:1a2b3c4d:0", "0:17", "0:17:3\n"])
+def test_text_that_is_no_position_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequestError, match="bad position"):
+        Position.parse(text)
