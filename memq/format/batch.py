@@ -18,7 +18,6 @@ from memq.format.blocks.columns import BlockReader
 from memq.format.blocks.header import MAGIC, BlockHeader, Buffer, check_block, parse_header, scope_of
 from memq.format.object import INDEX_MAGIC, BlockEntry
 from memq.format.pointer import Pointer, is_named, named_ranges
-from memq.limits import BLOCK_HEADER_BYTES
 
 
 class BlockPiece(NamedTuple):
@@ -142,7 +141,7 @@ def is_whole(pieces: Sequence[BlockPiece]) -> bool:
 def entries_of_batch(entries: Sequence[BlockEntry], offset: int, length: int) -> list[BlockEntry]:
     """Return the index entries of the blocks that lie in `length` bytes from `offset`, counted from there."""
     first = bisect_left(entries, offset, key=lambda entry: entry.offset)
-    behind = bisect_left(entries, offset + length, lo=first, key=lambda entry: entry.offset)
+    behind = bisect_left(entries, offset + length, key=lambda entry: entry.offset)
     inside = [entry for entry in entries[first:behind] if entry.offset + entry.length <= offset + length]
     return [entry._replace(offset=entry.offset - offset) for entry in inside]
 
@@ -163,15 +162,21 @@ def _cut_entries(view: memoryview, run: Iterable[NumberedEntry], start: int, sco
 def _cut_by_headers(view: memoryview, records: int | None, scope: int | None) -> Iterator[BlockPiece]:
     at = first = number = 0
     while at < len(view) and (records is not None or view[at : at + 4] != INDEX_MAGIC):
+        header: BlockHeader | None = None
         end = len(view)
         try:
             header = parse_header(view, at)
             end = at + header.length
-            header = check_block(view[at:end], scope)
+            check_block(view[at:end], scope)
             if records is not None and header.count > records - first:
                 raise CorruptDataError(f"{header.describe()} is beyond record {records}, the end of its batch")
         except MemqError as error:
-            end, lost = _damaged_end(view, at, end, 0 if records is None else records - first)
+            lost = 0 if records is None else records - first
+            # The damage ends where a sound header leads to another block, the index or the end.
+            if header is not None and (end == len(view) or view[end : end + 4] in (MAGIC, INDEX_MAGIC)):
+                lost = min(lost, header.count)
+            else:
+                end = len(view)
             yield BlockPiece(number, first, lost, None, view[at:end], error, at)
             first += lost
         else:
@@ -181,18 +186,3 @@ def _cut_by_headers(view: memoryview, records: int | None, scope: int | None) ->
     if records is not None and first < records:
         cause = CorruptDataError(f"batch ends after {first} of {records} records")
         yield BlockPiece(number, first, records - first, None, view[len(view) :], cause, len(view))
-
-
-def _damaged_end(view: memoryview, at: int, end: int, left: int) -> tuple[int, int]:
-    """Return the index at which reading continues after a damaged block, and its number of records.
-
-    If the header is sound and leads to another block, to the index or to the end, only this block is lost.
-    Else the damage reaches to the end, and all `left` records are lost.
-    """
-    behind = view[end : end + 4]
-    if end <= len(view) and end - at >= BLOCK_HEADER_BYTES and (not behind or behind in (MAGIC, INDEX_MAGIC)):
-        try:
-            return end, min(left, parse_header(view, at).count)
-        except MemqError:
-            return len(view), left
-    return len(view), left

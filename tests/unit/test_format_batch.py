@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 
 import pytest
@@ -9,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memq.errors import CorruptDataError
-from memq.format.batch import BlockPiece, cut_batch, cut_blocks, entries_of_batch, numbered_entries, pointer_scope
+from memq.format.batch import (
+    BlockPiece,
+    cut_batch,
+    cut_blocks,
+    entries_of_batch,
+    missing_batch,
+    numbered_entries,
+    pointer_scope,
+)
 from memq.format.blocks.builder import BlockBuilder
 from memq.format.object import INDEX_MAGIC
 from memq.format.pointer import Location, Pointer, ProducerRanges
@@ -27,11 +36,14 @@ POINTER = Pointer(
 )
 
 
-def block(producer: int, first: int, count: int) -> bytes:
+PAYLOAD_LENGTH_AT = 12
+
+
+def block(producer: int, first: int, count: int, codec: str = "none") -> bytes:
     builder = BlockBuilder()
     builder.append_many([b"value"] * count)
     sealed = builder.seal(
-        producer_id=producer, first_sequence=first, scope=pointer_scope(POINTER), now_ms=5, codec="none"
+        producer_id=producer, first_sequence=first, scope=pointer_scope(POINTER), now_ms=5, codec=codec
     )
     return bytes(sealed.data)
 
@@ -89,6 +101,21 @@ def test_a_damaged_block_of_a_batch_costs_its_own_records() -> None:
     assert str(missing.cause) == "batch ends after 3 of 4 records"
     with pytest.raises(CorruptDataError, match="batch ends after 3"):
         missing.sound()
+
+
+def test_a_damaged_length_hides_all_blocks_behind_it() -> None:
+    """The bytes at the wrong length are no block: the reader can't know where the next one begins."""
+    first = block(7, 0, 60, codec="zstd")
+    (length,) = struct.unpack_from("<I", first, PAYLOAD_LENGTH_AT)
+    shorter = first[:PAYLOAD_LENGTH_AT] + struct.pack("<I", length - 1) + first[PAYLOAD_LENGTH_AT + 4 :]
+    (lost,) = cut_blocks(shorter + OTHER, records=61)
+    assert (lost.records, lost.header, len(lost.data)) == (61, None, len(first + OTHER))
+
+
+def test_a_missing_batch_is_one_damaged_piece_with_all_its_records() -> None:
+    cause = CorruptDataError("its object is missing")
+    (lost,) = missing_batch(POINTER, cause)
+    assert (lost, places([lost])) == (BlockPiece(0, 0, 4, None, memoryview(b""), cause), [(0, 0, 4, 0, False)])
 
 
 def test_entries_are_those_of_the_blocks_that_lie_within_the_batch() -> None:
