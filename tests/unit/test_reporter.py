@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 from memq.client.observers.audit_recorder import HEARTBEAT_INTERVALS, NOTES_MAX, PartRecorder
-from memq.client.observers.reporter import CLOSE_S_MAX, JobReporter, Reporter
+from memq.client.observers.reporter import CLOSE_S_MAX, JobReporter, ReportCarrier, Reporter
 from memq.errors import BufferFullError, MemqError, UnreachableError
 from memq.format.report import AUDIT_TOPIC, Kind, Report, decode_report
 from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
 from tests.golden.make import TOPIC_ID
 from tests.skipping_loop import run_skipping, skip, skipping_runtime
+from tests.stepped_time import stepped_runtime
+from tests.unit.toy_broker import ToyBroker, pool_of, run, toy_topic, until
 
 INTERVAL_S = 10.0
 
@@ -318,3 +320,21 @@ def test_reports_of_a_group_member_do_not_share_a_connection_with_its_heartbeats
         assert client.pool.open
 
     run_skipping(work())
+
+
+def test_a_written_report_arrives_without_its_client() -> None:
+    """The process that flushes its reports may be killed right after."""
+
+    async def test(broker: ToyBroker) -> None:
+        pool = pool_of(broker)
+        await pool.reach(60.0)
+        carrier = ReportCarrier(stepped_runtime(), pool)
+        assert await carrier.homes() == 1
+        carrier.send(0, b"a report")
+        await carrier.write(60.0)
+        await pool.close()
+        await until(lambda: not broker.connections)
+        assert broker.values(AUDIT_TOPIC) == [b"a report"]
+        await carrier.close(0.0)
+
+    run(test, ToyBroker(toy_topic(AUDIT_TOPIC)))
