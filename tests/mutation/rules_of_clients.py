@@ -195,7 +195,7 @@ CLIENT_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         DIRECT,
         "a task ends before its blocks are in the queue",
-        "                await self._writers[-1].drain()\n                break",
+        "                await self._last.drain()\n                break",
         "                break",
     ),
     (

@@ -31,6 +31,7 @@ class Owner:
         self.refused_firsts: dict[int, list[int]] = {}  # by order the blocks, by first sequence, that are refused later
         self.puts = 0
         self.failure: Exception | None = None
+        self.end_failure: Exception | None = None
 
     def taken(self, order: int) -> list[tuple[int, list[bytes | None]]]:
         """Return first sequence and values of each block of an order."""
@@ -64,6 +65,8 @@ class Writer:
         self.cuts.append(cut)
 
     async def drain(self) -> None:
+        if self.owner.end_failure is not None:
+            raise self.owner.end_failure
         if self.number < self.owner.refused_ends:
             raise IdentityConflictError("a block has other records")
 
@@ -157,10 +160,14 @@ def test_there_are_so_many_orders_and_no_more(monkeypatch: pytest.MonkeyPatch) -
     assert [writer.ends for writer in owner.writers] == [["abandoned"]] * ORDERS_MAX
 
 
-def test_a_block_whose_end_is_unknown_changes_no_order(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at_end", [False, True])
+def test_a_block_whose_end_is_unknown_changes_no_order(monkeypatch: pytest.MonkeyPatch, at_end: bool) -> None:
     async def work(owner: Owner, writer: DirectWriter) -> None:
         await writer.add("clicks", b"a")
-        owner.failure = OutcomeUnknownError("no answer")
+        if at_end:
+            owner.end_failure = OutcomeUnknownError("no answer")
+        else:
+            owner.failure = OutcomeUnknownError("no answer")
         with pytest.raises(OutcomeUnknownError):
             await writer.finish()
         await writer.abandon()

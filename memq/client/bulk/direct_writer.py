@@ -27,7 +27,7 @@ from memq.client.producer.delivery import AsyncDelivery
 from memq.client.producer.fields import BytesLike, HeadersLike, check_fields, check_many, check_size
 from memq.client.producer.open_block import Route
 from memq.client.producer.settings import ProducerSettings
-from memq.errors import BufferFullError, IdentityConflictError, MemqError
+from memq.errors import IdentityConflictError, MemqError
 from memq.format.report import Kind
 from memq.limits import MIB, PRODUCER_ID_END
 from memq.runtime.network import Address
@@ -51,6 +51,7 @@ class FixedIdentityWriter:
         kind: Kind = "producer",
     ) -> None:
         self.acked = acked
+        # The buffer is never full: it has room for all blocks in flight at their greatest.
         settings = ProducerSettings(codec=codec, pending_bytes_max=BLOCKS_IN_FLIGHT_MAX * (BLOCK_BYTES_MAX + 32 * MIB))
         self._core = ProducerCore(
             settings,
@@ -62,7 +63,6 @@ class FixedIdentityWriter:
             producer_id=producer_id,
             observe=reporting(kind, ""),
         )
-        self._closed = False
         self._pending: deque[tuple[AsyncDelivery, Cut]] = deque()
 
     async def route(self, topic: str) -> Route:
@@ -72,21 +72,13 @@ class FixedIdentityWriter:
     async def put(self, cut: Cut) -> None:
         """Send a block; wait while too many are in flight.
 
-        Raises: the error of an earlier block, or TooLargeError. Then the block is not sent.
+        Raises: the error of an earlier block, or as `route`. Then the block is not sent.
         """
         while self._pending and (len(self._pending) >= BLOCKS_IN_FLIGHT_MAX or self._pending[0][0].done()):
             await self._settle()
-        while True:
-            route = await self.route(cut.topic)
-            try:
-                delivery = self._core.buffer.put_block(route, cut.partition, cut.first, cut.builder)
-            except BufferFullError:
-                if not self._pending:
-                    raise
-                await self._settle()
-                continue
-            self._pending.append((cast(AsyncDelivery, delivery), cut))
-            return
+        route = await self.route(cut.topic)
+        delivery = self._core.buffer.put_block(route, cut.partition, cut.first, cut.builder)
+        self._pending.append((cast(AsyncDelivery, delivery), cut))
 
     async def drain(self) -> None:
         """Wait until all blocks are acked. Raises: the error of a block that failed."""
@@ -105,13 +97,10 @@ class FixedIdentityWriter:
 
     async def close(self) -> None:
         """Report the end, and close all connections."""
-        self._closed = True
         await self._core.close()
 
     async def abandon(self) -> None:
-        """Close at once, unless it is closed; blocks in flight may still arrive."""
-        if self._closed:
-            return
+        """Close at once; blocks in flight may still arrive."""
         for delivery, _ in self._pending:
             delivery.observed = True
         with suppress(MemqError):
@@ -161,8 +150,8 @@ class DirectWriter:
         self._runtime = runtime_of(runtime)
         self._bootstrap = bootstrap_addresses(brokers)
         self._cutter = RecordCutter()
-        self._writers: list[FixedIdentityWriter] = []  # by order; the last one sends
-        self._begin_order()
+        self._writers: list[FixedIdentityWriter] = []  # by order
+        self._last = self._begin_order()  # the one that sends
 
     async def add(
         self,
@@ -177,7 +166,7 @@ class DirectWriter:
         """Add a record to its block. Arguments and errors as those of `memq.Producer.send`."""
         fields = check_fields(value, key, headers, timestamp_ms, tag)
         size = fields.size
-        route = await self._writers[-1].route(topic)
+        route = await self._last.route(topic)
         check_size(size, route.topic)
         cut = self._cutter.add(topic, route.map, fields, size, partition)
         if cut is not None:
@@ -198,7 +187,7 @@ class DirectWriter:
         many = check_many(values, keys, timestamps_ms, tag)
         if not many.values:
             return
-        route = await self._writers[-1].route(topic)
+        route = await self._last.route(topic)
         sizes = many.sizes(0, len(many.values))
         check_size(max(sizes), route.topic)
         for cut in self._cutter.add_many(topic, route.map, many, sizes):
@@ -213,7 +202,7 @@ class DirectWriter:
             await self._send(cut)
         while True:
             try:
-                await self._writers[-1].drain()
+                await self._last.drain()
                 break
             except IdentityConflictError as error:
                 await self._change_order(error)
@@ -225,17 +214,18 @@ class DirectWriter:
         for writer in self._writers:
             await writer.abandon()
 
-    def _begin_order(self) -> None:
+    def _begin_order(self) -> FixedIdentityWriter:
         producer_id = self._identity.producer_id(len(self._writers))
         writer = FixedIdentityWriter(
             self._bootstrap, self._runtime, producer_id, codec=self._codec, kind="spark-writer"
         )
         self._writers.append(writer)
+        return writer
 
     async def _send(self, cut: Cut) -> None:
         while True:
             try:
-                await self._writers[-1].put(cut)
+                await self._last.put(cut)
                 return
             except IdentityConflictError as error:
                 await self._change_order(error)
@@ -246,9 +236,9 @@ class DirectWriter:
         Blocks that an earlier attempt sent in this order are known there. Raises: the error of another block; the
         refusal, after ORDERS_MAX orders.
         """
-        again = await self._writers[-1].take_refused()
+        again = await self._last.take_refused()
         if len(self._writers) >= ORDERS_MAX:
             raise error
-        self._begin_order()
+        self._last = self._begin_order()
         for cut in again:
             await self._send(cut)
