@@ -31,7 +31,7 @@ from memq.format.key import manifest_key, staged_prefix
 from memq.format.manifest import Manifest, StagedObject, digest_of
 from memq.format.object import open_object
 from memq.format.pointer import Pointer, decode_pointer, encode_pointer
-from memq.limits import SLOTS
+from memq.limits import BATCH_ID_END, SLOTS
 from memq.notification import Publication
 from memq.protocol.messages import PublishStaged
 from memq.runtime.runtime import Runtime
@@ -64,7 +64,9 @@ def test_a_later_attempt_publishes_what_the_first_one_decided() -> None:
         first, second = await rig.staged([b"one", b"two"]), await rig.staged([b"two", b"one"])
         async with StagedCommits(rig.broker.address, WRITER) as dead:  # it put its manifest, and no more
             await dead.topics(["clicks"])
+            assert not await dead.is_decided(1, rig.store)
             await dead.decide(1, first, rig.store)
+            assert [await dead.is_decided(batch_id, rig.store) for batch_id in (1, 2)] == [True, False]
         assert await rig.records() == []
         assert (await rig.commits.commit(1, second, rig.store)).objects == tuple(first)
         assert await rig.records() == [b"one", b"two"]
@@ -155,7 +157,7 @@ def test_a_batch_that_ended_half_way_is_brought_to_its_end_without_knowing_it() 
         assert await rig.commits.finish_last(rig.store) is None
         await rig.commits.commit(1, await rig.staged([b"before"]), rig.store)
         objects = [staged for number in range(5) for staged in await rig.staged([b"%d" % number])]
-        manifest, checksum = await rig.commits.decide(2, objects, rig.store)
+        manifest, checksum = await rig.commits.decide(2, objects, rig.store, "stream")
         await _asked(rig, manifest, checksum, 3)
         for _ in range(2):
             assert await rig.commits.finish_last(rig.store) == manifest
@@ -173,6 +175,31 @@ def test_a_batch_whose_objects_are_gone_is_not_brought_to_its_end() -> None:
         assert await rig.records() == []
 
     run(rigged(work, partitions=1))
+
+
+def test_a_batch_that_an_earlier_attempt_has_published_is_not_brought_to_its_end() -> None:
+    async def work(rig: Rig) -> None:
+        await rig.commits.commit(1, await rig.staged([b"first"]), rig.store)
+        await rig.store.delete(manifest_key("memq", WRITER, 1))  # too old: swept
+        await rig.commits.decide(1, await rig.staged([b"second"]), rig.store)
+        assert await rig.commits.finish_last(rig.store) is None
+        assert await rig.records() == [b"first"]
+
+    run(rigged(work, partitions=1))
+
+
+def test_records_that_were_staged_for_a_deleted_topic_are_not_in_the_next_one_of_its_name() -> None:
+    async def work(rig: Rig) -> None:
+        objects = await rig.staged([b"one", b"two"])
+        await rig.broker.partitions.delete(rig.topic)
+        await rig.broker.partitions.create("clicks", 1, TopicSettings(), exist_ok=False)
+        async with StagedCommits(rig.broker.address, WRITER) as later:
+            await later.topics(["clicks"])
+            with pytest.raises(NotFoundError, match="was deleted while records were staged for it"):
+                await later.commit(1, objects, rig.store)
+        assert await rig.records() == []
+
+    run(rigged(work))
 
 
 def test_a_batch_below_the_last_one_is_there() -> None:
@@ -279,8 +306,9 @@ def test_staged_objects_that_differ_from_the_manifest_are_refused() -> None:
         await rig.store.delete(staged.key)
         with pytest.raises(NotFoundError):
             await rig.commits.commit(3, [staged], rig.store)
-        with pytest.raises(InvalidRequestError, match="batch id -1"):
-            await rig.commits.commit(-1, [staged], rig.store)
+        for batch_id in (-1, BATCH_ID_END):
+            with pytest.raises(InvalidRequestError, match=f"batch id {batch_id}"):
+                await rig.commits.commit(batch_id, [staged], rig.store)
         assert await rig.records() == []
 
     run(rigged(work, partitions=1))
@@ -294,6 +322,7 @@ def test_staged_objects_that_the_sweep_may_soon_delete_are_not_published() -> No
         clock.wall_ms = lambda: wall_ms() + age_ms // 2 + 1_000  # type: ignore[method-assign]
         with pytest.raises(TooOldError, match="was staged"):
             await rig.commits.commit(0, objects, rig.store)
+        assert await rig.commits.finish_last(rig.store) is None
         clock.wall_ms = lambda: wall_ms() + age_ms // 2 - 60_000  # type: ignore[method-assign]
         await rig.commits.commit(0, [], rig.store)
         assert len([each for each in await rig.pointers() if each.kind == "data"]) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -10,14 +11,16 @@ from memq.client.bulk.block_cutter import BLOCK_RECORDS_MAX, Cut, RecordCutter
 from memq.client.bulk.staged_writer import StagedCommits, StagedWriter
 from memq.client.producer.fields import RecordFields, check_many
 from memq.client.producer.partitioner import PartitionMap
-from memq.errors import InvalidRequestError, MemqError, ProtocolError, TooLargeError
+from memq.errors import InvalidRequestError, MemqError, ProtocolError, StoreError, TooLargeError, UnreachableError
 from memq.format.manifest import StagedObject
 from memq.limits import BLOCK_RAW_BYTES_MAX, NAME_BYTES_MAX
 from memq.protocol.frames import Api, Frame
 from memq.protocol.messages import AdminAnswer, MetadataRequest, StoreMetadata, decode_message
 from memq.runtime.clock import SystemClock
+from memq.storage_handlers import Buffer
 from memq.storage_handlers.memory import MemoryHandler
-from tests.unit.toy_broker import ToyBroker, ToyConnection, run, toy_topic
+from tests.stepped_time import step, stepped_runtime
+from tests.unit.toy_broker import ToyBroker, ToyConnection, run, silent_at, toy_topic, turns, until
 
 TOPIC = toy_topic("clicks")
 NO_UNICODE = "\ud800"
@@ -116,6 +119,108 @@ def test_a_refused_record_changes_neither_size_nor_digest() -> None:
     asyncio.run(test())
 
 
+@pytest.mark.parametrize("many", [True, False])
+def test_an_object_that_has_its_size_is_put_at_once(*, many: bool) -> None:
+    async def test() -> None:
+        store = MemoryHandler(SystemClock())
+        staging = StagedWriter("test", {"clicks": TOPIC}, store, "nightly", object_bytes=100)
+        if many:
+            await staging.add_many("clicks", [bytes(50), bytes(50)])
+        else:
+            await staging.add("clicks", bytes(100))
+        put = [entry.key async for entry in store.list()]
+        assert [staged.key for staged in await staging.finish()] == put
+        assert len(put) == 1
+
+    asyncio.run(test())
+
+
+class FailsOnce(MemoryHandler):
+    """A store whose first put fails."""
+
+    failures = 1
+
+    async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise StoreError("no answer")
+        await super().put(key, buffers, checksum)
+
+
+def test_an_object_that_the_store_refused_is_put_by_the_next_call_and_is_there_once() -> None:
+    async def test() -> None:
+        store = FailsOnce(SystemClock())
+        staging = StagedWriter("test", {"clicks": TOPIC}, store, "nightly", object_bytes=1)
+        with pytest.raises(StoreError, match="no answer"):
+            await staging.add("clicks", b"0")
+        objects = await staging.finish()
+        assert [staged.key for staged in objects] == [entry.key async for entry in store.list()]
+        assert records_in(objects) == 1
+
+    asyncio.run(test())
+
+
+def with_store(connection: ToyConnection, frame: Frame) -> bool:
+    """Answer as a broker whose cluster has one store."""
+    if frame.api == Api.METADATA:
+        answer = connection.broker.metadata(decode_message(frame.body, MetadataRequest))
+        answer.stores = [StoreMetadata(name="main", url="memory:")]
+        connection.answer(frame, answer)
+    return frame.api == Api.METADATA
+
+
+def test_a_driver_waits_for_a_broker_that_starts_and_then_knows_the_cluster() -> None:
+    cut: list[ToyConnection] = []
+
+    def script(connection: ToyConnection, frame: Frame) -> bool:
+        if not cut:
+            cut.append(connection)
+            connection.transport.abort()
+            return True
+        return with_store(connection, frame)
+
+    async def test(broker: ToyBroker) -> None:
+        broker.script = script
+        commits = StagedCommits(broker.address, "nightly", runtime=stepped_runtime())
+        connecting = asyncio.create_task(commits.connect())
+        await until(lambda: bool(cut))
+        await turns()
+        step(1.0)
+        await connecting
+        assert (commits.cluster, commits.store.name) == ("toy", "main")
+        await commits.close()
+        await until(lambda: not broker.connections)
+
+    run(test)
+
+
+@pytest.mark.parametrize("asks", ["connect", "topics"])
+def test_a_driver_without_a_broker_ends_at_its_connect_timeout(asks: str) -> None:
+    async def test(broker: ToyBroker) -> None:
+        broker.script = silent_at(Api.HELLO)
+        commits = StagedCommits(broker.address, "nightly", connect_timeout_ms=3_000, runtime=stepped_runtime())
+        asking: asyncio.Task[object]
+        asking = asyncio.create_task(commits.connect() if asks == "connect" else commits.topics(["clicks"]))
+        await until(lambda: bool(broker.connections))
+        await turns()
+        assert not asking.done()
+        step(3.0)
+        with pytest.raises(UnreachableError, match="no broker answers"):
+            await asking
+        await commits.close()
+
+    run(test)
+
+
+def test_a_driver_has_missing_topics_created() -> None:
+    async def test(broker: ToyBroker) -> None:
+        async with StagedCommits(broker.address, "nightly") as commits:
+            assert await commits.topics(["clicks"]) == {"clicks": TOPIC}
+        assert broker.creates == ["clicks"]
+
+    run(test)
+
+
 def test_pieces_that_the_owner_does_not_count_are_not_published() -> None:
     """The client counted one more piece for each answer, so that this commit returned without an error."""
     counts = [3, 2]
@@ -123,11 +228,7 @@ def test_pieces_that_the_owner_does_not_count_are_not_published() -> None:
     def script(connection: ToyConnection, frame: Frame) -> bool:
         if frame.api == Api.ADMIN:
             connection.answer(frame, AdminAnswer(published=counts.pop(0)))
-        elif frame.api == Api.METADATA:
-            answer = connection.broker.metadata(decode_message(frame.body, MetadataRequest))
-            answer.stores = [StoreMetadata(name="main", url="memory:")]
-            connection.answer(frame, answer)
-        return frame.api in (Api.ADMIN, Api.METADATA)
+        return frame.api == Api.ADMIN or with_store(connection, frame)
 
     async def test(broker: ToyBroker) -> None:
         broker.script = script
