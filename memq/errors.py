@@ -89,6 +89,7 @@ class UnreachableError(RetryableError):
 
     code = "unreachable"
     default_hint = "check the address and that the server runs"
+    refused = False  # True: the host answered that no process listens at the port; no time-out, and no reset
 
 
 class TimedOutError(RetryableError):

@@ -86,6 +86,9 @@ class BrokerSettings:
     governor_strategy: str = _setting(
         "balanced", "assignment of partitions while this broker governs", choices=("balanced", "sticky")
     )
+    early_takeover: bool = _setting(
+        True, "check reported suspicions, and take partitions over from brokers whose ports refuse connections"
+    )
     memory_bytes_max: int = _setting(
         256 * MIB, "budget for blocks in memory; when it is used up, sockets are not read", 32 * MIB, 1 << 44
     )

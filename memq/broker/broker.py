@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from memq.broker.api.requests import Requests
+from memq.broker.failure_detector import FailureDetector
 from memq.broker.ingest.connection import Connection
 from memq.broker.ingest.intake import Intake
 from memq.broker.ingest.quotas import NO_CLIENT_LIMITS, ClientLimits, Quotas
@@ -32,7 +33,7 @@ from memq.errors import (
     ProtocolError,
     StoreError,
 )
-from memq.governor import BrokerEntry, Coordinator
+from memq.governor import BrokerEntry, Coordinator, Load
 from memq.governor.governor import Governor
 from memq.notification import NotificationQueue
 from memq.protocol.frames import Api, encode_frame
@@ -58,6 +59,7 @@ HAND_OVER_S = (
     30.0  # time-out for other brokers to take partitions; for a broker that leaves, each taken one restarts it
 )
 LOADS_INTERVAL_S = 10.0
+RETURN_S = 3.0  # from the notice that this broker is no member to its registration
 AUDIT_TOPIC_S = 10.0  # how long a start waits for the audit topic, which only the audit needs
 # Each opening notifies of a change, and 10,000 rounds of governor and partitions would take 8 minutes. So a pause
 # follows each round: FOLLOW_REST times as long as the round, at most FOLLOW_REST_S_MAX.
@@ -115,6 +117,7 @@ class Broker:
         self.partitions = Partitions(self.services, self._sharing, self.govern)
         if self.governor is not None:
             self.governor.refresh = self.partitions.refresh
+        self._failure_detector = FailureDetector(self.services, self.governor, self._act_early)
         self.replay = Replay(self.services, self.partitions.forwarder, self.partitions.topics)
         self.intake = Intake(pool)
         self.intake.starving = self._memory_short
@@ -130,6 +133,7 @@ class Broker:
         self._ungoverned = self.services.events.outage("governor-failed", "governor-back")
         self._unrefreshed = self.services.events.outage("refresh-failed", "refresh-back")
         self._entry = BrokerEntry(id=settings.broker_id, session=self.services.session, address="")
+        self._loads: list[Load] | None = None  # as they were reported last
 
     async def start(self, http_address: str = "") -> None:
         """Listen, register, and read the assignment. Raises: MemqError of the part that fails."""
@@ -148,6 +152,8 @@ class Broker:
             http_address=http_address,
             zone=settings.zone,
             capacity_bytes_s=settings.capacity_bytes_s,
+            host=services.runtime.host,
+            pid=services.runtime.pid,
         )
         await self._step("register", lambda: services.coordinator.register(self._entry))
         # The watch begins before the first read: else a change in between is noticed only at the next report of loads.
@@ -160,6 +166,9 @@ class Broker:
         if services.spool.disk is not None:
             self._tasks.start(self.replay.run(services.spool.disk), "replay spool")
         self._tasks.start(self._keep_house(), "keep house")
+        self._tasks.start(self._stay_registered(), "register again")
+        if settings.early_takeover:
+            self._tasks.start(self._failure_detector.run(), "check suspicions")
         self._tasks.start(self._report_loads(), "report loads")
         if settings.audit:
             making = self._tasks.start(make_audit_topic(services, self.partitions), "make audit topic")
@@ -368,16 +377,43 @@ class Broker:
                 hint="give each broker a broker_id of its own",
             )
 
+    async def _act_early(self) -> bool:
+        """Assign the partitions of a suspect, and take its own ones at once."""
+        acted = await self.govern()
+        self._refresh.set()
+        return acted
+
+    async def _stay_registered(self) -> None:
+        """Register again after an early takeover: this broker is alive, but others could not connect to it.
+
+        It waits until the governor has assigned its partitions, which clients can't reach here.
+        """
+        services = self.services
+        missing_since_s: float | None = None
+        while True:
+            await asyncio.sleep(HOUSEKEEPING_S)
+            now_s = services.runtime.clock.monotonic()
+            if self.partitions.registered or missing_since_s is None:
+                missing_since_s = None if self.partitions.registered else now_s
+            elif now_s - missing_since_s >= RETURN_S:
+                missing_since_s, self._loads = None, None
+                try:
+                    await services.coordinator.register(self._entry)
+                except MemqError as error:
+                    services.events.info("register-failed", str(error))
+                else:
+                    services.events.warning("registered-again", "other brokers had taken over the partitions")
+                    self._refresh.set()
+
     async def _report_loads(self) -> None:
         """Report the partitions' loads for the balance, and refresh, because a call of the watch may be lost."""
         clock, coordinator, traffic = self.services.runtime.clock, self.services.coordinator, Traffic()
-        published = None
         while True:
             loads = traffic.sample(self.partitions.stored_bytes(), clock.monotonic())
-            if loads != published:
+            if loads != self._loads:
                 try:
                     await coordinator.report(self._entry, loads)
-                    published = loads
+                    self._loads = loads
                 except MemqError as error:
                     self.services.events.info("report-failed", str(error))
             await asyncio.sleep(LOADS_INTERVAL_S)

@@ -70,6 +70,8 @@ class Counters:
     opening_retries: int = 0
     coordinator_failures: int = 0
     fenced: int = 0
+    suspicions: int = 0
+    early_takeovers: int = 0
     forwarded_blocks: int = 0
     forward_retries: int = 0
     given_up_blocks: int = 0

@@ -90,6 +90,7 @@ class Partitions:
         self._brokers: dict[str, str] = {}
         self.heirs: list[str] = []  # the other brokers that take partitions
         self.namesake: BrokerEntry | None = None  # the live broker that took this one's id
+        self.registered = True  # whether this broker's id was in the membership at the last refresh
         self._reads = self._reads_applied = 0
         self._leaving = TaskOwner(self._leave_failed, services.events)
         self._left: dict[TopicProcessor, asyncio.Task[None]] = {}  # released, but still at work
@@ -115,6 +116,7 @@ class Partitions:
         self._brokers = {broker.address: broker.zone for broker in brokers}
         others = [each for each in brokers if each.id == self._id and each.session != self._services.session]
         self.namesake = others[0] if others else None
+        self.registered = any(each.id == self._id for each in brokers)
         self.heirs = [each.id for each in brokers if not each.draining and each.id != self._id]
         if assignments is not self._read:  # without a change, a coordinator may return the same list
             self._read = assignments

@@ -10,6 +10,7 @@ from memq.broker.ingest.slabs import SlabPool
 from memq.broker.metrics import Counters
 from memq.broker.partition.recent_batch_cache import RecentBatchCache
 from memq.broker.spool.writer import Spool
+from memq.broker.suspicions import Suspicions
 from memq.broker.upkeep.lost_logs import LostLogs
 from memq.compaction.reader import CompactedLogReader, ManifestFiles
 from memq.governor import Coordinator
@@ -68,6 +69,7 @@ class Services:
     deleted_since: dict[str, int] = field(
         default_factory=dict
     )  # deleted topics with logs, by id: first report, Unix ms
+    suspicions: Suspicions = field(default_factory=Suspicions)
     waits: Waits = field(init=False)  # the broker's own waits, which METADATA reports to clients
     events: EventLog = field(init=False)  # one for all parts: the rate limit of an event is per broker
     manifests: ManifestFiles = field(init=False)

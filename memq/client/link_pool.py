@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import chain, repeat
 
 from memq.errors import (
@@ -16,8 +17,9 @@ from memq.errors import (
     UnreachableError,
 )
 from memq.limits import STREAMS_PER_CONNECTION_MAX
-from memq.protocol.frames import Frame
+from memq.protocol.frames import Api, Frame
 from memq.protocol.link import Link, LinkOwner, broker_name, connect_link
+from memq.protocol.messages import AdminAnswer, AdminRequest, ReportSuspicion
 from memq.runtime.logs import EventLog
 from memq.runtime.network import FILES_HINT, Address, format_address, parse_address
 from memq.runtime.runtime import Runtime
@@ -26,6 +28,7 @@ from memq.runtime.waits import Waits
 CONNECT_TIMEOUT_MS = 3_000  # the default for the first connection: a broker that starts is up in a second
 DEAD_S = 5.0  # how long a broker that did not answer is asked last
 BROKERS_MAX = 1_000  # that are remembered
+REPORT_S = 1.0  # between two reports of one suspicion, and the time-out of each
 _REACH_AGAIN_S = 0.1
 _UNANSWERED_S = 3.0  # from then on a client that waits for any broker says so
 
@@ -133,6 +136,8 @@ class LinkPool:
         self._dead_until_s: dict[Address, float] = {}  # who did not answer is asked last until then
         self._sessions: dict[Address, Session] = {}
         self._connecting: dict[Address, asyncio.Task[Session | MemqError]] = {}
+        self._learned: dict[Address, float] = {}  # the cluster's brokers: when a suspicion of each was reported last
+        self._reports: dict[asyncio.Task[None], None] = {}
         self._closed = False
         self.audit_ms = 0  # as the broker that was connected last has it: see `Link`
         self.reached = False  # whether a broker ever answered: one that does not answer now may be restarting
@@ -150,6 +155,7 @@ class LinkPool:
         """Keep the addresses of live brokers, with zones, in addition to start addresses and those in use."""
         kept = {address: self._known.get(address, "") for address in (*self._bootstrap, *self._sessions)}
         self._known = kept | dict(zip(addresses[:BROKERS_MAX], chain(zones, repeat("")), strict=False))
+        self._learned = {each: self._learned.get(each, -1e9) for each in addresses[:BROKERS_MAX]}
 
     def sessions(self) -> list[Session]:
         """Return the sessions that are open."""
@@ -255,7 +261,8 @@ class LinkPool:
     async def close(self) -> None:
         """Close all connections, those that are being made as well."""
         self._closed = True
-        tasks, self._connecting = list(self._connecting.values()), {}
+        tasks = [*self._connecting.values(), *self._reports]
+        self._connecting = {}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -276,6 +283,8 @@ class LinkPool:
             # The first contact has a time limit, and an error; what has not answered at all is named by the waits.
             if self.reached and not self.sessions() and not isinstance(error, TimedOutError):
                 self._unanswered.failed(f"no broker answers: {error}; trying again")
+            if isinstance(error, UnreachableError) and error.refused:
+                self._suspect(address)
             return error
         finally:
             self._connecting.pop(address, None)
@@ -287,3 +296,21 @@ class LinkPool:
         self.audit_ms = session.link.audit_ms
         self.reached = True
         return session
+
+    def _suspect(self, address: Address) -> None:
+        """Report a broker that refuses connections to a connected one, at most once per REPORT_S."""
+        now_s = self._runtime.clock.monotonic()
+        witness = next((each for each in self.sessions() if each.link.address != address), None)
+        if self._closed or witness is None or now_s - self._learned.get(address, now_s) < REPORT_S:
+            return
+        self._learned[address] = now_s
+        report = asyncio.get_running_loop().create_task(_report(witness.link, address))
+        self._reports[report] = None
+        report.add_done_callback(lambda done: self._reports.pop(done, None))
+
+
+async def _report(witness: Link, suspect: Address) -> None:
+    """Send a report to one broker. A broker of an earlier release refuses it, which changes nothing."""
+    ask = AdminRequest(ask=ReportSuspicion(address=format_address(suspect)))
+    with suppress(MemqError):
+        await witness.request(Api.ADMIN, ask, AdminAnswer, timeout_s=REPORT_S)

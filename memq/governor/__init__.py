@@ -9,11 +9,14 @@ import msgspec
 
 from memq.topic import Topic
 
+TAKEOVER_REST_MS = 60_000  # between two early takeovers of one broker: a port that flaps moves partitions once a minute
+
 
 class BrokerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A live broker: its id, the session that registered it, and where clients reach it.
 
     `capacity_bytes_s`: the traffic that it can take, 0 when not configured. `draining`: it gives up its partitions.
+    `host` and `pid` identify its process, for a suspicion; a broker of an earlier release has none.
     """
 
     id: str
@@ -23,6 +26,8 @@ class BrokerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     zone: str = ""
     capacity_bytes_s: int = 0
     draining: bool = False
+    host: str = ""
+    pid: int = 0
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +137,16 @@ class Coordinator(Protocol):
 
     async def governor(self) -> str:
         """Return the id of the governor, "" without one."""
+        ...
+
+    async def take_over(self, suspect: BrokerEntry, *, term: int, now_ms: int) -> bool:
+        """Remove a suspect from the membership, and from the governor's role, before its session ends.
+
+        Its partitions are assigned by the governor's next act. With a `term`, the call is the governor's; with 0, the
+        suspect must be the governor. Return False, without a change, when the stored registration is not `suspect`, is
+        draining, or when the last early takeover of this broker was less than TAKEOVER_REST_MS before `now_ms`. A
+        suspect that is alive returns by `register`. Raises: TermFencedError when `term` has ended.
+        """
         ...
 
     async def report(self, broker: BrokerEntry, loads: Sequence[Load]) -> None:

@@ -91,6 +91,13 @@ class LocalCoordinator(ABC):
         """See `Coordinator.governor`."""
         return self._registry.governor()
 
+    async def take_over(self, suspect: BrokerEntry, *, term: int, now_ms: int) -> bool:
+        """See `Coordinator.take_over`."""
+        taken = self._registry.take_over(suspect, term, now_ms)
+        if taken:
+            self._changed()
+        return taken
+
     async def report(self, broker: BrokerEntry, loads: Sequence[Load]) -> None:
         """See `Coordinator.report`."""
         self._registry.report(broker, loads)

@@ -7,7 +7,7 @@ applies it. So a change that was not stored has no effect.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from memq.errors import (
     VersionConflictError,
 )
 from memq.format.report import AUDIT_TOPIC
-from memq.governor import Assignment, BrokerEntry, Load
+from memq.governor import TAKEOVER_REST_MS, Assignment, BrokerEntry, Load
 from memq.limits import PARTITIONS_MAX, SLOTS
 from memq.topic import PartitionKey, Topic, check_name
 
@@ -65,6 +65,41 @@ class RegistryChange:
     mark: str = ""
 
 
+class Takeover(msgspec.Struct, frozen=True, kw_only=True):
+    """The last early takeover of a broker. `session` is "" once that session has registered again."""
+
+    broker: str
+    session: str
+    at_ms: int  # wall clock of the broker that took over
+
+
+def may_take_over(takeovers: Iterable[Takeover], suspect: BrokerEntry, now_ms: int) -> bool:
+    """Whether a registration may be removed early.
+
+    The last takeover of this broker must be TAKEOVER_REST_MS ago. A draining broker closes its port itself. An entry
+    without a host is of an earlier release, which would not register again.
+    """
+    last_ms = [each.at_ms for each in takeovers if each.broker == suspect.id]
+    return bool(suspect.host) and not suspect.draining and all(abs(now_ms - at) >= TAKEOVER_REST_MS for at in last_ms)
+
+
+def with_takeover(
+    takeovers: Iterable[Takeover], suspect: BrokerEntry, now_ms: int, registered: Container[str]
+) -> tuple[Takeover, ...]:
+    """Return the takeovers with one more, without old ones of brokers that are not `registered`."""
+    kept = [
+        each
+        for each in takeovers
+        if each.broker != suspect.id and (each.broker in registered or abs(now_ms - each.at_ms) < TAKEOVER_REST_MS)
+    ]
+    return (*kept, Takeover(broker=suspect.id, session=suspect.session, at_ms=now_ms))
+
+
+def without_session(takeovers: Iterable[Takeover], session: str) -> tuple[Takeover, ...]:
+    """Return the takeovers after a session has registered again; their times are kept."""
+    return tuple(msgspec.structs.replace(each, session="") if each.session == session else each for each in takeovers)
+
+
 class Registry:
     """Topics, assignments of partitions, all ids ever used, the store's mark, and the live brokers."""
 
@@ -84,6 +119,7 @@ class Registry:
         self._loads: dict[str, tuple[Load, ...]] = {}
         self._governor: BrokerEntry | None = None
         self._term = 0
+        self._takeovers: tuple[Takeover, ...] = ()
 
     # ---- state -------------------------------------------------------------------------------
 
@@ -164,8 +200,7 @@ class Registry:
 
         Raises: VersionConflictError; InvalidRequestError for an epoch below the stored one; TermFencedError.
         """
-        if term and (term != self._term or self._governor is None):
-            raise TermFencedError(f"term {term} of the governor has ended, the last one is {self._term}")
+        self._check_term(term)
         before = self.assignment(assignment.topic_id, assignment.partition)
         if assignment.version != before.version:
             raise VersionConflictError(
@@ -209,6 +244,7 @@ class Registry:
         if not self._is_live(broker):
             self._forget(broker.id)
         self._brokers[broker.id] = broker
+        self._takeovers = without_session(self._takeovers, broker.session)
 
     def leave(self, broker: BrokerEntry) -> bool:
         """Remove a broker if this is its live session; return whether it was."""
@@ -228,10 +264,29 @@ class Registry:
             self._term += 1
         return self._term if self._governor is not None and self._governor.session == broker.session else 0
 
+    def take_over(self, suspect: BrokerEntry, term: int, now_ms: int) -> bool:
+        """Remove a suspect; see `Coordinator.take_over`. Raises: TermFencedError."""
+        self._check_term(term)
+        governs = self._governor is not None and self._governor.session == suspect.session
+        if self._brokers.get(suspect.id) != suspect or (not term and not governs):
+            return False
+        if not may_take_over(self._takeovers, suspect, now_ms):
+            return False
+        self._takeovers = with_takeover(self._takeovers, suspect, now_ms, self._brokers)
+        return self.leave(suspect)
+
+    def was_taken_over(self, broker: BrokerEntry) -> bool:
+        """Whether this session was removed by an early takeover, and has not registered again."""
+        return any(each.session == broker.session for each in self._takeovers)
+
     def report(self, broker: BrokerEntry, loads: Iterable[Load]) -> None:
         """Note the loads of a live broker's partitions."""
         if self._is_live(broker):
             self._loads[broker.id] = tuple(loads)
+
+    def _check_term(self, term: int) -> None:
+        if term and (term != self._term or self._governor is None):
+            raise TermFencedError(f"term {term} of the governor has ended, the last one is {self._term}")
 
     def _is_live(self, broker: BrokerEntry) -> bool:
         found = self._brokers.get(broker.id)

@@ -83,6 +83,10 @@ BROKER = (
     _broker_counter("openings", "epochs", "epochs opened"),
     _broker_counter("opening_retries", "tries", "retries of openings, because of queue, coordinator or a wrong clock"),
     _broker_counter("fenced", "epochs", "epochs lost to another owner"),
+    _broker_counter("suspicions", "suspicions", "brokers whose ports refused this broker, after a report"),
+    _broker_counter(
+        "early_takeovers", "takeovers", "brokers whose partitions were assigned before their session ended"
+    ),
     _broker_counter(
         "forwarded_blocks", "blocks", "blocks of lost epochs, acked with 1, that their new owner has published"
     ),

@@ -505,6 +505,12 @@ class TrimCompacted(msgspec.Struct, tag_field="op", tag="trim-cold", kw_only=Tru
     topic_id: str
 
 
+class ReportSuspicion(msgspec.Struct, tag_field="op", tag="report-suspicion", kw_only=True):
+    """Report that a connection to a broker was refused. The governor asks its port before it acts."""
+
+    address: str  # as METADATA names it
+
+
 class AdminRequest(msgspec.Struct, kw_only=True):
     """One administrative request."""
 
@@ -523,6 +529,7 @@ class AdminRequest(msgspec.Struct, kw_only=True):
         | BeginProducer
         | PublishStaged
         | TrimCompacted
+        | ReportSuspicion
     )
 
 

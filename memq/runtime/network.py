@@ -40,7 +40,8 @@ class Network(Protocol):
 
     Promises: bytes arrive in order and unchanged, or the connection is lost.
     Non-promises: a lost connection may be noticed late or never; written bytes may be lost with it.
-    Raises: UnreachableError when no process listens at the address, or none answers within the time-out.
+    Raises: UnreachableError when no process listens at the address, or none answers within the time-out. Only in the
+    first case is its attribute `refused` True.
     """
 
     async def listen(self, host: str, port: int, factory: ProtocolFactory) -> Listener:
@@ -135,8 +136,16 @@ class SocketNetwork:
         except (OSError, ValueError) as error:
             full = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)  # of this process
             hint = FILES_HINT if full else ""
-            raise UnreachableError(f"can't reach {where[:300]}: {_cause(error)}", hint=hint) from error
+            unreachable = UnreachableError(f"can't reach {where[:300]}: {_cause(error)}", hint=hint)
+            unreachable.refused = _is_refused(error)
+            raise unreachable from error
         return protocol
+
+
+def _is_refused(error: OSError | ValueError) -> bool:
+    """Whether all addresses of the host refused: asyncio merges the errors of several into one text."""
+    numbers = re.findall(r"\[Errno (-?\d+)\]", str(error))
+    return bool(numbers) and all(int(number) == errno.ECONNREFUSED for number in numbers)
 
 
 def _cause(error: OSError | ValueError) -> str:

@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
 from memq.limits import KIB, MIB
@@ -101,6 +102,20 @@ def end_process(code: int) -> NoReturn:
         with suppress(OSError, ValueError):  # the reader of the stream is gone, or the stream is closed
             stream.flush()
     os._exit(code)
+
+
+def is_running(pid: int) -> bool:
+    """Whether this host has a process with this id; one that has ended and is not awaited counts as none."""
+    with suppress(OSError, ValueError, IndexError):
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
+        return state not in "ZX"
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # a process of another user
+        return True
+    return True
 
 
 class Signals:

@@ -270,6 +270,7 @@ class SimCluster:
             if self._answers(name):
                 self._seen_s[name] = self.world.now
                 lives = self.doors[name].coordinator.session == entry.session
+                lives = lives and not cluster.registry.was_taken_over(entry)  # the broker itself registers again
                 if lives and entry.id not in [known.id for known in cluster.registry.brokers()]:
                     cluster.registry.enter(entry)  # its session is back
                     cluster.changed()

@@ -89,6 +89,12 @@ class RetryingCoordinator:
     async def governor(self) -> str:
         return await self._again(self._coordinator.governor)
 
+    async def take_over(self, suspect: BrokerEntry, *, term: int, now_ms: int) -> bool:
+        async def landed() -> bool:
+            return suspect not in await self._coordinator.brokers()
+
+        return await self._again(lambda: self._coordinator.take_over(suspect, term=term, now_ms=now_ms), landed, True)
+
     async def report(self, broker: BrokerEntry, loads: Sequence[Load]) -> None:
         await self._again(lambda: self._coordinator.report(broker, loads))
 

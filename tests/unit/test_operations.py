@@ -62,6 +62,7 @@ from memq.protocol.messages import (
     PublishStaged,
     ReadRequest,
     Redirect,
+    ReportSuspicion,
     Throttle,
     TrimCompacted,
     WireRecords,
@@ -189,6 +190,7 @@ EXAMPLES: dict[type, tuple[Any, list[tuple[str, str]]]] = {
     DescribeLoad: (DescribeLoad(broker="b"), CLUSTER),
     DescribeHeld: (DescribeHeld(broker="b", topic="clicks", topic_id=ID, sought=[SOUGHT] * 2), PARTITION),
     DrainBroker: (DrainBroker(broker="b"), CLUSTER),
+    ReportSuspicion: (ReportSuspicion(address="h:1"), CLUSTER),
 }
 
 

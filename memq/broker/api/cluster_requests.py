@@ -22,6 +22,7 @@ from memq.protocol.messages import (
     DescribeHeld,
     DescribeLoad,
     DrainBroker,
+    ReportSuspicion,
     WireRecords,
 )
 from memq.protocol.wire_types import WireBroker, WireChange, WireClient, WireLoad
@@ -60,6 +61,12 @@ class ClusterRequests:
         topic, sought = await self._partitions.current_topic(ask.topic, ask.topic_id), _sought(ask.sought)
         found, unread = await self._held.find(topic.id, sought)
         return _held_answer(found, unread)
+
+    async def report_suspicion(self, call: Call[ReportSuspicion]) -> Answer:
+        """Note that a broker's port refused a connection; an unknown address is ignored."""
+        if call.ask.address in self._partitions.brokers():
+            self._services.suspicions.report(call.ask.address)
+        return AdminAnswer()
 
     async def drain(self, call: Call[DrainBroker]) -> Answer:
         """Hand over all partitions of this broker."""

@@ -42,6 +42,7 @@ from memq.protocol.messages import (
     PollTime,
     PublishStaged,
     ReadRequest,
+    ReportSuspicion,
     TrimCompacted,
     decode_message,
 )
@@ -143,6 +144,7 @@ def operations_of(
             Operation("describe-load", Api.ADMIN, DescribeLoad, _cluster, cluster.describe_load),
             Operation("describe-held", Api.ADMIN, DescribeHeld, _sought_partitions, cluster.describe_held),
             Operation("drain-broker", Api.ADMIN, DrainBroker, _cluster, cluster.drain),
+            Operation("report-suspicion", Api.ADMIN, ReportSuspicion, _cluster, cluster.report_suspicion),
         ]
     )
 

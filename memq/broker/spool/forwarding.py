@@ -199,7 +199,12 @@ class Forwarder:
         self._services.events.info("forwarded", f"{held.name}: nothing is held any more")
 
     async def _connect(self, address: str) -> Link:
-        return await connect_link(self._services.runtime, None, parse_address(address), client="memq-broker")
+        try:
+            return await connect_link(self._services.runtime, None, parse_address(address), client="memq-broker")
+        except UnreachableError as error:
+            if error.refused:
+                self._services.suspicions.report(address)
+            raise
 
     async def _read_on(self, held: UnpublishedBlocks) -> float:
         """Read the queue to its end, and drop the blocks in it; return when the last read began (monotonic s)."""

@@ -34,6 +34,7 @@ from memq.governor.zookeeper.session import (
     ZookeeperSession,
 )
 from memq.governor.zookeeper.settings import ZookeeperAddress, ZookeeperSettings
+from memq.governor.zookeeper.takeovers import Takeovers
 from memq.runtime.clock import backoff_s
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
@@ -51,7 +52,7 @@ class ZookeeperCoordinator:
     """A coordinator for any number of brokers. Its first call connects, and creates missing nodes."""
 
     def __init__(self, address: ZookeeperAddress, settings: ZookeeperSettings, runtime: Runtime, cluster: str) -> None:
-        self._cluster = check_name(cluster, "cluster")
+        self.cluster = check_name(cluster, "cluster")
         self._runtime = runtime
         self.address = address
         self._connect_s = settings.connect_timeout_ms / 1000
@@ -60,6 +61,7 @@ class ZookeeperCoordinator:
         self._watchers = Watchers(events)
         self._changed = asyncio.Event()
         self._mirror = Mirror(self.session, self._changed.set)
+        self._takeovers = Takeovers(self.session, self._mirror, self._changed.set)
         self._topics = DecodedNodes(_topic)
         self._assignments = DecodedNodes(_assignment)
         self._all_topics: MirroredValue[list[TopicPaths]] = MirroredValue(self._mirror)
@@ -71,11 +73,6 @@ class ZookeeperCoordinator:
         self._ready = False
         self._following = False
         self._readying = asyncio.Lock()
-
-    @property
-    def cluster(self) -> str:
-        """See `Coordinator.cluster`."""
-        return self._cluster
 
     async def close(self) -> None:
         """See `Coordinator.close`; closing twice is fine. All registrations of this session end at once."""
@@ -131,7 +128,9 @@ class ZookeeperCoordinator:
         await self._open()
         names = await self._mirror.children(layout.BROKERS)
         found = await self._mirror.nodes([layout.broker_path(name) for name in names])
-        return [self._entry(name, node) for name, node in zip(names, found, strict=True) if node is not None]
+        entries = [self._entry(name, node) for name, node in zip(names, found, strict=True) if node is not None]
+        ended = await self._takeovers.ended()
+        return [entry for entry in entries if entry.session not in ended]
 
     async def _enter(self, broker: BrokerEntry) -> None:
         """Create the broker's node; it replaces the node of an older session."""
@@ -149,6 +148,7 @@ class ZookeeperCoordinator:
                 continue  # the node was created, removed or changed after `find`
             finally:
                 self._mirror.forget(path)
+            await self._takeovers.end(broker.session)
             return
 
     async def _remove_node(self, broker: BrokerEntry, found: Node) -> None:
@@ -346,31 +346,21 @@ class ZookeeperCoordinator:
     async def govern(self, broker: BrokerEntry) -> int:
         """See `Coordinator.govern`."""
         await self._open()
-        node = await self._mirror.node(layout.GOVERNOR)
-        if node is not None:
-            held = self._government(node)
+        held, node = await self._takeovers.government()
+        if held is not None and node is not None:
             return held.term if held.session == broker.session and node.session == self.session.number else 0
-        entry = await self.session.find(layout.broker_path(broker.id))
-        if entry is None or self._entry(broker.id, entry).session != broker.session:
-            return 0
-        term = await self.session.read(layout.TERM)
-        begun = Government(id=broker.id, session=broker.session, term=term.version + 1)
-        try:
-            await self.session.change(
-                Make(layout.GOVERNOR, layout.encode(begun), ephemeral=True), Put(layout.TERM, b"", term.version)
-            )
-        except (AlreadyExistsError, VersionConflictError):
-            return 0  # another broker was faster; the watch on its node reports its end
-        finally:
-            self._mirror.forget(layout.GOVERNOR)
-            self._changed.set()
-        return begun.term
+        return await self._takeovers.begin_term(broker)
 
     async def governor(self) -> str:
         """See `Coordinator.governor`."""
         await self._open()
-        node = await self._mirror.node(layout.GOVERNOR)
-        return self._government(node).id if node is not None else ""
+        held, _ = await self._takeovers.government()
+        return held.id if held is not None else ""
+
+    async def take_over(self, suspect: BrokerEntry, *, term: int, now_ms: int) -> bool:
+        """See `Coordinator.take_over`."""
+        await self._open()
+        return await self._takeovers.take_over(suspect, term, now_ms)
 
     async def report(self, broker: BrokerEntry, loads: Sequence[Load]) -> None:
         """See `Coordinator.report`."""
@@ -398,7 +388,9 @@ class ZookeeperCoordinator:
     async def loads(self) -> Sequence[Load]:
         """See `Coordinator.loads`."""
         await self._open()
-        paths = [layout.loads_path(name) for name in await self.session.children(layout.LOADS)]
+        live = {broker.id for broker in await self.brokers()}
+        names = [name for name in await self.session.children(layout.LOADS) if name in live]
+        paths = [layout.loads_path(name) for name in names]
         found: list[Load] = []
         for path, node in zip(paths, await gathered(map(self.session.find, paths)), strict=True):
             found += layout.decode(path, node.data, list[Load]) if node is not None else []
@@ -450,13 +442,13 @@ class ZookeeperCoordinator:
         node = await self.session.find(layout.CLUSTER)
         if node is None:
             try:
-                await self.session.change(Make(layout.CLUSTER, self._cluster.encode()))
+                await self.session.change(Make(layout.CLUSTER, self.cluster.encode()))
             except AlreadyExistsError:
                 node = await self.session.read(layout.CLUSTER)
-        found = node.data.decode(errors="replace") if node is not None else self._cluster
-        if found != self._cluster:
+        found = node.data.decode(errors="replace") if node is not None else self.cluster
+        if found != self.cluster:
             raise InvalidRequestError(
-                f"ZooKeeper path {self.address.path} belongs to cluster {found[:60]!a}, not '{self._cluster}'",
+                f"ZooKeeper path {self.address.path} belongs to cluster {found[:60]!a}, not '{self.cluster}'",
                 hint="set cluster to that name, or name another path in the coordinator's URL",
             )
         self._ready = True

@@ -12,6 +12,7 @@ node, below the path of the URL       kind        holds
 `/partitions/TOPIC ID/PARTITION`      persistent  an `Assignment`; its version is the node's version
 `/governor`                           ephemeral   a `Government`: the governor and its term
 `/term`                               persistent  nothing; its version is the number of the last term
+`/takeovers`                          persistent  a list of `Takeover`: sessions that ended by an early takeover
 ====================================  ==========  ===========================================================
 """
 
@@ -23,6 +24,7 @@ import msgspec
 
 from memq.errors import CorruptDataError
 from memq.governor import Assignment
+from memq.governor.registry import Takeover
 from memq.topic import Topic
 
 CLUSTER = "/cluster"
@@ -33,7 +35,8 @@ TOPICS = "/topics"
 PARTITIONS = "/partitions"
 GOVERNOR = "/governor"
 TERM = "/term"
-FOLDERS = (BROKERS, LOADS, TOPICS, PARTITIONS, TERM)
+TAKEOVERS = "/takeovers"
+FOLDERS = (BROKERS, LOADS, TOPICS, PARTITIONS, TERM, TAKEOVERS)
 
 Value = TypeVar("Value")
 
@@ -93,6 +96,11 @@ def decode(path: str, data: bytes, kind: type[Value]) -> Value:
             f"ZooKeeper node {path} holds no {getattr(kind, '__name__', kind)}: {error}",
             hint="something else writes below the path of the coordinator's URL; choose another one",
         ) from error
+
+
+def decode_takeovers(data: bytes) -> tuple[Takeover, ...]:
+    """Return the early takeovers; none while the node is empty."""
+    return decode(TAKEOVERS, data, tuple[Takeover, ...]) if data else ()
 
 
 def decode_topic(path: str, data: bytes, version: int) -> Topic:

@@ -28,6 +28,7 @@ class SimCoordinator:
         self._caller = caller
         self._shared = shared
         self._inner = MemoryCoordinator(shared)
+        self.cluster = self._inner.cluster
         self._watchers = Watchers(EventLog(caller.node.clock))
         self._stop: Callable[[], None] | None = None
         self._watching = False
@@ -37,11 +38,6 @@ class SimCoordinator:
         self.entered: BrokerEntry | None = None  # the last registered entry
         self._seen: dict[tuple[str, str], object] = {}  # the last true answer to each request
         caller.node.at_death(self._die)
-
-    @property
-    def cluster(self) -> str:
-        """See `Coordinator.cluster`."""
-        return self._inner.cluster
 
     @property
     def session(self) -> str:
@@ -134,6 +130,12 @@ class SimCoordinator:
     async def governor(self) -> str:
         """See `Coordinator.governor`."""
         return await self._caller.call("governor", self._inner.governor)
+
+    async def take_over(self, suspect: BrokerEntry, *, term: int, now_ms: int) -> bool:
+        """See `Coordinator.take_over`."""
+        what = f"take over {suspect.id}"
+        work = lambda: self._inner.take_over(suspect, term=term, now_ms=now_ms)  # noqa: E731
+        return await self._caller.call(what, work, lies=WRITE_LIES)
 
     async def report(self, broker: BrokerEntry, loads: Sequence[Load]) -> None:
         """See `Coordinator.report`."""

@@ -206,7 +206,7 @@ class Switch:
                 if near is not None:
                     near.abort()
             elif near is None:
-                future.set_exception(UnreachableError(f"can't reach {target[0]}:{target[1]}: connection refused"))
+                future.set_exception(_refusal(target))
             else:
                 _begin(near, factory, future)
 
@@ -310,6 +310,12 @@ class Switch:
         if end.gone and end.peer.gone:
             self._ends.pop(end.number, None)
             self._ends.pop(end.peer.number, None)
+
+
+def _refusal(target: Address) -> UnreachableError:
+    error = UnreachableError(f"can't reach {target[0]}:{target[1]}: connection refused")
+    error.refused = True
+    return error
 
 
 def _post(node: SimNode, action: Callable[[], None]) -> None:

@@ -60,7 +60,7 @@ class SimNode:
 
     def runtime(self, network: Network) -> Runtime:
         """Return the runtime for shells on this node."""
-        return Runtime(clock=self.clock, random=self.random, network=network, host=self.name)
+        return Runtime(clock=self.clock, random=self.random, network=network, host=self.name, pid=self.index)
 
     def start(self, main: Callable[[SimNode], Coroutine[Any, Any, Any]]) -> None:
         """Run `main`; the process exits with it. An exception of `main` ends the run of the world."""

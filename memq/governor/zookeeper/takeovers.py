@@ -1,0 +1,116 @@
+"""Early takeovers in ZooKeeper: one node names the sessions that ended before ZooKeeper ended them.
+
+The node of the suspect is not removed. The node of a broker that restarts has version 0 again, as its former node had,
+so a removal by compare-and-set could remove the new registration. A session is used once. So the persistent node
+`/takeovers` names it, and every reader of the membership leaves it out. All changes of that node are compare-and-set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memq.errors import AlreadyExistsError, NotFoundError, TermFencedError, VersionConflictError
+from memq.governor import BrokerEntry
+from memq.governor.registry import Takeover, may_take_over, with_takeover, without_session
+from memq.governor.zookeeper import layout
+from memq.governor.zookeeper.layout import Government
+from memq.governor.zookeeper.mirror import Mirror
+from memq.governor.zookeeper.session import Check, Make, Node, Operation, Put, Remove, ZookeeperSession
+
+
+class Takeovers:
+    """The node `/takeovers` of one coordinator, and the governor's role, which it can end."""
+
+    def __init__(self, session: ZookeeperSession, mirror: Mirror, changed: Callable[[], None]) -> None:
+        """`changed` is called after each change, also after one that may have happened."""
+        self._session = session
+        self._mirror = mirror
+        self._changed = changed
+
+    async def ended(self) -> frozenset[str]:
+        """Return the sessions that early takeovers ended. Raises: UnreachableError, CorruptDataError."""
+        node = await self._mirror.node(layout.TAKEOVERS)
+        return frozenset(each.session for each in layout.decode_takeovers(node.data if node else b"")) - {""}
+
+    async def government(self) -> tuple[Government | None, Node | None]:
+        """Return the governor, None without one, and its node, which an early takeover leaves behind."""
+        node = await self._mirror.node(layout.GOVERNOR)
+        held = None if node is None else layout.decode(layout.GOVERNOR, node.data, Government)
+        return (None if held is None or held.session in await self.ended() else held), node
+
+    async def begin_term(self, broker: BrokerEntry) -> int:
+        """Make a registered broker the governor in a new term; return 0 if another one was faster.
+
+        The new node replaces the one of a governor that was taken over. That one's term must be the last: compare-and-
+        set on the term then shows that its node was not replaced in between.
+        """
+        path = layout.broker_path(broker.id)
+        entry, left = await self._session.find(path), await self._session.find(layout.GOVERNOR)
+        ended = await self.ended()
+        registered = entry is not None and layout.decode(path, entry.data, BrokerEntry).session == broker.session
+        if not registered or broker.session in ended:
+            return 0
+        term = await self._session.read(layout.TERM)
+        operations: list[Operation] = []
+        if left is not None:
+            held = layout.decode(layout.GOVERNOR, left.data, Government)
+            if held.session not in ended or held.term != term.version:
+                return 0
+            operations.append(Remove(layout.GOVERNOR, left.version))
+        begun = Government(id=broker.id, session=broker.session, term=term.version + 1)
+        operations.append(Make(layout.GOVERNOR, layout.encode(begun), ephemeral=True))
+        operations.append(Put(layout.TERM, b"", term.version))
+        try:
+            await self._session.change(*operations)
+        except (AlreadyExistsError, NotFoundError, VersionConflictError):
+            return 0  # another broker was faster; the watch on its node reports its end
+        finally:
+            self._mirror.forget(layout.GOVERNOR)
+            self._changed()
+        return begun.term
+
+    async def take_over(self, suspect: BrokerEntry, term: int, now_ms: int) -> bool:
+        """See `Coordinator.take_over`."""
+        path = layout.broker_path(suspect.id)
+        node = await self._session.find(path)
+        last = await self._session.read(layout.TERM)
+        if term and last.version != term:
+            raise TermFencedError(f"term {term} of the governor has ended, the last one is {last.version}")
+        stored = await self._session.find(layout.TAKEOVERS)
+        known = layout.decode_takeovers(stored.data if stored else b"")
+        if stored is None or node is None or layout.decode(path, node.data, BrokerEntry) != suspect:
+            return False
+        if any(each.session == suspect.session for each in known) or not may_take_over(known, suspect, now_ms):
+            return False
+        if not term and not await self._governs(suspect, last.version):
+            return False
+        after = with_takeover(known, suspect, now_ms, await self._mirror.children(layout.BROKERS))
+        return await self._put(after, stored, Check(path, node.version), Check(layout.TERM, last.version))
+
+    async def end(self, session: str) -> None:
+        """Forget that an early takeover ended a session: its broker has registered again."""
+        while True:
+            stored = await self._session.find(layout.TAKEOVERS)
+            known = layout.decode_takeovers(stored.data if stored else b"")
+            if stored is None or all(each.session != session for each in known):
+                return
+            if await self._put(without_session(known, session), stored):
+                return
+
+    async def _governs(self, suspect: BrokerEntry, term: int) -> bool:
+        node = await self._session.find(layout.GOVERNOR)
+        if node is None:
+            return False
+        held = layout.decode(layout.GOVERNOR, node.data, Government)
+        return held.session == suspect.session and held.term == term
+
+    async def _put(self, takeovers: tuple[Takeover, ...], stored: Node, *checks: Check) -> bool:
+        """Replace the node; return False when it, or a checked node, was changed in between."""
+        try:
+            await self._session.change(Put(layout.TAKEOVERS, layout.encode(takeovers), stored.version), *checks)
+        except (NotFoundError, VersionConflictError):
+            return False
+        finally:
+            self._mirror.forget(layout.TAKEOVERS)
+            self._changed()
+        return True
