@@ -40,14 +40,22 @@ class BrokerProcess(BrokerServer):
 
 @contextmanager
 def broker_processes(
-    folder: Path, zookeeper: Server, kafka: Server, s3: S3Server, *, count: int = 3, top: str = "", **session: str
+    folder: Path,
+    zookeeper: Server,
+    kafka: Server,
+    s3: S3Server,
+    *,
+    count: int = 3,
+    top: str = "",
+    session_timeout_ms: int = SESSION_TIMEOUT_MS,
+    **session: str,
 ) -> Iterator[list[BrokerProcess]]:
     """Run brokers on real servers, with objects, topics and nodes of their own there; all are ended.
 
     `top`: more settings, before all sections; `session`: more of the section `[zookeeper]`.
     """
     config = folder / "memq.toml"
-    config.write_text(top + settings_text(folder, zookeeper, kafka, s3, session))
+    config.write_text(top + settings_text(folder, zookeeper, kafka, s3, session, session_timeout_ms))
     brokers = [BrokerProcess(config, f"b{number + 1}") for number in range(count)]
     try:
         for broker in brokers:

@@ -9,7 +9,7 @@ import msgspec
 
 from memq.topic import Topic
 
-TAKEOVER_REST_MS = 60_000  # between two early takeovers of one broker: a port that flaps moves partitions once a minute
+TAKEOVER_REST_MS = 60_000  # between two early takeovers of one registration: a port that flaps has one a minute
 
 
 class BrokerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -144,8 +144,8 @@ class Coordinator(Protocol):
 
         Its partitions are assigned by the governor's next act. With a `term`, the call is the governor's; with 0, the
         suspect must be the governor. Return False, without a change, when the stored registration is not `suspect`, is
-        draining, or when the last early takeover of this broker was less than TAKEOVER_REST_MS before `now_ms`. A
-        suspect that is alive returns by `register`. Raises: TermFencedError when `term` has ended.
+        draining, or was taken over less than TAKEOVER_REST_MS before `now_ms`. A suspect that is alive returns by
+        `register`. Raises: TermFencedError when `term` has ended.
         """
         ...
 

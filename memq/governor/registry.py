@@ -66,38 +66,40 @@ class RegistryChange:
 
 
 class Takeover(msgspec.Struct, frozen=True, kw_only=True):
-    """The last early takeover of a broker. `session` is "" once that session has registered again."""
+    """An early takeover of a registration. `returned`: it has registered again."""
 
     broker: str
     session: str
     at_ms: int  # wall clock of the broker that took over
+    returned: bool = False
 
 
 def may_take_over(takeovers: Iterable[Takeover], suspect: BrokerEntry, now_ms: int) -> bool:
     """Whether a registration may be removed early.
 
-    The last takeover of this broker must be TAKEOVER_REST_MS ago. A draining broker closes its port itself. An entry
-    without a host is of an earlier release, which would not register again.
+    Its last takeover must be TAKEOVER_REST_MS ago. A draining broker closes its port itself. An entry without a host is
+    of an earlier release, which would not register again.
     """
-    last_ms = [each.at_ms for each in takeovers if each.broker == suspect.id]
-    return bool(suspect.host) and not suspect.draining and all(abs(now_ms - at) >= TAKEOVER_REST_MS for at in last_ms)
+    if not suspect.host or suspect.draining:
+        return False
+    last = [each for each in takeovers if each.session == suspect.session]
+    return all(each.returned and abs(now_ms - each.at_ms) >= TAKEOVER_REST_MS for each in last)
 
 
 def with_takeover(
-    takeovers: Iterable[Takeover], suspect: BrokerEntry, now_ms: int, registered: Container[str]
+    takeovers: Iterable[Takeover], suspect: BrokerEntry, now_ms: int, sessions: Container[str]
 ) -> tuple[Takeover, ...]:
-    """Return the takeovers with one more, without old ones of brokers that are not `registered`."""
-    kept = [
-        each
-        for each in takeovers
-        if each.broker != suspect.id and (each.broker in registered or abs(now_ms - each.at_ms) < TAKEOVER_REST_MS)
-    ]
-    return (*kept, Takeover(broker=suspect.id, session=suspect.session, at_ms=now_ms))
+    """Return the takeovers with one more, without old ones of sessions that are not in `sessions`."""
+    kept = [each for each in takeovers if each.session in sessions or abs(now_ms - each.at_ms) < TAKEOVER_REST_MS]
+    others = [each for each in kept if each.session != suspect.session]
+    return (*others, Takeover(broker=suspect.id, session=suspect.session, at_ms=now_ms))
 
 
-def without_session(takeovers: Iterable[Takeover], session: str) -> tuple[Takeover, ...]:
-    """Return the takeovers after a session has registered again; their times are kept."""
-    return tuple(msgspec.structs.replace(each, session="") if each.session == session else each for each in takeovers)
+def with_return(takeovers: Iterable[Takeover], session: str) -> tuple[Takeover, ...]:
+    """Return the takeovers after a session has registered again."""
+    return tuple(
+        msgspec.structs.replace(each, returned=True) if each.session == session else each for each in takeovers
+    )
 
 
 class Registry:
@@ -244,7 +246,7 @@ class Registry:
         if not self._is_live(broker):
             self._forget(broker.id)
         self._brokers[broker.id] = broker
-        self._takeovers = without_session(self._takeovers, broker.session)
+        self._takeovers = with_return(self._takeovers, broker.session)
 
     def leave(self, broker: BrokerEntry) -> bool:
         """Remove a broker if this is its live session; return whether it was."""
@@ -272,12 +274,15 @@ class Registry:
             return False
         if not may_take_over(self._takeovers, suspect, now_ms):
             return False
-        self._takeovers = with_takeover(self._takeovers, suspect, now_ms, self._brokers)
+        self._takeovers = with_takeover(self._takeovers, suspect, now_ms, self._sessions())
         return self.leave(suspect)
+
+    def _sessions(self) -> frozenset[str]:
+        return frozenset(broker.session for broker in self._brokers.values())
 
     def was_taken_over(self, broker: BrokerEntry) -> bool:
         """Whether this session was removed by an early takeover, and has not registered again."""
-        return any(each.session == broker.session for each in self._takeovers)
+        return any(each.session == broker.session and not each.returned for each in self._takeovers)
 
     def report(self, broker: BrokerEntry, loads: Iterable[Load]) -> None:
         """Note the loads of a live broker's partitions."""

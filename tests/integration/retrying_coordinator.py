@@ -25,11 +25,8 @@ class RetryingCoordinator:
 
     def __init__(self, coordinator: MarkedCoordinator, met: Callable[[], int]) -> None:
         self._coordinator = coordinator
+        self.cluster = coordinator.cluster
         self._met = met
-
-    @property
-    def cluster(self) -> str:
-        return self._coordinator.cluster
 
     async def register(self, broker: BrokerEntry) -> None:
         await self._again(lambda: self._coordinator.register(broker))

@@ -148,7 +148,7 @@ class ZookeeperCoordinator:
                 continue  # the node was created, removed or changed after `find`
             finally:
                 self._mirror.forget(path)
-            await self._takeovers.end(broker.session)
+            await self._takeovers.note_return(broker.session)
             return
 
     async def _remove_node(self, broker: BrokerEntry, found: Node) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from memq.errors import AlreadyExistsError, NotFoundError, TermFencedError, VersionConflictError
 from memq.governor import BrokerEntry
-from memq.governor.registry import Takeover, may_take_over, with_takeover, without_session
+from memq.governor.registry import Takeover, may_take_over, with_return, with_takeover
 from memq.governor.zookeeper import layout
 from memq.governor.zookeeper.layout import Government
 from memq.governor.zookeeper.mirror import Mirror
@@ -30,7 +30,8 @@ class Takeovers:
     async def ended(self) -> frozenset[str]:
         """Return the sessions that early takeovers ended. Raises: UnreachableError, CorruptDataError."""
         node = await self._mirror.node(layout.TAKEOVERS)
-        return frozenset(each.session for each in layout.decode_takeovers(node.data if node else b"")) - {""}
+        known = layout.decode_takeovers(node.data if node else b"")
+        return frozenset(each.session for each in known if not each.returned)
 
     async def government(self) -> tuple[Government | None, Node | None]:
         """Return the governor, None without one, and its node, which an early takeover leaves behind."""
@@ -80,22 +81,27 @@ class Takeovers:
         known = layout.decode_takeovers(stored.data if stored else b"")
         if stored is None or node is None or layout.decode(path, node.data, BrokerEntry) != suspect:
             return False
-        if any(each.session == suspect.session for each in known) or not may_take_over(known, suspect, now_ms):
+        if not may_take_over(known, suspect, now_ms):
             return False
         if not term and not await self._governs(suspect, last.version):
             return False
-        after = with_takeover(known, suspect, now_ms, await self._mirror.children(layout.BROKERS))
+        after = with_takeover(known, suspect, now_ms, await self._sessions())
         return await self._put(after, stored, Check(path, node.version), Check(layout.TERM, last.version))
 
-    async def end(self, session: str) -> None:
-        """Forget that an early takeover ended a session: its broker has registered again."""
+    async def note_return(self, session: str) -> None:
+        """Note that a session which an early takeover ended has registered again."""
         while True:
             stored = await self._session.find(layout.TAKEOVERS)
             known = layout.decode_takeovers(stored.data if stored else b"")
-            if stored is None or all(each.session != session for each in known):
+            after = with_return(known, session)
+            if stored is None or after == known or await self._put(after, stored):
                 return
-            if await self._put(without_session(known, session), stored):
-                return
+
+    async def _sessions(self) -> frozenset[str]:
+        """Return the sessions of all registrations, also of those that were taken over."""
+        paths = [layout.broker_path(name) for name in await self._mirror.children(layout.BROKERS)]
+        found = zip(paths, await self._mirror.nodes(paths), strict=True)
+        return frozenset(layout.decode(path, node.data, BrokerEntry).session for path, node in found if node)
 
     async def _governs(self, suspect: BrokerEntry, term: int) -> bool:
         node = await self._session.find(layout.GOVERNOR)
