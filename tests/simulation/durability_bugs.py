@@ -164,7 +164,7 @@ KEEPING_BUGS = (
         "memq.client.consumer.opener",
         "Opener.seek",
         swap(
-            'self._read(partition, position, _known_before(point), "seek", assigned.grant)',
+            'self._read(partition, position, _known_before(point), "seek", assigned.grant, position.mark)',
             "assigned.flow.position = position",
         ),
         level="calm",
