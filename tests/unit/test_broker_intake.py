@@ -23,7 +23,7 @@ from memq.limits import (
     KIB,
     MIB,
 )
-from memq.protocol.frames import AckLevel, Api
+from memq.protocol.frames import PREFIX, AckLevel, Api
 from tests.contract.manual_clock import ManualClock
 from tests.unit.peers import HoldingPartition, House, Peer, Wire
 
@@ -152,6 +152,26 @@ def test_a_frame_that_waits_for_a_place_gets_it_before_anything_new_begins() -> 
             house.wake()
         drive(house, [greedy, large, small], random.Random(1), hold=0.5)
         finish(house, [greedy, large, small], dice)
+
+    run(work)
+
+
+def test_a_frame_that_no_memory_can_hold_is_refused_and_nobody_waits_for_it() -> None:
+    """A changed bit in a length stopped the broker: its frame waited for more than the whole budget."""
+
+    def work() -> None:
+        house = House(BUDGET, SLAB)
+        greedy, wrong, other = starve(house), Peer(1, house), Peer(2, house)
+        while house.intake.starved:
+            house.release_some(random.Random(0))
+            house.wake()
+        wrong.data += PREFIX.pack(BUDGET + 1, Api.METADATA, 0, 0, 9) + bytes(50)
+        with pytest.raises(AssertionError, match=f"a frame of {BUDGET + 17} bytes is larger than the memory"):
+            wrong.step(1_000)
+        wrong.die()
+        other.add_block(100)
+        drive(house, [greedy, other], random.Random(1), hold=0.5)
+        finish(house, [greedy, other], random.Random(2))
 
     run(work)
 

@@ -152,7 +152,9 @@ class Connection(asyncio.BufferedProtocol):
             return
         self.half_since_s = self._services.runtime.clock.monotonic()
         self._region = self._intake.reserve(slab, at, end, need)
-        if self._region is None:
+        if self._region is None and need > self._intake.frame_bytes_max:
+            self.refuse(ProtocolError(f"a frame of {need} bytes is larger than the memory of this broker"))
+        elif self._region is None:
             self._waiting = (bytes(slab.view[at:end]), need)
             self._intake.wait(self)
 

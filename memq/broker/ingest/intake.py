@@ -76,6 +76,7 @@ class Intake:
         self.waiting: dict[SlabReader, None] = {}  # with an incomplete frame that found no place
         self.aside = Slab(ASIDE_BYTES)
         self.starving: Callable[[], None] = lambda: None  # called when memory has become short
+        self.frame_bytes_max = pool.budget_bytes - 2 * pool.slab_bytes  # a larger frame would wait for ever
         self._leave_bytes = max(pool.budget_bytes // 8, 2 * pool.slab_bytes)
         slab = pool.lease(pool.slab_bytes)
         assert slab is not None, "budget below one slab"
