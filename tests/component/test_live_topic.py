@@ -250,3 +250,49 @@ def test_an_auditor_without_its_topic_says_whether_the_cluster_audits(tmp_path: 
         assert ("was deleted" in str(missing.value)) == audits
 
     run(work())
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_reports_that_come_after_a_cut_of_their_topic_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, running: bool
+) -> None:
+    """The topic had grown again over the auditor's position: it passed over the new reports, or stopped there."""
+    monkeypatch.setattr(service, "CLOCK_ERROR_MS", 0)  # within that time, reports may have been counted before
+
+    async def work() -> None:
+        database = SqliteDatabase(tmp_path / "audit.sqlite")
+        async with running_broker(audit=True, audit_interval_ms=100, audit_partitions=1) as broker:
+            queue = broker.services.queue
+            assert isinstance(queue, MemoryQueue)
+            (log,) = [log for part, log in queue.logs.items() if part.topic == AUDIT_TOPIC]
+            for _ in range(3):
+                await produce(broker)
+            async with AsyncExitStack() as stack:
+                audit = await stack.enter_async_context(live_audit(broker.address, database, KEEP_MS, Runtime()))
+                assert (await until(audit, database, 3 * RECORDS)).row.word() == "ok"
+                await audit.step()
+                if not running:
+                    await stack.aclose()
+                end = log.end
+                del log.entries[1:]
+                while log.end <= end:
+                    await produce(broker)
+                sent = 3 * RECORDS
+                if running:
+                    task = asyncio.create_task(audit.run())
+                    stack.callback(task.cancel)
+                    while not began_again(caplog):
+                        assert not task.done()
+                        await AuditView(database).version()
+                else:
+                    audit = await stack.enter_async_context(live_audit(broker.address, database, KEEP_MS, Runtime()))
+                    await audit.step()
+                    task = asyncio.create_task(audit.run())
+                    stack.callback(task.cancel)
+                while (summary := await the_topic(database)) is None or summary.row.side(QUEUE)["sent"] <= sent:
+                    assert not task.done()
+                assert summary.row.word() == "unknown"
+            assert began_again(caplog) == 1
+        await database.close()
+
+    run(work())

@@ -40,7 +40,7 @@ class Followed:
         self.lent = LoopbackQueue(self.sick, self.clock)
         self.store: MemqError | None = None
         self.hangs = False
-        self.follower = LogFollower(self.lent, self.read, EventLog(self.clock))
+        self.follower = LogFollower(self.lent, self.read, EventLog(self.clock), self.clock)
         self.logs = [TOPIC.read_partition_of(number) for number in range(LOGS)]
         self.audits = {log: [PartitionAudit(TOPIC, log.partition)] for log in self.logs}
         self.published = 0
@@ -179,7 +179,7 @@ def test_pointers_that_one_answer_leaves_out_are_read_and_two_answers_are_believ
     async def work() -> None:
         world = Followed()
         queue = world.lent = ForgetfulQueue(world.sick, world.clock)
-        world.follower = LogFollower(queue, world.read, EventLog(world.clock))
+        world.follower = LogFollower(queue, world.read, EventLog(world.clock), world.clock)
         for _ in range(4):
             await (world.publish() if world.published else world.start())
         queue.missing, queue.answers = frozenset(missing), 100 if stays else 1
@@ -221,7 +221,7 @@ def test_a_beginning_that_one_answer_calls_too_late_costs_no_pointer(hides: bool
         world = Followed()
         queue = LateBeginning(world.sick, world.clock)
         queue.hides = hides
-        world.lent, world.follower = queue, LogFollower(queue, world.read, EventLog(world.clock))
+        world.lent, world.follower = queue, LogFollower(queue, world.read, EventLog(world.clock), world.clock)
         for _ in range(4):
             await (world.publish() if world.published else world.start())
         await world.follow()

@@ -10,7 +10,8 @@ from typing import Literal
 from memq.audit.live.audited_topics import FindTopic
 from memq.client.consumer.batch import TopicPartition
 from memq.client.consumer.consumer import AsyncConsumer
-from memq.errors import GenerationFencedError, InvalidRequestError, NotFoundError
+from memq.client.consumer.offset_resolver import OffsetResolver
+from memq.errors import GenerationFencedError, InvalidRequestError, NotFoundError, PositionLostError
 from memq.format.pointer import Pointer, read_pointer
 from memq.format.report import AUDIT_TOPIC
 from memq.notification import Entry
@@ -37,6 +38,7 @@ class GroupReports:
     def __init__(self, consumer: AsyncConsumer, queue: RemoteQueue, topic: Topic, find: FindTopic) -> None:
         self._consumer = consumer
         self._queue = queue
+        self._places = OffsetResolver(queue)
         self._topic = topic
         self._find = find
 
@@ -61,12 +63,12 @@ class GroupReports:
         """Return the next page of an assigned home; None when there is none for `timeout_s`."""
         try:
             batch = await self._consumer.poll(timeout_s)
-        except InvalidRequestError:  # a log ends before the group's position: `seek` and `end` judge that
+        except InvalidRequestError:  # a log was cut before the group's position: `seek` and `end` judge that
             return None
         if batch is None:
             return None
         reports = [(str(record.position), record.value or b"") for record in batch]
-        return Page(batch.partition, reports, str(batch.next))
+        return Page(batch.partition, reports, batch.next.marked)
 
     def assigned(self) -> list[int]:
         """Return the homes that this member has now."""
@@ -76,7 +78,9 @@ class GroupReports:
         """Continue from a position, "" for the beginning; return False if it had to begin there.
 
         It does so when the log ends before the position in all answers of `BEYOND_S`: a log that lost its end, or was
-        restored. Raises: FencedError when another owns the home now.
+        restored. It also does so when such a log has grown again, which the mark of the position shows.
+
+        Raises: FencedError when another owns the home now.
         """
         if not position:
             await self._seek(home, "beginning")
@@ -86,6 +90,9 @@ class GroupReports:
                 await asyncio.sleep(BEYOND_S / (BEYOND_TRIES - 1))
             try:
                 await self._seek(home, Position.parse(position))
+                await self._places.mark_of(self._log_of(home), Position.parse(position))
+            except PositionLostError:
+                break
             except InvalidRequestError:
                 continue
             return True
@@ -104,12 +111,18 @@ class GroupReports:
     async def end(self, home: int) -> int:
         """Return the offset at which the log of a home ends.
 
-        Raises: FencedError when that is before the next report: the home is to be taken again, by `seek`.
+        Raises: FencedError when that is before the next report, or when the log was cut before it and has grown again:
+        the home is to be taken again, by `seek`.
         """
         end = (await valid_span(self._queue, self._log_of(home))).end
         position = self._next_of(home)
         if position is not None and position.pointer_offset > end:
             raise GenerationFencedError(f"partition {home} of {AUDIT_TOPIC} ends before position {position}")
+        if position is not None:
+            try:
+                await self._places.mark_of(self._log_of(home), position)
+            except PositionLostError as error:
+                raise GenerationFencedError(str(error)) from error
         return end
 
     async def has_returned(self, home: int, end: int) -> bool:

@@ -3,6 +3,9 @@
 A round polls all partitions in one request. A log that fails, or whose objects fail, is excluded from the next rounds
 and polled separately until it answers. If the index of an object did not answer, this index must answer, too. Nothing
 of such a log is judged until it was read up to an end again.
+
+A log may lose its end and grow again. `LogContinuity` shows where to compare it with the last pointer that was read. It
+is read again from the first pointer that is another one, or from its end if that is not known.
 """
 
 from __future__ import annotations
@@ -13,12 +16,15 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from memq.audit.checks.object_reads import read_entries
-from memq.audit.live.partition import PartitionAudit
+from memq.audit.live.partition import OBJECTS_MAX, PartitionAudit
 from memq.client.consumer.fetch.fetcher import ReadRange
+from memq.client.consumer.offset_resolver import OffsetResolver
+from memq.client.consumer.progress import LogContinuity
 from memq.errors import (
     DeniedError,
     MemqError,
     NotFoundError,
+    PositionLostError,
     QueueError,
     RetryableError,
     StoreError,
@@ -27,11 +33,12 @@ from memq.errors import (
 from memq.format.pointer import Location, Pointer, read_pointer
 from memq.limits import KIB, POLL_BYTES_MAX
 from memq.notification import Entry
-from memq.notification.log_reader import first_of, first_run
+from memq.notification.log_reader import entries_between, first_of, first_run, valid_span
 from memq.notification.remote import Polled, RemoteQueue
+from memq.runtime.clock import Clock
 from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
-from memq.topic import ReadPartition
+from memq.topic import Position, ReadPartition
 
 INDEXES_S_MAX = 5.0  # for the indexes that one answer of a log needs; then it is set apart, and continues there
 STUCK_AT_ONCE_MAX = 16  # indexes that are asked apart at the same time
@@ -42,8 +49,12 @@ Audits = Mapping[ReadPartition, Sequence[PartitionAudit]]
 class LogFollower:
     """Gives pointers to audits. `read` reads objects, for indexes."""
 
-    def __init__(self, queue: RemoteQueue, read: ReadRange, events: EventLog) -> None:
+    def __init__(self, queue: RemoteQueue, read: ReadRange, events: EventLog, clock: Clock) -> None:
         self._queue = queue
+        self._places = OffsetResolver(queue)
+        self._clock = clock
+        self._continuity: dict[ReadPartition, LogContinuity] = {}
+        self._doubtful: dict[ReadPartition, None] = {}  # logs that ended before what was read of them
         self._read = read
         self._events = events
         self._tasks = TaskOwner(self._probe_died, events)
@@ -61,19 +72,25 @@ class LogFollower:
         return log in self._sick or log in self._healed
 
     async def follow(
-        self, audits: Audits, due: Iterable[ReadPartition], least: Mapping[ReadPartition, int] | None = None
+        self,
+        audits: Audits,
+        due: Iterable[ReadPartition],
+        least: Mapping[ReadPartition, int] | None = None,
+        judged: Iterable[ReadPartition] = (),
     ) -> None:
         """Read the logs that are `due`, and those that answer again, up to the ends as they are now.
 
-        The ends of some are proved to be at `least` so.
+        The ends of some are proved to be at `least` so. Logs that are `judged` next, because records are missing in
+        them, are compared with what was read of them.
 
         Raises: RetryableError when no broker answers; what ended the task that asks apart.
         """
         if self._died is not None:
             raise self._died
-        for known in (self._sick, self._stuck, self._healed):
+        for known in (self._sick, self._stuck, self._healed, self._continuity, self._doubtful):
             for gone in [log for log in known if log not in audits]:
                 known.pop(gone)
+        self._doubtful.update(dict.fromkeys(log for log in judged if log in audits))
         open_ = {log: audits[log] for log in [*due, *self._healed] if log not in self._sick}
         ends: dict[ReadPartition, int] = {}
         while open_:
@@ -126,26 +143,82 @@ class LogFollower:
         """Take what an answer has of a log; return its error, or that of an object that it needs."""
         if polled.error is not None:
             return polled.error
+        pointers = [read_pointer(entry.body, newer="return") for entry in polled.entries]
         try:
+            if not await self._is_continued(audits, polled, pointers):
+                return QueueError("it lost its end; it is read again from there")
             async with asyncio.timeout(INDEXES_S_MAX):
                 for audit in audits:
                     audit.begin_at(min(polled.span.begin, first_of(polled.entries)))
-                    await self._take_entries(audit, polled)
+                    await self._take_entries(audit, polled, pointers)
         except RetryableError as error:
             return error
         except TimeoutError:
             return StoreError(f"indexes of objects were not read within {INDEXES_S_MAX:g} s")
+        continuity = self._continuity[polled.partition]
+        for entry, pointer in zip(polled.entries, pointers, strict=True):
+            continuity.take(entry.offset, pointer if isinstance(pointer, Pointer) else None)
         end = ends[polled.partition]
         if not polled.entries and polled.entries.next >= end:  # offsets need not be dense: this end is reached
             for audit in audits:
-                audit.books.next_offset = max(audit.books.next_offset, end)
+                if audit.books.next_offset < end:
+                    audit.books.next_offset, audit.books.mark = end, 0
         return None
 
-    async def _take_entries(self, audit: PartitionAudit, polled: Polled) -> None:
-        for entry in polled.entries:
+    async def _is_continued(
+        self, audits: Sequence[PartitionAudit], polled: Polled, pointers: Sequence[Pointer | MemqError]
+    ) -> bool:
+        """Whether an answer continues what was read of its log; after a cut its audits continue there.
+
+        Raises: QueueError while the log ends before what was read: a replica may lag, or the log was cut.
+        """
+        log, offset = polled.partition, _next_of(audits)
+        known = self._continuity.get(log)
+        if known is None or known.reached.pointer_offset != offset:
+            mark = next(audit.books.mark for audit in audits if audit.books.next_offset == offset)
+            known = self._continuity[log] = LogContinuity(Position(log.partition, offset), mark)
+        new = [each if isinstance(each, Pointer) else None for each in pointers]
+        if polled.span.end < offset:
+            self._doubtful[log] = None
+        elif log not in self._doubtful and not known.is_broken_by(new):
+            return True
+        try:
+            await self._places.check_continuity(log, known)
+        except PositionLostError:
+            await self._count_again(log, audits)
+            return False
+        self._doubtful.pop(log, None)
+        return True
+
+    async def _count_again(self, log: ReadPartition, audits: Sequence[PartitionAudit]) -> None:
+        """Let audits continue where the log has other pointers than those that they have read."""
+        span = await valid_span(self._queue, log)
+        keys = {offset: key for audit in audits for offset, key in audit.books.objects.items()}
+        knows_all = all(len(audit.books.objects) < OBJECTS_MAX for audit in audits)
+        resume, time_ms = span.begin if knows_all else span.end, 0
+        first = max(span.begin, min(keys, default=span.end))
+        async for entries in entries_between(self._queue, log, first, span.end):
+            for entry in entries:
+                pointer = read_pointer(entry.body, newer="return")
+                places = pointer.locations if isinstance(pointer, Pointer) else ()
+                if places and places[0].key == keys.get(entry.offset):
+                    resume, time_ms = entry.offset + 1, entry.time_ms
+        for audit in audits:
+            audit.cut_at(min(resume, audit.books.next_offset), time_ms, self._clock.wall_ms())
+        del self._continuity[log]
+        self._doubtful.pop(log, None)
+        self._events.warning(
+            "audit.log-cut",
+            f"partition {log.partition} of topic '{log.topic}' lost its end, and is read again from offset {resume}: "
+            "the minutes since the last pointer that is left are unknown",
+        )
+
+    async def _take_entries(
+        self, audit: PartitionAudit, polled: Polled, pointers: Sequence[Pointer | MemqError]
+    ) -> None:
+        for entry, pointer in zip(polled.entries, pointers, strict=True):
             if entry.offset < audit.books.next_offset:
                 continue
-            pointer = read_pointer(entry.body, newer="return")
             if not isinstance(pointer, Pointer):
                 newer = isinstance(pointer, UnsupportedFormatError)
                 (audit.take_unsupported if newer else audit.take_unreadable)(entry.offset, entry.time_ms, pointer)
@@ -196,7 +269,7 @@ class LogFollower:
             if log in self._sick and polled.error is not None:
                 self._sick[log] = self._sick.pop(log)
                 continue
-            reads = bool(polled.entries) or max(asked[log], polled.entries.next) >= end
+            reads = bool(polled.entries) or asked[log] <= end <= max(asked[log], polled.entries.next)
             if reads and log in self._sick and log not in self._stuck:
                 self._heal(log)
         await self._ask_stuck()

@@ -30,7 +30,7 @@ from memq.audit.live.questions.end_questions import EndQuestions
 from memq.audit.live.streams import StreamAudit
 from memq.audit.minutes import MINUTE_MS, QUEUE, MinuteRow, active_ms, late_ms, watermark_ms, window_ms
 from memq.errors import MemqError
-from memq.format.pointer import Pointer
+from memq.format.pointer import Pointer, pointer_mark
 from memq.format.ranges import Range, RangeSet
 from memq.format.report import ReportedDamage, ReportPart, ReportSpan
 from memq.topic import Topic
@@ -79,7 +79,30 @@ class PartitionAudit:
         """
         if self.books.next_offset < offset:
             self.books.miss(NO_END_MS)
-            self.books.next_offset = offset
+            self.books.next_offset, self.books.mark = offset, 0
+
+    def cut_at(self, offset: int, time_ms: int, now_ms: int) -> None:
+        """Note that the queue has lost its pointers from `offset` on, and continues there with others.
+
+        What was lost is not found again, and new pointers may have its sequences. So the minutes since the queue time
+        `time_ms` of the last pointer that is left are unknown, and no member answers for them.
+        """
+        books = self.books
+        books.miss(NO_END_MS)
+        books.next_offset, books.mark = offset, 0
+        books.objects = {at: key for at, key in books.objects.items() if at < offset}
+        for stream in books.streams.values():
+            stream.marks.cut(offset)
+        for name, group in books.groups.items():
+            for client in group.members:
+                distrust_reading(group, client)
+                group.members[client].at = -1
+            if group.stream is not None:
+                for client in list(group.stream.tasks):
+                    self._stream_of(name, group).distrust(client)
+        first, last = time_ms // MINUTE_MS, now_ms // MINUTE_MS
+        self.silence(None, range(max(first, last - GAP_MINUTES_MAX), last + 1), 1)
+        self._changed = True
 
     def add_report(self, report: ReceivedReport) -> None:
         """Take a report; it counts when the queue was read."""
@@ -112,7 +135,7 @@ class PartitionAudit:
             self._miss(time_ms)
         if books.totals is None and pointer.partition == self.partition:
             books.begin(pointer, books.next_offset, time_ms, late_ms(self.topic.settings))
-        books.next_offset = offset + 1
+        books.next_offset, books.mark = offset + 1, pointer_mark(pointer)
         books.queue_ms = max(books.queue_ms, time_ms)
         if pointer.partition != self.partition or books.totals is None:
             return
@@ -138,7 +161,7 @@ class PartitionAudit:
 
     def take_unreadable(self, offset: int, time_ms: int, error: MemqError) -> None:
         """Take an entry of the queue that is no pointer that can be read."""
-        self.books.next_offset = offset + 1
+        self.books.next_offset, self.books.mark = offset + 1, 0
         self.books.forget_totals()
         wrong = self._wrong(Kind.POINTER, str(error))
         wrong.offset = offset
@@ -149,7 +172,7 @@ class PartitionAudit:
 
         What was acked up to then and is nowhere else may be there.
         """
-        self.books.next_offset = offset + 1
+        self.books.next_offset, self.books.mark = offset + 1, 0
         self._miss(time_ms)
 
     def unseen(self, pointer: Pointer) -> list[tuple[int, int, int]]:

@@ -147,7 +147,8 @@ class ReceivedReport:
 class PartitionState(PointerFacts):
     """All that is known of one write partition.
 
-    `next_offset` is the next pointer to read of its read partition.
+    `next_offset` is the next pointer to read of its read partition, and `mark` that of the last one before it that was
+    read (`Position`); 0 if it is unknown.
     `copies_ms` is NO_END_MS from a gap (unreadable pointers) up to the first pointer after it.
     `damaged` are offsets of pointers with a damaged block of an unknown producer.
     `findings` are the open ones, by id. `objects` are the keys of the newest pointers' objects, by offset.
@@ -155,6 +156,7 @@ class PartitionState(PointerFacts):
     """
 
     next_offset: int = 0
+    mark: int = 0
     queue_ms: int = 0
     streams: dict[int, AuditedProducer] = field(default_factory=dict)
     groups: dict[str, AuditedGroup] = field(default_factory=dict)

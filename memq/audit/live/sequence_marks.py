@@ -40,6 +40,13 @@ class Marks:
         if len(self.offsets) > MARKS_MAX:
             self._thin()
 
+    def cut(self, offset: int) -> None:
+        """Forget all pointers from `offset` on: the queue has lost them."""
+        at = bisect_left(self.offsets, offset)
+        del self.offsets[at:], self.reaches[at:]
+        self.behind[:] = [each for each in self.behind if each[0] < offset]
+        self.thinned = min(self.thinned, offset - 1)
+
     def reach(self, offset: int, *, sure: bool) -> int:
         """Return the reach behind all pointers below `offset`.
 

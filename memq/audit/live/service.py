@@ -89,7 +89,7 @@ class LiveAudit:
         self._keep_ms = keep_ms
         self._owner = f"{runtime.random.getrandbits(64):016x}"
         self._events = EventLog(runtime.clock)
-        self._logs = LogFollower(queue, read, self._events)
+        self._logs = LogFollower(queue, read, self._events, runtime.clock)
         self._holders = HolderFollower(ask_held, self._events)
         self._ends = EndFollower(ask_end, self._events)
         self._outage = self._events.outage("audit.stopped", "audit.goes-on")
@@ -137,7 +137,7 @@ class LiveAudit:
         audits = {key: audit for home in self._homes.values() for key, audit in home.partitions.items()}
         answered = self._holders.take_answers(audits, self._clock.wall_ms())
         ends = self._ends.take_answers()
-        await self._follow(self._touched | answered, ends)
+        await self._follow(self._touched, answered, ends)
         now_ms = self._clock.wall_ms()
         for number, home in self._homes.items():
             if await self._has_caught_up(number, home):
@@ -332,7 +332,12 @@ class LiveAudit:
 
     # ---- pointers ------------------------------------------------------------------------------------
 
-    async def _follow(self, touched: dict[PartitionKey, None], ends: Mapping[ReadPartition, ProvedEnd]) -> None:
+    async def _follow(
+        self,
+        touched: dict[PartitionKey, None],
+        answered: dict[PartitionKey, None],
+        ends: Mapping[ReadPartition, ProvedEnd],
+    ) -> None:
         """Read pointers up to the ends as they are now, and up to those that owners proved.
 
         Of partitions that nobody reports about only now and then.
@@ -344,9 +349,10 @@ class LiveAudit:
         for home in self._homes.values():
             for key, audit in home.partitions.items():
                 audits.setdefault(_log_of(audit), []).append(audit)
-                if idle or key in touched or audit.waits or _log_of(audit) in ends:
+                if idle or key in touched or key in answered or audit.waits or _log_of(audit) in ends:
                     due[_log_of(audit)] = None
-        await self._logs.follow(audits, due, least)
+        judged = [log for log, found in audits.items() if any(_key_of(each) in answered for each in found)]
+        await self._logs.follow(audits, due, least, [*ends, *judged])
 
     # ---- the state -----------------------------------------------------------------------------------
 
@@ -367,6 +373,10 @@ class LiveAudit:
 
 def _log_of(audit: PartitionAudit) -> ReadPartition:
     return audit.topic.read_partition_of(audit.partition)
+
+
+def _key_of(audit: PartitionAudit) -> PartitionKey:
+    return audit.topic.id, audit.partition
 
 
 @asynccontextmanager
