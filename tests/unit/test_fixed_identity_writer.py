@@ -9,10 +9,11 @@ import pytest
 from memq.client.bulk.block_cutter import Cut, Cutter
 from memq.client.bulk.direct_writer import BLOCKS_IN_FLIGHT_MAX, FixedIdentityWriter
 from memq.client.producer.fields import RecordFields
-from memq.errors import DeniedError
+from memq.errors import DeniedError, IdentityConflictError, MemqError
+from memq.format.blocks.header import check_block
 from memq.protocol.frames import Api, Frame
 from tests.stepped_time import stepped_runtime
-from tests.unit.toy_broker import ToyBroker, ToyConnection, address_of, run, turns, until
+from tests.unit.toy_broker import Script, ToyBroker, ToyConnection, address_of, run, turns, until
 
 PRODUCER = 7
 
@@ -52,14 +53,38 @@ def test_a_block_waits_while_so_many_are_in_flight() -> None:
     run(test)
 
 
-def test_no_block_is_sent_after_one_that_was_refused() -> None:
-    def refuse(connection: ToyConnection, frame: Frame) -> bool:
-        if frame.api == Api.WRITE:
-            connection.nack(frame, DeniedError("no right to write"))
-        return frame.api == Api.WRITE
+def refusing(error: MemqError, sequence: int = 0) -> Script:
+    """Return the script of a broker that refuses the block that begins at this sequence."""
 
+    def script(connection: ToyConnection, frame: Frame) -> bool:
+        refused = frame.api == Api.WRITE and check_block(frame.body).first_sequence == sequence
+        if refused:
+            connection.nack(frame, error)
+        return refused
+
+    return script
+
+
+def test_only_blocks_refused_for_other_records_are_given_back() -> None:
     async def test(broker: ToyBroker) -> None:
-        broker.script = refuse
+        broker.script = refusing(IdentityConflictError("other records"))
+        writer = writer_of(broker)
+        for number in range(2):
+            await writer.put(block(number))
+        assert [(cut.first, cut.next) for cut in await writer.take_refused()] == [(0, 1)]
+        assert broker.values() == [b"1"]
+        broker.script = refusing(DeniedError("no right to write"), sequence=2)
+        await writer.put(block(2))
+        with pytest.raises(DeniedError, match="no right to write"):
+            await writer.take_refused()
+        await writer.close()
+
+    run(test)
+
+
+def test_no_block_is_sent_after_one_that_was_refused() -> None:
+    async def test(broker: ToyBroker) -> None:
+        broker.script = refusing(DeniedError("no right to write"))
         writer = writer_of(broker)
         await writer.put(block(0))
         with pytest.raises(DeniedError, match="no right to write"):
