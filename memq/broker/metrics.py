@@ -87,6 +87,7 @@ class Counters:
     acks: int = 0
     read_requests: int = 0
     read_hot_requests: int = 0
+    poll_batches: int = 0
     read_bytes: int = 0
     connections: int = 0
     rejected_connections: int = 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from memq.broker.ingest.quotas import Quotas
 from memq.broker.ingest.slabs import SlabPool
 from memq.broker.metrics import Counters
+from memq.broker.partition.fresh_pointers import FreshPointers
 from memq.broker.partition.recent_batch_cache import RecentBatchCache
 from memq.broker.spool.writer import Spool
 from memq.broker.suspicions import Suspicions
@@ -66,6 +67,7 @@ class Services:
     closings: TimedSemaphore = field(default_factory=lambda: TimedSemaphore(CLOSINGS_AT_ONCE_MAX, CLOSING_TURN_S))
     lost_logs: dict[PartitionKey, str] = field(default_factory=dict)  # write partitions not opened, and why
     swept: SweptNow = field(default_factory=SweptNow)
+    fresh: FreshPointers = field(default_factory=FreshPointers)
     deleted_since: dict[str, int] = field(
         default_factory=dict
     )  # deleted topics with logs, by id: first report, Unix ms

@@ -38,12 +38,18 @@ class BrokerRouter:
 
         Raises: what the broker named; UnreachableError when none can be reached; TimedOutError.
         """
+        return (await self.with_blocks(api, message, answer, timeout_s=timeout_s))[0]
+
+    async def with_blocks(
+        self, api: Api, message: msgspec.Struct, answer: type[Answer], *, timeout_s: float
+    ) -> tuple[Answer, memoryview]:
+        """Ask as above; return the answer, and the bytes of blocks that follow it. Raises: as above."""
         failures: list[str] = []
         refused: Address | None = None
         for _ in range(2):  # a connection that looked open may be dead: then the next one is fresh
             link = await self._link(refused)
             try:
-                return await link.request(api, message, answer, timeout_s=timeout_s)
+                return await link.request_with_blocks(api, message, answer, timeout_s=timeout_s)
             except (UnreachableError, DrainingError) as error:
                 self._give_up(link, error)
                 failures.append(str(error))

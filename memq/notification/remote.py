@@ -51,16 +51,28 @@ class Ask(Protocol):
         ...
 
 
+class AskWithBlocks(Protocol):
+    """As `Ask`, for answers that blocks may follow."""
+
+    async def __call__(
+        self, api: Api, message: msgspec.Struct, answer: type[Answer], *, timeout_s: float
+    ) -> tuple[Answer, memoryview]:
+        """Send `message`; return the answer, and the bytes behind it."""
+        ...
+
+
 class Polled(msgspec.Struct, frozen=True):
     """The content of one partition from the requested offset on, with its span at that moment.
 
-    With an `error`, span and entries are empty, and the content is unknown.
+    With an `error`, span and entries are empty, and the content is unknown. `blocks` has the bytes of some entries'
+    batches, by offset, as the broker sent them: nothing is checked.
     """
 
     partition: ReadPartition
     span: Span
     entries: Entries
     error: MemqError | None = None
+    blocks: Mapping[int, memoryview] = {}
 
     @classmethod
     def failed(cls, partition: ReadPartition, offset: int, error: MemqError) -> Polled:
@@ -71,21 +83,38 @@ class Polled(msgspec.Struct, frozen=True):
 class RemoteQueue:
     """Reads pointers and joins groups through a broker: `PointerReader` and `Groups`."""
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: Ask, ask_with_blocks: AskWithBlocks | None = None) -> None:
+        """Without `ask_with_blocks`, `poll` brings pointers only."""
         self._ask = ask
+        self._ask_with_blocks = ask_with_blocks
 
     # ---- pointers ----------------------------------------------------------------------------
 
     async def poll(
-        self, offsets: dict[ReadPartition, int], wait_ms: int = 0, bytes_max: int = POLL_BYTES_MAX
+        self,
+        offsets: dict[ReadPartition, int],
+        wait_ms: int = 0,
+        bytes_max: int = POLL_BYTES_MAX,
+        blocks_bytes_max: int = 0,
     ) -> list[Polled]:
         """Return entries of several partitions, each from its offset on.
 
-        Wait up to `wait_ms` if there are none. A failure of one log is in the `error` of its answer.
+        Wait up to `wait_ms` if there are none. A failure of one log is in the `error` of its answer. A broker may add
+        up to `blocks_bytes_max` bytes of blocks.
         """
         partitions = [PollFrom(partition=ref_of(part), offset=offset) for part, offset in offsets.items()]
-        answer = await self._poll(PollEntries(partitions=partitions, wait_ms=wait_ms, bytes_max=bytes_max), wait_ms)
-        return [_polled_of(part, offsets) for part in answer.partitions]
+        wanted = PollEntries(partitions=partitions, wait_ms=wait_ms, bytes_max=bytes_max)
+        if self._ask_with_blocks is None or blocks_bytes_max <= 0:
+            answer, blocks = await self._poll(wanted, wait_ms), memoryview(b"")
+        else:
+            wanted.blocks_bytes_max = blocks_bytes_max
+            request, timeout_s = PollRequest(ask=wanted), ANSWER_S + wait_ms / 1000
+            answer, blocks = await self._ask_with_blocks(Api.POLL, request, PollAnswer, timeout_s=timeout_s)
+        found: list[Polled] = []
+        for part in answer.partitions:
+            polled, blocks = _polled_of(part, offsets, blocks)
+            found.append(polled)
+        return found
 
     async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
         """See `PointerReader.read`."""
@@ -261,17 +290,24 @@ def membership_of(answer: MembershipAnswer) -> Membership:
     )
 
 
-def _polled_of(part: PartitionEntries, asked: Mapping[ReadPartition, int]) -> Polled:
-    """Return a broker's answer for one partition.
+def _polled_of(
+    part: PartitionEntries, asked: Mapping[ReadPartition, int], blocks: memoryview
+) -> tuple[Polled, memoryview]:
+    """Return a broker's answer for one partition, and the blocks that belong to others.
 
     A broker before 0.6 sends no `next`: then reading continues after its last entry.
     """
     partition = partition_of(part.partition)
     if part.error is not None:
-        return Polled.failed(partition, asked.get(partition, 0), error_of(part.error))
+        return Polled.failed(partition, asked.get(partition, 0), error_of(part.error)), blocks
     entries = [
         Entry(wire.offset, wire.time_ms, bytes(wire.pointer) if wire.damaged is None else wire.damaged)
         for wire in part.entries
     ]
+    found: dict[int, memoryview] = {}
+    for wire in part.entries:
+        if wire.blocks_bytes > 0:
+            found[wire.offset], blocks = blocks[: wire.blocks_bytes], blocks[wire.blocks_bytes :]
     shown = entries[-1].offset + 1 if entries else asked.get(partition, 0)
-    return Polled(partition, checked_span(partition, part.begin, part.end), Entries(entries, max(part.next, shown)))
+    span = checked_span(partition, part.begin, part.end)
+    return Polled(partition, span, Entries(entries, max(part.next, shown)), blocks=found), blocks

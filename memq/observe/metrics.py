@@ -114,6 +114,7 @@ BROKER = (
     _broker_counter("acks", "frames", "ack frames sent"),
     _broker_counter("read_requests", "requests", "READ requests"),
     _broker_counter("read_hot_requests", "requests", "READ requests served from memory"),
+    _broker_counter("poll_batches", "batches", "batches that were sent with their pointers, in answers to POLL"),
     _broker_counter("read_bytes", "bytes", "bytes sent in answer to READ"),
     _broker_counter("connections", "connections", "connections accepted"),
     _broker_counter("rejected_connections", "connections", "connections closed because of forbidden or missing frames"),

@@ -29,6 +29,7 @@ from memq.errors import (
 from memq.limits import BLOCK_BYTES_MAX, CONTROL_BODY_BYTES_MAX, FRAME_PREFIX_BYTES, KIB, READ_BYTES_MAX
 from memq.protocol.messages import Forward, decode_message, encode_message
 
+Buffer = bytes | bytearray | memoryview
 PREFIX = struct.Struct("<IBBHQ")  # body length, api, flags, stream, argument
 WRITE_PREFIX = struct.Struct("<IBBHq")  # a WRITE's argument is signed
 ACK = struct.Struct("<IBBHQII")  # a whole frame without places: prefix, epoch, number of places
@@ -39,6 +40,8 @@ HELLO_MAGIC = int.from_bytes(b"memqP1\r\n", "little")
 HELLO_BODY_BYTES_MAX = 4 * KIB
 VERSIONS = (1, 1)  # least and greatest protocol version that this package speaks
 _LENGTH = struct.Struct("<H")
+_HEAD_LENGTH = struct.Struct("<I")
+HAS_BLOCKS = 1  # flag of a POLL answer: the bytes of blocks follow behind its JSON
 HEAD_BYTES_MAX = 1 * KIB  # of the head (length and JSON) of a FORWARD: a frame has room for it and the largest block
 
 
@@ -50,7 +53,7 @@ def encode_forward(request: int, message: Forward, block_bytes: int) -> bytes:
     return prefix + _LENGTH.pack(len(head)) + head
 
 
-def decode_forward(body: bytes | bytearray | memoryview, *, checksum_wanted: bool = False) -> tuple[Forward, int]:
+def decode_forward(body: Buffer, *, checksum_wanted: bool = False) -> tuple[Forward, int]:
     """Return the head of a FORWARD's body, and the offset of the block in the body.
 
     Raises: ProtocolError; as `decode_message`.
@@ -123,7 +126,7 @@ class Frame(NamedTuple):
     flags: int
     stream: int
     argument: int
-    body: bytes | bytearray | memoryview
+    body: Buffer
 
 
 def encode_prefix(api: int, stream: int, argument: int, length: int, flags: int = 0) -> bytes:
@@ -149,7 +152,7 @@ def encode_ack(level: int, stream: int, next_sequence: int, epoch: int, places: 
     return head + b"".join(_PLACE.pack(*place) for place in named) if named else head
 
 
-def decode_places(body: bytes | bytearray | memoryview) -> list[AckPlace]:
+def decode_places(body: Buffer) -> list[AckPlace]:
     """Return the places in the body of an ACK. Raises: ProtocolError."""
     head = ACK.size - FRAME_PREFIX_BYTES
     if len(body) < head or len(body) != head + int.from_bytes(body[4:8], "little") * _PLACE.size:
@@ -167,11 +170,32 @@ def add_checksum(frame: bytes, body: bytes = b"") -> tuple[bytes, ...]:
 
 def take_checksum(frame: Frame) -> Frame:
     """Return the frame without its checksum. Raises: DamagedMessageError for a wrong one."""
-    api, flags, stream, argument, body = frame
+    api, flags, stream, argument, _ = frame
+    body = memoryview(frame.body)  # not copied: blocks may follow its message
     checksum = crc32c(body[:-_CHECKSUM_BYTES], crc32c(PREFIX.pack(len(body), api, flags, stream, argument)))
     if checksum.to_bytes(_CHECKSUM_BYTES, "little") != body[-_CHECKSUM_BYTES:]:
         raise DamagedMessageError(f"damaged on its way: frame of api {api} with {len(body)} bytes has a wrong checksum")
     return Frame(api, flags, stream, argument, body[:-_CHECKSUM_BYTES])
+
+
+def encode_with_blocks(api: int, argument: int, message: bytes, blocks_bytes: int) -> bytes:
+    """Build an answer with blocks up to its blocks: frame prefix, length of the message, message.
+
+    Raises: as `encode_prefix`.
+    """
+    length = _HEAD_LENGTH.size + len(message) + blocks_bytes
+    return encode_prefix(api, 0, argument, length, HAS_BLOCKS) + _HEAD_LENGTH.pack(len(message)) + message
+
+
+def split_blocks(frame: Frame) -> tuple[Buffer, memoryview]:
+    """Return the message of an answer, and the blocks behind it. Raises: ProtocolError."""
+    body = memoryview(frame.body)
+    if not frame.flags & HAS_BLOCKS:
+        return frame.body, body[len(body) :]
+    end = _HEAD_LENGTH.size + _HEAD_LENGTH.unpack_from(body)[0] if len(body) >= _HEAD_LENGTH.size else len(body) + 1
+    if end > len(body):
+        raise ProtocolError(f"the message of an answer with blocks ends at {end}, its body at {len(body)}")
+    return body[_HEAD_LENGTH.size : end], body[end:]
 
 
 def check_prefix(length: int, api: int) -> None:

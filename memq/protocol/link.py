@@ -22,6 +22,7 @@ from memq.protocol.frames import (
     check_version,
     encode_forward,
     encode_frame,
+    split_blocks,
     take_checksum,
 )
 from memq.protocol.messages import (
@@ -136,6 +137,15 @@ class Link(asyncio.BufferedProtocol):
         body = encode_message(message)
         frame = await self._exchange(api, lambda number: self._frame(api, stream, number, body), timeout_s=timeout_s)
         return decode_message(frame.body, answer, checksum_wanted=self.checksums)
+
+    async def request_with_blocks(
+        self, api: Api, message: msgspec.Struct, answer: type[Answer], *, timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> tuple[Answer, memoryview]:
+        """Send a request; return its answer, and the bytes of blocks that follow it. Raises: as `request`."""
+        body = encode_message(message)
+        frame = await self._exchange(api, lambda number: self._frame(api, 0, number, body), timeout_s=timeout_s)
+        said, blocks = split_blocks(frame)
+        return decode_message(said, answer, checksum_wanted=self.checksums), blocks
 
     async def read(self, request: ReadRequest, *, timeout_s: float = REQUEST_TIMEOUT_S) -> bytes | bytearray:
         """Return the bytes of an object's range, read by the broker. Raises: as `request`."""

@@ -250,11 +250,15 @@ class PollFrom(msgspec.Struct, kw_only=True):
 
 
 class PollEntries(msgspec.Struct, tag_field="op", tag="entries", kw_only=True):
-    """Ask for pointers of several partitions; wait up to `wait_ms` when there are none."""
+    """Ask for pointers of several partitions; wait up to `wait_ms` when there are none.
+
+    `blocks_bytes_max` is how many bytes of blocks the client takes with new pointers (ADR 30).
+    """
 
     partitions: list[PollFrom]
     wait_ms: Int64 = 0
     bytes_max: Int64 = 1 << 20
+    blocks_bytes_max: Int64 = 0
 
 
 class PollTime(msgspec.Struct, tag_field="op", tag="time", kw_only=True):
@@ -280,13 +284,15 @@ class PollRequest(msgspec.Struct, kw_only=True):
 class WireEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One pointer with its offset and queue time; the pointer is JSON inside JSON.
 
-    When damage leaves no JSON, `pointer` is null, and `damaged` has its bytes.
+    When damage leaves no JSON, `pointer` is null, and `damaged` has its bytes. `blocks_bytes` is how many bytes of its
+    batch follow behind the message.
     """
 
     offset: Int64
     time_ms: Int64
     pointer: msgspec.Raw
     damaged: bytes | None = None
+    blocks_bytes: Int64 = 0
 
 
 class PartitionEntries(msgspec.Struct, kw_only=True, omit_defaults=True):

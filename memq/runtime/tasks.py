@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from memq.runtime.logs import EventLog
@@ -145,6 +145,16 @@ class ByteBudget:
             yield
         finally:
             self._give_back(count)
+
+    @contextmanager
+    def lend_spare(self, count: int) -> Iterator[int]:
+        """Hold up to `count` bytes for the time of the block, as many as are free now; yield how many."""
+        spare = 0 if self._waiting else max(0, min(count, self.bytes_max - self.lent_bytes))
+        self.lent_bytes += spare
+        try:
+            yield spare
+        finally:
+            self._give_back(spare)
 
     def _give_back(self, count: int) -> None:
         """Take bytes back and wake the waiters that now fit, in order; drop waiters that were cancelled."""

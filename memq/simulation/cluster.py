@@ -24,6 +24,7 @@ from memq.settings import BrokerSettings
 from memq.simulation.ports.cloud import Cloud, Doors
 from memq.simulation.ports.disk import HostDisk, SimDisk
 from memq.simulation.ports.faults import WorldFaults
+from memq.simulation.ports.memory import lie_from_memory
 from memq.simulation.world.network import SimNetwork, Switch
 from memq.simulation.world.node import EPOCH_MS, SimNode
 from memq.simulation.world.world import World
@@ -217,6 +218,8 @@ class SimCluster:
                 spool_disk=disk,
                 slab_bytes=self.shape.slab_bytes,
             )
+            wrong = self.cloud.wrong_answers["memory"]
+            lie_from_memory(broker.services.hot, wrong, settings.broker_id, lambda: self.world.now)
             self.counters.append(broker.services.counters)
             try:
                 await broker.start()

@@ -8,12 +8,15 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from memq.broker.api import Answer as BrokerAnswer
 from memq.broker.api import Call
 from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.operations import operations_of
 from memq.broker.api.stream_requests import StreamRequests
 from memq.broker.api.topic_requests import TopicRequests
+from memq.broker.metrics import Counters
+from memq.broker.partition.fresh_pointers import FreshPointers
 from memq.compaction.reader import CompactedLogReader, ManifestFiles
 from memq.errors import MemqError, NotFoundError
 from memq.notification import NotificationQueue, Publication
@@ -56,7 +59,9 @@ class LoopbackQueue(RemoteQueue):
         self._topics = _Topics()
         self._made: dict[ReadPartition, None] = {}
         pointers = CompactedLogReader(lender, ManifestFiles("test", MemoryHandler(clock)), clock)
-        services = SimpleNamespace(queue=lender, pointers=pointers)
+        services = SimpleNamespace(
+            queue=lender, pointers=pointers, fresh=FreshPointers(), hot=None, counters=Counters()
+        )
         given = cast(Any, services), cast(Any, self._topics)
         cluster = ClusterRequests(*given, cast(Any, None), cast(Any, None))
         self._operations = operations_of(StreamRequests(*given), TopicRequests(*given), GroupRequests(*given), cluster)
@@ -68,7 +73,7 @@ class LoopbackQueue(RemoteQueue):
             raise error_of(decode_message(encode_message(nack_of(error)), Nack)) from error
         return decode_message(found, answer)
 
-    async def _answer(self, frame: Frame) -> msgspec.Struct | bytes:
+    async def _answer(self, frame: Frame) -> BrokerAnswer:
         operation, ask = self._operations.find(frame)
         prepared = None if operation.prepare is None else await operation.prepare(ask)
         return await operation.handler(Call(cast(Any, None), ANONYMOUS, 0, ask, prepared))

@@ -6,6 +6,14 @@ from tests.simulation.bug import Planted, before, body, instead, swap
 
 IDENTITY_BUGS = (
     Planted(
+        "blocks behind a pointer taken unchecked",
+        "memq.client.consumer.fetch.fetcher",
+        "BatchFetcher.cut_sent",
+        swap("pieces is not None and is_whole(pieces)", "pieces is not None"),
+        level="calm",
+        aspects=("lies",),
+    ),
+    Planted(
         "copy acked without a comparison",
         "memq.format.blocks.header",
         "StoredBlock.is_copied_by",

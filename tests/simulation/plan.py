@@ -16,7 +16,13 @@ from memq.limits import KIB, MIB
 from memq.simulation.cluster import SETTINGS, WRITE_PARTITIONS_MAX, ClusterShape
 from memq.simulation.ports.disk import DiskFaults
 from memq.simulation.ports.faults import LEVELS, WorldFaults
-from memq.simulation.ports.wrong_answers import COORDINATOR_LIES, QUEUE_LIES, STORE_LIES, WrongAnswerRates
+from memq.simulation.ports.wrong_answers import (
+    COORDINATOR_LIES,
+    MEMORY_LIES,
+    QUEUE_LIES,
+    STORE_LIES,
+    WrongAnswerRates,
+)
 from memq.topic import CLOCK_ERROR_MS, TopicSettings
 from tests.simulation.thin import CLOCK_ERROR, Constants, draw_constants
 
@@ -389,6 +395,7 @@ def _with_lies(plan: Plan, _level: str, draw: random.Random) -> Plan:
         kinds = tuple(draw.sample(known[service], draw.randint(1, 3)))
         rate = draw.choice([0.0, 0.01, 0.05])
         lies[service] = WrongAnswerRates(kinds, rate, draw.choice([5.0, 15.0, 40.0]), draw.choice([2.0, 20.0, 60.0]))
+    lies["memory"] = WrongAnswerRates(MEMORY_LIES, draw.choice([0.0, 0.05, 0.3]))
     return replace(plan, faults=replace(plan.faults, lies=lies))
 
 

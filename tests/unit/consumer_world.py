@@ -86,7 +86,9 @@ class World(RemoteQueue, BatchFetcher):
         entries = self.logs[partition.partition].entries
         return next((entry.offset for entry in entries if entry.time_ms >= time_ms), 0)
 
-    async def poll(self, offsets: dict[ReadPartition, int], wait_ms: int = 0, bytes_max: int = 0) -> list[Polled]:
+    async def poll(
+        self, offsets: dict[ReadPartition, int], wait_ms: int = 0, bytes_max: int = 0, blocks_bytes_max: int = 0
+    ) -> list[Polled]:
         self.polls.append(dict(offsets))
         if self.poll_errors:
             raise self.poll_errors.pop(0)
@@ -109,7 +111,7 @@ class World(RemoteQueue, BatchFetcher):
             entries = Entries(entries[1:], entries.next)
         return Polled(partition, self.logs[number].span(), entries)
 
-    async def fetch(self, pointer: Pointer) -> Sequence[BlockPiece]:
+    async def fetch(self, pointer: Pointer, sent: Buffer | None = None) -> Sequence[BlockPiece]:
         self.fetching += 1
         self.fetching_most = max(self.fetching, self.fetching_most)
         try:
@@ -246,7 +248,9 @@ class MomentaryWrongAnswers(RemoteQueue):
     async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
         return self.begin
 
-    async def poll(self, offsets: dict[ReadPartition, int], wait_ms: int = 0, bytes_max: int = 0) -> list[Polled]:
+    async def poll(
+        self, offsets: dict[ReadPartition, int], wait_ms: int = 0, bytes_max: int = 0, blocks_bytes_max: int = 0
+    ) -> list[Polled]:
         (offset,) = offsets.values()
         entries = self._entries(offset)
         if not entries:

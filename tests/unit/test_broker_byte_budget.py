@@ -141,3 +141,28 @@ def test_any_coming_and_going_stays_within_the_bound_and_ends(seed: int) -> None
         assert borrowers.budget.lent_bytes == 0
 
     asyncio.run(work())
+
+
+def test_spare_bytes_are_what_is_free_and_never_waited_for() -> None:
+    async def work() -> None:
+        budget = ByteBudget(10)
+        borrowers = Borrowers(budget)
+        borrowers.start(0, 6)
+        await settle()
+        with budget.lend_spare(3) as some, budget.lend_spare(3) as rest, budget.lend_spare(3) as none:
+            assert (some, rest, none) == (3, 1, 0)
+            borrowers.start(1, 3)
+            await settle()
+            assert borrowers.order == [0]
+        await settle()
+        assert borrowers.order == [0, 1], "spare bytes that come back wake who waits"
+        borrowers.start(2, 4)
+        await settle()
+        with budget.lend_spare(1) as spare:
+            assert spare == 0, "the next borrower waits for all that is free"
+        for number in (0, 2, 1):
+            borrowers.give_back(number)
+            await settle()
+        assert budget.lent_bytes == 0
+
+    asyncio.run(work())

@@ -67,7 +67,9 @@ class Answers(RemoteQueue):
     async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
         return 1_000
 
-    async def poll(self, offsets: dict[ReadPartition, int], wait_ms: int = 0, bytes_max: int = 0) -> list[Polled]:
+    async def poll(
+        self, offsets: dict[ReadPartition, int], wait_ms: int = 0, bytes_max: int = 0, blocks_bytes_max: int = 0
+    ) -> list[Polled]:
         await skip(wait_ms / 1000)
         return []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,16 @@ class Call:
         return {partition.partition: offset for partition, offset in self.asked.items()}
 
 
+class NoBlocks:
+    """Takes pointers alone."""
+
+    def blocks_bytes_max(self) -> int:
+        return 0
+
+    def take_blocks(self, assigned: Assigned, blocks: Mapping[int, memoryview]) -> None:
+        raise AssertionError("none came")
+
+
 class Script(RemoteQueue):
     """Logs whose polls are answered by the test; reads and spans come when `free` is set."""
 
@@ -55,7 +65,9 @@ class Script(RemoteQueue):
         self.free = asyncio.Event()
         self.free.set()
 
-    async def poll(self, offsets: dict[ReadPartition, int], wait_ms: int = 0, bytes_max: int = 0) -> list[Polled]:
+    async def poll(
+        self, offsets: dict[ReadPartition, int], wait_ms: int = 0, bytes_max: int = 0, blocks_bytes_max: int = 0
+    ) -> list[Polled]:
         call = Call(dict(offsets), wait_ms, bytes_max, asyncio.get_running_loop().create_future())
         self.calls.append(call)
         return await call.answer
@@ -105,7 +117,7 @@ class Polls:
         self.queue = Script(logs)
         self.assigned: dict[ReadPartition, Assigned] = {}
         self.retries = CountedRetries(runtime)
-        self.polling = Polling(self.queue, self.assigned, self.retries, self._advanced)
+        self.polling = Polling(self.queue, self.assigned, self.retries, NoBlocks(), self._advanced)
         self.tasks = TaskOwner(self._broke, EventLog(runtime.clock))
         self.died: list[BaseException] = []
         self.advanced = 0

@@ -160,7 +160,11 @@ class ForgetfulQueue(LoopbackQueue):
     answers = 0
 
     async def poll(
-        self, offsets: dict[ReadPartition, int], wait_ms: int = 0, bytes_max: int = POLL_BYTES_MAX
+        self,
+        offsets: dict[ReadPartition, int],
+        wait_ms: int = 0,
+        bytes_max: int = POLL_BYTES_MAX,
+        blocks_bytes_max: int = 0,
     ) -> list[Polled]:
         found = await super().poll(offsets, wait_ms, bytes_max)
         if not self.answers:
@@ -203,7 +207,11 @@ class LateBeginning(LoopbackQueue):
     hides = True
 
     async def poll(
-        self, offsets: dict[ReadPartition, int], wait_ms: int = 0, bytes_max: int = POLL_BYTES_MAX
+        self,
+        offsets: dict[ReadPartition, int],
+        wait_ms: int = 0,
+        bytes_max: int = POLL_BYTES_MAX,
+        blocks_bytes_max: int = 0,
     ) -> list[Polled]:
         found = await super().poll(offsets, wait_ms, bytes_max)
         begin, self.begin = self.begin, 0

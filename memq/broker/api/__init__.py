@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -11,7 +12,16 @@ from memq.broker.ingest.connection import Connection
 from memq.protocol.connection import Principal
 
 Ask = TypeVar("Ask", bound=msgspec.Struct)
-Answer = msgspec.Struct | bytes
+
+
+class WithBlocks(NamedTuple):
+    """An answer that the bytes of blocks follow."""
+
+    message: msgspec.Struct
+    blocks: Sequence[bytes]
+
+
+Answer = msgspec.Struct | bytes | WithBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +33,4 @@ class Call(Generic[Ask]):
     stream: int
     ask: Ask
     attachment: Any = None  # the result of `Operation.prepare`; of a FORWARD: the slab, begin and end of its block
+    spare_bytes: int = 0  # of memory that is free for blocks in the answer

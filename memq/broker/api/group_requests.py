@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from memq.broker.api import Answer, Call
+from memq.broker.api import Answer, Call, WithBlocks
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services
 from memq.errors import MemqError, NotFoundError, NotReadyError, QueueError, TooLargeError
@@ -64,14 +64,25 @@ class GroupRequests:
             return ()
         with suppress(MemqError):  # the request for the span of that partition fails, too
             await self._wait(ask)
-        logs = dict.fromkeys(partition_of(part.partition) for part in ask.partitions)
-        ask_spans = (self._in_time(log, partial(self._span, log)) for log in logs)
-        return await asyncio.gather(*ask_spans)  # at the same time: the queue may ask for all in one request
+        logs = {partition_of(part.partition): part.offset for part in ask.partitions}
+        spans: dict[ReadPartition, Span | MemqError] = {}
+        if ask.wait_ms > 0:
+            spans = {
+                log: span
+                for log, offset in logs.items()
+                if (span := self._services.fresh.span(log, offset)) is not None
+            }
+        ask_spans = {log: self._in_time(log, partial(self._queue.span, log)) for log in logs if log not in spans}
+        if ask_spans:  # at the same time: the queue may ask for all in one request
+            spans |= zip(ask_spans, await asyncio.gather(*ask_spans.values()), strict=True)
+        return [spans[log] for log in logs]
 
     async def _wait(self, ask: PollEntries) -> None:
+        """Wait for an entry, unless this broker has just published one that is wanted."""
         if ask.wait_ms > 0:
             wanted = {await self._known(part.partition): part.offset for part in ask.partitions}
-            await self._pointers.wait(wanted, min(ask.wait_ms, WAIT_MS_MAX) / 1000)
+            if not any(self._services.fresh.find(log, offset) for log, offset in wanted.items()):
+                await self._pointers.wait(wanted, min(ask.wait_ms, WAIT_MS_MAX) / 1000)
 
     async def poll_time(self, call: Call[PollTime]) -> Answer:
         """Return the first offset of a log that is not older than a time."""
@@ -156,19 +167,42 @@ class GroupRequests:
                 found.append(span)
                 continue
             room = left if (left > 0 and loop.time() < until_s) or not found else None
-            part = await self._in_time(partition, partial(self._entries, partition, offset, room, span))
+            fresh = ask.wait_ms > 0  # other readers ask the log: they may compare it with what they were told before
+            part = await self._in_time(partition, partial(self._entries, partition, offset, room, span, fresh=fresh))
             if not isinstance(part, MemqError):
                 left -= sum(len(entry.pointer) for entry in part.entries)
             found.append(part)
         errors = [part for part in found if isinstance(part, MemqError)]
         if errors and len(errors) == len(found):
             raise errors[0]
-        return PollAnswer(
+        answer = PollAnswer(
             partitions=[
                 _failed(partition, part) if isinstance(part, MemqError) else part
                 for partition, part in zip(offsets, found, strict=True)
             ]
         )
+        blocks = self._add_blocks(answer, call.spare_bytes)
+        return WithBlocks(answer, blocks) if blocks else answer
+
+    def _add_blocks(self, answer: PollAnswer, bytes_max: int) -> list[bytes]:
+        """Return the blocks of fresh pointers that are in memory, up to `bytes_max`; note their lengths."""
+        found: list[bytes] = []
+        for part in answer.partitions:
+            log = partition_of(part.partition)
+            for entry in part.entries:
+                fresh = self._services.fresh.find(log, entry.offset)
+                place = fresh.location if fresh is not None else None
+                if place is None:
+                    continue
+                if place.length > bytes_max:
+                    break
+                blocks = self._services.hot.read(place.key, place.offset, place.length)
+                if blocks is not None:
+                    entry.blocks_bytes = len(blocks)
+                    bytes_max -= len(blocks)
+                    found.append(blocks)
+        self._services.counters.poll_batches += len(found)
+        return found
 
     async def _in_time(self, partition: ReadPartition, ask: Callable[[], Awaitable[Found]]) -> Found | MemqError:
         """Return the answer of a log, or its error, within `LOG_S_MAX`.
@@ -189,14 +223,17 @@ class GroupRequests:
         except TimeoutError:
             return QueueError(f"the log of {name} did not answer within {LOG_S_MAX:g} s")
 
-    async def _span(self, partition: ReadPartition) -> Span:
-        return await self._queue.span(partition)
-
     async def _entries(
-        self, partition: ReadPartition, offset: int, bytes_max: int | None, span: Span
+        self, partition: ReadPartition, offset: int, bytes_max: int | None, span: Span, *, fresh: bool
     ) -> PartitionEntries:
-        """Return the entries from `offset` on; none if `bytes_max` is None. `span` is the span in the queue."""
-        if bytes_max is None:
+        """Return the entries from `offset` on; none if `bytes_max` is None. `span` is the span in the queue.
+
+        With `fresh`, those that this broker has just published come from memory.
+        """
+        run = self._services.fresh.run(partition, offset, bytes_max) if fresh and bytes_max is not None else []
+        if run:
+            entries = Entries((pointer.entry for pointer in run), run[-1].entry.offset + 1)
+        elif bytes_max is None:
             entries = Entries((), -1)
         elif offset >= span.end:
             entries = Entries((), offset)

@@ -13,7 +13,7 @@ from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.stream_requests import StreamRequests
 from memq.broker.api.topic_requests import TopicRequests
 from memq.errors import ProtocolError
-from memq.limits import POLL_BYTES_MAX, READ_BYTES_MAX
+from memq.limits import POLL_BLOCKS_BYTES_MAX, POLL_BYTES_MAX, READ_BYTES_MAX
 from memq.protocol.frames import Api, Frame
 from memq.protocol.messages import (
     AdminRequest,
@@ -78,6 +78,7 @@ class Operation(Generic[Ask]):
     handler: Callable[[Call[Ask]], Awaitable[Answer]]
     prepare: Callable[[Ask], Awaitable[Any]] | None = None  # for long waits, before an answer needs memory
     answer_bytes: Callable[[Ask], int] = lambda ask: 0  # at most, of READ or POLL; 0 for a refusal
+    spare_bytes: Callable[[Ask], int] = lambda ask: 0  # at most, in addition, while memory is free
 
 
 class Operations:
@@ -130,6 +131,7 @@ def operations_of(
                 groups.poll_entries,
                 prepare=groups.prepare_poll,
                 answer_bytes=_poll_bytes,
+                spare_bytes=_poll_blocks_bytes,
             ),
             Operation("poll-time", Api.POLL, PollTime, _timed_partition, groups.poll_time),
             Operation("poll-spans", Api.POLL, PollSpans, _spanned_partitions, groups.poll_spans),
@@ -226,3 +228,7 @@ def _read_bytes(ask: ReadRequest) -> int:
 
 def _poll_bytes(ask: PollEntries) -> int:
     return max(0, min(ask.bytes_max, POLL_BYTES_MAX))
+
+
+def _poll_blocks_bytes(ask: PollEntries) -> int:
+    return max(0, min(ask.blocks_bytes_max, POLL_BLOCKS_BYTES_MAX))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
-from memq.broker.api import Call
+from memq.broker.api import Call, WithBlocks
 from memq.broker.api.cluster_requests import ClusterRequests
 from memq.broker.api.group_requests import GroupRequests
 from memq.broker.api.operations import Operation, operations_of
@@ -20,7 +21,16 @@ from memq.broker.services import Services
 from memq.broker.spool.held_records import HeldRecords
 from memq.errors import DamagedMessageError, MemqError, ThrottledError, TooLargeError
 from memq.limits import VERSION
-from memq.protocol.frames import HELLO_MAGIC, Api, Frame, check_version, decode_forward, encode_frame, encode_prefix
+from memq.protocol.frames import (
+    HELLO_MAGIC,
+    Api,
+    Frame,
+    check_version,
+    decode_forward,
+    encode_frame,
+    encode_prefix,
+    encode_with_blocks,
+)
 from memq.protocol.messages import Hello, HelloAnswer, decode_message, encode_message, has_checksum, nack_of
 from memq.runtime.process import keep_freed_blocks
 from memq.runtime.tasks import ByteBudget, TaskOwner
@@ -162,8 +172,9 @@ class Requests:
             await self._reply(frame, operation, call)
             return
         async with lent.lend(operation.answer_bytes(ask)):
-            await self._reply(frame, operation, call)
-            await connection.outbox.writable()  # until then the answer is in memory
+            with lent.lend_spare(operation.spare_bytes(ask)) as spare_bytes:
+                await self._reply(frame, operation, replace(call, spare_bytes=spare_bytes))
+                await connection.outbox.writable()  # until then the answer is in memory
 
     async def _take_forward(self, connection: Connection, frame: Frame, slab: Slab, start: int) -> None:
         try:
@@ -199,8 +210,12 @@ class Requests:
         """
         try:
             answer = await operation.handler(call)
-            body = answer if isinstance(answer, bytes) else encode_message(answer)
-            reply = (encode_prefix(frame.api, frame.stream, frame.argument, len(body)), body)
+            if isinstance(answer, WithBlocks):
+                body = b"".join(answer.blocks)
+                reply = encode_with_blocks(frame.api, frame.argument, encode_message(answer.message), len(body)), body
+            else:
+                body = answer if isinstance(answer, bytes) else encode_message(answer)
+                reply = encode_prefix(frame.api, frame.stream, frame.argument, len(body)), body
         except MemqError as error:
             reply = _error_frame(frame, error), b""
         self._send(call.connection, frame, *reply)

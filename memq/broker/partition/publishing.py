@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 
+from memq.broker.partition.fresh_pointers import FreshPointer
 from memq.broker.partition.ownership import Ownership, Phase
 from memq.broker.partition.pointer_resolver import PointerResolver
 from memq.broker.services import Services
@@ -72,8 +73,9 @@ class Publisher:
             repeated = own.handed_over == batch_sequence
             if batch_sequence is not None:
                 own.handed_over_s, own.handed_over = handed_over_s, batch_sequence
+            body = encode_pointer(pointer)
             try:
-                offset = await self._hand_over(pointer, time_ms)
+                offset = await self._hand_over(body, time_ms)
             except self._refused as error:
                 own.unread, tries = True, tries + 1
                 await self._rest_after(error, tries)
@@ -87,6 +89,8 @@ class Publisher:
             self.pointer_offset = offset if first else None
             own.published_s = handed_over_s
             own.published(offset, pointer, time_ms)
+            location = pointer.locations[0] if pointer.locations else None
+            self._services.fresh.add(self.partition, FreshPointer(Entry(offset, time_ms, body), location))
             counters.published_pointers += 1
             counters.publish_seconds.observe(self._now() - started)
             return True
@@ -109,8 +113,8 @@ class Publisher:
             else:
                 return
 
-    async def _hand_over(self, pointer: Pointer, time_ms: int) -> int:
-        publication = Publication(self.partition, self.own.partition, self.own.epoch, time_ms, encode_pointer(pointer))
+    async def _hand_over(self, body: bytes, time_ms: int) -> int:
+        publication = Publication(self.partition, self.own.partition, self.own.epoch, time_ms, body)
         with self._services.waits.on("the queue", self._name()):
             async with asyncio.timeout(self.own.stale_publish_s):
                 return await self._services.queue.publish(publication)

@@ -432,8 +432,7 @@ class TopicProcessor:
         finally:
             self._publishing = None
             self.changed.set()
-        assert self.own is not None, "published without an epoch"
-        if self.own.phase is Phase.FENCED:
+        if self.owned().phase is Phase.FENCED:
             self._fenced.set()
         else:
             self.pump()
@@ -549,6 +548,7 @@ class TopicProcessor:
     def _empty_ring(self) -> None:
         """End the epoch, if any; keep blocks acked with ack=1, and release the others."""
         own, self.own = self.own, None
+        self.services.fresh.forget(self.read_partition)
         _settle(self._stating, MovedError(f"{self.name} lost its epoch"))
         self._stating = []
         if own is None:

@@ -87,7 +87,7 @@ class ConsumerCore:
         self._pool = LinkPool(runtime, addresses, client_id=settings.client_id, zone=settings.zone, owner="consumer")
         self._metadata = ClusterMetadata(runtime, self._pool)
         any_broker = BrokerRouter(self._pool, self._metadata.holders)
-        self._queue = RemoteQueue(any_broker)
+        self._queue = RemoteQueue(any_broker, any_broker.with_blocks)
         self._owners = OwnerRequests(runtime, self._pool, self._metadata, SPANS_S_MAX)
         self._places = OffsetResolver(self._queue, owner_spans=self._owner_spans)
         self._stores = OpenStores(self._metadata, runtime, settings.s3)

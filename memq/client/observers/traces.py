@@ -20,6 +20,7 @@ from memq.client.producer.delivery import Ack, Promise
 from memq.client.producer.fields import HeadersLike, header_pairs
 from memq.errors import MemqError
 from memq.format.batch import BlockPiece
+from memq.format.blocks.header import Buffer
 from memq.format.pointer import Pointer
 from memq.observe.traces import HEADERS, LINKS_MAX, Attributes, Block, Traces, block_context, context_in, headers_of
 from memq.runtime.clock import Clock
@@ -39,26 +40,39 @@ class TracedFetcher(BatchFetcher):
         super().__init__(mode, read, open_store, confirmed)
         self._traces = traces
 
-    async def fetch(self, pointer: Pointer) -> Sequence[BlockPiece]:
+    async def fetch(self, pointer: Pointer, sent: Buffer | None = None) -> Sequence[BlockPiece]:
         """See `BatchFetcher.fetch`."""
         began_ms = self._traces.now_ms()
+        pieces: Sequence[BlockPiece] = ()
+        failure: BaseException | None = None
+        try:
+            pieces = await super().fetch(pointer, sent)
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            self._end(pointer, pieces, began_ms, failure)
+        return pieces
+
+    def cut_sent(self, pointer: Pointer, data: Buffer) -> Sequence[BlockPiece] | None:
+        """See `BatchFetcher.cut_sent`."""
+        began_ms = self._traces.now_ms()
+        pieces = super().cut_sent(pointer, data)
+        if pieces is not None:
+            self._end(pointer, pieces, began_ms, None)
+        return pieces
+
+    def _end(
+        self, pointer: Pointer, pieces: Sequence[BlockPiece], began_ms: int, failure: BaseException | None
+    ) -> None:
         attributes: Attributes = {
             "messaging.destination.name": pointer.topic,
             "messaging.destination.partition.id": str(pointer.partition),
             "messaging.batch.message_count": pointer.records,
             "memq.object": pointer.locations[0].key if pointer.locations else "",
         }
-        pieces: Sequence[BlockPiece] = ()
-        failure: BaseException | None = None
-        try:
-            pieces = await super().fetch(pointer)
-        except BaseException as error:
-            failure = error
-            raise
-        finally:
-            blocks = blocks_of(pointer.topic, pointer.partition, pieces)
-            self._traces.end(self._traces.of_blocks("fetch", SpanKind.CLIENT, attributes, blocks, began_ms), failure)
-        return pieces
+        blocks = blocks_of(pointer.topic, pointer.partition, pieces)
+        self._traces.end(self._traces.of_blocks("fetch", SpanKind.CLIENT, attributes, blocks, began_ms), failure)
 
 
 class ConsumerTraces:

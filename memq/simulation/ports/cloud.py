@@ -71,7 +71,7 @@ class Cloud:
         self.monitor = OwnershipMonitor(world.fail, refuse)
         self.wrong_answers = {
             name: WrongAnswers(world.random(f"lies/{name}"), faults.lies.get(name, WrongAnswerRates()))
-            for name in ("store", "queue", "coordinator")
+            for name in ("store", "queue", "coordinator", "memory")
         }
         self._callers: list[Caller] = []
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 STORE_LIES = ("denied", "denied-landed", "not-found", "flipped", "foreign", "short", "list-omits", "list-repeats")
 QUEUE_LIES = ("denied", "denied-landed", "not-found", "refused-landed", "short-read", "short-log")
 COORDINATOR_LIES = ("denied", "denied-landed", "stale", "no-watch", "expired")
+MEMORY_LIES = ("flipped", "foreign", "short")  # of a broker, about published batches
 WRONG_BYTES = frozenset({"flipped", "foreign", "short"})
 
 

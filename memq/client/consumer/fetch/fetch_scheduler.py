@@ -19,6 +19,7 @@ from memq.client.consumer.fetch.polling import Polling, Retries
 from memq.client.consumer.offset_resolver import OffsetResolver, window_ms
 from memq.errors import CorruptDataError, MemqError, NotFoundError, QueueError, StoreError
 from memq.format.batch import NumberedEntry, missing_batch
+from memq.limits import POLL_BLOCKS_BYTES_MAX
 from memq.notification.remote import RemoteQueue
 from memq.notification.stored_blocks import BlockSearch
 from memq.runtime.logs import EventLog
@@ -64,7 +65,7 @@ class FetchScheduler:
         self._turn: list[ReadPartition] = []  # whose batch comes next
         self._fetches = 0
         self._retries = Retries(runtime, self._events, changed)
-        self._polling = Polling(queue, self._assigned, self._retries, self._answered)
+        self._polling = Polling(queue, self._assigned, self._retries, self, self._answered)
         self._looking_back = asyncio.Semaphore(LOOK_BACKS_MAX)
         self._stalled_fetches = asyncio.Semaphore(STALLED_FETCHES_MAX)
 
@@ -176,6 +177,33 @@ class FetchScheduler:
         flows = [assigned.flow for assigned in self._assigned.values()]
         return bool(flows) and all(flow.state is CursorState.ENDED for flow in flows)
 
+    # ---- blocks that come with their pointers --------------------------------------------------------
+
+    def blocks_bytes_max(self) -> int:
+        """See `BlocksTaker.blocks_bytes_max`: what fits next to the bytes that are here or on their way."""
+        if not self._fetcher.takes_blocks:
+            return 0
+        return max(0, min(POLL_BLOCKS_BYTES_MAX, self._prefetch_bytes_max - self._held_bytes()))
+
+    def take_blocks(self, assigned: Assigned, blocks: Mapping[int, memoryview]) -> None:
+        """See `BlocksTaker.take_blocks`. Bytes that are not the whole batch are the first of its fetches."""
+        if assigned.stalled:
+            return
+        for offset, data in blocks.items():
+            slot = assigned.flow.next_fetch(offset)
+            if slot is None or self._held_bytes() + slot.bytes > self._prefetch_bytes_max:
+                continue
+            assert slot.pointer is not None
+            pieces = self._fetcher.cut_sent(slot.pointer, data)
+            if pieces is None:
+                slot.sent = data
+            else:
+                assigned.flow.start_fetch(slot)
+                assigned.flow.fetched(slot, pieces)
+
+    def _held_bytes(self) -> int:
+        return sum(assigned.flow.held_bytes for assigned in self._assigned.values())
+
     # ---- work for one partition ----------------------------------------------------------------------
 
     def _advance(self) -> None:
@@ -215,7 +243,7 @@ class FetchScheduler:
         slow = [partition for partition, assigned in self._assigned.items() if self._is_slow(assigned)]
         slow_bytes = [self._assigned[partition].flow.held_bytes for partition in slow]
         slow_fetches = sum(self._assigned[partition].fetches for partition in slow)
-        held = sum(assigned.flow.held_bytes for assigned in self._assigned.values())
+        held = self._held_bytes()
         held -= min(sum(slow_bytes), max([self._prefetch_bytes_max, *slow_bytes]))
         fetches_max = FETCHES_MAX + min(slow_fetches, FETCHES_MAX)
         started = True
@@ -345,9 +373,10 @@ class FetchScheduler:
         pointer = slot.pointer
         assert pointer is not None
         before: Sequence[NumberedEntry] = ()
+        sent, slot.sent = slot.sent, None
         try:
             if slot.part is None:
-                pieces = await self._fetcher.fetch(pointer)
+                pieces = await self._fetcher.fetch(pointer, sent)
             else:
                 part = await self._fetcher.fetch_records(pointer, *slot.part)
                 pieces, before = part.pieces, part.before

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import groupby
 from typing import Literal, Protocol, TypeVar
 
-from memq.errors import CorruptDataError, DeniedError, MemqError, NotFoundError
+from memq.errors import CorruptDataError, DeniedError, MemqError, NotFoundError, StoreError
 from memq.format.batch import (
     BlockPiece,
     NumberedEntry,
@@ -195,16 +195,26 @@ class BatchFetcher:
         self._indexes: OrderedDict[tuple[str, int], ObjectIndex] = OrderedDict()  # of large objects, by key and offset
         self._index_turn = asyncio.Lock()
 
-    async def fetch(self, pointer: Pointer) -> Sequence[BlockPiece]:
+    @property
+    def takes_blocks(self) -> bool:
+        """Whether blocks may come through a broker."""
+        return self._mode != "direct"
+
+    def cut_sent(self, pointer: Pointer, data: Buffer) -> Sequence[BlockPiece] | None:
+        """Return the pieces of a batch that came with its pointer; None when they are not the whole batch."""
+        pieces = cut_batch(pointer, data) if len(data) == pointer.locations[0].length else None
+        return pieces if pieces is not None and is_whole(pieces) else None
+
+    async def fetch(self, pointer: Pointer, sent: Buffer | None = None) -> Sequence[BlockPiece]:
         """Return the batch in pieces; a damaged piece is marked.
 
+        `sent` are bytes that came with the pointer and are not the whole batch: the first of its fetches.
         Raises: RetryableError when it may come later; NotFoundError when no copy is there; DeniedError.
         """
-        cut = await self._confirmed.read(
-            self._ways(pointer, lambda reader, location: self._fetch_by(reader, location, pointer)),
-            lambda cut: is_whole(cut.pieces),
-            _same_cut,
-        )
+        ways = self._ways(pointer, lambda reader, location: self._fetch_by(reader, location, pointer))
+        if sent is not None:
+            ways = [Way(ways[0].place, partial(_cut_once, pointer, [sent])), *ways]
+        cut = await self._confirmed.read(ways, lambda cut: is_whole(cut.pieces), _same_cut)
         return cut.pieces
 
     async def index_of(self, pointer: Pointer) -> Sequence[BlockEntry]:
@@ -367,6 +377,14 @@ async def _readable_start(reader: RangeReader, location: Location) -> Buffer:
         return await read(0, location.length)
     size = await readable_bytes(read, 0, location.length)
     return await read(0, size) if size else b""
+
+
+async def _cut_once(pointer: Pointer, sent: list[Buffer]) -> _Cut:
+    """Cut the bytes that came with a pointer. Raises: StoreError the second time: they came once."""
+    if not sent:
+        raise StoreError("a broker sends blocks with their pointer only once")
+    data = sent.pop()
+    return _Cut(data, cut_batch(pointer, data))
 
 
 def _same_cut(one: _Cut, other: _Cut) -> bool:

@@ -23,6 +23,7 @@ class PointerSlot:
     cause: MemqError | None = None  # the pointer itself can't be read
     pieces: Sequence[BlockPiece] | None = None
     fetching: bool = False
+    sent: memoryview | None = None  # bytes that came with the pointer, and are not the whole batch
     part: tuple[int, int] | None = None  # which records are wanted of it; None for all
     gap: Gap | None = None  # retention took it, alone after its pointer was read, or with others before
     damaged: bool = False  # its pointer, or some of its pieces

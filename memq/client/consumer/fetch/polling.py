@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from memq.client.consumer.assigned import Assigned
 from memq.client.consumer.fetch.partition_cursor import PartitionCursor
@@ -68,6 +69,18 @@ class _Poll:
     kicked: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+class BlocksTaker(Protocol):
+    """Takes the blocks that a broker sends with new pointers."""
+
+    def blocks_bytes_max(self) -> int:
+        """Return how many bytes of blocks are wanted now."""
+        ...
+
+    def take_blocks(self, assigned: Assigned, blocks: Mapping[int, memoryview]) -> None:
+        """Take the bytes of batches, by the offsets of their pointers, which the flow has by now."""
+        ...
+
+
 class Polling:
     """Gives each flow of `assigned` the pointers that it wants; `advanced` is called after each answer."""
 
@@ -76,9 +89,11 @@ class Polling:
         queue: RemoteQueue,
         assigned: Mapping[ReadPartition, Assigned],
         retries: Retries,
+        blocks: BlocksTaker,
         advanced: Callable[[], None],
     ) -> None:
         self._queue = queue
+        self._blocks = blocks
         self._places = OffsetResolver(queue)
         self._assigned = assigned
         self._retries = retries
@@ -129,7 +144,8 @@ class Polling:
         """Poll until a partition is wanted that is not among `offsets`; return why the next poll has to wait."""
         loop = asyncio.get_running_loop()
         bytes_max = min(LOG_BYTES * len(offsets), POLL_BYTES_MAX)
-        answer = loop.create_task(self._queue.poll(offsets, poll.wait_ms, bytes_max))
+        blocks_bytes_max = self._blocks.blocks_bytes_max() if poll is self._common else 0
+        answer = loop.create_task(self._queue.poll(offsets, poll.wait_ms, bytes_max, blocks_bytes_max))
         kick = loop.create_task(poll.kicked.wait())
         error: MemqError | None = None
         try:
@@ -167,6 +183,8 @@ class Polling:
         doubtful = polled.error is not None or _passes_over(flow, polled, offset) or _ends_before(flow, polled)
         if doubtful or not flow.take_entries(first_run(polled.entries), compared=False):
             self._failing[polled.partition] = None
+        elif polled.blocks:
+            self._blocks.take_blocks(assigned, polled.blocks)
 
     async def _take_apart(self, polled: Polled, offsets: Mapping[ReadPartition, int]) -> MemqError | None:
         """Take the answer, and what confirms it; return the error of a partition that fails again."""
