@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, TypeVar, cast
 import msgspec
 
 from memq.errors import DamagedMessageError, MemqError, ProtocolError, TimedOutError, UnreachableError
+from memq.format.sealed_json import is_sealed
 from memq.limits import VERSION
 from memq.protocol.connection import ConnectionState, Conversation, Side
 from memq.protocol.frames import (
@@ -35,7 +36,6 @@ from memq.protocol.messages import (
     decode_message,
     encode_message,
     error_of,
-    has_checksum,
 )
 from memq.runtime.network import Address, format_address
 from memq.runtime.runtime import Runtime
@@ -246,7 +246,7 @@ class Link(asyncio.BufferedProtocol):
         frame = await self._answer_of(0, Api.HELLO, timeout_s)
         answer = decode_message(frame.body, HelloAnswer)
         check_version(answer.version, answer.version)
-        self.checksums = has_checksum(frame.body)
+        self.checksums = is_sealed(frame.body)
         self.broker, self.cluster, self.audit_ms = answer.broker, answer.cluster, answer.audit_ms
 
     def _frame(self, api: Api, stream: int, argument: int, body: bytes) -> bytes:

@@ -19,7 +19,7 @@ from memq.errors import (
     error_from_wire,
     kind_of,
 )
-from memq.format.sealed_json import check_seal, is_sealed, seal
+from memq.format.sealed_json import check_seal, seal
 from memq.protocol.wire_types import Int64, WireBroker, WireChange, WireClient, WireLoad
 from memq.topic import Topic
 
@@ -33,11 +33,6 @@ def encode_message(message: msgspec.Struct) -> bytes:
     """Return the message as JSON, with its checksum as the last field unless it is empty."""
     body = _encoder.encode(message)
     return seal(body) if body != _EMPTY else body
-
-
-def has_checksum(body: bytes | bytearray | memoryview) -> bool:
-    """Whether a message ends with a checksum: those of earlier releases do not."""
-    return is_sealed(body)
 
 
 def decode_message(

@@ -22,6 +22,7 @@ from memq.errors import (
     all_errors,
     kind_of,
 )
+from memq.format.sealed_json import is_sealed
 from memq.protocol import messages
 from memq.protocol.messages import (
     Done,
@@ -33,7 +34,6 @@ from memq.protocol.messages import (
     decode_message,
     encode_message,
     error_of,
-    has_checksum,
     nack_of,
 )
 from memq.topic import TopicSettings
@@ -129,8 +129,8 @@ def test_peers_of_earlier_releases_send_no_checksum_and_pass_over_it() -> None:
     plain = of_an_earlier_release(ANSWER)
     assert decode_message(plain, PollAnswer) == ANSWER
     assert msgspec.json.decode(encode_message(ANSWER), type=PollAnswer) == ANSWER
-    assert not has_checksum(plain)
-    assert has_checksum(encode_message(ANSWER))
+    assert not is_sealed(plain)
+    assert is_sealed(encode_message(ANSWER))
     with pytest.raises(DamagedMessageError, match="without its checksum"):
         decode_message(plain, PollAnswer, checksum_wanted=True)
     assert decode_message(encode_message(Done()), Done, checksum_wanted=True) == Done()

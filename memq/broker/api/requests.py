@@ -20,6 +20,7 @@ from memq.broker.partitions import Partitions
 from memq.broker.services import Services
 from memq.broker.spool.held_records import HeldRecords
 from memq.errors import DamagedMessageError, MemqError, ThrottledError, TooLargeError
+from memq.format.sealed_json import is_sealed
 from memq.limits import VERSION
 from memq.protocol.frames import (
     HELLO_MAGIC,
@@ -31,7 +32,7 @@ from memq.protocol.frames import (
     encode_prefix,
     encode_with_blocks,
 )
-from memq.protocol.messages import Hello, HelloAnswer, decode_message, encode_message, has_checksum, nack_of
+from memq.protocol.messages import Hello, HelloAnswer, decode_message, encode_message, nack_of
 from memq.runtime.process import keep_freed_blocks
 from memq.runtime.tasks import ByteBudget, TaskOwner
 from memq.topic import check_name
@@ -230,7 +231,7 @@ class Requests:
 
     def _hello(self, connection: Connection, frame: Frame) -> bytes:
         hello = decode_message(frame.body, Hello)
-        connection.checksums = has_checksum(frame.body)
+        connection.checksums = is_sealed(frame.body)
         version = check_version(hello.least_version, hello.greatest_version)
         host = connection.peer.rpartition(":")[0]
         connection.client = check_name(hello.client_id, "client") if hello.client_id else host
