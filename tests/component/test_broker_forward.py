@@ -311,7 +311,7 @@ def test_a_head_that_is_none_is_refused_and_so_is_what_is_no_block() -> None:
     frame = encode_forward(3, message, 10) + b"0123456789"
     body = frame[16:]
     found, start = decode_forward(body)
-    assert (found, body[start:]) == (message, b"0123456789")
+    assert (found, body[start:]) == (msgspec.structs.replace(message, request=3), b"0123456789")
     for wrong in (b"", b"\x00", b"\xff\xff", body[:20], b"\x02\x00[]", b"\x02\x00{}"):
         with pytest.raises(ProtocolError):
             decode_forward(wrong)

@@ -20,7 +20,7 @@ from memq.notification import Span
 from memq.notification.remote import RemoteQueue
 from memq.protocol.messages import TopicMetadata
 from memq.topic import ReadPartition, TopicSettings, read_partitions, slot_of_key
-from tests.brokers import run, running_broker
+from tests.brokers import run, running_broker, until
 
 LOW, HIGH = (
     next(key for key in map(str.encode, "abcdefgh") if (slot_of_key(key) >= 1 << 15) == high) for high in (0, 1)
@@ -115,11 +115,13 @@ def test_retention_in_a_new_write_partition_is_no_silent_gap(
     monkeypatch.setattr("memq.client.consumer.core.REFRESH_S", 0.05)
     away, widened = asyncio.Event(), asyncio.Event()
     poll, refresh = RemoteQueue.poll, ClusterMetadata.refresh
+    asked: list[int] = []  # offsets
 
-    async def polled(*arguments: Any) -> Any:
+    async def polled(queue: RemoteQueue, offsets: dict[ReadPartition, int], *arguments: Any) -> Any:
         if away.is_set():
             raise QueueError("away")
-        return await poll(*arguments)
+        asked.extend(offsets.values())
+        return await poll(queue, offsets, *arguments)
 
     async def refreshed(self: ClusterMetadata, name: str, *, create: bool = False) -> TopicMetadata | None:
         found, task = await refresh(self, name, create=create), asyncio.current_task()
@@ -162,6 +164,8 @@ def test_retention_in_a_new_write_partition_is_no_silent_gap(
             await widened.wait()
             await send(HIGH, b"1", b"2", b"3")
             assert await read(3) == [b"1", b"2", b"3"]
+            end = (await broker.services.queue.span(log)).end
+            await until(lambda: asked[-1] == end)
             away.set()
             await send(HIGH, b"4")  # it answers the poll under way
             assert await read(1) == [b"4"]
@@ -172,6 +176,7 @@ def test_retention_in_a_new_write_partition_is_no_silent_gap(
             pointers = {entry.offset: decode_pointer(entry.body) for entry in entries}
             left = max(at for at, pointer in pointers.items() if (pointer.kind, pointer.partition) == ("data", 0))
             await broker.services.queue.trim(log, left)
+            broker.services.fresh.forget(log)  # as another broker, which has them only in the log
             away.clear()
             with pytest.raises(PositionExpiredError, match="2 records are gone"):
                 await read(1)
