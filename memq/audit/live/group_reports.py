@@ -85,12 +85,13 @@ class GroupReports:
         if not position:
             await self._seek(home, "beginning")
             return True
+        at = Position.parse(position)
         for number in range(BEYOND_TRIES):
             if number:
                 await asyncio.sleep(BEYOND_S / (BEYOND_TRIES - 1))
             try:
-                await self._seek(home, Position.parse(position))
-                await self._places.mark_of(self._log_of(home), Position.parse(position))
+                await self._seek(home, at)
+                await self._places.mark_of(self._log_of(home), at)
             except PositionLostError:
                 break
             except InvalidRequestError:
