@@ -55,6 +55,8 @@ class Chaos:
         self._repeat(faults.truncate_every_s, self._truncate)
         self._repeat(faults.disk_every_s, self._sicken_disk)
         self._repeat(faults.part_every_s, self._sicken_part)
+        self._repeat(faults.refuse_every_s, self._refuse)
+        self._repeat(faults.accuse_every_s, self._accuse)
         for wrong in self._cluster.cloud.wrong_answers.values():
             self._repeat(wrong.lies.every_s, partial(self._lie, wrong))
 
@@ -69,6 +71,7 @@ class Chaos:
         for name in names:
             for other in names:
                 self._cluster.switch.heal(name, other)
+        self._cluster.switch.refusing_until.clear()
         for doors in self._cluster.doors.values():
             for caller in doors.callers:
                 caller.blocked_until = 0.0
@@ -205,6 +208,15 @@ class Chaos:
                 self._world.nodes[name].kill()
                 self.restart_later(name)
         self._cluster.cloud.truncate(partition, log.end - lost)
+
+    def _refuse(self) -> None:
+        name = self._random.choice(self._cluster.brokers)
+        self._meet("refuse", name)
+        self._cluster.switch.refuse(name, self._random.uniform(0.1, self._faults.refuse_s_max))
+
+    def _accuse(self) -> None:
+        witness, suspect = self._random.choice(self._cluster.brokers), self._random.choice(self._cluster.brokers)
+        self._cluster.accuse(witness, suspect)
 
     def _lie(self, wrong: WrongAnswers) -> None:
         nodes = [node.name for node in self._world.nodes.values() if node is not self._cluster.cloud.node]

@@ -81,6 +81,7 @@ class SimCluster:
         self.switch = Switch(world, faults.network)
         self.objects: dict[str, bytes] = {}
         self.cloud = Cloud(world, faults, refuse=shape.refuse)
+        self.switch.refused = self.cloud.takeovers.refused
         self.doors: dict[str, Doors] = {}
         self.disks: dict[str, HostDisk] = {}
         self.topic = Topic(
@@ -235,6 +236,13 @@ class SimCluster:
         if name in self._stops and self.world.nodes[name].alive:
             self.world.trace.event(self.world.now, "stop", name)
             self.world.nodes[name].loop.call_soon(self._stops[name].set)
+
+    def accuse(self, witness: str, suspect: str) -> None:
+        """Report a broker to another one, as clients do after a refused connection, or by mistake."""
+        broker = self.live.get(witness)
+        if broker is not None and self.world.nodes[witness].alive:
+            suspicions, address = broker.services.suspicions, f"{suspect}:{PORT}"
+            self.world.nodes[witness].loop.call_soon(lambda: suspicions.report(address))
 
     def is_at_rest(self) -> bool:
         """Whether all brokers serve, none leaves, and none holds records of the topic for the log."""

@@ -6,6 +6,22 @@ from tests.simulation.bug import Planted, body, each, instead, swap
 
 OWNERSHIP_BUGS = (
     Planted(
+        "an early takeover that does not ask the port",
+        "memq.broker.failure_detector",
+        "FailureDetector._is_dead",
+        body("return True"),
+        level="breezy",
+        aspects=("refuse",),
+    ),
+    Planted(
+        "early takeovers without a bound",
+        "memq.governor.registry",
+        "may_take_over",
+        body("return bool(suspect.host) and not suspect.draining"),
+        level="breezy",
+        aspects=("refuse",),
+    ),
+    Planted(
         "a slow opening counts",
         "memq.broker.partition.opening",
         "_publish_opened",

@@ -49,6 +49,7 @@ ASPECTS = (
     "auditor",
     "flips",
     "truncate",
+    "refuse",
 )
 SCALE = "thin"  # the aspect that the others scale with
 ASPECT_RATE = 0.3
@@ -473,6 +474,22 @@ def _with_truncated_logs(plan: Plan, _level: str, draw: random.Random) -> Plan:
     return replace(plan, shape=shape, faults=replace(plan.faults, chaos=chaos))
 
 
+def _with_refusals(plan: Plan, _level: str, draw: random.Random) -> Plan:
+    """Let ports of live brokers refuse new connections, some for so long that their takeovers repeat.
+
+    Partitions move, so that clients make new connections.
+    """
+    chaos = replace(
+        plan.faults.chaos,
+        refuse_every_s=draw.choice([2.0, 6.0]),
+        refuse_s_max=draw.choice([3.0, 60.0]),
+        move_every_s=draw.choice([1.0, 4.0]),
+        accuse_every_s=draw.choice([0.0, 0.3, 2.0]),
+    )
+    shape = replace(plan.shape, brokers=3, partitions=max(plan.shape.partitions, draw.choice([2, 4])))
+    return replace(plan, shape=shape, faults=replace(plan.faults, chaos=chaos))
+
+
 _CHANGES = {
     "house": _with_house,
     "levels": _with_levels,
@@ -496,4 +513,5 @@ _CHANGES = {
     "auditor": _with_an_auditor,
     "flips": _with_changed_bits,
     "truncate": _with_truncated_logs,
+    "refuse": _with_refusals,
 }

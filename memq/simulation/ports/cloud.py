@@ -17,6 +17,7 @@ from memq.simulation.ports.faults import CallFaults, WorldFaults
 from memq.simulation.ports.ownership_monitor import OwnershipMonitor
 from memq.simulation.ports.queue import QueueObserver, SimQueue
 from memq.simulation.ports.store import Sickness, SimStore
+from memq.simulation.ports.takeover_monitor import TakeoverMonitor
 from memq.simulation.ports.wrong_answers import WrongAnswerRates, WrongAnswers
 from memq.simulation.world.node import SimNode
 from memq.simulation.world.world import World
@@ -69,6 +70,7 @@ class Cloud:
         self.sickness = Sickness()
         self.failing_partition = FailingPartition()
         self.monitor = OwnershipMonitor(world.fail, refuse)
+        self.takeovers = TakeoverMonitor(world.fail)
         self.wrong_answers = {
             name: WrongAnswers(world.random(f"lies/{name}"), faults.lies.get(name, WrongAnswerRates()))
             for name in ("store", "queue", "coordinator", "memory")
@@ -83,7 +85,7 @@ class Cloud:
         return Doors(
             SimStore(store, self.handler, self._stored, self.observer.deleted, self.sickness, self.failing_partition),
             SimQueue(queue, self.queue, self.observer, self.monitor, self.failing_partition),
-            SimCoordinator(coordinator, self.cluster, self.monitor),
+            SimCoordinator(coordinator, self.cluster, self.monitor, self.takeovers),
             (store, queue, coordinator),
         )
 

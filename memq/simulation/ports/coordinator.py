@@ -13,6 +13,7 @@ from memq.governor.watchers import Watchers
 from memq.runtime.logs import EventLog
 from memq.simulation.ports.calls import Caller
 from memq.simulation.ports.ownership_monitor import OwnershipMonitor
+from memq.simulation.ports.takeover_monitor import TakeoverMonitor
 from memq.simulation.world.loop import SimTask
 from memq.topic import Topic
 
@@ -23,8 +24,11 @@ T = TypeVar("T")
 class SimCoordinator:
     """See `memq.governor.Coordinator`. Watchers are called in the node's loop, a latency after the change."""
 
-    def __init__(self, caller: Caller, shared: MemoryCluster, monitor: OwnershipMonitor) -> None:
+    def __init__(
+        self, caller: Caller, shared: MemoryCluster, monitor: OwnershipMonitor, takeovers: TakeoverMonitor
+    ) -> None:
         self._monitor = monitor
+        self._takeovers = takeovers
         self._caller = caller
         self._shared = shared
         self._inner = MemoryCoordinator(shared)
@@ -133,9 +137,15 @@ class SimCoordinator:
 
     async def take_over(self, suspect: BrokerEntry, *, term: int, now_ms: int) -> bool:
         """See `Coordinator.take_over`."""
-        what = f"take over {suspect.id}"
-        work = lambda: self._inner.take_over(suspect, term=term, now_ms=now_ms)  # noqa: E731
-        return await self._caller.call(what, work, lies=WRITE_LIES)
+        node = self._caller.node
+
+        async def land() -> bool:
+            taken = await self._inner.take_over(suspect, term=term, now_ms=now_ms)
+            if taken:
+                self._takeovers.taken_over(node.name, suspect, now_ms, node.world.now)
+            return taken
+
+        return await self._caller.call(f"take over {suspect.id}", land, lies=WRITE_LIES)
 
     async def report(self, broker: BrokerEntry, loads: Sequence[Load]) -> None:
         """See `Coordinator.report`."""

@@ -54,6 +54,9 @@ class ChaosFaults:
     truncate_every_s: float = 0.0  # the log of a partition loses its end, and all brokers are killed
     disk_every_s: float = 0.0  # a disk of a spool is full, read-only, or fails to sync
     disk_s_max: float = 0.0
+    refuse_every_s: float = 0.0  # a live broker's port refuses new connections
+    refuse_s_max: float = 0.0
+    accuse_every_s: float = 0.0  # a client reports any broker to any other one, right or wrong
 
     def slower(self, factor: float) -> ChaosFaults:
         """Return the same with `factor` times the time between events."""

@@ -92,6 +92,8 @@ class Switch:
         self.faults = faults
         self.listeners: dict[Address, SimListener] = {}
         self.silent_hosts: dict[str, SimNode] = {}  # hosts that lost power, with the process that died
+        self.refusing_until: dict[str, float] = {}  # hosts that refuse new connections, as a firewall may
+        self.refused: Callable[[str, Address, float], None] = lambda source, target, now_s: None
         self._links: dict[tuple[str, str], HostLink] = {}
         self._ends: dict[int, SimTransport] = {}
         self._numbers = 0
@@ -156,6 +158,15 @@ class Switch:
             if other != name:
                 self.cut(name, other, seconds)
 
+    def refuse(self, name: str, seconds: float) -> None:
+        """Refuse new connections to a host for `seconds`, as a broken proxy may; some connections die as well."""
+        self.world.trace.event(self.world.now, "refuse", name, seconds)
+        self.refusing_until[name] = self.world.now + seconds
+        for end in list(self._ends.values()):
+            if end.node.name == name and self._draw() < 0.5:
+                for side in (end, end.peer):
+                    self._reset_later(side, 0.0, "connection reset by peer")
+
     def silence(self, node: SimNode) -> None:
         """Kill a node as a loss of power does: its peers get no notice."""
         self.silent_hosts[node.name] = node
@@ -199,6 +210,8 @@ class Switch:
         self, node: SimNode, target: Address, factory: ProtocolFactory, future: asyncio.Future[asyncio.BufferedProtocol]
     ) -> None:
         listener = self.listeners.get(target)
+        if self.refusing_until.get(target[0], 0.0) > self.world.now:
+            listener = None
         near = None if listener is None else self._connect(node, listener)
 
         def finish() -> None:
@@ -206,6 +219,7 @@ class Switch:
                 if near is not None:
                     near.abort()
             elif near is None:
+                self.refused(node.name, target, self.world.now)
                 future.set_exception(_refusal(target))
             else:
                 _begin(near, factory, future)
