@@ -207,6 +207,30 @@ def test_a_batch_over_the_prefetch_limit_is_read_as_before() -> None:
     with_broker(test)
 
 
+def test_blocks_behind_a_batch_that_comes_without_them_take_no_room_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The later batch can't be delivered before the first one, which would wait for its bytes for ever."""
+
+    async def test(broker: Broker, producer: AsyncProducer) -> None:
+        true_read: HotRead = broker.services.hot.read
+        polled = list[int]()
+
+        def read(key: str, offset: int, length: int) -> bytes | None:
+            polled.append(length)
+            return b"" if len(polled) == 1 else true_read(key, offset, length)
+
+        await send(producer, b"v" * 3_000)
+        await send(producer, b"w" * 2_000)
+        monkeypatch.setattr(broker.services.hot, "read", read)
+        async with reader(broker, prefetch_bytes_max=4_096) as consumer:
+            for size in (3_000, 2_000):
+                batch = await consumer.poll(WAIT_S)
+                assert batch is not None
+                assert [len(value or b"") for value in batch.values()] == [size]
+        assert polled[0] > 3_000 > polled[1] > 2_000, "the answer had the later batch alone"
+
+    with_broker(test)
+
+
 def test_a_consumer_that_reads_the_store_itself_gets_pointers_alone() -> None:
     async def test(broker: Broker, producer: AsyncProducer) -> None:
         async with reader(broker, read="direct") as consumer:

@@ -197,10 +197,11 @@ class GroupRequests:
                 if place.length > bytes_max:
                     break
                 blocks = self._services.hot.read(place.key, place.offset, place.length)
-                if blocks is not None:
-                    entry.blocks_bytes = len(blocks)
-                    bytes_max -= len(blocks)
-                    found.append(blocks)
+                if blocks is None:
+                    break  # the consumer takes batches in order: later ones would be in vain
+                entry.blocks_bytes = len(blocks)
+                bytes_max -= len(blocks)
+                found.append(blocks)
         self._services.counters.poll_batches += len(found)
         return found
 

@@ -186,20 +186,21 @@ class FetchScheduler:
         return max(0, min(POLL_BLOCKS_BYTES_MAX, self._prefetch_bytes_max - self._held_bytes()))
 
     def take_blocks(self, assigned: Assigned, blocks: Mapping[int, memoryview]) -> None:
-        """See `BlocksTaker.take_blocks`. Bytes that are not the whole batch are the first of its fetches."""
-        if assigned.stalled:
-            return
-        for offset, data in blocks.items():
-            slot = assigned.flow.next_fetch(offset)
-            if slot is None or self._held_bytes() + slot.bytes > self._prefetch_bytes_max:
-                continue
+        """See `BlocksTaker.take_blocks`. Bytes that are not the whole batch are the first of its fetches.
+
+        Only those of the next batch are taken: a later one would hold bytes for which the next one waits.
+        """
+        while not assigned.stalled and (slot := assigned.flow.next_fetch()) is not None:
+            data = blocks.get(slot.offset)
+            if data is None or self._held_bytes() + slot.bytes > self._prefetch_bytes_max:
+                return
             assert slot.pointer is not None
             pieces = self._fetcher.cut_sent(slot.pointer, data)
             if pieces is None:
                 slot.sent = data
-            else:
-                assigned.flow.start_fetch(slot)
-                assigned.flow.fetched(slot, pieces)
+                return
+            assigned.flow.start_fetch(slot)
+            assigned.flow.fetched(slot, pieces)
 
     def _held_bytes(self) -> int:
         return sum(assigned.flow.held_bytes for assigned in self._assigned.values())

@@ -264,21 +264,16 @@ class PartitionCursor:
 
     # ---- batches come in -----------------------------------------------------------------------
 
-    def next_fetch(self, offset: int | None = None) -> PointerSlot | None:
-        """Return the first batch that is not being fetched, or that of the pointer at `offset`.
-
-        None without one, or while paused.
-        """
+    def next_fetch(self) -> PointerSlot | None:
+        """Return the first batch that is not being fetched; None without one, or while paused."""
         if self.state is not CursorState.READING or self.paused or not self._unfetched:
             return None
-        if offset is None:
-            return self._unfetched[0]
-        return next((slot for slot in reversed(self._unfetched) if slot.offset == offset), None)
+        return self._unfetched[0]
 
     def start_fetch(self, slot: PointerSlot) -> None:
         """Note that the batch is being fetched: its bytes count as held from here on."""
-        assert not slot.fetching, f"slot {slot.offset} is fetched twice"
-        self._unfetched.remove(slot)
+        assert self._unfetched[0] is slot, f"slot {slot.offset} is fetched twice, or not in its turn"
+        self._unfetched.popleft()
         slot.fetching, slot.part = True, self._part_of(slot)
         self.held_bytes += slot.bytes
 
