@@ -108,9 +108,7 @@ def test_a_topic_that_is_deleted_while_its_end_is_asked_for_ends_no_other_one(mo
     run(scenario())
 
 
-def test_retention_in_a_new_write_partition_is_no_silent_gap(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_retention_in_a_new_write_partition_is_no_silent_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     """The totals before the first remaining pointer were asked for the write partitions of the beginning alone."""
     monkeypatch.setattr("memq.client.consumer.core.REFRESH_S", 0.05)
     away, widened = asyncio.Event(), asyncio.Event()
@@ -125,12 +123,7 @@ def test_retention_in_a_new_write_partition_is_no_silent_gap(
 
     async def refreshed(self: ClusterMetadata, name: str, *, create: bool = False) -> TopicMetadata | None:
         found, task = await refresh(self, name, create=create), asyncio.current_task()
-        if (
-            found is not None
-            and len(found.topic.partitions) == 2
-            and task is not None
-            and "refreshes" in task.get_name()
-        ):
+        if found is not None and len(found.topic.partitions) == 2 and task and "refreshes" in task.get_name():
             widened.set()
         return found
 
