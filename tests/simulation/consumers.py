@@ -136,9 +136,11 @@ class Reader:
         for place, position in consumer.position().items():
             partition = self._partition(*place)
             log = self._checker(partition).logs.get(partition)
-            if log is None or log.truncated_at is None or position.pointer_offset <= log.truncated_at:
+            if log is None or log.truncated_at is None:
                 continue
             first = Position(place.partition, log.truncated_at)
+            if position <= first:
+                continue
             await consumer.seek(place.topic, place.partition, first)
             self._groups(partition).seek(self.name, partition, (first.pointer_offset, 0))
             found = True
