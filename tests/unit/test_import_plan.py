@@ -56,6 +56,15 @@ def test_a_block_has_its_bounds() -> None:
     assert cut(large, 0, 1 << 40) == [(0, 1), (1, 2)]
 
 
+def test_a_block_that_grows_by_several_calls_has_its_bounds() -> None:
+    count, places = BLOCK_RECORDS_MAX * 3 // 5, PartitionMap(toy_topic())
+    cutter = RecordCutter()
+    many = RecordColumns([b""] * count, None, None, None)
+    cuts = [cut for _ in range(2) for cut in cutter.add_many("clicks", places, many, [0] * count)]
+    blocks = [(cut.first, cut.next) for cut in (*cuts, *cutter.end())]
+    assert blocks == [(0, BLOCK_RECORDS_MAX), (BLOCK_RECORDS_MAX, 2 * count)]
+
+
 def test_a_plan_is_read_back_and_nothing_else_is_one() -> None:
     assert decode_plan(encode_plan(17)) == 17
     for other in ("", "17", encode_plan(17) + " ", encode_plan(17).replace("1 ", "2 ")):
@@ -92,7 +101,7 @@ def test_records_of_many_partitions_are_cut_alike_however_they_come(seed: int) -
     And a block all of whose keys are null had a column of keys, or had none, depending on the calls.
     """
     rng = random.Random(seed)
-    places = PartitionMap(toy_topic(partitions=rng.choice((1, 3))))
+    places = PartitionMap(toy_topic(partitions=rng.choice((1, 2, 3))))
     sizes = [rng.choice((0, 30, 60, 99, 100, 101)) for _ in range(300)]
     keys: list[bytes | None] | None = [b"%d" % rng.randrange(9) for _ in sizes] if rng.random() < 0.5 else None
     if keys is not None and rng.random() < 0.5:
@@ -140,8 +149,8 @@ def test_many_at_once_are_cut_as_one_by_one(seed: int) -> None:
     at = 0
     while at < len(sizes):
         count = min(rng.choice((1, 5, 1_000, 30_000)), len(sizes) - at)
-        part, ends, taken = many.part(at, at + count), list(accumulate(sizes[at : at + count])), 0
-        while (taken := cutter.extend(part, taken, count, ends)) < count:
+        part, totals, taken = many.part(at, at + count), list(accumulate(sizes[at : at + count], initial=0)), 0
+        while (taken := cutter.extend(part, taken, count, totals)) < count:
             done.append(cutter.end())
         at += count
     done.append(cutter.end())

@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, repeat
 from typing import cast
@@ -101,53 +101,50 @@ class Cutter:
 
         Raises: as `BlockBuilder.append`.
         """
-        count = self._builder.count
-        fits = self._size + size <= self._bytes_max and count < BLOCK_RECORDS_MAX
-        ends = count > 0 and not (fits and sequence == self.next)
+        fits = self._size + size <= self._bytes_max and self.count < BLOCK_RECORDS_MAX
+        ends = not (fits and sequence == self.next)
         builder = BlockBuilder() if ends else self._builder
         try:
             builder.append(*fields)  # before the block ends: a refused record must not take it along
         except TooLargeError:
-            if ends or not count:
-                raise
             ends, builder = True, BlockBuilder()  # names of tags and headers, which `size` leaves out, filled the block
             builder.append(*fields)
         done = self.end() if ends else None
         self._builder = builder
-        if ends or not count:
+        if ends:
             self._first = sequence
         self._size += size
         self._chosen = self._chosen or chosen
         return done
 
-    def extend(self, many: RecordColumns, start: int, end: int, ends: Sequence[int]) -> int:
+    def extend(self, many: RecordColumns, start: int, end: int, totals: Sequence[int]) -> int:
         """Take records of `many` from number `start` up to `end` as long as they fit.
 
-        Return the number of the next. They follow on what came before. `ends` are the bytes of all records up to each,
-        with it. Where nothing fits, end the block. Raises: as `BlockBuilder.append_many`.
+        Return the number of the next. They follow on what came before. `totals` are the bytes of all records before
+        each, and of all. Where nothing fits, end the block. Raises: as `BlockBuilder.append_many`.
         """
         if start == end:
             return end
-        count, before = self._builder.count, ends[start - 1] if start else 0
-        fits = bisect_right(ends, before + self._bytes_max - self._size, start, end)
+        count, room = self._builder.count, self._bytes_max - self._size
+        fits = bisect_right(totals, totals[start] + room, start + 1, end + 1) - 1
         next_ = min(fits, start + BLOCK_RECORDS_MAX - count)
         if not count:
             next_ = max(next_, start + 1)
-        if next_ > start:
-            next_ = self._append(many, start, next_, ends)
-            self._size += ends[next_ - 1] - before if next_ > start else 0
+        next_ = self._append(many, start, next_, totals)
+        self._size += totals[next_] - totals[start]
         return next_
 
-    def _append(self, many: RecordColumns, start: int, end: int, ends: Sequence[int]) -> int:
+    def _append(self, many: RecordColumns, start: int, end: int, totals: Sequence[int]) -> int:
         """Add the records from `start` up to `end`; return the number of the first for which there is no room.
 
-        Names of tags, which `ends` leaves out, may fill the block. Raises: TooLargeError, if no block has room for one.
+        Names of tags, which `totals` leaves out, may fill the block. Raises: TooLargeError, if no block has room for
+        one.
         """
         done, step = start, end - start
         while step and done < end:
             stop = min(done + step, end)
             try:
-                self._builder.append_many(*many.part(done, stop), ends[stop - 1] - (ends[done - 1] if done else 0))
+                self._builder.append_many(*many.part(done, stop), totals[stop] - totals[done])
                 done = stop
             except TooLargeError:
                 if step == 1 and not self._builder.count:
@@ -197,9 +194,9 @@ class RecordCutter:
         Blocks are the same as with `add`. Raises: as `Cutter.extend`.
         """
         if many.keys is None:
-            yield from self._add_in_turn(topic, places, many, list(accumulate(sizes)))
+            yield from self._add_in_turn(topic, places, many, _totals(sizes))
         elif len(places.partitions) == 1:
-            yield from _extended(self._cutter(topic, places, 0), many, list(accumulate(sizes)))
+            yield from _extended(self._cutter(topic, places, 0), many, _totals(sizes))
         elif None in many.keys:  # the turn follows from all records before
             times = many.timestamps_ms or repeat(None)
             for value, key, time_ms, size in zip(many.values, many.keys, times, sizes, strict=False):
@@ -211,8 +208,8 @@ class RecordCutter:
             for row, place in enumerate(map(places.place_of_key, cast(Sequence[bytes], many.keys))):
                 rows.setdefault(place, []).append(row)
             for place, chosen in rows.items():
-                ends = list(accumulate(map(sizes.__getitem__, chosen)))
-                yield from _extended(self._cutter(topic, places, place), many.pick(chosen), ends)
+                totals = _totals(map(sizes.__getitem__, chosen))
+                yield from _extended(self._cutter(topic, places, place), many.pick(chosen), totals)
 
     @property
     def empty(self) -> bool:
@@ -226,17 +223,19 @@ class RecordCutter:
             if cut is not None:
                 yield cut
 
-    def _add_in_turn(self, topic: str, places: PartitionMap, many: RecordColumns, ends: Sequence[int]) -> Iterator[Cut]:
-        done = 0
+    def _add_in_turn(
+        self, topic: str, places: PartitionMap, many: RecordColumns, totals: Sequence[int]
+    ) -> Iterator[Cut]:
+        done, count = 0, len(many.values)
         while True:
             cutter = self._cutter(topic, places, self._turn(topic, places))
-            done = cutter.extend(many, done, len(ends), ends)
-            if done == len(ends):
+            done = cutter.extend(many, done, count, totals)
+            if done == count:
                 return
             cut = cutter.end()
             assert cut is not None, "a block that takes no record holds some"
             yield cut
-            done = cutter.extend(many, done, done + 1, ends)
+            done = cutter.extend(many, done, done + 1, totals)
             self._next_turn(topic, places)
 
     def _cutter(self, topic: str, places: PartitionMap, place: int) -> Cutter:
@@ -253,10 +252,15 @@ class RecordCutter:
         self._turns[topic] = places.next_place(self._turn(topic, places), lambda _: False)
 
 
-def _extended(cutter: Cutter, many: RecordColumns, ends: Sequence[int]) -> Iterator[Cut]:
+def _totals(sizes: Iterable[int]) -> list[int]:
+    """Return the bytes of all records before each, and of all."""
+    return list(accumulate(sizes, initial=0))
+
+
+def _extended(cutter: Cutter, many: RecordColumns, totals: Sequence[int]) -> Iterator[Cut]:
     """Add records of one partition."""
-    done = 0
-    while (done := cutter.extend(many, done, len(ends), ends)) < len(ends):
+    done, count = 0, len(many.values)
+    while (done := cutter.extend(many, done, count, totals)) < count:
         cut = cutter.end()
         assert cut is not None, "a block that takes no record holds some"
         yield cut
