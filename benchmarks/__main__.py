@@ -29,6 +29,7 @@ ROWS = (
     "audit",
     "dashboard",
     "cluster",
+    "failover",
     "puts",
     "spark",
 )
