@@ -166,10 +166,10 @@ class Broker:
         if services.spool.disk is not None:
             self._tasks.start(self.replay.run(services.spool.disk), "replay spool")
         self._tasks.start(self._keep_house(), "keep house")
+        self._tasks.start(self._report_loads(), "report loads")
         self._tasks.start(self._stay_registered(), "register again")
         if settings.early_takeover:
             self._tasks.start(self._failure_detector.run(), "check suspicions")
-        self._tasks.start(self._report_loads(), "report loads")
         if settings.audit:
             making = self._tasks.start(make_audit_topic(services, self.partitions), "make audit topic")
             await asyncio.wait([making], timeout=AUDIT_TOPIC_S)
