@@ -20,11 +20,12 @@ from msgspec import structs
 
 from memq.aio import Producer
 from memq.broker.broker import Broker
+from memq.client.link_pool import LinkPool
 from memq.errors import UnreachableError
 from memq.governor import BrokerEntry
 from memq.governor.memory import MemoryCoordinator
 from memq.protocol.messages import ReportSuspicion
-from memq.runtime.network import ProtocolFactory
+from memq.runtime.network import ProtocolFactory, parse_address
 from memq.runtime.runtime import Runtime
 from memq.topic import Topic, TopicSettings
 from tests.component.cluster_rig import Rig, rig
@@ -87,6 +88,24 @@ def test_partitions_of_killed_brokers_are_acked_again_before_any_session_ends(vi
             assert cluster.shared.registry.governor() in left
             counted = [brokers[name].services.counters.early_takeovers for name in left]
             assert sum(counted) == len(victims)
+
+    asyncio.run(work())
+
+
+def test_a_client_reports_a_known_broker_that_refuses_it_over_a_connection_that_it_has() -> None:
+    async def work() -> None:
+        async with rig() as cluster:
+            one, two = [await start(cluster, name, early_takeover=False) for name in ("one", "two")]
+            await one.partitions.refresh()
+            addresses = [parse_address(broker.address) for broker in (one, two)]
+            pool = LinkPool(Runtime(), addresses[:1])
+            await pool.session(addresses[0])
+            pool.learn(addresses, ["", ""])
+            await kill(two)
+            with pytest.raises(UnreachableError):
+                await pool.session(addresses[1])
+            assert await one.services.suspicions.next() == two.address
+            await pool.close()
 
     asyncio.run(work())
 
