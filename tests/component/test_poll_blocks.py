@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -11,7 +11,7 @@ import pytest
 from memq.broker.broker import Broker
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.producer.producer import AsyncProducer
-from memq.errors import DeniedError, StoreError
+from memq.errors import DeniedError, FencedError, StoreError
 from memq.limits import POLL_BLOCKS_BYTES_MAX
 from memq.notification.remote import RemoteQueue, ref_of
 from memq.protocol.frames import HAS_BLOCKS, Api, encode_frame, split_blocks
@@ -62,8 +62,14 @@ async def send(producer: AsyncProducer, value: bytes) -> None:
     await (await producer.send("clicks", value))
 
 
-async def tail(consumer: AsyncConsumer, producer: AsyncProducer, values: list[bytes]) -> None:
-    """Send records one by one; each comes before the next is sent."""
+async def tail(
+    consumer: AsyncConsumer, producer: AsyncProducer, values: list[bytes], before: Sequence[bytes] = ()
+) -> None:
+    """Send records one by one; each comes before the next is sent, and those `before` come first."""
+    for value in before:
+        batch = await consumer.poll(WAIT_S)
+        assert batch is not None
+        assert batch.values() == [value]
     for value in values:
         await send(producer, value)
         batch = await consumer.poll(WAIT_S)
@@ -155,6 +161,32 @@ def test_wrong_bytes_behind_a_pointer_are_found_and_read_again(lie: str, monkeyp
     with_broker(test)
 
 
+def test_wrong_bytes_behind_a_pointer_prove_nothing_while_the_store_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(broker: Broker, producer: AsyncProducer) -> None:
+        true_read: HotRead = broker.services.hot.read
+        get_range, failures = broker.services.store.get_range, [StoreError("busy"), StoreError("busy")]
+
+        def read(key: str, offset: int, length: int) -> bytes | None:
+            """Lie to the POLL, and know nothing more."""
+            true = true_read(key, offset, length)
+            broker.services.hot.clear()
+            return None if true is None else flipped(true)
+
+        async def failing(key: str, offset: int, length: int) -> bytes:
+            if failures:
+                raise failures.pop()
+            return await get_range(key, offset, length)
+
+        monkeypatch.setattr(broker.services.hot, "read", read)
+        monkeypatch.setattr(broker.services.store, "get_range", failing)
+        async with reader(broker, on_damaged="skip") as consumer:
+            await tail(consumer, producer, [b"v"])
+            assert (consumer.stats().counts.damaged_blocks, consumer.stats().transit_errors) == (0, 1)
+        assert not failures
+
+    with_broker(test)
+
+
 def test_bytes_that_are_wrong_in_memory_and_in_the_store_are_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(broker: Broker, producer: AsyncProducer) -> None:
         true_read: HotRead = broker.services.hot.read
@@ -238,6 +270,22 @@ def test_a_consumer_that_reads_the_store_itself_gets_pointers_alone() -> None:
             with pytest.raises(DeniedError, match="can't be opened here"):
                 await consumer.poll(WAIT_S)
         assert broker.services.counters.poll_batches == 0
+
+    with_broker(test)
+
+
+def test_pointers_of_an_epoch_that_ended_are_read_from_the_log() -> None:
+    """Another owner may have continued the log meanwhile."""
+
+    async def test(broker: Broker, producer: AsyncProducer) -> None:
+        await send(producer, b"before")
+        fresh, log = broker.services.fresh, await partition_of(broker)
+        assert fresh.find(log, 1) is not None
+        broker.partitions.processors[log.topic_id, 0].fence(FencedError("a test"))
+        async with reader(broker) as consumer:
+            await tail(consumer, producer, [b"after"], before=[b"before"])
+        assert fresh.find(log, 1) is None
+        assert fresh.find(log, 3) is not None
 
     with_broker(test)
 

@@ -18,6 +18,8 @@ STORING = "memq/broker/partition/storing.py"
 BATCH = "memq/broker/partition/batch.py"
 SLABS = "memq/broker/ingest/slabs.py"
 BLOCKS = "memq/kernel/blocks_pure_python.py"
+FRESH = "memq/broker/partition/fresh_pointers.py"
+POLLS = "memq/broker/api/group_requests.py"
 HEADERS = "memq/kernel/header_table.py"
 
 APPEND = "        await disk.append(segment.name, buffers)\n"
@@ -25,6 +27,30 @@ MOVE = "        for ticket, spans in moves:\n            ticket.move(segment, sp
 
 # path, the rule that is broken, the text, what comes in its place
 BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
+    (
+        PROCESSOR,
+        "pointers of an epoch that ended are answered from memory",
+        "        self.services.fresh.forget(self.read_partition)\n",
+        "",
+    ),
+    (
+        FRESH,
+        "pointers of a log that was cut are answered from memory",
+        "            self.forget(partition)\n        self._pointers",
+        "            pass\n        self._pointers",
+    ),
+    (
+        POLLS,
+        "blocks take more memory than is free for answers",
+        "if place.length > bytes_max:",
+        "if place.length > POLL_BYTES_MAX:",
+    ),
+    (
+        POLLS,
+        "a read that confirms an answer is answered from memory, too",
+        "            fresh = ask.wait_ms > 0",
+        "            fresh = ask.wait_ms >= 0",
+    ),
     (
         RING,
         "a batch acks only up to the beginning of its last run",

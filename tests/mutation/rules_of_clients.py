@@ -9,6 +9,7 @@ LOOKBACK = "memq/client/consumer/fetch/dedup_window.py"
 FLOW = "memq/client/consumer/fetch/partition_cursor.py"
 OPENER = "memq/client/consumer/opener.py"
 PLACES = "memq/client/consumer/offset_resolver.py"
+FETCHER = "memq/client/consumer/fetch/fetcher.py"
 POLLING = "memq/client/consumer/fetch/polling.py"
 SESSION = "memq/client/consumer/group_session.py"
 DIRECT = "memq/client/bulk/direct_writer.py"
@@ -18,6 +19,18 @@ STORED = "            for assigned, committed in due.values():\n                
 
 # path, the rule that is broken, the text, what comes in its place
 CLIENT_RULES: tuple[tuple[str, str, str, str], ...] = (
+    (
+        FETCHER,
+        "blocks that came with a pointer are not checked",
+        "return pieces if pieces is not None and is_whole(pieces) else None",
+        "return pieces",
+    ),
+    (
+        FETCHER,
+        "wrong blocks that came with a pointer prove damage alone",
+        "    data = sent.pop()\n",
+        "    data = sent[0]\n",
+    ),
     (
         WINDOW,
         "blocks are sent again in reverse",

@@ -139,7 +139,8 @@ class Consumer(BaseConsumer, BlockingClient):
             "dead-letter": send its raw bytes to the topic `<topic>.dlq` and continue.
         on_expired: if retention has removed the next records. "fail": raise PositionExpiredError, which names the first
             remaining position, and stay until a seek; "skip": count the removed records and continue there.
-        read: "direct": from the store; "broker": through a broker; "auto": directly if the store can be opened.
+        read: "direct": from the store; "broker": through a broker; "auto": directly if the store can be opened. Except
+            with "direct", the owner of a partition sends new batches with their pointers.
         s3: settings of the section [s3] for a direct reader, by name; None: those of MEMQ_S3_… and memq.toml, and the
             keys that boto3 finds.
         connect_timeout_ms: time in which the first use must reach a broker; later restarts have no such bound.
