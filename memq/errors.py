@@ -225,7 +225,7 @@ class PositionExpiredError(InvalidRequestError):
 
 
 class PositionLostError(InvalidRequestError):
-    """The log of `topic` was cut before a position, and has grown past it: new records are before it."""
+    """The log of `topic` was cut before a position: a reader there would skip new records, or wait."""
 
     code = "position-lost"
     default_hint = "set the group to a time before the loss with memq group reset, or seek; see docs/operations.md"

@@ -10,6 +10,7 @@ import pytest
 from memq.broker.broker import Broker
 from memq.client.admin import AsyncAdmin
 from memq.client.consumer.consumer import AsyncConsumer
+from memq.client.consumer.fetch import polling
 from memq.client.consumer.offset_resolver import OffsetResolver
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import InvalidRequestError, PositionLostError
@@ -160,5 +161,22 @@ def test_a_group_that_is_set_to_a_time_before_the_loss_reads_on() -> None:
                 await admin.reset_group("g", "clicks", to=Position(0, 3))
             async with reader(broker, "g") as consumer:
                 assert await take(consumer, READ + 2) == [2, 3, *range(100, 100 + READ)]
+
+    run(work())
+
+
+def test_a_reader_whose_log_stays_shorter_than_what_it_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waited without a bound for the log to grow, and got none of the new records meanwhile."""
+    monkeypatch.setattr(polling, "SHORT_S", 0.2)
+
+    async def work() -> None:
+        async with filled() as (broker, topic), reader(broker, None) as consumer:
+            assert await take(consumer, READ) == [*range(READ)]
+            del log_of(broker, topic).entries[-CUT:]
+            await send(broker, 100, 1)
+            with pytest.raises(PositionLostError, match="was cut before position 0:8:0: it ends at"):
+                await consumer.poll(WAIT_S)
+            await consumer.seek("clicks", 0, "beginning")
+            assert await take(consumer, LEFT + 1) == [*range(LEFT), 100]
 
     run(work())

@@ -117,6 +117,16 @@ def lost_error(partition: ReadPartition, position: Position) -> PositionLostErro
     return error
 
 
+def cut_error(partition: ReadPartition, position: Position, end: int) -> PositionLostError:
+    """Return the error for a position that was read, and is after the end of its log now."""
+    error = PositionLostError(
+        f"the log of topic '{partition.topic}' was cut before position {position}: it ends at "
+        f"{Position(partition.partition, end)}"
+    )
+    error.topic = partition.topic
+    return error
+
+
 class LogContinuity:
     """The last pointers that a reader took: they show whether its log was cut and has grown again.
 

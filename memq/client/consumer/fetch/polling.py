@@ -16,6 +16,7 @@ from typing import Protocol
 from memq.client.consumer.assigned import Assigned
 from memq.client.consumer.fetch.partition_cursor import PartitionCursor
 from memq.client.consumer.offset_resolver import OffsetResolver
+from memq.client.consumer.progress import cut_error
 from memq.errors import MemqError, QueueError, RetryableError
 from memq.limits import POLL_BYTES_MAX
 from memq.notification.log_reader import first_of, first_run
@@ -27,6 +28,7 @@ from memq.runtime.tasks import TaskOwner
 from memq.topic import ReadPartition, Totals
 
 POLL_WAIT_MS = 2_000
+SHORT_S = 60.0  # how long a log may end before what was read of it: a replica that lags shows that for a moment
 LOG_BYTES = 64 << 10  # of pointers: about 200; the broker holds that much memory for a log that hangs
 _RETRY_S_BASE = 0.05
 _RETRY_S_MAX = 2.0
@@ -100,6 +102,7 @@ class Polling:
         self._advanced = advanced
         self._common = _Poll(POLL_WAIT_MS)
         self._apart = _Poll(0)
+        self._short_s: dict[ReadPartition, float] = {}  # since when logs end before what was read of them
         self._failing: dict[ReadPartition, None] = {}  # those that are apart, the least recent failure first
 
     def start(self, tasks: TaskOwner) -> None:
@@ -116,6 +119,7 @@ class Polling:
     def forget(self, partition: ReadPartition) -> None:
         """Drop what the polls under way bring of a partition."""
         self._failing.pop(partition, None)
+        self._short_s.pop(partition, None)
         for poll in (self._common, self._apart):
             poll.polled.pop(partition, None)
 
@@ -211,6 +215,7 @@ class Polling:
         Raises: PositionLostError if the log is not the one that was read before.
         """
         flow, entries = assigned.flow, polled.entries
+        self._check_end(flow, polled)
         if first_of(entries) > offset:
             # Offsets need not be dense, but nearly always are: what lies between was passed over by this answer alone.
             again = await self._queue.read(polled.partition, offset, POLL_BYTES_MAX)
@@ -233,6 +238,18 @@ class Polling:
             await self._places.check_continuity(polled.partition, flow.continuity)
             if _is_still_at(assigned, offset):
                 flow.take_entries(entries)
+
+    def _check_end(self, flow: PartitionCursor, polled: Polled) -> None:
+        """Raise PositionLostError for a log that ends before what was read of it for `SHORT_S`.
+
+        New records are there, which the reader would get only when the log has grown over its position.
+        """
+        if not _ends_before(flow, polled):
+            self._short_s.pop(polled.partition, None)
+            return
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._short_s.setdefault(polled.partition, now_s) >= SHORT_S:
+            raise cut_error(polled.partition, flow.continuity.reached, polled.span.end)
 
 
 def _passes_over(flow: PartitionCursor, polled: Polled, offset: int) -> bool:
