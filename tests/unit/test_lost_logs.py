@@ -203,6 +203,8 @@ def test_a_log_that_two_share_who_never_had_an_owner_is_opened_without_a_listing
         assert cluster.store.listed == []
         cluster.topics.epochs[topic.id, 1] = 1
         assert not await opens(cluster, topic, claimed=False)
+        cluster.topics.epochs[topic.id, 1] = 0
+        assert not await opens(cluster, topic, claimed=True), "the other one does not show that it had no owner"
 
     asyncio.run(work())
 

@@ -83,7 +83,7 @@ class LogCoverage:
             return True
         if self._holed:
             return False
-        if (epoch, batch_sequence) <= self._restored_to:
+        if self.is_restored(epoch, batch_sequence):
             return True
         if numbers is None:
             return epoch < self._cut_in
