@@ -29,6 +29,7 @@ CONSUMER: dict[str, Any] = {
 }
 POLL_EVERY = 1_000  # callbacks of that many records are served at a time: polling after each costs 40 % more
 CONSUME_RECORDS = 10_000
+WAIT_S = 0.2  # `consume` waits so long for a list that does not get full
 
 
 class Outcomes:
@@ -141,18 +142,15 @@ def _noting(latencies: list[float], sent_s: float) -> Callable[[object, object],
 
 def consume(address: str, params: Command) -> None:
     """Read `records` values from the beginning, again and again when there are fewer, or up to the end marker."""
-    consumer = Consumer({**CONSUMER, **params.get("settings", {}), "bootstrap.servers": address})
+    consumer = Consumer({**CONSUMER, "bootstrap.servers": address})
     places = [
         TopicPartition(params["topic"], number, OFFSET_BEGINNING) for number in range(params.get("partitions", 1))
     ]
     consumer.assign(places)
-    if params.get("connected"):
-        answer(reading=True)
     wanted, found, ended = params["records"], 0, False
-    wait_s = params.get("wait_s", 0.2)  # `consume` waits so long for a list that does not get full
     began_s, cpu_s = time.monotonic(), time.process_time()
     while found < wanted and not ended:
-        values = [message.value() for message in consumer.consume(CONSUME_RECORDS, wait_s) if message.error() is None]
+        values = [message.value() for message in consumer.consume(CONSUME_RECORDS, WAIT_S) if message.error() is None]
         found += len(values)
         ended = bool(values) and values[-1] == END
         if not values and params.get("again"):

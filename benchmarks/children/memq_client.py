@@ -88,8 +88,6 @@ def consume(address: str, params: Command) -> None:
     wanted, found, tail = params["records"], 0, b""
     as_records = params.get("how") == "records"
     with memq.Consumer(address, params["topic"], read=params.get("read", "auto")) as consumer:
-        if params.get("connected"):
-            answer(reading=True)
         began_s, cpu_s = time.monotonic(), time.process_time()
         for batch in consumer:
             if as_records:
