@@ -63,7 +63,7 @@ FRAME_PREFIX_BYTES = 16
 CONTROL_BODY_BYTES_MAX = 4 * MIB
 READ_BYTES_MAX = 8 * MIB
 POLL_BYTES_MAX = 1 * MIB
-POLL_BLOCKS_BYTES_MAX = 1 * MIB  # blocks in one POLL answer, behind its pointers
+POLL_BLOCKS_BYTES_MAX = 1 * MIB  # blocks in one POLL answer, after its pointers
 STREAMS_PER_CONNECTION_MAX = 16_384
 
 SOUGHT_RANGES_MAX = 4_096  # of records that one request asks a broker for

@@ -15,7 +15,7 @@ from memq.errors import InvalidNameError, InvalidRequestError, InvalidSettingErr
 from memq.limits import BLOCK_RAW_BYTES_MAX, KIB, MIB, NAME_CHARS_MAX, PARTITIONS_MAX, PRODUCER_ID_END, SLOTS
 
 CLOCK_ERROR_MS = 20_000  # by how much the clocks of two machines may differ (DESIGN: W >= D + 2 (S + clock error))
-AUDIT_GROUP = "_memq_auditor"  # reads what clients report; behind it and a dash the id of the auditors' state
+AUDIT_GROUP = "_memq_auditor"  # reads what clients report; its full name adds a dash and the id of the auditors' state
 Ack1 = Literal["memory", "disk"]
 LimitMode = Literal["off", "observe", "soft", "hard"]  # beyond a limit: nothing, counted, slowed, refused
 PartitionKey = tuple[str, int]  # topic id, write partition

@@ -254,7 +254,7 @@ class Auditor:
         if write is None:
             write = self._writes[pointer.partition] = _WritePartition(read_partition=partition)
             write.begin(pointer, self._reads[partition].begin, time_ms, self._late_ms)
-        # An epoch that begins behind the copies has all of its batches here.
+        # An epoch that begins after the copies has all of its batches here.
         write.starts.setdefault(pointer.epoch, 0 if time_ms > write.copies_ms else None)
         missing = write.meet(pointer, time_ms)
         if missing:

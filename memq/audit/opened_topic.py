@@ -45,9 +45,9 @@ class OpenedTopic:
 
 
 class OwnersQueue(RemoteQueue):
-    """A queue through any broker, whose ends lie behind all that the owners of a topic have published.
+    """A queue through any broker, whose ends lie after all that the owners of a topic have published.
 
-    Else an end that a Kafka node without leadership shows would make acked records behind it lost ones.
+    Else an end that a Kafka node without leadership shows would make acked records after it lost ones.
     """
 
     def __init__(self, ask: Ask, owners: OwnerRequests, topic: Topic) -> None:

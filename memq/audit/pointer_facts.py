@@ -78,7 +78,7 @@ class PointerFacts:
         return sorted({broker for broker in self.owners.values() if broker})
 
     def may_be_late(self) -> bool:
-        """Whether an epoch was lost, not closed, so that a pointer of it may land behind its end."""
+        """Whether an epoch was lost, not closed, so that a pointer of it may land after its end."""
         return any(broker and epoch < self.epoch for epoch, broker in self.owners.items())
 
     def forget_totals(self) -> None:

@@ -44,7 +44,7 @@ class Sighting:
     damage: str = ""
 
     def passed_by(self, groups: Mapping[str, Position]) -> dict[str, bool]:
-        """Return for each group whether the position that it has committed lies behind the record."""
+        """Return for each group whether the position that it has committed lies after the record."""
         return {group: at > self.position for group, at in sorted(groups.items())}
 
     def to_json(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def unread_sighting(wanted: TraceTarget, partition: int, entry: Entry, pointer: 
 def sightings(wanted: TraceTarget, partition: int, entry: Entry, pointer: Pointer, batch: Buffer) -> Iterator[Sighting]:
     """Yield the records of a batch that are wanted; `batch` are its bytes.
 
-    Behind a damaged header nothing more is found.
+    After a damaged header nothing more is found.
     """
     location = pointer.locations[0]
     for piece in cut_batch(pointer, batch):

@@ -30,7 +30,7 @@ class Readiness:
     """Runs `check`, one at a time for all requests.
 
     A lost part may hang instead of failing. So a request waits for `READY_S` at most, and then fails. The check
-    continues in the background: it ends by its own time-outs, and a new check would hang behind it.
+    continues in the background: it ends by its own time-outs, and a new check would hang, too.
     """
 
     def __init__(self, check: Callable[[], Awaitable[None]], tasks: TaskOwner, events: EventLog) -> None:

@@ -286,7 +286,7 @@ async def publish_parts(
     """Publish the successor of `manifest`, which has the copied parts at its end, and return it.
 
     The result is None when another compaction or retention was faster.
-    If the parts do not follow directly on `manifest`, and the queue begins behind it, retention has removed the entries
+    If the parts do not follow directly on `manifest`, and the queue begins after it, retention has removed the entries
     between, and so all older ones. Then the successor leaves out the parts of `manifest`.
     Raises: NotReadyError when the oldest copy was made `named_within_ms` ago or earlier; as the queue.
     """

@@ -57,7 +57,7 @@ class RepeatedBatches:
     """
 
     def __init__(self) -> None:
-        self._next: dict[tuple[int, int], int] = {}  # by writer and epoch: the number behind the highest batch
+        self._next: dict[tuple[int, int], int] = {}  # by writer and epoch: the number after the highest batch
         self._last: dict[tuple[int, int, int], int] = {}  # by repeated batch: the offset of its last pointer
         self._open: dict[tuple[int, int, int], None] = {}  # repeated batches with a pointer on both sides
 
@@ -72,7 +72,7 @@ class RepeatedBatches:
         self._next[epoch] = max(next_, pointer.batch_sequence + 1)
 
     def take(self, entry: Entry, pointer: Pointer | None) -> bool:
-        """Take the next pointer; return whether the log may be cut behind it."""
+        """Take the next pointer; return whether the log may be cut after it."""
         if pointer is not None and pointer.kind == "data":
             batch = (pointer.partition, pointer.epoch, pointer.batch_sequence)
             if entry.offset < self._last.get(batch, 0):

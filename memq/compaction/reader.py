@@ -1,11 +1,11 @@
 """The log of compacted partitions: files of moved pointers, read with the queue as one log.
 
-Theory. A manifest is stored before its pointers leave the queue. So when the queue begins behind the end of the
+Theory. A manifest is stored before its pointers leave the queue. So when the queue begins after the end of the
 manifest that a reader knows, a higher manifest has the entries between. Entries that are both in a manifest and in the
 queue are equal. An earlier manifest stays valid, except for entries that retention removed. Its objects remain only for
 the sweep's safety age, so readers ask for a higher manifest periodically.
 
-When the queue begins behind the end of the highest manifest, retention was faster than the compaction. Retention has
+When the queue begins after the end of the highest manifest, retention was faster than the compaction. Retention has
 removed the entries between, and so all older ones, though that manifest still names them. No reader begins there.
 """
 
@@ -254,6 +254,6 @@ class CompactedLogReader:
 
 
 def part_at(manifest: CompactionManifest, offset: int) -> PartRef | None:
-    """Return the part that has an offset, or the next one behind it."""
+    """Return the part that has an offset, or the next one after it."""
     at = bisect_left(manifest.parts, offset, key=lambda part: part.next - 1)
     return manifest.parts[at] if at < len(manifest.parts) else None

@@ -1,7 +1,7 @@
 """Cuts a stored batch into checked blocks, sound or damaged, with their places. Pure.
 
 Consumer, audit, compaction, restore and trace all convert stored bytes to blocks here.
-The length of a block leads to the next block, so a damaged block may hide those behind it. Then the index of the
+The length of a block leads to the next block, so a damaged block may hide those after it. Then the index of the
 object gives the place and the record count of each block. Without an index, the rest of the batch is one damaged
 piece. Record indexes count the stored records, so they stay correct after damage.
 """
@@ -83,7 +83,7 @@ def cut_blocks(
     """Cut blocks of one scope into pieces: by their entries `run`, else by their headers.
 
     An entry's offset minus `start` is an offset in `data`. Without `run`, `data` is a batch with `records` records.
-    Without `run` and `records`, `data` is an object. Its blocks end at the index, or at damage behind which no block
+    Without `run` and `records`, `data` is an object. Its blocks end at the index, or at damage after which no block
     can be found.
     """
     view = memoryview(data)

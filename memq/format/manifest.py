@@ -29,7 +29,7 @@ class StagedPiece(msgspec.Struct, frozen=True, kw_only=True):
     """The blocks of one partition in a staged object: a batch at byte `offset`, with pointer facts.
 
     `times` has a pair for each run of blocks whose least timestamps are in one minute. A pair is the least of these
-    (ms), and the sequence behind the run. The first run begins at 0. The audit needs them; earlier writers had none.
+    (ms), and the sequence after the run. The first run begins at 0. The audit needs them; earlier writers had none.
     """
 
     topic: Text

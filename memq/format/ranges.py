@@ -115,8 +115,8 @@ class RangeSet:
     # ---- inside ------------------------------------------------------------------------------
 
     def _add_inside(self, first: int, next_: int) -> int:
-        low = bisect_left(self._nexts, first)  # the first range that ends at or behind `first`: it may touch
-        high = bisect_right(self._firsts, next_)  # the first range that starts behind `next_`
+        low = bisect_left(self._nexts, first)  # the first range that ends at or after `first`: it may touch
+        high = bisect_right(self._firsts, next_)  # the first range that starts after `next_`
         new = next_ - first
         if low < high:
             new -= self._count(low, high, first, next_)

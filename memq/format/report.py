@@ -3,7 +3,7 @@
 Theory. An auditor that counts lost records must also know which reports are missing. So a client numbers its reports
 in each partition of `_memq_audit` without holes. Each report states up to when it is complete, and when the next one
 comes at the latest. The work of a client is known from its first report up to `until_ms` of the last one before a hole.
-Behind a hole, its work is unknown until a report has `last`, or the numbers continue. The reports of all clients about
+After a hole, its work is unknown until a report has `last`, or the numbers continue. The reports of all clients about
 one write partition are in one partition of `_memq_audit`, its *home*: reading the home is enough to judge it.
 """
 

@@ -2,7 +2,7 @@
 
 Bytes <-> values.
 A segment is only ever appended to, so a crash cuts its end; the cut bytes were never acked. All other unreadable bytes
-are damage. The entry behind damage is found by its header, which has its own checksum, seeded by its segment. So bytes
+are damage. The entry after damage is found by its header, which has its own checksum, seeded by its segment. So bytes
 of a block, or bytes that an old file left on the disk, do not pass for a header.
 """
 

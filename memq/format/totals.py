@@ -18,7 +18,7 @@ read from offset 0.
    a partition's last pointer settle the totals: openings and readers read these spans, and retention keeps them.
 4. *How a tight pointer is recognised.* An owner reads up to its last pointer before it makes the next, and lists the
    pointers that it met between. Take three adjacent batches of one epoch, numbered in order. Each states the totals
-   behind the one before it, and adopts nothing. Then the last one is tight: a pointer that came twice is listed by
+   after the one before it, and adopts nothing. Then the last one is tight: a pointer that came twice is listed by
    the next one but one.
 
 `adopted` needs no fold: it names for the audit the batches that are counted late. An owner that opens folds the same
@@ -35,7 +35,7 @@ RUN = 2  # batches that must follow a first one as (4) requires
 
 
 class TotalsFold:
-    """The totals of one write partition behind the last pointer added.
+    """The totals of one write partition after the last pointer added.
 
     `settled` is true from the first pointer on that is recognised as tight (4).
     """
@@ -66,7 +66,7 @@ class TotalsFold:
 
 
 def contended_ms(stale_publish_ms: int) -> int:
-    """Return the span of queue time (ms) before a pointer that settles the totals behind it (3)."""
+    """Return the span of queue time (ms) before a pointer that settles the totals after it (3)."""
     return CONTENDED * (stale_publish_ms + CLOCK_ERROR_MS)
 
 

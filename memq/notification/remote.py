@@ -57,7 +57,7 @@ class AskWithBlocks(Protocol):
     async def __call__(
         self, api: Api, message: msgspec.Struct, answer: type[Answer], *, timeout_s: float
     ) -> tuple[Answer, memoryview]:
-        """Send `message`; return the answer, and the bytes behind it."""
+        """Send `message`; return the answer, and the bytes after it."""
         ...
 
 

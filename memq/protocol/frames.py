@@ -41,7 +41,7 @@ HELLO_BODY_BYTES_MAX = 4 * KIB
 VERSIONS = (1, 1)  # least and greatest protocol version that this package speaks
 _LENGTH = struct.Struct("<H")
 _HEAD_LENGTH = struct.Struct("<I")
-HAS_BLOCKS = 1  # flag of a POLL answer: the bytes of blocks follow behind its JSON
+HAS_BLOCKS = 1  # flag of a POLL answer: the bytes of blocks follow its JSON
 HEAD_BYTES_MAX = 1 * KIB  # of the head (length and JSON) of a FORWARD: a frame has room for it and the largest block
 
 
@@ -188,7 +188,7 @@ def encode_with_blocks(api: int, argument: int, message: bytes, blocks_bytes: in
 
 
 def split_blocks(frame: Frame) -> tuple[Buffer, memoryview]:
-    """Return the message of an answer, and the blocks behind it. Raises: ProtocolError."""
+    """Return the message of an answer, and the blocks after it. Raises: ProtocolError."""
     body = memoryview(frame.body)
     if not frame.flags & HAS_BLOCKS:
         return frame.body, body[len(body) :]

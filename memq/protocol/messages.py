@@ -280,7 +280,7 @@ class WireEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One pointer with its offset and queue time; the pointer is JSON inside JSON.
 
     When damage leaves no JSON, `pointer` is null, and `damaged` has its bytes. `blocks_bytes` is how many bytes of its
-    batch follow behind the message.
+    batch follow the message.
     """
 
     offset: Int64

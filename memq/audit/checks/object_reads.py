@@ -51,8 +51,8 @@ def store_reader(open_store: Callable[[str], StorageHandler]) -> ReadObject:
 async def read_by_ranges(read: ReadRange, location: Location) -> Buffer:
     """Return the whole object that `location` names.
 
-    A sound object takes two reads: the batches with the head of the index behind it, which tells the length, and the
-    rest, whose trailer must say the same. Only another one is measured. What was added behind a sound object is not
+    A sound object takes two reads: the batches with the head of the index after it, which tells the length, and the
+    rest, whose trailer must say the same. Only another one is measured. What was added after a sound object is not
     seen: the question for one more byte would cost two requests of S3 for each object.
     Raises: as `ReadObject`.
     """

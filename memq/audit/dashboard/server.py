@@ -333,7 +333,7 @@ def _number(request: Request, name: str, default: int | None) -> int | None:
 
 
 def _key(text: str) -> bytes:
-    """Return a key as it was typed: text, or bytes as hex digits behind 0x."""
+    """Return a key as it was typed: text, or bytes as hex digits after 0x."""
     if text.startswith("0x"):
         try:
             return bytes.fromhex(text[2:])

@@ -25,7 +25,7 @@ BEYOND_TRIES = 7
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Reports of one home, in order, with their positions as text, and the position behind them."""
+    """Reports of one home, in order, with their positions as text, and the position after them."""
 
     home: int
     reports: Sequence[tuple[str, bytes]]
@@ -148,6 +148,6 @@ class GroupReports:
 
 
 def _holds_records(entry: Entry) -> bool:
-    """Whether a pointer may hold reports: behind the last ones there may be those of owners and producers."""
+    """Whether a pointer may hold reports: after the last ones there may be those of owners and producers."""
     pointer = read_pointer(entry.body, newer="return")
     return not isinstance(pointer, Pointer) or pointer.kind == "data"

@@ -37,7 +37,7 @@ from memq.topic import Topic
 
 STREAMS_MAX = 20_000  # producers of one write partition; those that were seen longest ago are forgotten
 DAMAGED_MAX = 4_096
-GAP_MINUTES_MAX = 24 * 60  # that are unknown behind a gap
+GAP_MINUTES_MAX = 24 * 60  # that are unknown after a gap
 WAITING_REPORTS_MAX = 4_096  # parts of reports that wait for the queue
 OBJECTS_MAX = 256  # newest pointers of a write partition whose objects a finding can name
 SPARK_READER, SPARK_TASK = "spark-reader", "spark-task"
@@ -75,7 +75,7 @@ class PartitionAudit:
     def begin_at(self, offset: int) -> None:
         """Note that the queue begins at `offset`.
 
-        When that is behind the next pointer to read, retention was faster than this audit.
+        When that is after the next pointer to read, retention was faster than this audit.
         """
         if self.books.next_offset < offset:
             self.books.miss(NO_END_MS)

@@ -65,8 +65,8 @@ class GroupProgress:
 class MemberReading:
     """One member of a group.
 
-    It answers for all pointers from offset `at` on, once it commits a position behind them.
-    `at` is -1 while that is not known. Behind a report that is missing it answers for nothing (`sure` is False) up to
+    It answers for all pointers from offset `at` on, once it commits a position after them.
+    `at` is -1 while that is not known. After a report that is missing it answers for nothing (`sure` is False) up to
     its next commit. `reached` has by producer up to which sequence it was held to its word: where marks are far apart,
     a part of what lies before a commit is judged with a later one.
     It may process each record of the pointers from offset `begin` on once; -1 when that is not known. `now` has by

@@ -48,9 +48,9 @@ class Marks:
         self.thinned = min(self.thinned, offset - 1)
 
     def reach(self, offset: int, *, sure: bool) -> int:
-        """Return the reach behind all pointers below `offset`.
+        """Return the reach after all pointers below `offset`.
 
-        Where marks were left out it may be less, or, when it must be `sure` that all from there on lies at or behind
+        Where marks were left out it may be less, or, when it must be `sure` that all from there on lies at or after
         `offset`, more.
         """
         at = bisect_left(self.offsets, offset)
@@ -59,7 +59,7 @@ class Marks:
         return self.reaches[at - 1] if at else 0
 
     def offset_of(self, sequence: int) -> int:
-        """Return the offset of the pointer that holds a sequence, or of one behind it; -1 when none is known."""
+        """Return the offset of the pointer that holds a sequence, or of one after it; -1 when none is known."""
         for offset, first, next_ in self.behind:
             if first <= sequence < next_:
                 return offset

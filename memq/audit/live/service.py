@@ -269,7 +269,7 @@ class LiveAudit:
             if reached and at < reached:
                 continue  # the home was lost for a moment: the group began again where it had committed
             if home.taken is not None and at <= home.taken:
-                continue  # a report behind it in the page failed: this page comes again
+                continue  # a report after it in the page failed: this page comes again
             try:
                 report = decode_report(body)
             except MemqError as error:  # its number is missing then, and what it said is unknown

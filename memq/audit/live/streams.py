@@ -19,7 +19,7 @@ from memq.format.report import ReportPart
 from memq.topic import Position
 
 TASKS_MAX = 4_096  # of a stream in a write partition that wait for its checkpoint; the oldest are forgotten
-WAIT_MS = 60_000  # for the report of a task, once the checkpoint is behind it
+WAIT_MS = 60_000  # for the report of a task, once the checkpoint is after it
 
 
 class StreamAudit:

@@ -45,7 +45,7 @@ SUCCESSORS: dict[Phase, frozenset[Phase]] = {
 class QueueTail:
     """The pointers of one write partition at an opening, added in order of offset.
 
-    The tail gives the totals behind these pointers, and the batches that no owner has counted. `last_ms` is the latest
+    The tail gives the totals after these pointers, and the batches that no owner has counted. `last_ms` is the latest
     queue time of a pointer, and `last_at` the offset of the first pointer with that time. An opening must read all
     pointers from queue time `named_ms` on to know the named producers; 0: there are none.
     """
@@ -86,7 +86,7 @@ class QueueTail:
         return [entry for entry in late if entry is not last]
 
     def counted(self) -> Totals:
-        """Return the totals behind the tail, without the uncounted batches."""
+        """Return the totals after the tail, without the uncounted batches."""
         totals = self._fold.totals
         for entry in self.uncounted():
             totals = totals.plus(-entry.records, -entry.bytes)
@@ -174,7 +174,7 @@ class Ownership:
     handed_over_s: float = -math.inf  # when a batch's pointer was last handed to the queue, with any outcome
     handed_over: int = -1  # the batch sequence of that pointer
     published_s: float = -math.inf  # when the last pointer that is known to be in the queue was handed over
-    _own: dict[int, None] = field(default_factory=dict)  # offsets of own pointers at or behind `read_to`
+    _own: dict[int, None] = field(default_factory=dict)  # offsets of own pointers at or after `read_to`
     _published: int = -1  # highest own batch sequence that is counted
     tail: QueueTail = field(default_factory=QueueTail)  # while opening: what earlier owners counted
 
@@ -306,7 +306,7 @@ class Ownership:
         self._count_own(self.landed.pop(batch_sequence))
 
     def known_end(self) -> int:
-        """Return the offset behind all read entries and all own pointers: the end is not before it."""
+        """Return the offset after all read entries and all own pointers: the end is not before it."""
         return max([self.read_to, *(offset + 1 for offset in self._own)])
 
     def _count_own(self, pointer: Pointer) -> None:

@@ -112,7 +112,7 @@ class BatchSlot:
         self.number = number  # the batch sequence, dense within an epoch
         self.extents: list[Extent] = []
         self.slabs: list[Slab] = []
-        self.sought = 0  # the extent behind the last one that `block` has found
+        self.sought = 0  # the extent after the last one that `block` has found
         self.runs: list[SlotRun] = []
         self.last_run: SlotRun | None = None  # the run with the last block
         self.pointer_offset: int | None = None  # of its pointer in the queue; None: unknown, or readers may take a copy
@@ -175,7 +175,7 @@ class BatchSlot:
     def block(self, producer_id: int, first: int) -> memoryview | None:
         """Return the block of a producer that begins at a sequence, None without one.
 
-        Repeated blocks arrive in the order of the batch. So each search begins behind the last found block, and most
+        Repeated blocks arrive in the order of the batch. So each search begins after the last found block, and most
         searches succeed at once.
         """
         for number in (*range(self.sought, len(self.extents)), *range(self.sought)):
@@ -286,7 +286,7 @@ class Ring:
         return True
 
     def add_staged(self, staged: StagedBatch, now_s: float, now_ms: int) -> bool:
-        """Add a batch that is already stored, behind all other batches; False when the ring is full."""
+        """Add a batch that is already stored, after all other batches; False when the ring is full."""
         if len(self) >= self.limits.slots:
             return False
         if self.open is not None:

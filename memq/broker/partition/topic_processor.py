@@ -279,12 +279,12 @@ class TopicProcessor:
         check_instance(producer, epoch, sequence)
 
     async def proven_end(self) -> int:
-        """Return an end behind all pointers that this owner and those before it acked before this call.
+        """Return an end after all pointers that this owner and those before it acked before this call.
 
         A Kafka node that lags shows an earlier end and no higher epoch. So the result is the end of what this owner has
         read or published. An own pointer that is handed over after the call proves this end: the `opened` of the
         opening, or a repeated one. A fresh read of the assignment is enough if no pointer of an earlier owner can lie
-        behind the own ones. Then the call does not make the log grow. Raises: MovedError, DrainingError.
+        after the own ones. Then the call does not make the log grow. Raises: MovedError, DrainingError.
         """
         asked_s = self._now()
         if self.own is None or self.failure is not None:  # an owner that drains still has an end

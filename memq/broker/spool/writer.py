@@ -292,7 +292,7 @@ class Spool:
         return True
 
     def _fail(self, group: list[PendingRun], error: SpoolError) -> None:
-        """Refuse the failed blocks and all waiting ones behind them; append nothing more to the segment.
+        """Refuse the failed blocks and all waiting ones after them; append nothing more to the segment.
 
         The blocks are in the ring and may be stored. So their producers get a throttle, not a failure.
         """

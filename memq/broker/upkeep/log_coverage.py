@@ -2,13 +2,13 @@
 
 Theory. An owner publishes `opened` before it puts any object of its epoch. It publishes the batches of an epoch in the
 order of their numbers, from 0 and without a hole. Retention removes pointers from the front and leaves the last ones.
-A try to publish may land again behind later batches; no cut separates it from the first pointer of its batch.
+A try to publish may land again after later batches; no cut separates it from the first pointer of its batch.
 So an object of epoch e without a pointer may be deleted if the log shows e, or was cut in a later epoch. Its number
 must not be missing between the numbers that the log shows. Otherwise the log itself has lost the pointer:
 
 - A log that shows nothing, or no epoch as high as e, has lost its end, or all of it.
 - A log that was never cut begins with `opened` of the first epoch; pointers of older epochs were lost before.
-- A log that was never cut, but begins behind records, was lost while an owner continued.
+- A log that was never cut, but begins after records, was lost while an owner continued.
 - A log that shows batches 4 and 6 of an epoch has lost batch 5. If it shows batch 5, that pointer names the valid
   object; another object of this number is a repeated upload under another key.
 - A log whose read partition has holes between its offsets (`lose`) may have lost any pointer that it does not show.

@@ -3,7 +3,7 @@
 Theory. Retention and the sweep delete objects that a log does not name, so a short answer would destroy data. An empty
 read does not prove the end of a log: a queue that lost its connection has answered so. The proof is the span, read
 before the first page. The reading must reach the end of the span, with dense offsets from its beginning. It continues
-behind that end, for entries that landed meanwhile. (`memq.notification.log_reader` reads up to an end, and has the rule
+after that end, for entries that landed meanwhile. (`memq.notification.log_reader` reads up to an end, and has the rule
 for an empty read.) Every queue numbers its entries densely, and removes them only from the front. So a hole is a loss,
 and so is an entry that the queue itself shows as lost.
 """

@@ -88,7 +88,7 @@ def _bounds(known: list[tuple[Entry, Pointer | None]], settings: TopicSettings) 
 
 
 def _whole(known: list[tuple[Entry, Pointer | None]], count: int) -> int:
-    """Return the greatest number of entries, at most `count`, behind which the log may be cut."""
+    """Return the greatest number of entries, at most `count`, after which the log may be cut."""
     repeated = RepeatedBatches()
     for entry, pointer in known:
         repeated.note(entry, pointer)

@@ -274,7 +274,7 @@ def json_sender(producer: Producer, shape: Shape, tally: SentCount) -> Callable[
 
 
 def split_records(chunks: Iterable[bytes], delimiter: bytes) -> Iterator[list[bytes]]:
-    """Yield the records that each chunk completes; the last one needs no delimiter behind it.
+    """Yield the records that each chunk completes; the last one needs no delimiter after it.
 
     A record without its delimiter may be as large as the largest block. Raises: TooLargeError.
     """

@@ -8,7 +8,7 @@ producer id that only the pair of source partition and target topic has. So it i
 when. memq drops what comes twice by whole blocks, so a copy that continues where another one was killed has to cut as
 that one did: what was on its way then may still arrive. Three things make the cut:
 
-1. It begins where a block ended: behind the greatest sequence that the target's queue shows, or the plan's start.
+1. It begins where a block ended: after the greatest sequence that the target's queue shows, or the plan's start.
 2. It follows from the records alone.
 3. It ends at the plan's end, not at the end that the source has by chance. So that is stored before the first record is
    sent, and a copy that finds a plan fulfills it before it makes the next one.
@@ -70,7 +70,7 @@ class Cut:
 
     @property
     def next(self) -> int:
-        """The sequence behind the last record."""
+        """The sequence after the last record."""
         return self.first + self.builder.count
 
 
@@ -93,7 +93,7 @@ class Cutter:
 
     @property
     def next(self) -> int:
-        """The sequence behind the last record."""
+        """The sequence after the last record."""
         return self._first + self._builder.count
 
     def add(self, sequence: int, fields: RecordFields, size: int, *, chosen: bool = False) -> Cut | None:
@@ -164,7 +164,7 @@ class Cutter:
 class RecordCutter:
     """Finds the partition of each record, and cuts the records of each partition from sequence 0 on.
 
-    Records without a key fill the block of the partition whose turn it is. The first record behind a full block is
+    Records without a key fill the block of the partition whose turn it is. The first record after a full block is
     still of the same partition: then the turn moves on.
     """
 

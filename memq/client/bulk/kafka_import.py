@@ -150,7 +150,7 @@ class PartitionImport:
         self.begin = copier.acked
         self.records = 0
         self.reached = copier.acked >= end  # the plan's end was met in the source
-        self._next = copier.acked  # the offset behind the last record that was taken
+        self._next = copier.acked  # the offset after the last record that was taken
         self._cutter = Cutter(target, place[1])
 
     @property

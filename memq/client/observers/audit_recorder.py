@@ -78,7 +78,7 @@ class ReadRecorder:
         self._later: list[Callable[[], None]] = []
 
     def begin(self, at: Position, reason: BeginReason, before: ReadRecorder | None = None) -> None:
-        """Note that reading begins at a position, in place of `before`: behind what that one stores just now."""
+        """Note that reading begins at a position, in place of `before`: after what that one stores just now."""
         if before is not None and before._storing:
             self._storing = True  # nothing is stored of this one before it has begun: commits come one by one
             before._later.append(partial(self.begin, at, reason))
@@ -89,7 +89,7 @@ class ReadRecorder:
         self.end_storing()
 
     def begin_storing(self) -> None:
-        """Note that the group is asked to store a position: what is read instead meanwhile begins behind that."""
+        """Note that the group is asked to store a position: what is read instead meanwhile begins after that."""
         self._storing = True
 
     def end_storing(self) -> None:
@@ -274,7 +274,7 @@ class PartRecorder:
         self.partition = partition
         self.lacks = False  # something was not noted
         self._room = room
-        self._parts: list[ReportPart] = []  # over, as a reader began again behind what they say
+        self._parts: list[ReportPart] = []  # over, as a reader began again after what they say
         self._forget()
 
     def pass_stage(

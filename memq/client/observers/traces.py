@@ -157,7 +157,7 @@ class ProducerTraces:
 
     @contextmanager
     def sending(self, topic: str, records: int = 1) -> Iterator[Sent]:
-        """Begin a `send` of records; it ends behind this, and when the blocks that took them are settled.
+        """Begin a `send` of records; it ends after this call, and when the blocks that took them are settled.
 
         It ends with the error of the call when not all records were taken.
         """

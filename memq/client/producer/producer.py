@@ -465,7 +465,7 @@ class AsyncProducer(BaseProducer, AsyncClosing):
     async def _put(self, topic: str, fields: RecordFields, partition: int | None) -> AsyncDelivery:
         """Put a record in as soon as there is room for it.
 
-        Nothing is awaited behind the put: who cancels a call, and sends again, has sent once.
+        Nothing is awaited after the put: a caller that cancels and sends again has sent once.
         """
         buffer = self._buffer
         deadline_s: float | None = None

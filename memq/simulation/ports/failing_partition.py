@@ -10,7 +10,7 @@ from memq.format.key import ObjectKey, parse_object_key
 from memq.topic import ReadPartition
 
 HANG_S = 40.0  # longer than any caller waits
-RECOVERY_S = 60.0  # for the log's own partition: a call that hangs, and the back-offs behind it
+RECOVERY_S = 60.0  # for the log's own partition: a call that hangs, and the back-offs after it
 
 
 @dataclass(slots=True)

@@ -263,7 +263,7 @@ class Switch:
         return bytes(changed)
 
     def send_end(self, end: SimTransport, how: End) -> None:
-        """Send the end of this direction on its way, behind its bytes."""
+        """Send the end of this direction on its way, after its bytes."""
         self._fly(end, how)
 
     def _fly(self, end: SimTransport, what: bytes | End) -> None:

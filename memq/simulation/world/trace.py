@@ -16,7 +16,7 @@ _FLUSH_STEPS = 1 << 13
 class Trace:
     """Folds events into a hash. Two runs are the same when their hashes are: same seed, same trace.
 
-    Of callbacks, only the times are folded, behind the number of their node; their effects show in later events. The
+    Of callbacks, only the times are folded, after the number of their node; their effects show in later events. The
     loop of the world appends the times to `steps` itself, because a call for each took a tenth of a run.
     Words must not have addresses or other parts that differ between processes.
     """

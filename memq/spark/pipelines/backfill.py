@@ -74,7 +74,7 @@ def backfill_files(
 
 
 async def _check_start(options: ReadOptions, group: str, place: FilePlace, manifest: FilesManifest) -> None:
-    """Refuse files that begin behind the group: the group would never get the records between.
+    """Refuse files that begin after the group: the group would never get the records between.
 
     Raises: InvalidRequestError; as `positions_of` and `starts_of`.
     """

@@ -140,7 +140,7 @@ async def _check_kept(options: ReadOptions, lanes: list[Stretch]) -> None:
 
 
 def _replay(options: ReadOptions, target: ReplayTarget, schema: Any, lane: Stretch) -> Batches:
-    """Send one read partition's range, behind what the target holds of it."""
+    """Send one read partition's range, after what the target holds of it."""
     number = lane.partition.partition
     name = f"{target.name}.{number}-{lane.start.pointer_offset}-{lane.start.record_index}"
     sent = 0

@@ -47,7 +47,7 @@ async def topic_of(options: ReadOptions) -> TopicPlace:
 
 
 async def starts_of(options: ReadOptions, covered: Mapping[int, Position]) -> dict[int, Position]:
-    """Return by read partition where a round behind `covered` begins. Raises: as `plan_round`."""
+    """Return by read partition where a round after `covered` begins. Raises: as `plan_round`."""
     async with open_access(options, Runtime()) as access:
         topic = access.topics[options.topics[0]]
         return {
@@ -59,7 +59,7 @@ async def starts_of(options: ReadOptions, covered: Mapping[int, Position]) -> di
 async def plan_round(
     options: ReadOptions, covered: Mapping[int, Position], *, settled: bool, tasks: int = ROUND_TASKS
 ) -> Round:
-    """Plan what comes behind `covered`, or from the options' start where nothing is.
+    """Plan what comes after `covered`, or from the options' start where nothing is.
 
     There are no splits when nothing is left.
     With `settled` it ends below the watermark. Where retention was faster it logs that, and continues at what is left.
@@ -107,7 +107,7 @@ async def _stretch(
 async def _start(
     access: Access, topic: TopicPlace, partition: ReadPartition, options: ReadOptions, covered: Mapping[int, Position]
 ) -> Position:
-    """Return the position behind `covered`, or the options' start, or the first one that retention left."""
+    """Return the position after `covered`, or the options' start, or the first one that retention left."""
     start = covered.get(partition.partition) or await place_of(access, topic, partition, options.start, "beginning")
     begin = Position(partition.partition, (await access.places.span(partition)).begin)
     if start.mark and start >= begin:
@@ -116,7 +116,7 @@ async def _start(
 
 
 async def _look_for_loss(access: Access, partition: ReadPartition, covered: Mapping[int, Position]) -> None:
-    """Log that retention took what comes behind a covered position; called when its pointers were read."""
+    """Log that retention took what comes after a covered position; called when its pointers were read."""
     position, begin = covered.get(partition.partition), (await access.places.span(partition)).begin
     if position is not None and position.pointer_offset < begin:
         events = EventLog(access.runtime.clock)
@@ -126,7 +126,7 @@ async def _look_for_loss(access: Access, partition: ReadPartition, covered: Mapp
 async def _take(
     access: Access, stretch: Stretch, options: ReadOptions, bytes_max: int
 ) -> tuple[list[BatchPart], Position]:
-    """Return parts of about `bytes_max` stored bytes, and the position behind them."""
+    """Return parts of about `bytes_max` stored bytes, and the position after them."""
     parts: list[BatchPart] = []
     size = 0
     if stretch.start >= stretch.end:

@@ -86,7 +86,7 @@ async def place_of(
 
 
 async def _check_left(access: Access, stretch: Stretch, options: ReadOptions) -> None:
-    """Check that retention took nothing behind a start that is a position, until its pointers were read.
+    """Check that retention took nothing after a start that is a position, until its pointers were read.
 
     Raises: PositionExpiredError.
     """

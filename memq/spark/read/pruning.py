@@ -145,7 +145,7 @@ def _take_time(wanted: ReadFilter, one: Filter, values: list[Any] | None) -> Rea
     moments = [bound for bound in bounds if isinstance(bound, datetime) and bound.tzinfo is not None]
     if len(moments) < len(bounds):
         return None
-    # Times are whole milliseconds: the first one at or behind each bound, and the last one at or before it.
+    # Times are whole milliseconds: the first one at or after each bound, and the last one at or before it.
     first = [-((_EPOCH - moment) // _MILLISECOND) for moment in moments]
     last = [(moment - _EPOCH) // _MILLISECOND for moment in moments]
     if values is not None:

@@ -1,6 +1,6 @@
 """Reads objects by listing only, without a queue: pointers are rebuilt from indexes.
 
-Pointers of an epoch go out in the order of its batches. So what lies behind a hole in the batch sequences of an epoch,
+Pointers of an epoch go out in the order of its batches. So what lies after a hole in the batch sequences of an epoch,
 no further than a ring is long, was stored by an owner that never came to publish it: no pointer would have named it.
 Retention leaves no such hole, since it takes the oldest first. Batches of a topic may lie in objects that topics share,
 permanently or since they waited long: below a topic's folder those are checked, too.
@@ -224,7 +224,7 @@ def find_orphans(batches: Sequence[RawBatch]) -> frozenset[Order]:
 
 
 def _behind_hole(numbers: Mapping[int, Sequence[Order]]) -> list[Order]:
-    """Return what is behind the first hole that is no further from the last number than a ring is long."""
+    """Return what is after the first hole that is no further from the last number than a ring is long."""
     last = max(numbers)
     holes = [number for number in range(max(min(numbers), last - RING_SLOTS_MAX), last) if number not in numbers]
     return [order for number, orders in numbers.items() if holes and number > holes[0] for order in orders]

@@ -63,7 +63,7 @@ class DataPath(Protocol):
         ...
 
     def pages(self, prefix: str, after: str) -> AsyncIterator[Sequence[ObjectEntry]]:
-        """List the objects whose keys begin with `prefix` and are behind `after`, a page at a time."""
+        """List the objects whose keys begin with `prefix` and sort after `after`, a page at a time."""
         ...
 
     async def delete(self, key: str) -> None:

@@ -228,7 +228,7 @@ class S3Handler:
             pages = pages or self._path.pages(whole, after)
             try:
                 return await anext(pages, None)
-            except BaseException:  # the retry continues behind the last yielded key
+            except BaseException:  # the retry continues after the last yielded key
                 pages = None
                 raise
 

@@ -98,7 +98,7 @@ class ObstorePath:
         """See `DataPath.pages`. obstore lists whole folders, so names are compared with `prefix` here.
 
         obstore reads a proxy's page with status 200 as a page without entries, which ends the listing. A page of S3
-        has 1,000 entries, unless it is the last one. So an end behind none, or behind full pages, is checked.
+        has 1,000 entries, unless it is the last one. So an end after none, or after full pages, is checked.
         """
         folder, count = prefix.rpartition("/")[0], 0
         stream = self._listing(folder, after)
@@ -121,7 +121,7 @@ class ObstorePath:
         import obstore
 
         if await _next_page(self._listing(folder, after)):
-            raise StoreAnswer(0, "", "a listing ended before its last entry, as behind a page that is not S3's")
+            raise StoreAnswer(0, "", "a listing ended before its last entry, as after a page that is not S3's")
         try:
             with _answers():
                 await obstore.get_async(self._store, self._absent)

@@ -21,7 +21,7 @@ from memq.runtime.tasks import TaskOwner
 from memq.topic import PartitionKey, ReadPartition, Topic
 
 LOGS_AT_ONCE_MAX = 16
-# Returns an end behind all that owners have published, -1 when no owner answers. Raises: MemqError.
+# Returns an end after all that owners have published, -1 when no owner answers. Raises: MemqError.
 AskEnd = Callable[[Topic, ReadPartition], Awaitable[int]]
 
 

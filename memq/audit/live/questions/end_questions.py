@@ -1,6 +1,6 @@
 """Acked records of one write partition that no pointer has, until the end of its log is proved. Pure.
 
-An end that a queue shows may be too low: a replica that lags has one, and what is acked may lie behind it. So an acked
+An end that a queue shows may be too low: a replica that lags has one, and what is acked may lie after it. So an acked
 record is called lost only when the log was read up to an end that owners proved after the record was missing.
 """
 
