@@ -245,5 +245,5 @@ def _rows(reader: BlockReader, *, low: int, high: int, column: Callable[[BlockRe
 
 
 def behind(batch: Batch) -> Committed:
-    """Return the place behind a batch, with the totals before it."""
+    """Return the place after a batch, with the totals before it."""
     return batch._behind

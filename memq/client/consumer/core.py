@@ -378,7 +378,7 @@ class ConsumerCore:
                     for name in self.settings.topics:
                         self._metadata.doubt(name)
                     self._stale.set()  # a topic is gone: the others must continue
-                    self._ready_batches.urgent = True  # and what was fetched of it must not come behind this error
+                    self._ready_batches.urgent = True  # and what was fetched of it must not come after this error
                 raise failure
         if self._started and not self._topics:
             self._stale.set()

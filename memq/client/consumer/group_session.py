@@ -127,7 +127,7 @@ def _due(assigned: Assigned, only: tuple[Assigned, Committed] | None) -> Committ
 class GroupSession:
     """One member of one group. `state` has its partitions and the events due to its user.
 
-    `changed` is called after every answer; `failure` is what the user must see: joining continues behind it.
+    `changed` is called after every answer; `failure` is what the user must see: joining continues after it.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ class OffsetResolver:
     ) -> Position:
         """Return the position that a point means now.
 
-        `beginning` is what retention left, `end` is behind all that is there. A time in Unix ms is the first batch
+        `beginning` is what retention left, `end` is after all that is there. A time in Unix ms is the first batch
         that was sealed at or after it, so that ranges that follow on each other in time share no record and
         leave none out. A position is taken as it is. Raises: InvalidRequestError for one of another partition.
         """
@@ -77,7 +77,7 @@ class OffsetResolver:
         return Position(number, await self.end(partition))
 
     async def end(self, partition: ReadPartition) -> int:
-        """Return the offset behind all that was acked before this call. Raises: QueueError.
+        """Return the offset after all that was acked before this call. Raises: QueueError.
 
         The owners are asked, too: their queue never shows them less than they have published. Kafka shows it to
         others: a node that was paused, and no longer leads the partition, answers the end that it knew. Measured:

@@ -1,7 +1,7 @@
 """A reader's progress in one partition: records before it, removed records, finished batches. Pure.
 
 One fold per write partition (`memq.format.totals`, with the theory) gives both ends of a lag: records stored, before
-dedup, filter and damage. A commit is always a contiguous prefix: the position behind the last batch before which all
+dedup, filter and damage. A commit is always a contiguous prefix: the position after the last batch before which all
 are finished. What was passed over without being handed out (control pointers, copies, damage) counts as finished.
 """
 
@@ -36,7 +36,7 @@ class CommitLedger:
         return len(self._entries)
 
     def hand(self, behind: Committed) -> None:
-        """Note a batch that was handed out; `behind` is the place behind it."""
+        """Note a batch that was handed out; `behind` is the place after it."""
         self._entries.append(_LedgerEntry(behind, done=False))
 
     def passed(self, behind: Committed) -> None:
@@ -74,7 +74,7 @@ class CommitLedger:
         return any(not entry.done for entry in self._entries)
 
     def is_stored(self, position: Position) -> bool:
-        """Whether it is known that a place at or behind `position` was stored."""
+        """Whether it is known that a place at or after `position` was stored."""
         return self._stored is not None and self._stored.position >= position
 
     def stored(self, committed: Committed) -> None:

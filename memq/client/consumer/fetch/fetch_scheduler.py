@@ -29,7 +29,7 @@ from memq.topic import Committed, ReadPartition, Topic
 
 FETCHES_MAX = 32
 LOOK_BACKS_MAX = 8
-STALL_FAILURES = 5  # of a fetch, 0.8 s to 1.5 s, until its partition releases the batches behind it
+STALL_FAILURES = 5  # of a fetch, 0.8 s to 1.5 s, until its partition releases the batches after it
 STALLED_FETCHES_MAX = 8
 SLOW_S = 5.0
 MISSING_S = 30.0  # how long a missing object is asked for again where it would be passed over

@@ -57,7 +57,7 @@ SUCCESSORS: dict[CursorState, frozenset[CursorState]] = {
 
 
 def successor(state: CursorState, following: CursorState) -> CursorState:
-    """Return `following`, which the table has behind `state`."""
+    """Return `following`, which the table has after `state`."""
     assert following in SUCCESSORS[state], f"{state.name} to {following.name}"
     return following
 
@@ -86,7 +86,7 @@ class Counts:
 class ReadyRange:
     """A delivery of `deliver`: records, or an error before which the cursor stays.
 
-    `first` and `behind` are the places before and behind, `totals` what lies before the pointer of `first`;
+    `first` and `behind` are the places before and after, `totals` what lies before the pointer of `first`;
     `damaged` are pieces that were passed over, or the one that the error is about.
     """
 

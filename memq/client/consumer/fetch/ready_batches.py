@@ -45,7 +45,7 @@ class ReadyBatches:
         return iter(self._ahead)
 
     def add(self, handout: ReadyBatch) -> None:
-        """Put a batch behind those that are ahead."""
+        """Put a batch after those that are ahead."""
         self._ahead.append(handout)
 
     def ask(self) -> None:
