@@ -59,7 +59,7 @@ HAND_OVER_S = (
     30.0  # time-out for other brokers to take partitions; for a broker that leaves, each taken one restarts it
 )
 LOADS_INTERVAL_S = 10.0
-RETURN_S = 3.0  # from the notice that this broker is no member to its registration
+REGISTER_AGAIN_S = 3.0  # from the notice that this broker is no member to its registration
 AUDIT_TOPIC_S = 10.0  # how long a start waits for the audit topic, which only the audit needs
 # Each opening notifies of a change, and 10,000 rounds of governor and partitions would take 8 minutes. So a pause
 # follows each round: FOLLOW_REST times as long as the round, at most FOLLOW_REST_S_MAX.
@@ -395,7 +395,7 @@ class Broker:
             now_s = services.runtime.clock.monotonic()
             if self.partitions.registered or missing_since_s is None:
                 missing_since_s = None if self.partitions.registered else now_s
-            elif now_s - missing_since_s >= RETURN_S:
+            elif now_s - missing_since_s >= REGISTER_AGAIN_S:
                 missing_since_s, self._loads = None, None
                 try:
                     await services.coordinator.register(self._entry)

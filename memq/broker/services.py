@@ -1,7 +1,8 @@
-"""Shared parts of one broker: identity, ports, memory, counters and log."""
+"""Shared parts of one broker: identity, ports, memory, counters, reported suspicions and log."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,6 @@ from memq.broker.metrics import Counters
 from memq.broker.partition.fresh_pointers import FreshPointers
 from memq.broker.partition.recent_batch_cache import RecentBatchCache
 from memq.broker.spool.writer import Spool
-from memq.broker.suspicions import Suspicions
 from memq.broker.upkeep.lost_logs import LostLogs
 from memq.compaction.reader import CompactedLogReader, ManifestFiles
 from memq.governor import Coordinator
@@ -33,6 +33,33 @@ OPENINGS_AT_ONCE_MAX = 64  # so that the first of thousands of partitions are op
 OPENING_TURN_S = 5.0  # a partition whose log or coordinator hangs delays the openings of others no longer than this
 CLOSINGS_AT_ONCE_MAX = 64  # if thousands published `closed` at once, the last pointers would be too old for the queue
 CLOSING_TURN_S = 5.0  # a partition whose part of the queue is unreachable delays the others no longer than this
+SUSPICIONS_MAX = 1_000  # addresses that wait for a check; further reports are dropped, and their senders repeat them
+
+
+class Suspicions:
+    """The reported addresses that wait for a check, oldest first, each once.
+
+    Clients and this broker report the brokers whose ports refused them a connection.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, None] = {}
+        self._reported = asyncio.Event()
+
+    def report(self, address: str) -> None:
+        """Note that a connection to a broker was refused."""
+        if len(self._waiting) < SUSPICIONS_MAX:
+            self._waiting[address] = None
+            self._reported.set()
+
+    async def next(self) -> str:
+        """Wait for a report, and take the oldest one."""
+        while not self._waiting:
+            self._reported.clear()
+            await self._reported.wait()
+        address = next(iter(self._waiting))
+        del self._waiting[address]
+        return address
 
 
 @dataclass(slots=True)
