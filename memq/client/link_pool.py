@@ -136,7 +136,7 @@ class LinkPool:
         self._dead_until_s: dict[Address, float] = {}  # who did not answer is asked last until then
         self._sessions: dict[Address, Session] = {}
         self._connecting: dict[Address, asyncio.Task[Session | MemqError]] = {}
-        self._learned: dict[Address, float] = {}  # the cluster's brokers: when a suspicion of each was reported last
+        self._reported_s: dict[Address, float] = {}  # when each broker of the cluster was reported last
         self._reports: dict[asyncio.Task[None], None] = {}
         self._closed = False
         self.audit_ms = 0  # as the broker that was connected last has it: see `Link`
@@ -155,7 +155,7 @@ class LinkPool:
         """Keep the addresses of live brokers, with zones, in addition to start addresses and those in use."""
         kept = {address: self._known.get(address, "") for address in (*self._bootstrap, *self._sessions)}
         self._known = kept | dict(zip(addresses[:BROKERS_MAX], chain(zones, repeat("")), strict=False))
-        self._learned = {each: self._learned.get(each, -1e9) for each in addresses[:BROKERS_MAX]}
+        self._reported_s = {each: self._reported_s.get(each, -1e9) for each in addresses[:BROKERS_MAX]}
 
     def sessions(self) -> list[Session]:
         """Return the sessions that are open."""
@@ -298,19 +298,19 @@ class LinkPool:
         return session
 
     def _suspect(self, address: Address) -> None:
-        """Report a broker that refuses connections to a connected one, at most once per REPORT_S."""
+        """Report a broker that refused a connection to a connected broker, at most once per REPORT_S."""
         now_s = self._runtime.clock.monotonic()
-        witness = next((each for each in self.sessions() if each.link.address != address), None)
-        if self._closed or witness is None or now_s - self._learned.get(address, now_s) < REPORT_S:
+        receiver = next((each for each in self.sessions() if each.link.address != address), None)
+        if self._closed or receiver is None or now_s - self._reported_s.get(address, now_s) < REPORT_S:
             return
-        self._learned[address] = now_s
-        report = asyncio.get_running_loop().create_task(_report(witness.link, address))
+        self._reported_s[address] = now_s
+        report = asyncio.get_running_loop().create_task(_report(receiver.link, address))
         self._reports[report] = None
         report.add_done_callback(lambda done: self._reports.pop(done, None))
 
 
-async def _report(witness: Link, suspect: Address) -> None:
+async def _report(receiver: Link, suspect: Address) -> None:
     """Send a report to one broker. A broker of an earlier release refuses it, which changes nothing."""
     ask = AdminRequest(ask=ReportSuspicion(address=format_address(suspect)))
     with suppress(MemqError):
-        await witness.request(Api.ADMIN, ask, AdminAnswer, timeout_s=REPORT_S)
+        await receiver.request(Api.ADMIN, ask, AdminAnswer, timeout_s=REPORT_S)
