@@ -56,7 +56,7 @@ class Chaos:
         self._repeat(faults.disk_every_s, self._sicken_disk)
         self._repeat(faults.part_every_s, self._sicken_part)
         self._repeat(faults.refuse_every_s, self._refuse)
-        self._repeat(faults.accuse_every_s, self._accuse)
+        self._repeat(faults.suspicion_every_s, self._report_suspicion)
         for wrong in self._cluster.cloud.wrong_answers.values():
             self._repeat(wrong.lies.every_s, partial(self._lie, wrong))
 
@@ -214,9 +214,9 @@ class Chaos:
         self._meet("refuse", name)
         self._cluster.switch.refuse(name, self._random.uniform(0.1, self._faults.refuse_s_max))
 
-    def _accuse(self) -> None:
-        witness, suspect = self._random.choice(self._cluster.brokers), self._random.choice(self._cluster.brokers)
-        self._cluster.accuse(witness, suspect)
+    def _report_suspicion(self) -> None:
+        receiver, suspect = self._random.choice(self._cluster.brokers), self._random.choice(self._cluster.brokers)
+        self._cluster.report_suspicion(receiver, suspect)
 
     def _lie(self, wrong: WrongAnswers) -> None:
         nodes = [node.name for node in self._world.nodes.values() if node is not self._cluster.cloud.node]

@@ -24,7 +24,7 @@ from memq.settings import BrokerSettings
 from memq.simulation.ports.cloud import Cloud, Doors
 from memq.simulation.ports.disk import HostDisk, SimDisk
 from memq.simulation.ports.faults import WorldFaults
-from memq.simulation.ports.memory import lie_from_memory
+from memq.simulation.ports.wrong_answers import lie_from_memory
 from memq.simulation.world.network import SimNetwork, Switch
 from memq.simulation.world.node import EPOCH_MS, SimNode
 from memq.simulation.world.world import World
@@ -237,12 +237,12 @@ class SimCluster:
             self.world.trace.event(self.world.now, "stop", name)
             self.world.nodes[name].loop.call_soon(self._stops[name].set)
 
-    def accuse(self, witness: str, suspect: str) -> None:
+    def report_suspicion(self, receiver: str, suspect: str) -> None:
         """Report a broker to another one, as clients do after a refused connection, or by mistake."""
-        broker = self.live.get(witness)
-        if broker is not None and self.world.nodes[witness].alive:
+        broker = self.live.get(receiver)
+        if broker is not None and self.world.nodes[receiver].alive:
             suspicions, address = broker.services.suspicions, f"{suspect}:{PORT}"
-            self.world.nodes[witness].loop.call_soon(lambda: suspicions.report(address))
+            self.world.nodes[receiver].loop.call_soon(lambda: suspicions.report(address))
 
     def is_at_rest(self) -> bool:
         """Whether all brokers serve, none leaves, and none holds records of the topic for the log."""

@@ -484,7 +484,7 @@ def _with_refusals(plan: Plan, _level: str, draw: random.Random) -> Plan:
         refuse_every_s=draw.choice([2.0, 6.0]),
         refuse_s_max=draw.choice([3.0, 60.0]),
         move_every_s=draw.choice([1.0, 4.0]),
-        accuse_every_s=draw.choice([0.0, 0.3, 2.0]),
+        suspicion_every_s=draw.choice([0.0, 0.3, 2.0]),
     )
     shape = replace(plan.shape, brokers=3, partitions=max(plan.shape.partitions, draw.choice([2, 4])))
     return replace(plan, shape=shape, faults=replace(plan.faults, chaos=chaos))

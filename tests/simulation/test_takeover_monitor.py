@@ -14,8 +14,8 @@ SUSPECT = BrokerEntry(id="b", session="s", address="b:1", host="b")
     ("refused_by", "refused_s", "second_ms", "found"),
     [
         ("a", 0.0, TAKEOVER_REST_MS, ""),
-        ("c", 0.0, TAKEOVER_REST_MS, "early takeover of 'b' by 'a', which it did not refuse"),
-        ("a", -REFUSED_S_MAX - 1, TAKEOVER_REST_MS, "early takeover of 'b' by 'a', which it did not refuse"),
+        ("c", 0.0, TAKEOVER_REST_MS, "early takeover of 'b' by 'a', whose connection it did not refuse"),
+        ("a", -REFUSED_S_MAX - 1, TAKEOVER_REST_MS, "early takeover of 'b' by 'a', whose connection it did not refuse"),
         ("a", 0.0, TAKEOVER_REST_MS - 1, "early takeover of 'b' by 'a', 59999 ms after the last one"),
     ],
 )

@@ -56,7 +56,7 @@ class ChaosFaults:
     disk_s_max: float = 0.0
     refuse_every_s: float = 0.0  # a live broker's port refuses new connections
     refuse_s_max: float = 0.0
-    accuse_every_s: float = 0.0  # a client reports any broker to any other one, right or wrong
+    suspicion_every_s: float = 0.0  # a client reports any broker to any other one, rightly or wrongly
 
     def slower(self, factor: float) -> ChaosFaults:
         """Return the same with `factor` times the time between events."""

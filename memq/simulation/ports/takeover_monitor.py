@@ -1,4 +1,4 @@
-"""Checks each early takeover of a simulated run: a refusal comes before, and a minute lies between."""
+"""Checks early takeovers: a refused connection comes first, and a minute lies between two."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REFUSED_S_MAX = 60.0  # from the refusal to the change at the coordinator: calls
 
 
 class TakeoverMonitor:
-    """Notified of refused connections and of early takeovers, in the same step. `fail` ends the run."""
+    """Notified of each refused connection and each early takeover as it happens. `fail` ends the run."""
 
     def __init__(self, fail: Callable[[str], None]) -> None:
         self._fail = fail
@@ -27,7 +27,7 @@ class TakeoverMonitor:
         name = f"early takeover of '{suspect.id}' by '{source}'"
         refused_s = self._refused_s.get((source, parse_address(suspect.address)))
         if refused_s is None or now_s - refused_s > REFUSED_S_MAX:
-            self._fail(f"{name}, which it did not refuse")
+            self._fail(f"{name}, whose connection it did not refuse")
         last_ms = self._taken_ms.get(suspect.session)
         if last_ms is not None and abs(now_ms - last_ms) < TAKEOVER_REST_MS:
             self._fail(f"{name}, {abs(now_ms - last_ms)} ms after the last one")

@@ -1,4 +1,4 @@
-"""Wrong answers of stores, queues, coordinators and disks, as real ones gave them, once or for long.
+"""Wrong answers of stores, queues, coordinators, disks and memory, as seen on real ones.
 
 A lie is an error of another kind than its cause, or a wrong answer without an error. If a port's contract excludes a
 wrong answer, the port's implementation converts it to an error. The lies here are those that contracts do not exclude.
@@ -7,12 +7,15 @@ wrong answer, the port's implementation converts it to an error. The lies here a
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from memq.broker.partition.recent_batch_cache import RecentBatchCache
 
 STORE_LIES = ("denied", "denied-landed", "not-found", "flipped", "foreign", "short", "list-omits", "list-repeats")
 QUEUE_LIES = ("denied", "denied-landed", "not-found", "refused-landed", "short-read", "short-log")
 COORDINATOR_LIES = ("denied", "denied-landed", "stale", "no-watch", "expired")
-MEMORY_LIES = ("flipped", "foreign", "short")  # of a broker, about published batches
+MEMORY_LIES = ("flipped", "foreign", "short")  # of a broker's cache of published batches
 WRONG_BYTES = frozenset({"flipped", "foreign", "short"})
 
 
@@ -72,3 +75,25 @@ class WrongAnswers:
     def end(self) -> None:
         """End all lies."""
         self.lies, self.episode = WrongAnswerRates(), None
+
+
+def lie_from_memory(cache: RecentBatchCache, wrong: WrongAnswers, node: str, now_s: Callable[[], float]) -> None:
+    """Let some reads of `cache` return a changed bit, too few bytes, or the bytes of the read before."""
+    true_read, last = cache.read, b""
+
+    def read(key: str, offset: int, length: int) -> bytes | None:
+        nonlocal last
+        data = true_read(key, offset, length)
+        lie = wrong.lie(node, now_s(), MEMORY_LIES) if data else ""
+        if not data or not lie:
+            return data
+        before, last = last, data
+        if lie == "foreign":
+            return before or None
+        if lie == "short":
+            return data[: wrong.draw.randrange(len(data))]
+        changed = bytearray(data)
+        changed[wrong.draw.randrange(len(data))] ^= 1 << wrong.draw.randrange(8)
+        return bytes(changed)
+
+    cache.read = read  # type: ignore[method-assign]  # no port: the broker's memory can't be replaced otherwise
