@@ -237,12 +237,12 @@ async def read_all(cluster: Rig, consumer: AsyncConsumer, records: int) -> None:
             return
 
 
-@pytest.mark.thorough
 def read_by(broker: Broker) -> int:
-    """Return how many batches a broker has sent to consumers, or been asked for."""
+    """Return how many READ requests a broker has got, and batches it has sent in answers to POLL."""
     return broker.services.counters.read_requests + broker.services.counters.poll_batches
 
 
+@pytest.mark.thorough
 def test_a_consumer_reads_through_the_broker_of_its_zone_falls_back_and_comes_back() -> None:
     async def scenario() -> None:
         async with rig() as cluster:
