@@ -302,7 +302,7 @@ class Position:
 
     `mark` identifies the last pointer that was read before it (`Committed`), 0 if it is unknown. It is no part of the
     place: positions with different marks are equal. A reader that starts at a position with a mark is refused if the
-    log was cut before it. `marked` is the text with the mark, `0:17:3:1a2b3c4d`; `parse` reads both.
+    log was cut before it. `marked_text` is the text with the mark, `0:17:3:1a2b3c4d`; `parse` reads both.
     """
 
     read_partition: int
@@ -314,8 +314,8 @@ class Position:
         return f"{self.read_partition}:{self.pointer_offset}:{self.record_index}"
 
     @property
-    def marked(self) -> str:
-        """The position as text with its mark, if it has one: what to store in order to continue there later."""
+    def marked_text(self) -> str:
+        """The position as text, with its mark if it has one: store it to continue there later."""
         return f"{self}:{self.mark:08x}" if self.mark else str(self)
 
     @property
@@ -376,6 +376,6 @@ class Committed:
     mark: int = 0
 
     @property
-    def marked(self) -> Position:
+    def marked_position(self) -> Position:
         """The position with the mark."""
         return replace(self.position, mark=self.mark)

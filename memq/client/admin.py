@@ -277,8 +277,8 @@ class AsyncAdmin(AsyncClosing):
         return [
             Reset(
                 topic_partition_of(partition),
-                stored[partition].marked if partition in stored else None,
-                committed.marked,
+                stored[partition].marked_position if partition in stored else None,
+                committed.marked_position,
             )
             for partition, committed in resets.items()
         ]
@@ -384,7 +384,7 @@ def _there(answers: LogAnswers[Key, Value]) -> LogAnswers[Key, Value]:
 
 def _position_in(state: GroupState, partition: ReadPartition) -> Position | None:
     committed = state.committed.get(partition)
-    return committed.marked if committed else None
+    return committed.marked_position if committed else None
 
 
 def _sendable(settings: Settings) -> dict[str, bool | int | str]:

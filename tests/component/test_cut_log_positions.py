@@ -30,7 +30,7 @@ def test_a_start_at_a_position_that_the_log_lost_is_refused(as_text: bool) -> No
         async with filled() as (broker, topic):
             positions = await positions_of(broker)
             if as_text:
-                positions = [Position.parse(position.marked) for position in positions]
+                positions = [Position.parse(position.marked_text) for position in positions]
             del log_of(broker, topic).entries[-CUT:]
             await send(broker, 100, READ)
             async with reader(broker, None, start=positions[-1]) as consumer:
@@ -86,8 +86,8 @@ def test_a_mark_is_no_part_of_the_place_and_of_its_text() -> None:
     plain, marked = Position(0, 17, 3), Position(0, 17, 3, 0x1A2B3C)
     assert (plain, hash(plain), str(plain)) == (marked, hash(marked), str(marked))
     assert marked < Position(0, 17, 4)
-    assert (plain.marked, marked.marked) == ("0:17:3", "0:17:3:001a2b3c")
-    assert Position.parse(marked.marked).mark == marked.mark
+    assert (plain.marked_text, marked.marked_text) == ("0:17:3", "0:17:3:001a2b3c")
+    assert Position.parse(marked.marked_text).mark == marked.mark
     assert Position.parse(str(marked)).mark == 0
 
 

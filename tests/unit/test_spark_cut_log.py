@@ -110,7 +110,7 @@ def test_a_batch_read_from_a_position_that_the_log_lost_fails(follow: Follow, tm
     grow(topic, 4)
     assert len(values_of({**topic.options, "start": str(start)})) == 2, "without a mark it is read as before"
     with pytest.raises(PositionLostError, match="was cut before position 0:3:0"):
-        values_of({**topic.options, "start": start.marked})
+        values_of({**topic.options, "start": start.marked_text})
 
 
 def test_a_pipeline_continues_only_in_the_log_that_it_has_read(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ class GroupReports:
         if batch is None:
             return None
         reports = [(str(record.position), record.value or b"") for record in batch]
-        return Page(batch.partition, reports, batch.next.marked)
+        return Page(batch.partition, reports, batch.next.marked_text)
 
     def assigned(self) -> list[int]:
         """Return the homes that this member has now."""

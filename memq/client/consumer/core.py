@@ -285,7 +285,7 @@ class ConsumerCore:
         self._need_group()
         await self.start()
         stored = await self._queue.committed(self.settings.group or "", self._partitions())
-        return {topic_partition_of(key): value.marked for key, value in stored.items()}
+        return {topic_partition_of(key): value.marked_position for key, value in stored.items()}
 
     async def lag(self) -> LogAnswers[TopicPartition, Lag]:
         """Return how much lies between each position and the end of its partition now.
@@ -306,7 +306,7 @@ class ConsumerCore:
 
     def _here(self, assigned: Assigned) -> tuple[Position, Totals | None]:
         """Return the next position of a partition, and the totals before its pointer if known."""
-        return self._ready_batches.ahead_of(assigned) or (assigned.flow.behind.marked, None)
+        return self._ready_batches.ahead_of(assigned) or (assigned.flow.behind.marked_position, None)
 
     async def seek(self, topic: str, partition: int, to: Point) -> None:
         """Continue from another position; prefetched data is dropped.
@@ -453,7 +453,7 @@ class ConsumerCore:
             position = Position(place.partition, first.pointer_offset, piece.first)
             damaged.append(Damage(key, piece.number, position, piece.records, bytes(piece.data), piece.cause))
         report = None if self.settings.on_damaged == "fail" else self._report
-        span, writer = (first, delivery.behind.marked), delivery.pointer.partition if delivery.pointer else 0
+        span, writer = (first, delivery.behind.marked_position), delivery.pointer.partition if delivery.pointer else 0
         return Batch(place, span, delivery.slices, damaged, key, report, writer, delivery.behind)
 
     def _report(self, batch: Batch, damage: Damage) -> None:

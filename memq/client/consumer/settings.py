@@ -115,7 +115,7 @@ def check_point(point: Point, name: str, topics: Sequence[str]) -> None:
     if isinstance(point, Mapping | Sequence) and not isinstance(point, str):
         for place in point.values() if isinstance(point, Mapping) else point:
             check_point(place, name, topics[:1])
-    if isinstance(point, Position) and Position.parse(point.marked) != point:  # which refuses what no pointer has
+    if isinstance(point, Position) and Position.parse(point.marked_text) != point:  # which refuses what no pointer has
         raise TypeError(f"{name} is a Position of something else than numbers: {point!r}")
     if len(topics) > 1 and (isinstance(point, Position) or _is_list(point)):
         raise InvalidRequestError(

@@ -100,7 +100,7 @@ async def stored_positions(
     Raises: as `Groups.committed`.
     """
     stored = await groups.committed(group, partitions)
-    return {partition: committed.marked for partition, committed in stored.items()}
+    return {partition: committed.marked_position for partition, committed in stored.items()}
 
 
 async def positions_of(options: ReadOptions, group: str) -> dict[int, Position]:

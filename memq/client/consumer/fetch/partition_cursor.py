@@ -387,7 +387,7 @@ class PartitionCursor:
         if not slot.pieces:
             self._pass(slot)
             return None
-        first = self.behind.marked
+        first = self.behind.marked_position
         if first.pointer_offset < slot.offset:
             first = Position(self.partition.partition, slot.offset)
         end = self._end_index(slot.offset)
