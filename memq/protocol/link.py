@@ -144,8 +144,8 @@ class Link(asyncio.BufferedProtocol):
         """Send a request; return its answer, and the bytes of blocks that follow it. Raises: as `request`."""
         body = encode_message(message)
         frame = await self._exchange(api, lambda number: self._frame(api, 0, number, body), timeout_s=timeout_s)
-        said, blocks = split_blocks(frame)
-        return decode_message(said, answer, checksum_wanted=self.checksums), blocks
+        json, blocks = split_blocks(frame)
+        return decode_message(json, answer, checksum_wanted=self.checksums), blocks
 
     async def read(self, request: ReadRequest, *, timeout_s: float = REQUEST_TIMEOUT_S) -> bytes | bytearray:
         """Return the bytes of an object's range, read by the broker. Raises: as `request`."""

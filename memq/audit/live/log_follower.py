@@ -145,7 +145,7 @@ class LogFollower:
             return polled.error
         pointers = [read_pointer(entry.body, newer="return") for entry in polled.entries]
         try:
-            if not await self._is_continued(audits, polled, pointers):
+            if not await self._continues_or_rewinds(audits, polled, pointers):
                 return QueueError("it lost its end; it is read again from there")
             async with asyncio.timeout(INDEXES_S_MAX):
                 for audit in audits:
@@ -165,10 +165,10 @@ class LogFollower:
                     audit.books.next_offset, audit.books.mark = end, 0
         return None
 
-    async def _is_continued(
+    async def _continues_or_rewinds(
         self, audits: Sequence[PartitionAudit], polled: Polled, pointers: Sequence[Pointer | MemqError]
     ) -> bool:
-        """Whether an answer continues what was read of its log; after a cut its audits continue there.
+        """Whether an answer continues what was read of its log. After a cut, rewind its audits instead.
 
         Raises: QueueError while the log ends before what was read: a replica may lag, or the log was cut.
         """
@@ -185,13 +185,13 @@ class LogFollower:
         try:
             await self._places.check_continuity(log, known)
         except PositionLostError:
-            await self._count_again(log, audits)
+            await self._rewind(log, audits)
             return False
         self._doubtful.pop(log, None)
         return True
 
-    async def _count_again(self, log: ReadPartition, audits: Sequence[PartitionAudit]) -> None:
-        """Let audits continue where the log has other pointers than those that they have read."""
+    async def _rewind(self, log: ReadPartition, audits: Sequence[PartitionAudit]) -> None:
+        """Let audits continue at the first pointer of the log that is another one than they have read."""
         span = await valid_span(self._queue, log)
         keys = {offset: key for audit in audits for offset, key in audit.books.objects.items()}
         knows_all = all(len(audit.books.objects) < OBJECTS_MAX for audit in audits)

@@ -167,7 +167,7 @@ class GroupRequests:
                 found.append(span)
                 continue
             room = left if (left > 0 and loop.time() < until_s) or not found else None
-            fresh = ask.wait_ms > 0  # other readers ask the log: they may compare it with what they were told before
+            fresh = ask.wait_ms > 0  # a POLL that does not wait asks the log: it may confirm an earlier answer
             part = await self._in_time(partition, partial(self._entries, partition, offset, room, span, fresh=fresh))
             if not isinstance(part, MemqError):
                 left -= sum(len(entry.pointer) for entry in part.entries)
