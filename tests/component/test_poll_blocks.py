@@ -137,7 +137,9 @@ LIES: dict[str, Callable[[bytes, bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_wrong_bytes_behind_a_pointer_are_found_and_read_again(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_bytes_that_come_with_a_pointer_are_found_and_read_again(
+    lie: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def test(broker: Broker, producer: AsyncProducer) -> None:
         true_read: HotRead = broker.services.hot.read
         lied = list[bytes]()
@@ -161,13 +163,15 @@ def test_wrong_bytes_behind_a_pointer_are_found_and_read_again(lie: str, monkeyp
     with_broker(test)
 
 
-def test_wrong_bytes_behind_a_pointer_prove_nothing_while_the_store_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_bytes_that_come_with_a_pointer_prove_nothing_while_the_store_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def test(broker: Broker, producer: AsyncProducer) -> None:
         true_read: HotRead = broker.services.hot.read
         get_range, failures = broker.services.store.get_range, [StoreError("busy"), StoreError("busy")]
 
         def read(key: str, offset: int, length: int) -> bytes | None:
-            """Lie to the POLL, and know nothing more."""
+            """Give wrong bytes to the POLL, and nothing later."""
             true = true_read(key, offset, length)
             broker.services.hot.clear()
             return None if true is None else flipped(true)
@@ -239,7 +243,7 @@ def test_a_batch_over_the_prefetch_limit_is_read_as_before() -> None:
     with_broker(test)
 
 
-def test_blocks_behind_a_batch_that_comes_without_them_take_no_room_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_take_no_room_from_an_earlier_batch_that_comes_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """The later batch can't be delivered before the first one, which would wait for its bytes for ever."""
 
     async def test(broker: Broker, producer: AsyncProducer) -> None:

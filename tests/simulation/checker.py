@@ -241,9 +241,9 @@ class Checker:
         self._check_taken(partition, self._begins.get(partition, 0))
 
     def truncated(self, partition: ReadPartition, end: int) -> None:
-        """See `cloud.Observer`: what was there is lost by a fault of the queue; all else is promised as before.
+        """See `cloud.Observer`. The lost records are excused; all others are promised as before.
 
-        Its objects stay: what names them is the pointers that a restore is to bring back.
+        Their objects stay: a restore can bring their pointers back.
         """
         log = self.logs.get(partition)
         if log is None or end >= len(log.entries):

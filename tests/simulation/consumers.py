@@ -85,7 +85,7 @@ class Reader:
                 except PositionExpiredError as error:
                     await self._go_on(consumer, error)
                     continue
-                except (PositionLostError, InvalidRequestError):  # its position is behind the end, or was
+                except (PositionLostError, InvalidRequestError):  # its position is after the end of the log, or was
                     if not await self._go_back(consumer):
                         raise
                     continue
@@ -131,7 +131,7 @@ class Reader:
                 return
 
     async def _go_back(self, consumer: AsyncConsumer) -> bool:
-        """Continue before what the queue has lost, as an operator sets a group; false if it has lost nothing."""
+        """Seek to the first lost pointer, as an operator sets a group; return False if no log lost any."""
         found = False
         for place, position in consumer.position().items():
             partition = self._partition(*place)

@@ -76,7 +76,7 @@ class GroupRules:
         self._lost.pop(reader, None)
 
     def truncated(self, partition: ReadPartition, lost_end: int) -> None:
-        """The queue has lost the end of a log, which was `lost_end`: no group has what comes there now."""
+        """The queue has lost a log's end, which was `lost_end`: no group has read the new records there."""
         end = len(self._log(partition).stream)
         self._lost_ends[partition] = max(lost_end, self._lost_ends.get(partition, 0))
         for key, reached in self._reached.items():
@@ -139,7 +139,7 @@ class GroupRules:
         self._cursors[reader] = at + 1
 
     def _deliver_lost(self, reader: Reader) -> None:
-        """A reader delivers what it fetched before the queue lost it: it has no place in the log from here on."""
+        """Accept a record that was fetched before its loss: its reader has no place in the log from now on."""
         self._lost[reader] = None
         self._cursors.pop(reader, None)
         self._sought.pop(reader, None)

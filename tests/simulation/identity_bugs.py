@@ -6,7 +6,7 @@ from tests.simulation.bug import Planted, before, body, instead, swap
 
 IDENTITY_BUGS = (
     Planted(
-        "blocks behind a pointer taken unchecked",
+        "blocks that come with a pointer are taken unchecked",
         "memq.client.consumer.fetch.fetcher",
         "BatchFetcher.cut_sent",
         swap("pieces is not None and is_whole(pieces)", "pieces is not None"),

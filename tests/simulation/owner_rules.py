@@ -80,7 +80,7 @@ class OwnerRules:
         self.highest = max(self.highest, number)
 
     def forget(self, end: int) -> None:
-        """The queue has lost all from offset `end` on: the next owner does not know it."""
+        """Forget all blocks from offset `end` on: the queue has lost them, and the next owner can't know them."""
         for place, offset in list(self._offsets.items()):
             if offset >= end:
                 del self._offsets[place]

@@ -461,8 +461,9 @@ def _with_changed_bits(plan: Plan, _level: str, draw: random.Random) -> Plan:
 def _with_truncated_logs(plan: Plan, _level: str, draw: random.Random) -> Plan:
     """Let logs lose their ends, and grow over the same offsets: only what was lost may be missing.
 
-    Not where a client knows for itself what is in the queue: a name or a commit continues behind what was lost, an
-    audit names it. The queue refuses by age, as Kafka does: no other one loses the end of a log alone.
+    Runs whose clients have their own knowledge of the queue are left out: a named producer and a staged commit continue
+    after the lost records, and an audit reports them. The queue refuses by age, as Kafka does: of the queues, only
+    Kafka can lose the end of a log alone.
     """
     excluded = {"named", "staged", "direct", "churn"}
     if plan.shape.housekeeping_s or plan.shape.audit_interval_ms or plan.audits or plan.faults.lies:

@@ -47,7 +47,7 @@ class ReadLog:
         self.begin_max = max(self.begin_max, self.begin)
 
     def truncate(self, end: int) -> tuple[list[LogEntry], list[Delivered]]:
-        """Lose all from offset `end` on, and return it."""
+        """Remove all entries and records from offset `end` on, and return them."""
         self.truncated_at = end if self.truncated_at is None else min(self.truncated_at, end)
         index = self.index_of(end, 0)
         entries, records = self.entries[end:], self.stream[index:]

@@ -25,7 +25,7 @@ def log_that_lost_its_end() -> tuple[Log, list[bytes]]:
 
 
 def grown(log: Log, count: int) -> list[bytes]:
-    """Let the next owner publish `count` batches of a record, behind its `opened`."""
+    """Let the next owner publish `count` batches of a record, after its `opened`."""
     log.open(2)
     values = log.send(*range(10, 10 + count))
     for number, value in enumerate(values):
@@ -78,7 +78,7 @@ def test_a_reader_that_continues_in_the_new_log_without_a_seek_is_found() -> Non
     ]
 
 
-def test_a_group_that_starts_behind_new_records_is_found() -> None:
+def test_a_group_that_starts_after_new_records_is_found() -> None:
     log, _ = log_that_lost_its_end()
     new = grown(log, 3)
     groups = log.checker.groups

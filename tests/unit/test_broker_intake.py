@@ -156,7 +156,7 @@ def test_a_frame_that_waits_for_a_place_gets_it_before_anything_new_begins() -> 
     run(work)
 
 
-def test_a_frame_that_no_memory_can_hold_is_refused_and_nobody_waits_for_it() -> None:
+def test_a_frame_that_no_memory_can_hold_is_refused_and_no_client_waits_for_it() -> None:
     """A changed bit in a length stopped the broker: its frame waited for more than the whole budget."""
 
     def work() -> None:

@@ -103,7 +103,7 @@ def test_a_damaged_block_of_a_batch_costs_its_own_records() -> None:
         missing.sound()
 
 
-def test_a_damaged_length_hides_all_blocks_behind_it() -> None:
+def test_a_damaged_length_hides_all_blocks_after_it() -> None:
     """The bytes at the wrong length are no block: the reader can't know where the next one begins."""
     first = block(7, 0, 60, codec="zstd")
     (length,) = struct.unpack_from("<I", first, PAYLOAD_LENGTH_AT)

@@ -80,7 +80,7 @@ def test_a_producer_is_of_one_source_partition_and_one_topic() -> None:
     assert producer_of(*named) == 425319717730855437, "a copy that was killed is continued by another release"
 
 
-def test_a_window_opens_its_stream_anew_behind_sequences_that_no_record_has() -> None:
+def test_a_window_opens_its_stream_again_after_sequences_that_no_record_has() -> None:
     window = ProducerWindow("a partition", random.Random(0))
     first, second = UnackedBlock(100, 5, 1e9), UnackedBlock(110, 5, 1e9)
     assert next(each for each in window.handle(Sealed(first)) if isinstance(each, OpenStream)).sequence == 100
@@ -129,7 +129,7 @@ def test_records_of_many_partitions_are_cut_alike_however_they_come(seed: int) -
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_cut_that_goes_on_is_the_cut_that_was_left(seed: int) -> None:
+def test_a_cut_that_continues_after_a_restart_is_the_same_cut(seed: int) -> None:
     records = source(seed)
     end = records[2_000][0]
     whole = cut(records, 0, end)
