@@ -9,14 +9,14 @@ import msgspec
 
 from memq.topic import Topic
 
-TAKEOVER_REST_MS = 60_000  # between two early takeovers of one registration: a port that flaps has one a minute
+TAKEOVER_REST_MS = 60_000  # between two early takeovers of one registration: a port that flaps causes one a minute
 
 
 class BrokerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A live broker: its id, the session that registered it, and where clients reach it.
 
     `capacity_bytes_s`: the traffic that it can take, 0 when not configured. `draining`: it gives up its partitions.
-    `host` and `pid` identify its process, for a suspicion; a broker of an earlier release has none.
+    `host` and `pid` identify its process, for the check of a suspicion; a broker of an earlier release has none.
     """
 
     id: str

@@ -66,7 +66,7 @@ class RegistryChange:
 
 
 class Takeover(msgspec.Struct, frozen=True, kw_only=True):
-    """An early takeover of a registration. `returned`: it has registered again."""
+    """An early takeover of a registration. `returned`: the broker has registered again."""
 
     broker: str
     session: str
@@ -77,8 +77,8 @@ class Takeover(msgspec.Struct, frozen=True, kw_only=True):
 def may_take_over(takeovers: Iterable[Takeover], suspect: BrokerEntry, now_ms: int) -> bool:
     """Whether a registration may be removed early.
 
-    Its last takeover must be TAKEOVER_REST_MS ago. A draining broker closes its port itself. An entry without a host is
-    of an earlier release, which would not register again.
+    Its last takeover must be at least TAKEOVER_REST_MS ago. A draining broker closes its port itself. An entry without
+    a host is of an earlier release, which would not register again.
     """
     if not suspect.host or suspect.draining:
         return False
@@ -89,7 +89,7 @@ def may_take_over(takeovers: Iterable[Takeover], suspect: BrokerEntry, now_ms: i
 def with_takeover(
     takeovers: Iterable[Takeover], suspect: BrokerEntry, now_ms: int, sessions: Container[str]
 ) -> tuple[Takeover, ...]:
-    """Return the takeovers with one more, without old ones of sessions that are not in `sessions`."""
+    """Return the takeovers and one of `suspect`, without old ones whose sessions are not in `sessions`."""
     kept = [each for each in takeovers if each.session in sessions or abs(now_ms - each.at_ms) < TAKEOVER_REST_MS]
     others = [each for each in kept if each.session != suspect.session]
     return (*others, Takeover(broker=suspect.id, session=suspect.session, at_ms=now_ms))

@@ -42,8 +42,8 @@ class Takeovers:
     async def begin_term(self, broker: BrokerEntry) -> int:
         """Make a registered broker the governor in a new term; return 0 if another one was faster.
 
-        The new node replaces the one of a governor that was taken over. That one's term must be the last: compare-and-
-        set on the term then shows that its node was not replaced in between.
+        The new node replaces that of a governor that was taken over. The replaced node must have the last term: then
+        compare-and-set on the term shows that the node was not replaced in between.
         """
         path = layout.broker_path(broker.id)
         entry, left = await self._session.find(path), await self._session.find(layout.GOVERNOR)
