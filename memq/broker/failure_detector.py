@@ -4,7 +4,7 @@ Theory. After a crash the host refuses connections at once, while the coordinato
 refused connection is strong evidence, but no proof: a firewall also refuses. The queue fences owners, so a wrong
 suspicion costs an epoch, and never a record. A time-out and a reset are no evidence: a paused broker causes both.
 
-A suspicion is of a registration. Its entry is read first, then its port is asked; the coordinator removes that
+A suspicion concerns one registration. Its entry is read first, then its port is asked; the coordinator removes that
 registration only. So a broker that has restarted at the same address keeps its new one. Each broker that gets a report
 asks the port itself, and passes the report to the governor, which asks again. If the governor refuses, any broker takes
 over its role. A broker makes one connection attempt a second for reports that prove wrong.
@@ -27,9 +27,10 @@ from memq.runtime.network import parse_address
 from memq.runtime.process import is_running
 
 PROBE_S = 1.0  # time-out of a connection attempt
-REST_S = 1.0  # after a suspicion that led to no takeover, and between two checks of one address
+REST_S = 1.0  # pause after a report that led to no takeover, and between two checks of one address
 PASS_S = 2.0  # time-out of the governor for a report that is passed to it
-EXIT_CHECKS, EXIT_S = 20, 0.01  # of a process on this host: its port refuses shortly before its id is gone
+# Checks of a process on this host, and the time between two: its port refuses shortly before its id is gone.
+EXIT_CHECKS, EXIT_S = 20, 0.01
 
 
 class FailureDetector:
@@ -58,7 +59,7 @@ class FailureDetector:
                 await asyncio.sleep(REST_S)
 
     async def _check(self, address: str) -> bool:
-        """Check a report; return whether it caused a connection attempt, and nothing else."""
+        """Check a report; return whether it cost a connection attempt without a takeover."""
         now_s = self._services.runtime.clock.monotonic()
         self._checked_s = {each: at_s for each, at_s in self._checked_s.items() if now_s - at_s < REST_S}
         if address in self._checked_s:
