@@ -35,7 +35,7 @@ class FreshPointers:
         self._ends: dict[ReadPartition, int] = {}  # of the partitions that have pointers here
 
     def add(self, partition: ReadPartition, pointer: FreshPointer) -> None:
-        """Keep a pointer that the queue has put at its offset. One below the last shows that the log was cut."""
+        """Keep a published pointer. An offset below the last one shows that the log was cut: drop the others."""
         offset = pointer.entry.offset
         if offset < self._ends.get(partition, 0):
             self.forget(partition)
