@@ -127,8 +127,8 @@ class Consumer(BaseConsumer, BlockingClient):
             reads all partitions, and no position is stored.
         start: "beginning", "end", a datetime with a time zone (the first batch sealed at or after it), a Position, a
             list of them, or {(topic, partition): Position}. It counts only for partitions without a stored position.
-            A time after the last batch is the end. In a log that was cut, a Position with a mark is
-            refused with PositionLostError.
+            A time after the last batch is the end. A Position with a mark is refused with PositionLostError
+            if its log was cut before it.
         end: in the same forms, where the iteration stops. "end" is the end of the partition when it is opened.
         auto_commit: commit finished batches periodically; asking for the next batch finishes a batch.
         auto_commit_interval_ms: interval of these commits.

@@ -180,13 +180,13 @@ class FetchScheduler:
     # ---- blocks that come with their pointers --------------------------------------------------------
 
     def blocks_bytes_max(self) -> int:
-        """See `BlocksTaker.blocks_bytes_max`: what fits next to the bytes that are here or on their way."""
+        """See `BlocksTaker.blocks_bytes_max`: the room that the prefetch limit leaves now."""
         if not self._fetcher.takes_blocks:
             return 0
         return max(0, min(POLL_BLOCKS_BYTES_MAX, self._prefetch_bytes_max - self._held_bytes()))
 
     def take_blocks(self, assigned: Assigned, blocks: Mapping[int, memoryview]) -> None:
-        """See `BlocksTaker.take_blocks`. Bytes that are not the whole batch are the first of its fetches.
+        """See `BlocksTaker.take_blocks`. Bytes that are not the whole batch count as its first fetch.
 
         Only those of the next batch are taken: a later one would hold bytes for which the next one waits.
         """

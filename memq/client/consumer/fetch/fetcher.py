@@ -208,7 +208,7 @@ class BatchFetcher:
     async def fetch(self, pointer: Pointer, sent: Buffer | None = None) -> Sequence[BlockPiece]:
         """Return the batch in pieces; a damaged piece is marked.
 
-        `sent` are bytes that came with the pointer and are not the whole batch: the first of its fetches.
+        `sent` are bytes that came with the pointer and are not the whole batch: they count as its first fetch.
         Raises: RetryableError when it may come later; NotFoundError when no copy is there; DeniedError.
         """
         ways = self._ways(pointer, lambda reader, location: self._fetch_by(reader, location, pointer))

@@ -28,7 +28,7 @@ from memq.runtime.tasks import TaskOwner
 from memq.topic import ReadPartition, Totals
 
 POLL_WAIT_MS = 2_000
-SHORT_S = 60.0  # how long a log may end before what was read of it: a replica that lags shows that for a moment
+SHORT_S = 60.0  # how long a log may end before what was read of it: a lagging replica shows such an end for a moment
 LOG_BYTES = 64 << 10  # of pointers: about 200; the broker holds that much memory for a log that hangs
 _RETRY_S_BASE = 0.05
 _RETRY_S_MAX = 2.0
@@ -79,7 +79,7 @@ class BlocksTaker(Protocol):
         ...
 
     def take_blocks(self, assigned: Assigned, blocks: Mapping[int, memoryview]) -> None:
-        """Take the bytes of batches, by the offsets of their pointers, which the flow has by now."""
+        """Take the bytes of batches, by the offsets of their pointers, which the cursor already has."""
         ...
 
 
@@ -102,7 +102,7 @@ class Polling:
         self._advanced = advanced
         self._common = _Poll(POLL_WAIT_MS)
         self._apart = _Poll(0)
-        self._short_s: dict[ReadPartition, float] = {}  # since when logs end before what was read of them
+        self._short_s: dict[ReadPartition, float] = {}  # by log: since when it ends before what was read of it
         self._failing: dict[ReadPartition, None] = {}  # those that are apart, the least recent failure first
 
     def start(self, tasks: TaskOwner) -> None:
@@ -242,7 +242,7 @@ class Polling:
     def _check_end(self, flow: PartitionCursor, polled: Polled) -> None:
         """Raise PositionLostError for a log that ends before what was read of it for `SHORT_S`.
 
-        New records are there, which the reader would get only when the log has grown over its position.
+        Its new records would reach the reader only after the log has grown over the reader's position.
         """
         if not _ends_before(flow, polled):
             self._short_s.pop(polled.partition, None)
