@@ -5,8 +5,8 @@ Their tables are in docs/formats.md.
 The body of a FORWARD is a length, JSON of that length, which names the partition of the block, and the block.
 
 Frame checksums. A changed bit in a prefix can give an answer to another request, and one in an ACK can ack records that
-are not stored. So if both HELLOs have `frame_checksums`, all later frames end with a CRC-32C of prefix and body, but
-for those whose bodies are large and checked by their content: WRITE, FORWARD, and the answer to READ.
+are not stored. So if both HELLOs have `frame_checksums`, all later frames end with a CRC-32C of prefix and body,
+except those whose bodies are large and checked by their content: WRITE, FORWARD, and the answer to READ.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def end_process(code: int) -> NoReturn:
 
 
 def is_running(pid: int) -> bool:
-    """Whether this host has a process with this id; one that has ended and is not awaited counts as none."""
+    """Whether this host has a process with this id; a zombie counts as ended."""
     with suppress(OSError, ValueError, IndexError):
         state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
         return state not in "ZX"

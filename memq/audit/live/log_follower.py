@@ -4,8 +4,8 @@ A round polls all partitions in one request. A log that fails, or whose objects 
 and polled separately until it answers. If the index of an object did not answer, this index must answer, too. Nothing
 of such a log is judged until it was read up to an end again.
 
-A log may lose its end and grow again. `LogContinuity` shows where to compare it with the last pointer that was read. It
-is read again from the first pointer that is another one, or from its end if that is not known.
+A log may lose its end and grow again. `LogContinuity` shows when to compare the log with the last pointer that was
+read. After a cut, the log is read again from its first changed pointer, or from its end if that is not known.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class LogFollower:
     ) -> None:
         """Read the logs that are `due`, and those that answer again, up to the ends as they are now.
 
-        The ends of some are proved to be at `least` so. Logs that are `judged` next, because records are missing in
-        them, are compared with what was read of them.
+        The ends of some are proved to be at `least` so. The logs in `judged` lack records, which are reported next.
+        They are compared with what was read of them before.
 
         Raises: RetryableError when no broker answers; what ended the task that asks apart.
         """

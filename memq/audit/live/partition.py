@@ -84,7 +84,7 @@ class PartitionAudit:
     def cut_at(self, offset: int, time_ms: int, now_ms: int) -> None:
         """Note that the queue has lost its pointers from `offset` on, and continues there with others.
 
-        What was lost is not found again, and new pointers may have its sequences. So the minutes since the queue time
+        The lost pointers do not come back, and new ones may have their sequences. So the minutes since the queue time
         `time_ms` of the last pointer that is left are unknown, and no member answers for them.
         """
         books = self.books

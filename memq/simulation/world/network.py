@@ -32,7 +32,7 @@ class NetworkFaults:
     tiny_piece_rate: float = 0.02  # 1 to 3 bytes
     small_piece_rate: float = 0.10  # 1 to 200 bytes
     spurious_buffer_rate: float = 0.05  # get_buffer without buffer_updated, as from uvloop when no bytes came
-    flip_rate: float = 0.0  # of pieces, of which one bit arrives as the other one
+    flip_rate: float = 0.0  # share of the pieces in which one bit arrives changed
     window_bytes_min: int = 16 << 10
     window_bytes_max: int = 1 << 20
 
