@@ -60,6 +60,44 @@ In a file `[clients]`, in the environment `MEMQ_CLIENTS_…`: limits of clients 
 id, or `default` for all others. The value is a mode (`off`, `observe`, `soft`, `hard`), then bytes or requests per
 second, or both: `loader = "soft 10MiB/s 500/s"`. See [operations](operations.md#limits).
 """
+LOW_LATENCY_TEXT = (
+    "The defaults are those for low latency; no timer delays a record at a steady rate. These settings matter:"
+)
+LOW_LATENCY: tuple[tuple[str, str, str], ...] = (
+    (
+        "`seal_when_idle` of the topic",
+        "on: a batch is stored when the one before it is published. Off: at the age `batch_age_ms_max`",
+        "a PUT for each batch, as many per second as the store and the queue allow, one at a time",
+    ),
+    (
+        "`linger_ms` of the producer",
+        "at most as long as one ack takes. It applies only while another block is unacked",
+        "smaller blocks",
+    ),
+    (
+        "`read` of the consumer",
+        (
+            "auto or broker: a consumer at the end of a log gets the blocks with their pointers, without a "
+            "GET. With direct it reads each batch from the store"
+        ),
+        "CPU and network of the broker, as for READ",
+    ),
+    (
+        "`prefetch_bytes_max` of the consumer",
+        "more than the batches that are not yet processed: blocks come with pointers only while there is room",
+        "memory",
+    ),
+    (
+        "`memory_bytes_max` of the broker",
+        "a sixteenth of it holds answers to POLL of all consumers; without room, pointers come without blocks",
+        "memory",
+    ),
+    (
+        "number of partitions",
+        "few: each has its own batches",
+        "",
+    ),
+)
 VARIABLES_TEXT = "These variables are not settings: the settings file and flags can't set them."
 VARIABLES = {
     "CONFIG": "path of the settings file, as `--config`",
@@ -104,6 +142,7 @@ def page() -> str:
     for what, kind in (("Producer", Producer), ("Consumer", Consumer)):
         text = f"Arguments of `memq.{what}` and `memq.aio.{what}`."
         parts.append(section(what, text, ("argument", "default", "meaning"), argument_rows(kind)))
+    parts.append(section("Low latency", LOW_LATENCY_TEXT, ("setting", "for low latency", "its cost"), LOW_LATENCY))
     rows = ((f"`MEMQ_{name}`", text) for name, text in VARIABLES.items())
     parts.append(section("Other variables of the environment", VARIABLES_TEXT, ("variable", "meaning"), rows))
     return "".join(parts)
@@ -126,7 +165,7 @@ def rule_row(name: str, rule: Rule, default: Value) -> tuple[str, ...]:
 def topic_rows() -> Iterable[tuple[str, ...]]:
     said = dict(_COMMENT.findall(inspect.getsource(TopicSettings)))
     for name in TopicSettings.__struct_fields__:
-        assert name in said, f"say in memq/topic.py, in a comment behind it, what the setting {name} means"
+        assert name in said, f"say in memq/topic.py, in a comment after it, what the setting {name} means"
         default = getattr(TopicSettings(), name)
         holds = HOLDS.get(name, NEXT_BATCH)
         yield f"`{name}`", kind_of(default), unit_of(name), shown(name, default), said[name], holds
