@@ -48,8 +48,8 @@ BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         POLLS,
         "a read that confirms an answer is answered from memory, too",
-        "            fresh = ask.wait_ms > 0",
-        "            fresh = ask.wait_ms >= 0",
+        "            from_memory = ask.wait_ms > 0",
+        "            from_memory = ask.wait_ms >= 0",
     ),
     (
         RING,

@@ -167,8 +167,9 @@ class GroupRequests:
                 found.append(span)
                 continue
             room = left if (left > 0 and loop.time() < until_s) or not found else None
-            fresh = ask.wait_ms > 0  # a POLL that does not wait asks the log: it may confirm an earlier answer
-            part = await self._in_time(partition, partial(self._entries, partition, offset, room, span, fresh=fresh))
+            from_memory = ask.wait_ms > 0  # a POLL that does not wait asks the log: it may confirm an earlier answer
+            read = partial(self._entries, partition, offset, room, span, from_memory=from_memory)
+            part = await self._in_time(partition, read)
             if not isinstance(part, MemqError):
                 left -= sum(len(entry.pointer) for entry in part.entries)
             found.append(part)
@@ -185,20 +186,20 @@ class GroupRequests:
         return WithBlocks(answer, blocks) if blocks else answer
 
     def _add_blocks(self, answer: PollAnswer, bytes_max: int) -> list[bytes]:
-        """Return the blocks of fresh pointers that are in memory, up to `bytes_max`; note their lengths."""
+        """Return the blocks in memory of new pointers, up to `bytes_max`; note the length of each."""
         found: list[bytes] = []
         for part in answer.partitions:
             log = partition_of(part.partition)
             for entry in part.entries:
-                fresh = self._services.fresh.find(log, entry.offset)
-                place = fresh.location if fresh is not None else None
+                pointer = self._services.fresh.find(log, entry.offset)
+                place = pointer.location if pointer is not None else None
                 if place is None:
                     continue
                 if place.length > bytes_max:
                     break
                 blocks = self._services.hot.read(place.key, place.offset, place.length)
                 if blocks is None:
-                    break  # the consumer takes batches in order: later ones would be in vain
+                    break  # the consumer takes batches in order: it would drop later ones
                 entry.blocks_bytes = len(blocks)
                 bytes_max -= len(blocks)
                 found.append(blocks)
@@ -225,13 +226,13 @@ class GroupRequests:
             return QueueError(f"the log of {name} did not answer within {LOG_S_MAX:g} s")
 
     async def _entries(
-        self, partition: ReadPartition, offset: int, bytes_max: int | None, span: Span, *, fresh: bool
+        self, partition: ReadPartition, offset: int, bytes_max: int | None, span: Span, *, from_memory: bool
     ) -> PartitionEntries:
         """Return the entries from `offset` on; none if `bytes_max` is None. `span` is the span in the queue.
 
-        With `fresh`, those that this broker has just published come from memory.
+        With `from_memory`, those that this broker has just published are not read from the log.
         """
-        run = self._services.fresh.run(partition, offset, bytes_max) if fresh and bytes_max is not None else []
+        run = self._services.fresh.run(partition, offset, bytes_max) if from_memory and bytes_max is not None else []
         if run:
             entries = Entries((pointer.entry for pointer in run), run[-1].entry.offset + 1)
         elif bytes_max is None:
