@@ -26,10 +26,10 @@ from memq.errors import (
     TooLargeError,
     UnsupportedVersionError,
 )
+from memq.format.blocks.header import Buffer
 from memq.limits import BLOCK_BYTES_MAX, CONTROL_BODY_BYTES_MAX, FRAME_PREFIX_BYTES, KIB, READ_BYTES_MAX
 from memq.protocol.messages import Forward, decode_message, encode_message
 
-Buffer = bytes | bytearray | memoryview
 PREFIX = struct.Struct("<IBBHQ")  # body length, api, flags, stream, argument
 WRITE_PREFIX = struct.Struct("<IBBHq")  # a WRITE's argument is signed
 ACK = struct.Struct("<IBBHQII")  # a whole frame without places: prefix, epoch, number of places

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, TypeVar, cast
 import msgspec
 
 from memq.errors import DamagedMessageError, MemqError, ProtocolError, TimedOutError, UnreachableError
+from memq.format.blocks.header import Buffer
 from memq.format.sealed_json import is_sealed
 from memq.limits import VERSION
 from memq.protocol.connection import ConnectionState, Conversation, Side
@@ -42,7 +43,6 @@ from memq.runtime.runtime import Runtime
 from memq.runtime.waits import Waits, time_before
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
-Buffer = bytes | bytearray | memoryview
 _STREAM_APIS = frozenset({Api.ACK, Api.NACK, Api.THROTTLE, Api.REDIRECT})
 CONNECT_TIMEOUT_S = 10.0
 REQUEST_TIMEOUT_S = 30.0
