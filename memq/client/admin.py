@@ -271,7 +271,7 @@ class AsyncAdmin(AsyncClosing):
             point = point_of(to, topic_partition_of(partition))
             position = await self._places.start_at(point, partition, found.settings)
             totals = await self._totals_before(found, partition, position)
-            resets[partition] = Committed(position, totals, await self._places.mark_of(partition, position))
+            resets[partition] = Committed(position, totals, await self._places.checked_mark(partition, position))
         if not dry_run and resets:
             await self._queue.commit(group, "", -1, resets)
         return [

@@ -203,7 +203,7 @@ class TopicStream:
             for partition, writers in topic.partitions.items():
                 start = await place_of(access, topic, partition, self._options.start, "beginning")
                 totals = await access.places.totals_before(partition, start.pointer_offset, topic.settings, writers)
-                start = replace(start, mark=await access.places.mark_of(partition, start))
+                start = replace(start, mark=await access.places.checked_mark(partition, start))
                 places[partition] = StreamPlace.of(start, totals)
         return places
 
@@ -256,7 +256,7 @@ class TopicStream:
                     ends[partition] = place
                 else:
                     totals = await access.places.totals_before(partition, end, topic.settings, writers)
-                    mark = await access.places.mark_of(partition, Position(partition.partition, end))
+                    mark = await access.places.checked_mark(partition, Position(partition.partition, end))
                     ends[partition] = StreamPlace(end, 0, totals.records, totals.bytes, mark)
         return ends
 
@@ -315,7 +315,7 @@ async def _check_marks(access: Access, places: Places) -> None:
     """
     for partition, place in places.items():
         if place.mark:
-            await access.places.mark_of(partition, place.position(partition))
+            await access.places.checked_mark(partition, place.position(partition))
 
 
 def _partitions(access: Access) -> list[ReadPartition]:

@@ -165,8 +165,8 @@ class OffsetResolver:
                 raise lost_error(partition, position)
             continuity.mark = mark
 
-    async def mark_of(self, partition: ReadPartition, position: Position) -> int:
-        """Return the mark of a position, that of the log if it has none. Raises: as `check_continuity`."""
+    async def checked_mark(self, partition: ReadPartition, position: Position) -> int:
+        """Return the mark of a position, or of the log if it has none. Raises: as `check_continuity`."""
         continuity = LogContinuity(position, position.mark)
         await self.check_continuity(partition, continuity)
         return continuity.mark

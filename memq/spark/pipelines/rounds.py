@@ -80,7 +80,7 @@ async def plan_round(
         for stretch in stretches:
             taken, end = await _take(access, stretch, options, bytes_max)
             parts += taken
-            end = replace(end, mark=await access.places.mark_of(stretch.partition, end))
+            end = replace(end, mark=await access.places.checked_mark(stretch.partition, end))
             starts[stretch.partition.partition], ends[stretch.partition.partition] = stretch.start, end
             await _look_for_loss(access, stretch.partition, covered)
         settings = settings_of(options, access.urls, ReadFilter())
@@ -111,7 +111,7 @@ async def _start(
     start = covered.get(partition.partition) or await place_of(access, topic, partition, options.start, "beginning")
     begin = Position(partition.partition, (await access.places.span(partition)).begin)
     if start.mark and start >= begin:
-        await access.places.mark_of(partition, start)
+        await access.places.checked_mark(partition, start)
     return max(start, begin)
 
 

@@ -51,7 +51,7 @@ async def stretches(access: Access, options: ReadOptions, wanted: ReadFilter) ->
             if wanted.has(partition.topic, partition.partition):
                 start = await place_of(access, topic, partition, options.start, "beginning")
                 if start.mark:
-                    await access.places.mark_of(partition, start)
+                    await access.places.checked_mark(partition, start)
                 end = await place_of(access, topic, partition, options.end, "end")
                 span = await access.places.span(partition)
                 found.append(Stretch(partition, start, min(end, Position(partition.partition, span.end))))
