@@ -83,7 +83,9 @@ BROKER = (
     _broker_counter("openings", "epochs", "epochs opened"),
     _broker_counter("opening_retries", "tries", "retries of openings, because of queue, coordinator or a wrong clock"),
     _broker_counter("fenced", "epochs", "epochs lost to another owner"),
-    _broker_counter("suspicions", "suspicions", "brokers whose ports refused this broker, after a report"),
+    _broker_counter(
+        "suspicions", "suspicions", "reported brokers whose ports refused a connection of this broker, too"
+    ),
     _broker_counter(
         "early_takeovers", "takeovers", "brokers whose partitions were assigned before their session ended"
     ),
