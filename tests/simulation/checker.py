@@ -106,7 +106,7 @@ class Checker:
         self._now = now
         self._parts: dict[tuple[str, int], OwnerRules] = {}
         self._named: dict[str, int] = {}  # key: how many pointers name it
-        self._freed_s: dict[str, float] = {}  # key: when its last pointer was taken
+        self._freed_s: dict[str, float] = {}  # key: when its last pointer was taken, or it was stored
         self._contents: dict[
             tuple[str, int, int, int], tuple[int, int]
         ] = {}  # by identity: where it ends, its checksum
@@ -201,7 +201,8 @@ class Checker:
     # ---- store and queue -----------------------------------------------------------------------
 
     def stored(self, key: str) -> None:
-        """See `cloud.Observer`."""
+        """See `cloud.Observer`. A put that hung may end long after its owner lost the epoch."""
+        self._freed_s[key] = self._now()
         try:
             partition = self.compaction.stored(key)
         except (FindingError, MemqError) as error:
@@ -402,7 +403,7 @@ class Checker:
         ]
 
     def left_objects(self, since_s: float) -> list[str]:
-        """Return the objects that a sweep should have taken: no pointer names them, or did after `since_s`."""
+        """Return the objects that a sweep should have taken: no pointer names them, or did after `since_s`, or they came later."""
         unnamed = [key for key in self._objects if not self._named.get(key) and not self.compaction.names(key)]
         freed_s = self._freed_s | self.compaction.freed_s
         left = [key for key in unnamed if freed_s.get(key, since_s) <= since_s]

@@ -336,6 +336,11 @@ def test_an_object_without_a_pointer_is_left() -> None:
     log = Log()
     log.objects["k"] = b""
     assert log.checker.left_objects(log.world.now - 1.0) == ["k"]
+    log.checker.stored("k")  # its put hung until now
+    log.world.run(4.0)
+    assert log.checker.left_objects(log.world.now - 5.0) == []
+    log.world.run(2.0)
+    assert log.checker.left_objects(log.world.now - 5.0) == ["k"]
 
 
 def test_trimmed_objects_may_go() -> None:
