@@ -219,6 +219,27 @@ def test_the_end_of_a_writer_fails_the_jobs_that_run_and_those_that_wait(
     asyncio.run(in_time())
 
 
+@pytest.mark.parametrize("committing", [False, True])
+def test_a_close_after_the_cancellation_of_all_tasks_ends(tmp_path: Path, committing: bool) -> None:
+    """`asyncio.run` cancels all tasks after Ctrl-C, also the writer's own one. Then the program closes its parts."""
+
+    async def scenario() -> None:
+        writer = Writer(SqliteFile(tmp_path / "x", "test file", 5, SCHEMA, QueueError), EventLog(SystemClock()))
+        await writer.run(lambda connection: None)
+        job = asyncio.create_task(writer.run(lambda connection: 7))
+        await asyncio.sleep(0)
+        if committing:
+            await asyncio.sleep(0)
+        for task in asyncio.all_tasks() - {asyncio.current_task(), job}:
+            task.cancel()
+        async with asyncio.timeout(10):
+            await writer.close()
+        (result,) = await asyncio.gather(job, return_exceptions=True)
+        assert result == 7 or isinstance(result, ClosedError)
+
+    asyncio.run(scenario())
+
+
 def test_a_wait_ends_with_the_error_of_a_file_that_can_not_be_read(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
 

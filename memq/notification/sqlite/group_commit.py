@@ -87,18 +87,25 @@ class Writer:
         self._connection.close()
 
     async def _work(self) -> None:
-        while True:
-            await self._arrived.wait()
-            while self._jobs:
-                batch = [self._jobs.popleft() for _ in range(min(len(self._jobs), JOBS_PER_TRANSACTION_MAX))]
-                batch = [pending for pending in batch if not pending.done.done()]
-                try:
-                    await self._pool.run(self._transact, batch)
-                finally:
-                    for pending in batch:
-                        pending.settle()
-            self._arrived.clear()
-            self._drained.set()
+        try:
+            while True:
+                await self._arrived.wait()
+                while self._jobs:
+                    await self._commit_waiting()
+                self._arrived.clear()
+                self._drained.set()
+        except asyncio.CancelledError:  # by `close`, or by the end of the event loop: then `close` must not wait
+            self._fail(self._closed or ClosedError("its task was cancelled"))
+            raise
+
+    async def _commit_waiting(self) -> None:
+        batch = [self._jobs.popleft() for _ in range(min(len(self._jobs), JOBS_PER_TRANSACTION_MAX))]
+        batch = [pending for pending in batch if not pending.done.done()]
+        try:
+            await self._pool.run(self._transact, batch)
+        finally:
+            for pending in batch:
+                pending.settle()
 
     def _fail(self, error: BaseException) -> None:
         """Fail all waiting and all later calls, because the task died."""
