@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import isawaitable
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -166,7 +167,10 @@ class Simulation:
         life = self._lives[name] = self._lives.get(name, 0) + 1
 
         async def main(node: SimNode, runtime: Runtime, _doors: Doors) -> None:
-            await program(Process(name, life, self._cluster.address_text(), runtime, node.random))
+            started: object = program(Process(name, life, self._cluster.address_text(), runtime, node.random))
+            if not isawaitable(started):
+                raise TypeError(f"program '{name}' is no coroutine function: define it with 'async def'")
+            await started
             self._ended[name] = None
 
         self._cluster.spawn(name, main)

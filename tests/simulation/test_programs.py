@@ -122,6 +122,16 @@ def test_an_exception_of_a_program_ends_the_run_with_seed_time_and_cause() -> No
     assert isinstance(caught.value.__cause__, ValueError)
 
 
+def test_a_program_that_is_no_coroutine_function_is_named() -> None:
+    def program(process: Process) -> None:
+        pass
+
+    with Simulation(11, level="calm") as simulation:
+        simulation.start("worker", program)  # type: ignore[arg-type]  # a mistake of a user
+        with pytest.raises(SimulationError, match="program 'worker' is no coroutine function"):
+            simulation.run(5.0)
+
+
 def test_a_program_that_does_not_return_is_named() -> None:
     async def program(process: Process) -> None:
         await asyncio.get_running_loop().create_future()
