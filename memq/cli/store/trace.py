@@ -63,7 +63,7 @@ def trace(
     found, groups, queue_late_ms = asyncio.run(_find(brokers_of(config, profile, flags), topic, wanted))
     if not found:
         raise NotFoundError(
-            f"no pointer of topic '{topic}' names this record",
+            f"topic '{topic}' has no such record",
             hint="memq consume --json shows positions; memq audit names records that are removed or unreadable",
         )
     if as_json:
@@ -81,7 +81,10 @@ def _wanted(position: str | None, key: str | None, producer: str | None, sequenc
     if sum(given) != 1 or (producer is None) != (sequence is None):
         raise InvalidSettingError("no record is named", hint="give its position, --key, or --producer and --seq")
     if producer is not None and not re.fullmatch("[0-9a-fA-F]{1,16}", producer):
-        raise InvalidSettingError(f"producer '{producer[:40]}' is no id", hint="give 16 hex digits, as findings do")
+        raise InvalidSettingError(
+            f"producer '{producer[:40]}' is no id",
+            hint="give 16 hex digits, as findings do; in Python: f'{ack.producer_id:016x}'",
+        )
     number = int(producer, 16) if producer is not None else None
     try:
         at = Position.parse(position) if position is not None else None

@@ -230,7 +230,8 @@ def _report(tally: VerifiedCount, *, as_json: bool) -> None:
     if damaged:
         text = f"{damaged:,} of {tally.objects:,} objects damaged"
         if tally.pointers:
-            text = f"{damaged} objects damaged or missing, of {tally.objects:,} and of {tally.pointers:,} pointers"
+            objects, pointers = count_text(tally.objects, "object"), count_text(tally.pointers, "pointer")
+            text = f"{damaged:,} damaged or missing, of {objects} and {pointers}"
         hint = "see the messages above"
         if damaged == tally.objects and not tally.blocks:
             hint += "; no file has a block of memq: name a data folder of memq dev, or a folder of its objects"
