@@ -271,7 +271,7 @@ class InvalidSettingError(InvalidRequestError):
     """A setting has a value that is not allowed, alone or together with others."""
 
     code = "invalid-setting"
-    default_hint = "choose a value that the message names as allowed"
+    default_hint = "choose an allowed value"
 
 
 class UnsupportedFormatError(InvalidRequestError):

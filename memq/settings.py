@@ -439,7 +439,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # Windows writes a byte order mark
     except OSError as error:
         raise InvalidSettingError(
-            f"can't read settings file {path}: {error.strerror}", hint="check the path of --config"
+            f"can't read settings file {path}: {error.strerror}", hint="check the path of --config or MEMQ_CONFIG"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidSettingError(

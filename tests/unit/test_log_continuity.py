@@ -140,6 +140,7 @@ def test_a_position_is_compared_with_the_last_pointer_before_it(position: Positi
     with pytest.raises(PositionLostError, match="was cut before position") as lost:
         ask(places.check_continuity(PARTITION, LogContinuity(position, mark_at(other, last))))
     assert lost.value.topic == "clicks"
+    assert lost.value.hint.startswith("check that the position is one of this topic"), "the log may be whole"
 
 
 def test_a_start_is_compared_before_anything_comes() -> None:

@@ -111,7 +111,8 @@ def lost_error(partition: ReadPartition, position: Position) -> PositionLostErro
     """Return the error for a position before which the log is not the one that was read."""
     error = PositionLostError(
         f"the log of topic '{partition.topic}' was cut before position {position}, and has grown again: a reader there "
-        "would skip new records"
+        "would skip new records",
+        hint=f"check that the position is one of this topic; if it is: {PositionLostError.default_hint}",
     )
     error.topic = partition.topic
     return error
