@@ -403,7 +403,7 @@ class Checker:
         ]
 
     def left_objects(self, since_s: float) -> list[str]:
-        """Return the objects that a sweep should have taken: no pointer names them, or did after `since_s`, or they came later."""
+        """Return what a sweep should have deleted: objects older than `since_s` that no pointer has named since then."""
         unnamed = [key for key in self._objects if not self._named.get(key) and not self.compaction.names(key)]
         freed_s = self._freed_s | self.compaction.freed_s
         left = [key for key in unnamed if freed_s.get(key, since_s) <= since_s]
