@@ -22,6 +22,7 @@ from awscrt.checksums import crc32c
 from memq.errors import (
     DamagedMessageError,
     ForeignProtocolError,
+    MemqError,
     ProtocolError,
     TooLargeError,
     UnsupportedVersionError,
@@ -176,6 +177,14 @@ def take_checksum(frame: Frame) -> Frame:
     if checksum.to_bytes(_CHECKSUM_BYTES, "little") != body[-_CHECKSUM_BYTES:]:
         raise DamagedMessageError(f"damaged on its way: frame of api {api} with {len(body)} bytes has a wrong checksum")
     return Frame(api, flags, stream, argument, body[:-_CHECKSUM_BYTES])
+
+
+def as_damage(error: MemqError) -> MemqError:
+    """Return a ProtocolError of a connection with checksums as damage, another error as it is.
+
+    Both sides speak the protocol there, so the cause is a changed bit: a prefix is read before its checksum.
+    """
+    return DamagedMessageError(f"damaged on its way: {error}") if isinstance(error, ProtocolError) else error
 
 
 def encode_with_blocks(api: int, argument: int, message: bytes, blocks_bytes: int) -> bytes:

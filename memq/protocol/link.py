@@ -21,6 +21,7 @@ from memq.protocol.frames import (
     Frame,
     FrameReader,
     add_checksum,
+    as_damage,
     check_version,
     encode_forward,
     encode_frame,
@@ -99,11 +100,12 @@ class Link(asyncio.BufferedProtocol):
         self._requests: dict[int, _Waiting] = {}
         self._opens: dict[int, int] = {}  # request id -> stream
         self._request_id = 0
-        self.heard_s = 0.0  # monotonic time of the last bytes from the broker
+        self.heard_s = 0.0  # monotonic time of the last whole frame from the broker
         self._ready_at = 0.0
         self.checksums = False  # whether the broker sends a checksum with each message
         self._frame_checksums = False  # whether both sides send one with each frame
         self._failure: MemqError | None = None
+        self._reads: dict[int, None] = {}  # the READs without an answer: theirs alone have no checksum
 
     # ---- calls of the owner --------------------------------------------------------------
 
@@ -197,12 +199,14 @@ class Link(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take received bytes."""
-        self.heard_s = self._runtime.clock.monotonic()
         try:
-            for frame in self._reader.received(nbytes):
+            frames = self._reader.received(nbytes)
+            if frames:
+                self.heard_s = self._runtime.clock.monotonic()
+            for frame in frames:
                 self._take(frame)
         except MemqError as error:
-            self._fail(error)
+            self._fail(as_damage(error) if self._frame_checksums else error)
 
     def pause_writing(self) -> None:
         """The socket's send buffer is full."""
@@ -258,6 +262,8 @@ class Link(asyncio.BufferedProtocol):
         if self._failure is not None or not self.open:
             raise self._failure or UnreachableError(f"connection to {self._name} is closed")
         self._request_id += 1
+        if api == Api.READ:
+            self._reads[self._request_id] = None
         self.write(frame_of(self._request_id))
         for buffer in more:  # not joined: that would copy a block
             self.write(buffer)
@@ -286,8 +292,10 @@ class Link(asyncio.BufferedProtocol):
         Raises: ProtocolError; DamagedMessageError; the broker's error when it refuses the whole connection.
         """
         self._conversation.sent(Side.BROKER, frame.api)
-        if self._frame_checksums and frame.api != Api.READ:
+        if self._frame_checksums and not (frame.api == Api.READ and frame.argument in self._reads):
             frame = take_checksum(frame)
+        if frame.api in (Api.READ, Api.ERROR):
+            self._reads.pop(frame.argument, None)
         if frame.api in _STREAM_APIS:
             self._take_of_stream(frame)
         elif frame.argument in self._opens and frame.api in (Api.OPEN, Api.ERROR):
@@ -324,7 +332,7 @@ class Link(asyncio.BufferedProtocol):
             raise ProtocolError(f"asked {waiting.api.name}, {self._name} answered {frame.api}")
 
     def _silence(self, seconds: float) -> str:
-        """Return the time of the broker's last bytes as text, when it is `seconds` ago or more; else ""."""
+        """Return the time of the broker's last frame as text, when it is `seconds` ago or more; else ""."""
         if not self.heard_s or self._runtime.clock.monotonic() - self.heard_s < seconds:
             return ""
         return f", silent since {time_before(self._runtime.clock, self.heard_s)}"

@@ -11,8 +11,9 @@ import pytest
 import memq
 from memq.client.producer.producer import AsyncProducer
 from memq.format.blocks.header import Buffer
+from memq.limits import FRAME_PREFIX_BYTES
 from memq.protocol import link
-from memq.protocol.frames import Api, Frame, FrameReader
+from memq.protocol.frames import Api, Frame, FrameReader, add_checksum
 from memq.runtime.clock import SystemClock
 from memq.storage_handlers.memory import MemoryHandler
 from memq.testing import Cluster
@@ -107,3 +108,63 @@ def test_a_changed_bit_in_an_ack_acks_no_record_that_is_not_stored(monkeypatch: 
 
     monkeypatch.setattr(link, "FrameReader", FlippingOnce)
     run(test())
+
+
+class ChangedPrefix(FrameReader):
+    """Changes a byte in the prefix of the first frame of an api that begins a read."""
+
+    api, byte, bits = Api.POLL, 4, 0x80  # the prefix then has an api that no release knows
+    changed = 0
+    view = memoryview(b"")
+
+    def get_buffer(self) -> memoryview:
+        self.view = super().get_buffer()
+        return self.view
+
+    def received(self, count: int) -> list[Frame]:
+        if not ChangedPrefix.changed and count >= FRAME_PREFIX_BYTES and self.view[4] == self.api:
+            self.view[self.byte] ^= self.bits
+            ChangedPrefix.changed += 1
+        return super().received(count)
+
+
+class LongerAck(ChangedPrefix):
+    """Changes an ACK into one that has 4,096 bytes more."""
+
+    api, byte, bits = Api.ACK, 1, 0x10
+
+
+def with_foreign_api(frame: bytes) -> tuple[bytes, ...]:
+    """Do the same with the first request: the broker refuses the connection, and names the reason."""
+    if frame[4] != Api.POLL or ChangedPrefix.changed:
+        return add_checksum(frame)
+    ChangedPrefix.changed += 1
+    return (frame[:4] + bytes([frame[4] ^ 0x80]) + frame[5:],)
+
+
+@pytest.mark.parametrize("way", ["answer", "request"])
+def test_a_changed_prefix_is_no_error_of_the_program(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The consumer raised ProtocolError, as if the program were wrong."""
+    monkeypatch.setattr(ChangedPrefix, "changed", 0)
+    with Cluster() as cluster:
+        with memq.Producer(cluster.address) as producer:
+            producer.send("clicks", b"one").result(timeout=60)
+        if way == "answer":
+            monkeypatch.setattr(link, "FrameReader", ChangedPrefix)
+        else:
+            monkeypatch.setattr(link, "add_checksum", with_foreign_api)
+        with memq.Consumer(cluster.address, "clicks") as consumer:
+            batch = consumer.poll(60)
+            assert batch is not None
+            assert batch.values() == [b"one"]
+        assert ChangedPrefix.changed == 1
+
+
+def test_an_ack_whose_length_was_changed_delays_acks_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The link waited for the rest of the ACK, took each byte for a sign of life, and the records failed."""
+    monkeypatch.setattr(ChangedPrefix, "changed", 0)
+    with Cluster() as cluster:
+        monkeypatch.setattr(link, "FrameReader", LongerAck)
+        with memq.Producer(cluster.address, delivery_timeout_ms=12_000) as producer:
+            producer.send("clicks", b"one").result(timeout=60)
+        assert ChangedPrefix.changed == 1

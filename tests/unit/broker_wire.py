@@ -13,7 +13,7 @@ import msgspec
 from memq.errors import (
     MemqError,
 )
-from memq.protocol.frames import Api, Frame, FrameReader, encode_frame
+from memq.protocol.frames import Api, Frame, FrameReader, add_checksum, encode_frame
 from memq.protocol.link import Link, connect_link
 from memq.protocol.messages import (
     HelloAnswer,
@@ -26,8 +26,11 @@ from tests.skipping_loop import skipping_runtime
 class Wire:
     """The other end: frames that came, and answers; what is said after the end is an error of the link."""
 
-    def __init__(self, *, silent: bool = False, checksums: bool = True, version: int = 1) -> None:
+    def __init__(
+        self, *, silent: bool = False, checksums: bool = True, version: int = 1, frame_checksums: bool = False
+    ) -> None:
         self.checksums = checksums
+        self.frame_checksums = frame_checksums
         self.version = version
         self.frames: list[Frame] = []
         self.aborts = 0
@@ -56,7 +59,12 @@ class Wire:
             for frame in self._reader.received(len(taken)):
                 self.frames.append(frame._replace(body=bytes(frame.body)))
                 if frame.api == Api.HELLO and not self._silent:
-                    answer = HelloAnswer(version=self.version, broker="broker-2", cluster="c-1")
+                    answer = HelloAnswer(
+                        version=self.version,
+                        broker="broker-2",
+                        cluster="c-1",
+                        frame_checksums=self.frame_checksums,
+                    )
                     asyncio.get_running_loop().call_soon(self.say, Api.HELLO, 0, answer)
 
     def writelines(self, buffers: Iterable[bytes | memoryview]) -> None:
@@ -78,7 +86,13 @@ class Wire:
     def say(self, api: Api, argument: int, message: msgspec.Struct) -> None:
         """Send a frame to the link."""
         body = encode_message(message) if self.checksums else msgspec.json.encode(message)
-        data = encode_frame(api, 0, argument, body.replace(*self.flipped)) + self.after
+        data = encode_frame(api, 0, argument, body.replace(*self.flipped))
+        if self.frame_checksums and api not in (Api.HELLO, Api.READ):
+            data = b"".join(add_checksum(data))
+        self.say_bytes(data + self.after)
+
+    def say_bytes(self, data: bytes) -> None:
+        """Send these bytes to the link."""
         assert self._link is not None
         self._link.get_buffer(-1)[: len(data)] = data
         self._link.buffer_updated(len(data))

@@ -26,6 +26,7 @@ from memq.protocol.frames import (
     HELLO_MAGIC,
     Api,
     Frame,
+    as_damage,
     check_version,
     decode_forward,
     encode_frame,
@@ -181,7 +182,8 @@ class Requests:
         try:
             ask, head_bytes = decode_forward(frame.body, checksum_wanted=connection.checksums)
         except MemqError as error:
-            self._send(connection, frame, _error_frame(frame, error))
+            cause = as_damage(error) if connection.frame_checksums else error
+            self._send(connection, frame, _error_frame(frame, cause))
             return
         if ask.request not in (0, frame.argument):  # an answer would settle another request
             connection.refuse(DamagedMessageError(f"damaged on its way: FORWARD {ask.request} as {frame.argument}"))

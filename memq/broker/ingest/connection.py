@@ -43,6 +43,7 @@ from memq.protocol.frames import (
     Api,
     Frame,
     add_checksum,
+    as_damage,
     check_hello_start,
     check_prefix,
     encode_ack,
@@ -416,6 +417,7 @@ class Connection(asyncio.BufferedProtocol):
         """Send the client an error that concerns the whole connection, and close it."""
         if self.leaving_since_s is not None or self._transport is None:
             return
+        error = as_damage(error) if self.frame_checksums else error
         self.leaving_since_s = self._services.runtime.clock.monotonic()
         self._services.counters.rejected_connections += 1
         self._services.events.warning("connection-refused", f"{self.peer}: {error}")
