@@ -144,8 +144,8 @@ class Coordinator(Protocol):
 
         Its partitions are assigned by the governor's next act. With a `term`, the call is the governor's; with 0, the
         suspect must be the governor. Return False, without a change, when the stored registration is not `suspect`, is
-        draining, or was taken over less than TAKEOVER_REST_MS before `now_ms`. A suspect that is alive returns by
-        `register`. Raises: TermFencedError when `term` has ended.
+        draining, was taken over less than TAKEOVER_REST_MS before `now_ms`, or is the last member that takes
+        partitions. A suspect that is alive returns by `register`. Raises: TermFencedError when `term` has ended.
         """
         ...
 

@@ -86,6 +86,11 @@ def may_take_over(takeovers: Iterable[Takeover], suspect: BrokerEntry, now_ms: i
     return all(each.returned and abs(now_ms - each.at_ms) >= TAKEOVER_REST_MS for each in last)
 
 
+def has_heir(brokers: Iterable[BrokerEntry], suspect: BrokerEntry) -> bool:
+    """Whether another member takes partitions: two brokers that refuse each other must not both be removed."""
+    return any(each.session != suspect.session and not each.draining for each in brokers)
+
+
 def with_takeover(
     takeovers: Iterable[Takeover], suspect: BrokerEntry, now_ms: int, sessions: Container[str]
 ) -> tuple[Takeover, ...]:
@@ -272,7 +277,7 @@ class Registry:
         governs = self._governor is not None and self._governor.session == suspect.session
         if self._brokers.get(suspect.id) != suspect or (not term and not governs):
             return False
-        if not may_take_over(self._takeovers, suspect, now_ms):
+        if not may_take_over(self._takeovers, suspect, now_ms) or not has_heir(self._brokers.values(), suspect):
             return False
         self._takeovers = with_takeover(self._takeovers, suspect, now_ms, self._sessions())
         return self.leave(suspect)

@@ -41,6 +41,20 @@ async def test_a_governor_that_is_taken_over_governs_no_more_until_it_registers_
 
 
 @over_coordinators
+async def test_the_last_broker_that_takes_partitions_is_not_taken_over(coordinator: Coordinator) -> None:
+    """Two brokers that refuse each other took each other over, and no broker was a member until they came back."""
+    one, two, leaving = suspect("b1", "s1"), suspect("b2", "s2"), replace(suspect("b3", "s3"), draining=True)
+    for each in (one, two, leaving):
+        await coordinator.register(each)
+    term = await coordinator.govern(one)
+    assert await coordinator.take_over(two, term=term, now_ms=NOW_MS)
+    assert not await coordinator.take_over(one, term=0, now_ms=NOW_MS)
+    assert (list(await coordinator.brokers()), await coordinator.governor()) == ([one, leaving], "b1")
+    await coordinator.register(two)
+    assert await coordinator.take_over(one, term=0, now_ms=NOW_MS)
+
+
+@over_coordinators
 async def test_a_registration_is_taken_over_once_a_minute(coordinator: Coordinator) -> None:
     one, two, three = suspect("b1", "s1"), suspect("b2", "s2"), suspect("b3", "s3")
     for each in (one, two, three):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from memq.errors import AlreadyExistsError, NotFoundError, TermFencedError, VersionConflictError
 from memq.governor import BrokerEntry
-from memq.governor.registry import Takeover, may_take_over, with_return, with_takeover
+from memq.governor.registry import Takeover, has_heir, may_take_over, with_return, with_takeover
 from memq.governor.zookeeper import layout
 from memq.governor.zookeeper.layout import Government
 from memq.governor.zookeeper.mirror import Mirror
@@ -31,7 +31,7 @@ class Takeovers:
         """Return the sessions that early takeovers ended. Raises: UnreachableError, CorruptDataError."""
         node = await self._mirror.node(layout.TAKEOVERS)
         known = layout.decode_takeovers(node.data if node else b"")
-        return frozenset(each.session for each in known if not each.returned)
+        return _ended(known)
 
     async def government(self) -> tuple[Government | None, Node | None]:
         """Return the governor, None without one, and its node, which an early takeover leaves behind."""
@@ -85,7 +85,10 @@ class Takeovers:
             return False
         if not term and not await self._governs(suspect, last.version):
             return False
-        after = with_takeover(known, suspect, now_ms, await self._sessions())
+        brokers, ended = await self._registered(), _ended(known)
+        if not has_heir((each for each in brokers if each.session not in ended), suspect):
+            return False
+        after = with_takeover(known, suspect, now_ms, frozenset(each.session for each in brokers))
         return await self._put(after, stored, Check(path, node.version), Check(layout.TERM, last.version))
 
     async def note_return(self, session: str) -> None:
@@ -97,11 +100,11 @@ class Takeovers:
             if stored is None or after == known or await self._put(after, stored):
                 return
 
-    async def _sessions(self) -> frozenset[str]:
-        """Return the sessions of all registrations, also of those that were taken over."""
+    async def _registered(self) -> list[BrokerEntry]:
+        """Return all registrations, also those that were taken over."""
         paths = [layout.broker_path(name) for name in await self._mirror.children(layout.BROKERS)]
         found = zip(paths, await self._mirror.nodes(paths), strict=True)
-        return frozenset(layout.decode(path, node.data, BrokerEntry).session for path, node in found if node)
+        return [layout.decode(path, node.data, BrokerEntry) for path, node in found if node]
 
     async def _governs(self, suspect: BrokerEntry, term: int) -> bool:
         node = await self._session.find(layout.GOVERNOR)
@@ -120,3 +123,7 @@ class Takeovers:
             self._mirror.forget(layout.TAKEOVERS)
             self._changed()
         return True
+
+
+def _ended(takeovers: tuple[Takeover, ...]) -> frozenset[str]:
+    return frozenset(each.session for each in takeovers if not each.returned)
