@@ -403,7 +403,7 @@ class Checker:
         ]
 
     def left_objects(self, since_s: float) -> list[str]:
-        """Return what a sweep should have deleted: objects older than `since_s` that no pointer has named since then."""
+        """Return what a sweep should have deleted: objects older than `since_s` that no pointer named since then."""
         unnamed = [key for key in self._objects if not self._named.get(key) and not self.compaction.names(key)]
         freed_s = self._freed_s | self.compaction.freed_s
         left = [key for key in unnamed if freed_s.get(key, since_s) <= since_s]
