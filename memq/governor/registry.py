@@ -87,7 +87,7 @@ def may_take_over(takeovers: Iterable[Takeover], suspect: BrokerEntry, now_ms: i
 
 
 def has_heir(brokers: Iterable[BrokerEntry], suspect: BrokerEntry) -> bool:
-    """Whether another member takes partitions: two brokers that refuse each other must not both be removed."""
+    """Whether another member takes partitions: of two brokers that refuse each other, one must stay."""
     return any(each.session != suspect.session and not each.draining for each in brokers)
 
 

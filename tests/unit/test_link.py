@@ -308,7 +308,7 @@ class Silent:
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_what_is_no_protocol_after_the_greeting_is_damage(refused: bool) -> None:
+def test_bytes_that_are_no_protocol_after_the_greeting_are_damage(refused: bool) -> None:
     """The program got a ProtocolError, which says that it is wrong itself. Broker or link may find the changed bit."""
 
     async def work() -> None:
