@@ -9,7 +9,7 @@ import msgspec
 
 from memq.topic import Topic
 
-TAKEOVER_REST_MS = 60_000  # between two early takeovers of one registration: a port that flaps causes one a minute
+TAKEOVER_INTERVAL_MS = 60_000  # between two early takeovers of one registration: a port that flaps causes one a minute
 
 
 class BrokerEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -144,7 +144,7 @@ class Coordinator(Protocol):
 
         Its partitions are assigned by the governor's next act. With a `term`, the call is the governor's; with 0, the
         suspect must be the governor. Return False, without a change, when the stored registration is not `suspect`, is
-        draining, was taken over less than TAKEOVER_REST_MS before `now_ms`, or is the last member that takes
+        draining, was taken over less than TAKEOVER_INTERVAL_MS before `now_ms`, or is the last member that takes
         partitions. A suspect that is alive returns by `register`. Raises: TermFencedError when `term` has ended.
         """
         ...

@@ -21,7 +21,7 @@ from memq.errors import (
     VersionConflictError,
 )
 from memq.format.report import AUDIT_TOPIC
-from memq.governor import TAKEOVER_REST_MS, Assignment, BrokerEntry, Load
+from memq.governor import TAKEOVER_INTERVAL_MS, Assignment, BrokerEntry, Load
 from memq.limits import PARTITIONS_MAX, SLOTS
 from memq.topic import PartitionKey, Topic, check_name
 
@@ -66,24 +66,24 @@ class RegistryChange:
 
 
 class Takeover(msgspec.Struct, frozen=True, kw_only=True):
-    """An early takeover of a registration. `returned`: the broker has registered again."""
+    """An early takeover of a registration. `registered_again`: the broker has done so."""
 
     broker: str
     session: str
     at_ms: int  # wall clock of the broker that took over
-    returned: bool = False
+    registered_again: bool = False
 
 
 def may_take_over(takeovers: Iterable[Takeover], suspect: BrokerEntry, now_ms: int) -> bool:
     """Whether a registration may be removed early.
 
-    Its last takeover must be at least TAKEOVER_REST_MS ago. A draining broker closes its port itself. An entry without
-    a host is of an earlier release, which would not register again.
+    Its last takeover must be at least TAKEOVER_INTERVAL_MS ago. A draining broker closes its port itself. An entry
+    without a host is of an earlier release, which would not register again.
     """
     if not suspect.host or suspect.draining:
         return False
     last = [each for each in takeovers if each.session == suspect.session]
-    return all(each.returned and abs(now_ms - each.at_ms) >= TAKEOVER_REST_MS for each in last)
+    return all(each.registered_again and abs(now_ms - each.at_ms) >= TAKEOVER_INTERVAL_MS for each in last)
 
 
 def has_heir(brokers: Iterable[BrokerEntry], suspect: BrokerEntry) -> bool:
@@ -95,7 +95,7 @@ def with_takeover(
     takeovers: Iterable[Takeover], suspect: BrokerEntry, now_ms: int, sessions: Container[str]
 ) -> tuple[Takeover, ...]:
     """Return the takeovers and one of `suspect`, without old ones whose sessions are not in `sessions`."""
-    kept = [each for each in takeovers if each.session in sessions or abs(now_ms - each.at_ms) < TAKEOVER_REST_MS]
+    kept = [each for each in takeovers if each.session in sessions or abs(now_ms - each.at_ms) < TAKEOVER_INTERVAL_MS]
     others = [each for each in kept if each.session != suspect.session]
     return (*others, Takeover(broker=suspect.id, session=suspect.session, at_ms=now_ms))
 
@@ -103,7 +103,7 @@ def with_takeover(
 def with_return(takeovers: Iterable[Takeover], session: str) -> tuple[Takeover, ...]:
     """Return the takeovers after a session has registered again."""
     return tuple(
-        msgspec.structs.replace(each, returned=True) if each.session == session else each for each in takeovers
+        msgspec.structs.replace(each, registered_again=True) if each.session == session else each for each in takeovers
     )
 
 
@@ -287,7 +287,7 @@ class Registry:
 
     def was_taken_over(self, broker: BrokerEntry) -> bool:
         """Whether this session was removed by an early takeover, and has not registered again."""
-        return any(each.session == broker.session and not each.returned for each in self._takeovers)
+        return any(each.session == broker.session and not each.registered_again for each in self._takeovers)
 
     def report(self, broker: BrokerEntry, loads: Iterable[Load]) -> None:
         """Note the loads of a live broker's partitions."""

@@ -148,8 +148,8 @@ CLIENT_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         PLACES,
         "another pointer before the position is taken for the one that was read",
-        "if continuity.mark not in (0, mark):",
-        "if continuity.mark not in (0, mark, continuity.mark):",
+        "if known not in (0, mark):",
+        "if known not in (0, mark, known):",
     ),
     (
         POLLING,

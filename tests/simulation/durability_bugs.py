@@ -394,7 +394,7 @@ KEEPING_BUGS = (
         "the marks of positions are not compared",
         "memq.client.consumer.offset_resolver",
         "OffsetResolver.check_continuity",
-        swap("continuity.mark not in (0, mark)", "False"),
+        swap("known not in (0, mark)", "False"),
         level="calm",
         aspects=("truncate",),
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memq.governor import TAKEOVER_REST_MS, BrokerEntry
+from memq.governor import TAKEOVER_INTERVAL_MS, BrokerEntry
 from memq.simulation.ports.takeover_monitor import REFUSED_S_MAX, TakeoverMonitor
 
 SUSPECT = BrokerEntry(id="b", session="s", address="b:1", host="b")
@@ -13,10 +13,15 @@ SUSPECT = BrokerEntry(id="b", session="s", address="b:1", host="b")
 @pytest.mark.parametrize(
     ("refused_by", "refused_s", "second_ms", "found"),
     [
-        ("a", 0.0, TAKEOVER_REST_MS, ""),
-        ("c", 0.0, TAKEOVER_REST_MS, "early takeover of 'b' by 'a', whose connection it did not refuse"),
-        ("a", -REFUSED_S_MAX - 1, TAKEOVER_REST_MS, "early takeover of 'b' by 'a', whose connection it did not refuse"),
-        ("a", 0.0, TAKEOVER_REST_MS - 1, "early takeover of 'b' by 'a', 59999 ms after the last one"),
+        ("a", 0.0, TAKEOVER_INTERVAL_MS, ""),
+        ("c", 0.0, TAKEOVER_INTERVAL_MS, "early takeover of 'b' by 'a', whose connection it did not refuse"),
+        (
+            "a",
+            -REFUSED_S_MAX - 1,
+            TAKEOVER_INTERVAL_MS,
+            "early takeover of 'b' by 'a', whose connection it did not refuse",
+        ),
+        ("a", 0.0, TAKEOVER_INTERVAL_MS - 1, "early takeover of 'b' by 'a', 59999 ms after the last one"),
     ],
 )
 def test_a_takeover_follows_a_refusal_and_repeats_after_its_rest(

@@ -178,6 +178,22 @@ def test_a_pointer_that_is_not_there_any_more_refuses_no_position(missing: str) 
     assert continuity.mark == 5
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_reader_that_takes_more_pointers_during_the_comparison_is_not_refused(known: bool) -> None:
+    """A sound log was called cut: the mark of a later pointer was compared with the one that was read again."""
+    log = log_of(4)
+    continuity = LogContinuity(Position(0, 3), mark_at(log, 2) if known else 0)
+
+    class Slow(LogReader):
+        async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+            found = await super().read(partition, offset, bytes_max)
+            continuity.take(3, decode_pointer(log.entries[3].body))
+            return found
+
+    ask(OffsetResolver(Slow(log)).check_continuity(PARTITION, continuity))
+    assert (continuity.reached, continuity.mark) == (Position(0, 4), mark_at(log, 3))
+
+
 def test_nothing_is_asked_before_the_first_pointer() -> None:
     class NotAsked(LogReader):
         async def read(self, partition: ReadPartition, offset: int, bytes_max: int) -> Entries:

@@ -152,7 +152,10 @@ class OffsetResolver:
 
         Raises: PositionLostError if the log has another pointer there; QueueError if it ends before it.
         """
-        position = continuity.reached
+        position, known = (
+            continuity.reached,
+            continuity.mark,
+        )  # as they are now: the reader may take more pointers meanwhile
         reached = position.pointer_offset + (position.record_index > 0)
         if not reached:
             return
@@ -161,9 +164,10 @@ class OffsetResolver:
         pointer = read_pointer(found[0].body, newer="return") if found and found[0].offset == offset else None
         if isinstance(pointer, Pointer):
             mark = pointer_mark(pointer)
-            if continuity.mark not in (0, mark):
+            if known not in (0, mark):
                 raise lost_error(partition, position)
-            continuity.mark = mark
+            if continuity.reached == position:
+                continuity.mark = mark
 
     async def checked_mark(self, partition: ReadPartition, position: Position) -> int:
         """Return the mark of a position, or of the log if it has none. Raises: as `check_continuity`."""

@@ -126,4 +126,4 @@ class Takeovers:
 
 
 def _ended(takeovers: tuple[Takeover, ...]) -> frozenset[str]:
-    return frozenset(each.session for each in takeovers if not each.returned)
+    return frozenset(each.session for each in takeovers if not each.registered_again)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memq.governor import TAKEOVER_REST_MS, BrokerEntry
+from memq.governor import TAKEOVER_INTERVAL_MS, BrokerEntry
 from memq.runtime.network import Address, parse_address
 
 REFUSED_S_MAX = 60.0  # from the refusal to the change at the coordinator: calls may be late, and processes paused
@@ -29,6 +29,6 @@ class TakeoverMonitor:
         if refused_s is None or now_s - refused_s > REFUSED_S_MAX:
             self._fail(f"{name}, whose connection it did not refuse")
         last_ms = self._taken_ms.get(suspect.session)
-        if last_ms is not None and abs(now_ms - last_ms) < TAKEOVER_REST_MS:
+        if last_ms is not None and abs(now_ms - last_ms) < TAKEOVER_INTERVAL_MS:
             self._fail(f"{name}, {abs(now_ms - last_ms)} ms after the last one")
         self._taken_ms[suspect.session] = now_ms
