@@ -13,6 +13,7 @@ from memq.broker.partition.topic_processor import TopicProcessor
 from memq.broker.spool import forwarding
 from memq.broker.spool.unpublished_blocks import UnpublishedBlock, UnpublishedBlocks
 from memq.errors import (
+    DamagedMessageError,
     DrainingError,
     IdentityConflictError,
     MemqError,
@@ -25,9 +26,29 @@ from memq.errors import (
 from memq.format.blocks.header import parse_header
 from memq.format.pointer import Pointer, encode_pointer
 from memq.notification import Entries, Publication
-from memq.protocol.frames import AckLevel, Api, decode_forward, encode_forward
+from memq.protocol.frames import (
+    HELLO_MAGIC,
+    VERSIONS,
+    AckLevel,
+    Api,
+    add_checksum,
+    decode_forward,
+    encode_forward,
+    encode_frame,
+    take_checksum,
+)
 from memq.protocol.link import Link, connect_link
-from memq.protocol.messages import Forward, Nack, decode_message
+from memq.protocol.messages import (
+    AdminRequest,
+    DescribeCluster,
+    Forward,
+    Hello,
+    HelloAnswer,
+    Nack,
+    decode_message,
+    encode_message,
+    error_of,
+)
 from memq.runtime.network import parse_address
 from memq.topic import ReadPartition, Topic, TopicSettings
 from tests.brokers import PRODUCER, BareClient, block_of, write_frame
@@ -329,5 +350,51 @@ def test_a_head_that_is_none_is_refused_and_so_is_what_is_no_block() -> None:
             assert (answer.api, answer.argument) == (Api.ERROR, 4)
             assert decode_message(answer.body, Nack).kind == "corrupt-data"
             await client.close()
+
+    asyncio.run(work())
+
+
+async def with_checksums(broker: Broker) -> BareClient:
+    client = await BareClient.connect(broker, hello=False)
+    hello = Hello(least_version=VERSIONS[0], greatest_version=VERSIONS[1], frame_checksums=True)
+    client.write(encode_frame(Api.HELLO, 0, HELLO_MAGIC, encode_message(hello)))
+    assert decode_message((await client.frame()).body, HelloAnswer).frame_checksums
+    return client
+
+
+@pytest.mark.parametrize("request_id", [3, 5])
+def test_a_forward_whose_request_id_was_changed_is_damage(request_id: int) -> None:
+    """Its prefix has no checksum, and the answer would settle another block."""
+
+    async def work() -> None:
+        async with rig() as cluster:
+            one = await cluster.start("one")
+            topic = await one.partitions.create("clicks", 1, QUICK, exist_ok=False)
+            client = await with_checksums(one)
+            message = Forward(topic=topic.name, topic_id=topic.id, partition=0, absent_ms=0)
+            block = block_of(topic, 0, [b"a"], producer=PRODUCER)
+            frame = bytearray(encode_forward(4, message, len(block)) + block)
+            frame[8] = request_id
+            client.write(bytes(frame))
+            answer = take_checksum(await client.frame())
+            await client.close()
+            assert (answer.api, answer.argument) == (Api.ERROR, 0)
+            assert isinstance(error_of(decode_message(answer.body, Nack)), DamagedMessageError)
+
+    asyncio.run(work())
+
+
+def test_a_request_that_became_a_forward_is_asked_again() -> None:
+    """One bit makes FORWARD, which has no checksum, out of ADMIN: the program got a ProtocolError."""
+
+    async def work() -> None:
+        async with rig() as cluster:
+            client = await with_checksums(await cluster.start("one"))
+            (frame,) = add_checksum(encode_frame(Api.ADMIN, 0, 9, encode_message(AdminRequest(ask=DescribeCluster()))))
+            client.write(frame[:4] + bytes([frame[4] ^ 1]) + frame[5:])
+            answer = take_checksum(await client.frame())
+            await client.close()
+            assert (answer.api, answer.argument) == (Api.ERROR, 9)
+            assert isinstance(error_of(decode_message(answer.body, Nack)), DamagedMessageError)
 
     asyncio.run(work())

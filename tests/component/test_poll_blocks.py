@@ -13,6 +13,7 @@ from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import DeniedError, FencedError, StoreError
 from memq.limits import POLL_BLOCKS_BYTES_MAX
+from memq.notification.memory import MemoryQueue
 from memq.notification.remote import RemoteQueue, ref_of
 from memq.protocol.frames import HAS_BLOCKS, Api, encode_frame, split_blocks
 from memq.protocol.link import Link, connect_link
@@ -290,6 +291,24 @@ def test_pointers_of_an_epoch_that_ended_are_read_from_the_log() -> None:
             await tail(consumer, producer, [b"after"], before=[b"before"])
         assert fresh.find(log, 1) is None
         assert fresh.find(log, 3) is not None
+
+    with_broker(test)
+
+
+def test_a_poll_that_does_not_wait_is_answered_by_the_log() -> None:
+    """A reader that doubts an answer asks so: memory would repeat what a cut log has lost."""
+
+    async def test(broker: Broker, producer: AsyncProducer) -> None:
+        await send(producer, b"v")
+        log = await partition_of(broker)
+        queue = broker.services.queue
+        assert isinstance(queue, MemoryQueue)
+        del queue.log(log).entries[-1:]
+        link: Link = await connect_link(Runtime(), None, parse_address(broker.address))
+        remote = RemoteQueue(link.request, link.request_with_blocks)
+        found = [await remote.poll({log: 1}, wait_ms) for wait_ms in (1_000, 0)]
+        link.close()
+        assert [[entry.offset for entry in polled.entries] for (polled,) in found] == [[1], []]
 
     with_broker(test)
 

@@ -132,6 +132,13 @@ def test_a_pipeline_continues_only_in_the_log_that_it_has_read(tmp_path: Path) -
     assert asyncio.run(plan_round(options, unmarked, settled=False)).splits, "of an earlier release: as before"
 
 
+def test_a_round_keeps_the_marks_of_partitions_that_it_did_not_read() -> None:
+    first, second = Position(0, 3, 0, mark=7), Position(1, 5, 0, mark=8)
+    manifest = FilesManifest(number=0, topic="clicks", topic_id="0a" * 16).next({}, {0: first, 1: second}, ())
+    later = manifest.next({}, {1: Position(1, 9, 0, mark=9)}, ()).positions
+    assert {number: position.mark for number, position in later.items()} == {0: 7, 1: 9}
+
+
 def test_a_group_is_not_set_to_the_end_of_a_round_that_the_log_lost(tmp_path: Path) -> None:
     topic = topic_of(tmp_path, 1, 1, 1)
     options = read_options(topic.options)
