@@ -243,9 +243,9 @@ def parse_index(buffer: Buffer, trailer: Trailer) -> ObjectIndex:
 
 
 def index_bytes(head: Buffer) -> int:
-    """Return the length of the index that begins with `head` (at least INDEX_HEAD_BYTES), unchecked.
+    """Return the length of the index that begins with `head`, unchecked.
 
-    Raises: CorruptDataError if one of its sizes is out of bounds.
+    Raises: CorruptDataError if `head` is shorter than INDEX_HEAD_BYTES, or one of its sizes is out of bounds.
     """
     meta_length, batches, blocks, batch_size, block_size = _index_sizes(head)
     return INDEX_HEAD_BYTES + meta_length + batches * batch_size + blocks * block_size
@@ -253,8 +253,7 @@ def index_bytes(head: Buffer) -> int:
 
 def _parse_index_head(buffer: Buffer) -> tuple[int, int, int, int, int]:
     """Return meta length, batches, blocks and the sizes of their entries, which together fill the index."""
-    if len(buffer) < INDEX_HEAD_BYTES:
-        raise CorruptDataError(f"index has {len(buffer)} bytes, its head alone has {INDEX_HEAD_BYTES}")
+    _check_head(buffer)
     magic, version, codec, *_ = INDEX_HEAD.unpack_from(buffer)
     if magic != INDEX_MAGIC:
         raise CorruptDataError(f"index starts with {magic!r}, not with {INDEX_MAGIC!r}")
@@ -267,7 +266,13 @@ def _parse_index_head(buffer: Buffer) -> tuple[int, int, int, int, int]:
     return _index_sizes(buffer)
 
 
+def _check_head(buffer: Buffer) -> None:
+    if len(buffer) < INDEX_HEAD_BYTES:
+        raise CorruptDataError(f"index has {len(buffer)} bytes, its head alone has {INDEX_HEAD_BYTES}")
+
+
 def _index_sizes(head: Buffer) -> tuple[int, int, int, int, int]:
+    _check_head(head)
     _, _, _, _, meta_length, batches, blocks, batch_size, block_size = INDEX_HEAD.unpack_from(head)
     if meta_length > OBJECT_META_BYTES_MAX or batches > OBJECT_BATCHES_MAX or blocks > OBJECT_BLOCKS_MAX:
         raise CorruptDataError(f"index has {meta_length} bytes of meta, {batches} batches and {blocks} blocks")
