@@ -100,6 +100,9 @@ class LiveRules:
         found = named(damage, pointer, entries)
         for each in found if found != [damage] else ():
             self._refused.setdefault((partition, each.producer), RangeSet()).add(each.first, each.next)
+        for own in pointer.producers if known is None else ():  # compacted since then: the auditor could still name it
+            for first, next_ in own.ranges:
+                self._refused.setdefault((partition, own.producer), RangeSet()).add(first, next_)
         return found
 
     def _hold(self, name: str, injected: InjectedFault, sound: AuditResult, draw: random.Random) -> None:
