@@ -12,8 +12,8 @@ import pytest
 from memq.client.consumer.assigned import Assigned
 from memq.client.consumer.fetch.partition_cursor import PartitionCursor
 from memq.client.consumer.fetch.pointer_slot import PointerSlot
-from memq.client.consumer.fetch.polling import LOG_BYTES, POLL_WAIT_MS, Polling, Retries
-from memq.errors import DeniedError, MemqError, QueueError
+from memq.client.consumer.fetch.polling import LOG_BYTES, POLL_WAIT_MS, SHORT_S, Polling, Retries
+from memq.errors import DeniedError, MemqError, PositionLostError, QueueError
 from memq.limits import POLL_BYTES_MAX
 from memq.notification import Entries, Span
 from memq.notification.remote import Polled, RemoteQueue
@@ -211,6 +211,39 @@ def test_one_long_poll_asks_for_all_until_it_is_answered() -> None:
         await polls.answer(polls.common(), polls.sound(0, 0), polls.empty(1, 1, 1))
         assert polls.advanced == before + 1
         assert polls.common().offsets == {0: 2, 1: 1}
+        await polls.end()
+
+    polling(work())
+
+
+@pytest.mark.parametrize("between", ["nothing", "a whole log", "an error"])
+def test_a_log_is_lost_only_if_it_stays_shorter_in_all_answers_of_a_minute(between: str) -> None:
+    """A short answer was remembered: another one, hours later, was taken for a minute of them."""
+
+    async def work() -> None:
+        polls = Polls(log_of(4, 1))
+        flow = polls.add(0)
+        await skip(0.1)
+        await polls.answer(polls.common(), polls.sound(0, 0))
+        assert flow.continuity.reached.pointer_offset == 4
+        short = polls.empty(0, 4, 2)
+
+        async def answer_short() -> None:
+            await polls.answer(polls.common(), short)
+            await polls.answer(polls.apart(), short)
+            await skip(1)
+
+        await answer_short()
+        if between == "a whole log":
+            await polls.answer(polls.common(), polls.empty(0, 4, 4))
+        elif between == "an error":
+            await polls.answer(polls.common(), polls.failed(0))
+        await skip(SHORT_S)
+        if between == "an error":
+            await polls.answer(polls.apart(), short)
+        else:
+            await answer_short()
+        assert isinstance(polls.retries.failure, PositionLostError) == (between == "nothing")
         await polls.end()
 
     polling(work())

@@ -183,8 +183,10 @@ class Polling:
         assigned, offset = asked
         if polled.error is not None:
             self._retries.note(polled.error)
-        flow = assigned.flow
-        doubtful = polled.error is not None or _passes_over(flow, polled, offset) or _ends_before(flow, polled)
+        flow, is_short = assigned.flow, polled.error is None and _ends_before(assigned.flow, polled)
+        if not is_short:
+            self._short_s.pop(polled.partition, None)
+        doubtful = polled.error is not None or _passes_over(flow, polled, offset) or is_short
         if doubtful or not flow.take_entries(first_run(polled.entries), compared=False):
             self._failing[polled.partition] = None
         elif polled.blocks:
@@ -200,7 +202,9 @@ class Polling:
         if error is None and not entries and entries.next <= offset < polled.span.end:
             return None  # the answer had no room or no time for it: it keeps its place
         self._failing.pop(partition, None)
-        if error is None:
+        if error is not None:
+            self._short_s.pop(partition, None)
+        else:
             try:
                 await self._confirm(assigned, polled, offset)
             except MemqError as failed:
