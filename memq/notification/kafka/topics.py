@@ -38,6 +38,7 @@ _LARGEST_LEAST = 2 * POINTER_BYTES_MAX  # a pointer, and Kafka's overhead
 TopicConfig = Mapping[str, str]  # all settings of a Kafka topic
 READY_TRIES = 200  # 20 s: with many thousands of partitions, Kafka lists a new topic only after seconds
 READY_PAUSE_S = 0.1
+KNOWN_TRIES = 20  # 2 s
 ASKED_MAX = 64  # topics in one request: the answer has all of their settings
 
 
@@ -72,7 +73,7 @@ class KafkaTopics:
             if not found and not await self._make(topic, partitions, stale_publish_ms):
                 found = await self._until_shown(topic)
             if found:
-                await self._check_settings(topic, stale_publish_ms)
+                await self._check_when_known(topic, stale_publish_ms)
                 if found < partitions:
                     await self._widen(topic, partitions)
         except NotFoundError as error:  # from a node of Kafka that does not know the new topic yet
@@ -164,6 +165,14 @@ class KafkaTopics:
         new = NewPartitions(topic, partitions)
         answer = self._client.create_partitions([new], request_timeout=self._timeout_s)[topic]
         await self._admin.ask(answer, f"widening Kafka topic '{topic}' to {partitions} partitions")
+
+    async def _check_when_known(self, topic: str, stale_publish_ms: int) -> None:
+        """Check the settings; a node of Kafka may not know a topic yet that another broker has just made."""
+        for _ in range(KNOWN_TRIES):
+            with suppress(NotFoundError):
+                return await self._check_settings(topic, stale_publish_ms)
+            await asyncio.sleep(READY_PAUSE_S)
+        return await self._check_settings(topic, stale_publish_ms)
 
     async def _check_settings(self, topic: str, stale_publish_ms: int) -> None:
         found = await self._set.ask(topic)
