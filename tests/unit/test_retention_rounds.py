@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from memq.broker.metrics import Counters
+from memq.broker.partition.fresh_pointers import FreshPointers
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services, SweptNow
 from memq.broker.upkeep.retention import NAMED_MAX, expired, expired_parts, first_old_ms, retire, sweep, trim_compacted
@@ -75,6 +76,7 @@ class Keeper(Cluster):
             events=self.events,
             manifests=manifests,
             pointers=CompactedLogReader(self.queue, manifests, self.clock),
+            fresh=FreshPointers(),
             swept=SweptNow(),
             deleted_since={},
         )
