@@ -412,21 +412,29 @@ class LiveFaults:
     def _is_committed(self, wanted: Found) -> bool:
         """Whether the group has come to the end of all batches that hold a span: the audit judges whole batches."""
         _, report, part, span = wanted
-        stored = [
-            Position.parse(here.committed)
-            for landed in self._history
-            if isinstance(landed, tuple) and landed[1].name == report.name
-            for here in landed[1].parts
-            if here.partition == part.partition and here.committed
-        ]
+        stored = self._commits(report, part)
         ends = [
             Position(max(stored).read_partition, entry.offset, entry.pointer.records)
             for entry in self._batches_of(part, span)
         ]
         return all(end <= max(stored) for end in ends)
 
+    def _commits(self, report: Report, part: ReportPart) -> list[Position]:
+        """Return what the group has committed in a partition, as its members report it."""
+        return [
+            Position.parse(here.committed)
+            for landed in self._history
+            if isinstance(landed, tuple) and landed[1].name == report.name
+            for here in landed[1].parts
+            if here.partition == part.partition and here.committed
+        ]
+
     def _is_judged(self, wanted: Found) -> bool:
-        """Whether no member began inside of a batch that holds a part of a span: it answers for whole batches only."""
+        """Whether members that were heard answer for all batches that hold a part of a span.
+
+        A member that began inside of a batch answers for whole batches only. If one began after a batch whose end no
+        report has committed, another one passed that end, and nothing was heard of it.
+        """
         _, report, part, span = wanted
         begins = [
             Position.parse(begin.at)
@@ -438,7 +446,16 @@ class LiveFaults:
             if begin.at
         ]
         inside = {begin.pointer_offset for begin in begins if begin.record_index}
-        return all(entry.offset not in inside for entry in self._batches_of(part, span))
+        commits = self._commits(report, part)
+        for entry in self._batches_of(part, span):
+            later = min((begin for begin in begins if begin.pointer_offset > entry.offset), default=None)
+            if later is not None:
+                end = Position(later.read_partition, entry.offset, entry.pointer.records)
+                if not any(end <= commit <= later for commit in commits):
+                    return False
+            if entry.offset in inside:
+                return False
+        return True
 
     def _batches_of(self, part: ReportPart, span: ReportSpan) -> list[LogEntry]:
         wanted, source = RangeSet(span.ranges), (part.partition, span.producer)
