@@ -99,6 +99,8 @@ class Library:
     kept: int = 0  # how many deletions of records or topics are called done, and are not
     denied_absence: int = 0  # how many deletions are answered "not there", and are not done
     lingering: int = 0  # how many times a topic is shown that was deleted
+    configs: dict[str, str] = field(default_factory=dict)  # settings of each topic
+    configs_unknown: int = 0  # how many times a topic is called unknown when its settings are asked for
     asked: int = 0  # how many offsets were asked for
     read: int = 0  # how many partitions were read
     mute: bool = False  # whether nothing comes to those who read
@@ -153,6 +155,15 @@ class FakeAdmin:
         self._library.narrow -= 1
         parts = [SimpleNamespace(id=number, leader=SimpleNamespace(id=1)) for number in range(count)]
         return finished(SimpleNamespace(partitions=parts, topic_id=f"id of {name}"))
+
+    def describe_configs(self, resources: Collection[Any], request_timeout: float) -> dict[Any, Future[Any]]:
+        return {resource: self._configs() for resource in resources}
+
+    def _configs(self) -> Future[Any]:
+        if self._library.configs_unknown > 0:
+            self._library.configs_unknown -= 1
+            return finished(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
+        return finished({name: SimpleNamespace(value=value) for name, value in self._library.configs.items()})
 
     def list_offsets(
         self, asked: Mapping[TopicPartition, Any], request_timeout: float, isolation_level: Any = None

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from memq.broker.ingest.quotas import Quotas
 from memq.broker.ingest.slabs import SlabPool
 from memq.broker.metrics import Counters
-from memq.broker.partition.fresh_pointers import FreshPointers
 from memq.broker.partition.recent_batch_cache import RecentBatchCache
+from memq.broker.partition.recent_pointer_cache import RecentPointerCache
 from memq.broker.spool.writer import Spool
 from memq.broker.upkeep.lost_logs import LostLogs
 from memq.compaction.reader import CompactedLogReader, ManifestFiles
@@ -94,7 +94,7 @@ class Services:
     closings: TimedSemaphore = field(default_factory=lambda: TimedSemaphore(CLOSINGS_AT_ONCE_MAX, CLOSING_TURN_S))
     lost_logs: dict[PartitionKey, str] = field(default_factory=dict)  # write partitions not opened, and why
     swept: SweptNow = field(default_factory=SweptNow)
-    fresh: FreshPointers = field(default_factory=FreshPointers)
+    recent_pointers: RecentPointerCache = field(default_factory=RecentPointerCache)
     deleted_since: dict[str, int] = field(
         default_factory=dict
     )  # deleted topics with logs, by id: first report, Unix ms

@@ -169,7 +169,7 @@ def test_retention_in_a_new_write_partition_is_no_silent_gap(monkeypatch: pytest
             pointers = {entry.offset: decode_pointer(entry.body) for entry in entries}
             left = max(at for at, pointer in pointers.items() if (pointer.kind, pointer.partition) == ("data", 0))
             await broker.services.queue.trim(log, left)
-            broker.services.fresh.forget(log)  # as another broker, which has them only in the log
+            broker.services.recent_pointers.forget(log)  # as another broker, which has them only in the log
             away.clear()
             with pytest.raises(PositionExpiredError, match="2 records are gone"):
                 await read(1)

@@ -180,7 +180,7 @@ def test_an_audit_topic_that_lost_its_end_is_read_from_its_beginning(
                 (log,) = [log for part, log in queue.logs.items() if part.topic == AUDIT_TOPIC]
                 del log.entries[1:]
                 for part in list(queue.logs):
-                    broker.services.fresh.forget(part)  # as an owner that has noticed it
+                    broker.services.recent_pointers.forget(part)  # as an owner that has noticed it
                 if not running:
                     opened = live_audit(broker.address, database, KEEP_MS, Runtime())
                     audit = await stack.enter_async_context(opened)

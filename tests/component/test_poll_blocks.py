@@ -284,7 +284,7 @@ def test_pointers_of_an_epoch_that_ended_are_read_from_the_log() -> None:
 
     async def test(broker: Broker, producer: AsyncProducer) -> None:
         await send(producer, b"before")
-        fresh, log = broker.services.fresh, await partition_of(broker)
+        fresh, log = broker.services.recent_pointers, await partition_of(broker)
         assert fresh.find(log, 1) is not None
         broker.partitions.processors[log.topic_id, 0].fence(FencedError("a test"))
         async with reader(broker) as consumer:

@@ -16,7 +16,7 @@ from memq.broker.api.operations import operations_of
 from memq.broker.api.stream_requests import StreamRequests
 from memq.broker.api.topic_requests import TopicRequests
 from memq.broker.metrics import Counters
-from memq.broker.partition.fresh_pointers import FreshPointers
+from memq.broker.partition.recent_pointer_cache import RecentPointerCache
 from memq.compaction.reader import CompactedLogReader, ManifestFiles
 from memq.errors import MemqError, NotFoundError
 from memq.notification import NotificationQueue, Publication
@@ -60,7 +60,7 @@ class LoopbackQueue(RemoteQueue):
         self._made: dict[ReadPartition, None] = {}
         pointers = CompactedLogReader(lender, ManifestFiles("test", MemoryHandler(clock)), clock)
         services = SimpleNamespace(
-            queue=lender, pointers=pointers, fresh=FreshPointers(), hot=None, counters=Counters()
+            queue=lender, pointers=pointers, recent_pointers=RecentPointerCache(), hot=None, counters=Counters()
         )
         given = cast(Any, services), cast(Any, self._topics)
         cluster = ClusterRequests(*given, cast(Any, None), cast(Any, None))

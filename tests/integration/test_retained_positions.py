@@ -48,7 +48,7 @@ async def begin(broker: Broker, before: int) -> Position:
     async with Admin(broker.address) as admin:
         partition = ReadPartition(TOPIC, (await admin.topic(TOPIC)).topic.id, 0)
     await broker.services.queue.trim(partition, before)
-    broker.services.fresh.forget(partition)
+    broker.services.recent_pointers.forget(partition)
     return Position(0, before)
 
 

@@ -18,7 +18,7 @@ STORING = "memq/broker/partition/storing.py"
 BATCH = "memq/broker/partition/batch.py"
 SLABS = "memq/broker/ingest/slabs.py"
 BLOCKS = "memq/kernel/blocks_pure_python.py"
-FRESH = "memq/broker/partition/fresh_pointers.py"
+FRESH = "memq/broker/partition/recent_pointer_cache.py"
 POLLS = "memq/broker/api/group_requests.py"
 HEADERS = "memq/kernel/header_table.py"
 
@@ -30,7 +30,7 @@ BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         PROCESSOR,
         "pointers of an epoch that ended are answered from memory",
-        "        self.services.fresh.forget(self.read_partition)\n",
+        "        self.services.recent_pointers.forget(self.read_partition)\n",
         "",
     ),
     (

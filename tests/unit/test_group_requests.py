@@ -12,7 +12,7 @@ import pytest
 from memq.broker.api import Ask, Call, group_requests
 from memq.broker.api.group_requests import WAIT_MS_MAX, GroupRequests
 from memq.broker.metrics import Counters
-from memq.broker.partition.fresh_pointers import FreshPointer, FreshPointers
+from memq.broker.partition.recent_pointer_cache import RecentPointer, RecentPointerCache
 from memq.broker.partitions import not_owner
 from memq.errors import (
     InvalidRequestError,
@@ -170,9 +170,9 @@ class Handlers:
     def __init__(self, queue: Queue | None = None) -> None:
         self.queue = queue or Queue()
         self.pointers = Pointers(self.queue)
-        self.fresh = FreshPointers()
+        self.recent = RecentPointerCache()
         services = SimpleNamespace(
-            queue=self.queue, pointers=self.pointers, fresh=self.fresh, hot=None, counters=Counters()
+            queue=self.queue, pointers=self.pointers, recent_pointers=self.recent, hot=None, counters=Counters()
         )
         self.topics = Topics()
         self.requests = GroupRequests(cast(Any, services), cast(Any, self.topics))
@@ -262,7 +262,7 @@ def test_a_pointer_that_was_just_published_is_answered_without_its_log() -> None
     async def work() -> None:
         handlers = Handlers()
         for offset in (5, 6):
-            handlers.fresh.add(partition_of(ref(1)), FreshPointer(Entry(offset, offset, BODY), None))
+            handlers.recent.add(partition_of(ref(1)), RecentPointer(Entry(offset, offset, BODY), None))
         found = await handlers.entries(5, [1], wait_ms=50)
         assert (shown(found[1]), [entry.offset for entry in found[1].entries]) == ((5, 7, 2, 7), [5, 6])
         assert handlers.queue.calls == []
@@ -279,7 +279,7 @@ def test_a_poll_that_does_not_wait_asks_the_log() -> None:
 
     async def work() -> None:
         handlers = Handlers()
-        handlers.fresh.add(partition_of(ref(1)), FreshPointer(Entry(0, 0, BODY), None))
+        handlers.recent.add(partition_of(ref(1)), RecentPointer(Entry(0, 0, BODY), None))
         await handlers.entries(0, [1])
         assert (handlers.queue.named("span"), len(handlers.queue.named("read"))) == ([(1,)], 1)
 

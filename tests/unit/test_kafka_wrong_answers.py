@@ -89,6 +89,26 @@ def test_a_trim_is_done_when_kafka_shows_it(library: Library) -> None:
     over(work)
 
 
+@pytest.mark.parametrize("times", [2, topics_module.KNOWN_TRIES + 1])
+def test_a_topic_whose_settings_one_node_does_not_know_yet_is_asked_for_again(
+    library: Library, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """A broker ended at its start, because another one had just made the audit topic."""
+    monkeypatch.setattr(topics_module, "READY_PAUSE_S", 0.0)
+    library.configs = {**topics_module.REQUIRED, topics_module.STALE: "9000", "min.insync.replicas": "1"}
+    library.configs_unknown = times
+
+    async def work(queue: KafkaQueue) -> None:
+        if times == 2:
+            await queue.create([PARTITION], 9_000)
+        else:
+            with pytest.raises(QueueError, match="reading the settings of Kafka topic"):
+                await queue.create([PARTITION], 9_000)
+        assert library.configs_unknown == 0
+
+    over(work)
+
+
 def test_a_topic_that_kafka_shows_for_a_moment_after_its_deletion_is_deleted(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:

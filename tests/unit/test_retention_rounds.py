@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from memq.broker.metrics import Counters
-from memq.broker.partition.fresh_pointers import FreshPointers
+from memq.broker.partition.recent_pointer_cache import RecentPointer, RecentPointerCache
 from memq.broker.partitions import Partitions
 from memq.broker.services import Services, SweptNow
 from memq.broker.upkeep.retention import NAMED_MAX, expired, expired_parts, first_old_ms, retire, sweep, trim_compacted
@@ -76,7 +76,7 @@ class Keeper(Cluster):
             events=self.events,
             manifests=manifests,
             pointers=CompactedLogReader(self.queue, manifests, self.clock),
-            fresh=FreshPointers(),
+            recent_pointers=RecentPointerCache(),
             swept=SweptNow(),
             deleted_since={},
         )
@@ -273,6 +273,25 @@ def test_each_retention_round_counts_its_removals() -> None:
         assert keeper.trims == [2, 4]
         assert keeper.counters.retired_pointers == keeper.counters.retired_objects == 4
         assert [text for _, text in keeper.events.take()] == ["topic 'clicks' partition 0: 2 pointers, 2 objects"] * 2
+
+    keep(work)
+
+
+def test_the_owner_forgets_the_pointers_of_a_log_that_retention_has_cut() -> None:
+    """A consumer got records from the owner's memory that retention had taken."""
+
+    async def work(keeper: Keeper) -> None:
+        cache = keeper.services.recent_pointers
+        for number, age_ms in enumerate((DAY_MS, 0)):
+            await keeper.write(number, age_ms=age_ms)
+            cache.add(keeper.log, RecentPointer(Entry(number, 0, b"p"), None))
+        await keeper.round()
+        assert keeper.trims == []
+        assert cache.find(keeper.log, 0) is not None
+        keeper.clock.advance(2_000)
+        await keeper.round()
+        assert keeper.trims == [1]
+        assert cache.find(keeper.log, 0) is None
 
     keep(work)
 

@@ -56,6 +56,7 @@ class GroupRequests:
         self._services = services
         self._queue = services.queue
         self._pointers = services.pointers
+        self._recent = services.recent_pointers
         self._partitions = partitions
 
     async def prepare_poll(self, ask: PollEntries) -> Sequence[Span | MemqError]:
@@ -67,11 +68,7 @@ class GroupRequests:
         logs = {partition_of(part.partition): part.offset for part in ask.partitions}
         spans: dict[ReadPartition, Span | MemqError] = {}
         if ask.wait_ms > 0:
-            spans = {
-                log: span
-                for log, offset in logs.items()
-                if (span := self._services.fresh.span(log, offset)) is not None
-            }
+            spans = {log: span for log, offset in logs.items() if (span := self._recent.span(log, offset)) is not None}
         ask_spans = {log: self._in_time(log, partial(self._queue.span, log)) for log in logs if log not in spans}
         if ask_spans:  # at the same time: the queue may ask for all in one request
             spans |= zip(ask_spans, await asyncio.gather(*ask_spans.values()), strict=True)
@@ -81,7 +78,7 @@ class GroupRequests:
         """Wait for an entry, unless this broker has just published one that is wanted."""
         if ask.wait_ms > 0:
             wanted = {await self._known(part.partition): part.offset for part in ask.partitions}
-            if not any(self._services.fresh.find(log, offset) for log, offset in wanted.items()):
+            if not any(self._recent.find(log, offset) for log, offset in wanted.items()):
                 await self._pointers.wait(wanted, min(ask.wait_ms, WAIT_MS_MAX) / 1000)
 
     async def poll_time(self, call: Call[PollTime]) -> Answer:
@@ -191,7 +188,7 @@ class GroupRequests:
         for part in answer.partitions:
             log = partition_of(part.partition)
             for entry in part.entries:
-                pointer = self._services.fresh.find(log, entry.offset)
+                pointer = self._recent.find(log, entry.offset)
                 place = pointer.location if pointer is not None else None
                 if place is None:
                     continue
@@ -232,11 +229,10 @@ class GroupRequests:
 
         With `from_memory`, those that this broker has just published are not read from the log.
         """
-        run = self._services.fresh.run(partition, offset, bytes_max) if from_memory and bytes_max is not None else []
-        if run:
-            entries = Entries((pointer.entry for pointer in run), run[-1].entry.offset + 1)
-        elif bytes_max is None:
+        if bytes_max is None:
             entries = Entries((), -1)
+        elif run := self._recent.run(partition, offset, bytes_max) if from_memory else ():
+            entries = Entries((pointer.entry for pointer in run), run[-1].entry.offset + 1)
         elif offset >= span.end:
             entries = Entries((), offset)
         else:

@@ -6,9 +6,9 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 
-from memq.broker.partition.fresh_pointers import FreshPointer
 from memq.broker.partition.ownership import Ownership, Phase
 from memq.broker.partition.pointer_resolver import PointerResolver
+from memq.broker.partition.recent_pointer_cache import RecentPointer
 from memq.broker.services import Services
 from memq.errors import DeniedError, EpochFencedError, LogCutError, NotFoundError, RetryableError
 from memq.format.pointer import Pointer, encode_pointer
@@ -90,7 +90,7 @@ class Publisher:
             own.published_s = handed_over_s
             own.published(offset, pointer, time_ms)
             location = pointer.locations[0] if pointer.locations else None
-            self._services.fresh.add(self.partition, FreshPointer(Entry(offset, time_ms, body), location))
+            self._services.recent_pointers.add(self.partition, RecentPointer(Entry(offset, time_ms, body), location))
             counters.published_pointers += 1
             counters.publish_seconds.observe(self._now() - started)
             return True

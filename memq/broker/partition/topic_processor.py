@@ -548,7 +548,7 @@ class TopicProcessor:
     def _empty_ring(self) -> None:
         """End the epoch, if any; keep blocks acked with ack=1, and release the others."""
         own, self.own = self.own, None
-        self.services.fresh.forget(self.read_partition)
+        self.services.recent_pointers.forget(self.read_partition)
         _settle(self._stating, MovedError(f"{self.name} lost its epoch"))
         self._stating = []
         if own is None:

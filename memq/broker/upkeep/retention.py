@@ -149,7 +149,7 @@ async def _retire_partition(services: Services, partitions: Partitions, topic: T
     if found.before <= begin:
         return now_ms
     await services.queue.trim(partition, found.before)
-    services.fresh.forget(partition)  # else readers would get from memory what retention took
+    services.recent_pointers.forget(partition)  # else readers would get from memory what retention took
     services.counters.retired_pointers += found.before - begin
     deleted = await _delete_unnamed(services, partition, found, damaged) if services.settings.delete_objects else 0
     taken = f"{found.before - begin} pointers, {deleted} objects"

@@ -18,23 +18,23 @@ from memq.topic import ReadPartition
 BYTES_MAX = 2 * MIB  # of pointers: about 6,000
 
 
-class FreshPointer(NamedTuple):
+class RecentPointer(NamedTuple):
     """An entry of the queue, and the place of its batch; None for a pointer without a batch."""
 
     entry: Entry
     location: Location | None
 
 
-class FreshPointers:
+class RecentPointerCache:
     """The youngest published pointers by read partition and offset; the oldest go first."""
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._pointers: OrderedDict[tuple[ReadPartition, int], FreshPointer] = OrderedDict()
+        self._pointers: OrderedDict[tuple[ReadPartition, int], RecentPointer] = OrderedDict()
         self._ends: dict[ReadPartition, int] = {}  # of the partitions that have pointers here
 
-    def add(self, partition: ReadPartition, pointer: FreshPointer) -> None:
+    def add(self, partition: ReadPartition, pointer: RecentPointer) -> None:
         """Keep a published pointer. An offset below the last one shows that the log was cut: drop the others."""
         offset = pointer.entry.offset
         if offset < self._ends.get(partition, 0):
@@ -45,13 +45,13 @@ class FreshPointers:
         while self._bytes > self._bytes_max:
             self._drop(next(iter(self._pointers)))
 
-    def find(self, partition: ReadPartition, offset: int) -> FreshPointer | None:
+    def find(self, partition: ReadPartition, offset: int) -> RecentPointer | None:
         """Return the pointer at an offset; None when it is not here."""
         return self._pointers.get((partition, offset))
 
-    def run(self, partition: ReadPartition, offset: int, bytes_max: int) -> list[FreshPointer]:
+    def run(self, partition: ReadPartition, offset: int, bytes_max: int) -> list[RecentPointer]:
         """Return pointers that follow on each other from `offset` on; at least one if it is here."""
-        found: list[FreshPointer] = []
+        found: list[RecentPointer] = []
         size = 0
         while (pointer := self.find(partition, offset + len(found))) is not None:
             size += len(pointer.entry.body)
