@@ -16,6 +16,7 @@ from memq.broker.api.operations import Operation, Operations, operations_of
 from memq.broker.api.requests import LIMITED
 from memq.broker.api.stream_requests import StreamRequests
 from memq.broker.api.topic_requests import TopicRequests
+from memq.broker.partition.recent_pointer_cache import RecentPointerCache
 from memq.errors import ProtocolError
 from memq.limits import POLL_BYTES_MAX, READ_BYTES_MAX
 from memq.protocol import messages
@@ -81,7 +82,7 @@ ID = "0a" * 16
 
 
 def table() -> Operations:
-    services = cast(Any, SimpleNamespace(queue=None, pointers=None))
+    services = cast(Any, SimpleNamespace(queue=None, pointers=None, recent_pointers=RecentPointerCache()))
     given = services, cast(Any, None)
     return operations_of(
         StreamRequests(*given),
