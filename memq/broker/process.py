@@ -135,7 +135,7 @@ async def _keep_house(broker: Broker, settings: BrokerSettings) -> None:
         if sweeps:
             swept_s = clock.monotonic()
         if not broker.governs:
-            broker.services.swept.pending_objects = broker.services.swept.pending_bytes = 0
+            broker.services.swept.forget()
         await run_upkeep(broker.services, broker.partitions, sweeps=sweeps)
 
 
@@ -190,5 +190,6 @@ def _gauges(broker: Broker) -> dict[str, Callable[[], float]]:
         "lost_partitions": lambda: len(services.lost_logs),
         "sweep_pending_objects": lambda: services.swept.pending_objects,
         "sweep_pending_bytes": lambda: services.swept.pending_bytes,
+        "sweep_unproven_objects": lambda: services.swept.unproven_objects,
         "ring_batches": lambda: sum(len(processor.ring) for processor in broker.partitions.at_work()),
     }

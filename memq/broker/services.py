@@ -64,10 +64,15 @@ class Suspicions:
 
 @dataclass(slots=True)
 class SweptNow:
-    """Objects that wait for a later sweep pass, as of the last pass that ran here."""
+    """Counts of the last sweep pass here: objects that wait for a later one, and objects that are kept."""
 
     pending_objects: int = 0
     pending_bytes: int = 0
+    unproven_objects: int = 0
+
+    def forget(self) -> None:
+        """Forget the last pass: another broker sweeps now."""
+        self.pending_objects = self.pending_bytes = self.unproven_objects = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

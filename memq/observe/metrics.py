@@ -148,6 +148,11 @@ BROKER = (
         "objects that wait now for a later sweep; at the governor",
     ),
     _broker_gauge("sweep_pending_bytes", "bytes", "bytes of objects that wait for a later sweep; at the governor"),
+    _broker_gauge(
+        "sweep_unproven_objects",
+        "objects",
+        "objects that the sweep keeps, because no batch has their records; at the governor",
+    ),
     _broker_gauge("ring_batches", "batches", "batches that are not yet published"),
     Definition(
         "memq_broker_over_limit",

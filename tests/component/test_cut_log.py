@@ -8,20 +8,24 @@ from contextlib import asynccontextmanager
 import pytest
 
 from memq.broker.broker import Broker
+from memq.broker.upkeep.sweep import Sweep
 from memq.client.admin import AsyncAdmin
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.consumer.fetch import polling
 from memq.client.consumer.offset_resolver import OffsetResolver
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import InvalidRequestError, PositionLostError
+from memq.format.key import parse_object_key, topics_prefix
 from memq.notification.memory import Log, MemoryQueue
 from memq.settings import BrokerSettings
 from memq.topic import Position, Topic, TopicSettings, read_partitions
 from tests.brokers import run, running_broker
+from tests.contract.manual_clock import ManualClock
 
 READ = 6  # records before the cut, each a batch; the log has `opened` before them, and the producer's end after them
 CUT, LEFT = 3, 4  # entries that the log loses, and records that it keeps
 WAIT_S = 20.0
+DAY_MS = 86_400_000
 
 
 def reader(broker: Broker, group: str | None, **settings: object) -> AsyncConsumer:
@@ -178,5 +182,32 @@ def test_a_reader_whose_log_stays_shorter_than_what_it_read_is_refused(monkeypat
                 await consumer.poll(WAIT_S)
             await consumer.seek("clicks", 0, "beginning")
             assert await take(consumer, LEFT + 1) == [*range(LEFT), 100]
+
+    run(work())
+
+
+def test_objects_of_the_last_batches_that_a_log_lost_are_kept_until_a_restore() -> None:
+    """The next owner opens a later epoch, so the numbers of the batches show no loss."""
+
+    async def work() -> None:
+        async with filled() as (broker, topic):
+            store, clock, notes = broker.services.store, ManualClock(), list[str]()
+            keys = [entry.key async for entry in store.list(topics_prefix(broker.services.settings.cluster))]
+            assert len(keys) == READ
+            del log_of(broker, topic).entries[-CUT:]
+            await broker.close()
+            async with next_owner(broker) as another:
+                await send(another, 100, READ)
+                services = another.services
+                clock.advance(services.runtime.clock.wall_ms())
+                for _ in range(3):
+                    clock.advance(DAY_MS)
+                    parts = (store, services.queue, services.coordinator, clock, notes.append, DAY_MS)
+                    found = [each async for each in Sweep(services.settings.cluster, *parts).run(0, DAY_MS)]
+            left = [entry.key async for entry in store.list("")]
+            assert set(keys) <= set(left)
+            lost = [key for key in keys if parse_object_key(key).batch_sequence >= LEFT]  # type: ignore[union-attr]
+            assert {each.key: each.kept for each in found} == dict.fromkeys(lost, True)
+            assert (len(lost), notes) == (READ - LEFT, [])
 
     run(work())

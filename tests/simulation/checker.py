@@ -30,6 +30,7 @@ from memq.simulation.world.node import FOREVER, SimNode
 from memq.topic import Position, ReadPartition, TopicSettings
 from tests.simulation.commit_rules import CommitRules
 from tests.simulation.compaction_rules import CompactionRules
+from tests.simulation.copy_rules import CopyRules
 from tests.simulation.group_rules import GroupRules
 from tests.simulation.lag import LagCheck
 from tests.simulation.owner_rules import OwnerRules, Refusal
@@ -99,6 +100,7 @@ class Checker:
         self.groups = GroupRules(self.logs, fail, now, self._first_place)
         self.commits = CommitRules(fail)
         self.reports = ReportRules(fail)
+        self.copies = CopyRules((self.logs, self.reports.logs), objects)
         self._objects = objects
         self._window_ms = window_ms
         self._fail = fail
@@ -215,6 +217,8 @@ class Checker:
         """See `cloud.Observer`."""
         if self._named.get(key):
             self._fail(f"object '{key}' is deleted while {self._named[key]} pointers name it")
+        if self.copies.are_missed(key):
+            self._fail(f"object '{key}' is deleted, and only pointers that the log lost had all its records")
         if self.compaction.names(key):
             self._fail(f"object '{key}' is deleted while a compacted part names it")
 
@@ -244,7 +248,8 @@ class Checker:
     def truncated(self, partition: ReadPartition, end: int) -> None:
         """See `cloud.Observer`. The lost records are excused; all others are promised as before.
 
-        Their objects stay: a restore can bring their pointers back.
+        Their objects stay, so that a restore can bring their pointers back, until retention has cut the log after
+        their epoch. If the producers sent all records again, the objects may go.
         """
         log = self.logs.get(partition)
         if log is None or end >= len(log.entries):
@@ -254,6 +259,11 @@ class Checker:
             record = self.records[one.value]
             record.places.pop(one.source, None)
             record.lost = True
+        for entry in entries:
+            for location in entry.pointer.locations:
+                self._named[location.key] -= 1
+                self._freed_s[location.key] = self._now()
+                self.copies.lose(location.key, partition, entry)
         for number in dict.fromkeys(entry.pointer.partition for entry in entries):
             self._parts[partition.topic_id, number].forget(end)
         self.commits.goes_back = True
@@ -403,12 +413,16 @@ class Checker:
         ]
 
     def left_objects(self, since_s: float) -> list[str]:
-        """Return what a sweep should have deleted: objects older than `since_s` that no pointer named since then."""
+        """Return what a sweep should have deleted: objects older than `since_s` that no pointer named since then.
+
+        A sweep keeps objects whose records the queue does not have.
+        """
         unnamed = [key for key in self._objects if not self._named.get(key) and not self.compaction.names(key)]
         freed_s = self._freed_s | self.compaction.freed_s
         left = [key for key in unnamed if freed_s.get(key, since_s) <= since_s]
         left = [key for key in left if "/staged/" not in key]  # it has an age of its own, longer than any run
-        return [key for key in left if "/sweep/" not in key]  # what sweeps say to each other
+        left = [key for key in left if "/sweep/" not in key]  # what sweeps say to each other
+        return [key for key in left if not self.copies.is_only_copy(key)]
 
     def check_lag(self, settings: TopicSettings, draw_below: Callable[[int], int], *, moments_max: int = 8) -> None:
         """Check lag at some moments and places that `draw_below` picks."""

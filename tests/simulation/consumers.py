@@ -141,9 +141,13 @@ class Reader:
             first = Position(place.partition, log.truncated_at)
             if position <= first:
                 continue
-            await consumer.seek(place.topic, place.partition, first)
-            self._groups(partition).seek(self.name, partition, (first.pointer_offset, 0))
             found = True
+            try:
+                await consumer.seek(place.topic, place.partition, first)
+            except PositionExpiredError as error:  # retention has taken what was left there
+                await self._go_on(consumer, error)
+            else:
+                self._groups(partition).seek(self.name, partition, (first.pointer_offset, 0))
         return found
 
     async def _wander(self, consumer: AsyncConsumer, now_s: float) -> None:

@@ -86,7 +86,7 @@ KEEPING_BUGS = (
         "sweep deletes in the first pass",
         "memq.broker.upkeep.sweep",
         "Sweep._judged",
-        swap("key in since and since[key] <= self._now_ms - self._confirm_ms", "True"),
+        swap("key in since and since_ms <= self._now_ms - self._confirm_ms", "True"),
         level="calm",
     ),
     Planted(
@@ -111,8 +111,16 @@ KEEPING_BUGS = (
         "sweep takes what a lost log may have named",
         "memq.broker.upkeep.sweep",
         "Sweep._why",
-        omit("self._strike_unaccounted"),
+        swap("await self._strike_unaccounted(mine, keys, logs)", "set()"),
         level="calm",
+    ),
+    Planted(
+        "sweep takes the last batches that a cut log lost",
+        "memq.broker.upkeep.sweep",
+        "Sweep._judged",
+        swap("why[key] == UNPROVEN", "False"),
+        level="calm",
+        aspects=("house", "truncate"),
     ),
     Planted(
         "ack=1 blocks dropped with their epoch",

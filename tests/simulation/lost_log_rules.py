@@ -3,7 +3,8 @@
 Three trials, each of two passes, the second of which confirms the first at once:
 a log is empty, or an owner that did not look has opened it again, for both passes;
 one pointer between others of its epoch is gone, for both passes;
-the queue shows only the beginning of a log, with an end to match, and all of it in the second pass.
+the queue shows only the beginning of a log, with an end to match, and all of it in the second pass. The second pass
+also protects the objects if the passes take objects whose records no batch has.
 """
 
 from __future__ import annotations
@@ -81,15 +82,26 @@ class LostLogRules:
             number = f"{row.epoch}.{row.batch_sequence}"
             await self._sweep(clock, (holed, holed), alone, f"the lost pointer {number} of {lost}")
         short = await self._queue(clock, lost, pointers[: draw.randint(0, len(pointers))])
-        await self._sweep(clock, (short, whole), _keys(pointers), f"the log of {lost}, half of which it was shown,")
+        what = f"the log of {lost}, half of which it was shown,"
+        await self._sweep(clock, (short, whole), _keys(pointers), what)
+        await self._sweep(clock, (short, whole), _keys(pointers), what, takes_unproven=True)
 
-    async def _sweep(self, clock: Clock, queues: Sequence[MemoryQueue], named: set[str], what: str) -> None:
+    async def _sweep(
+        self,
+        clock: Clock,
+        queues: Sequence[MemoryQueue],
+        named: set[str],
+        what: str,
+        *,
+        takes_unproven: bool = False,
+    ) -> None:
         """Run a pass with each of the queues; nothing may go that is `named`."""
         store = MemoryHandler(clock)
         for key, body in self._objects.items():
             await store.put(key, [body], crc32c(body))
         for queue in queues:
             sweep = Sweep(self._cluster, store, queue, OneTopic(self._topic), clock, lambda text: None, 0)
+            sweep.takes_unproven = takes_unproven
             async for _ in sweep.run(0, 0):
                 pass
         gone = [key for key in named if key in self._objects and key not in store.objects]

@@ -466,7 +466,7 @@ def _with_truncated_logs(plan: Plan, _level: str, draw: random.Random) -> Plan:
     Kafka can lose the end of a log alone.
     """
     excluded = {"named", "staged", "direct", "churn"}
-    if plan.shape.housekeeping_s or plan.shape.audit_interval_ms or plan.audits or plan.faults.lies:
+    if plan.shape.audit_interval_ms or plan.audits or plan.faults.lies:
         return plan
     if not excluded.isdisjoint(plan.producers):
         return plan

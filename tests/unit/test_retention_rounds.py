@@ -535,7 +535,7 @@ def test_a_pass_says_what_waits_and_a_later_one_what_went() -> None:
     async def work(keeper: Keeper) -> None:
         await with_orphans(keeper)
         found = await sweep(keeper.services, HOUR_MS)
-        assert found == (0, 0, ORPHANS, 5 * ORPHANS)
+        assert found == (0, 0, ORPHANS, 5 * ORPHANS, 0)
         swept, counters = keeper.services.swept, keeper.counters
         assert (swept.pending_objects, swept.pending_bytes) == (ORPHANS, 5 * ORPHANS)
         assert (counters.unnamed_objects, counters.swept_objects) == (ORPHANS, 0)
@@ -545,14 +545,14 @@ def test_a_pass_says_what_waits_and_a_later_one_what_went() -> None:
         assert text.count("(no pointer names it)") == NAMED_MAX
         confirm_ms = keeper.services.settings.sweep_confirm_ms
         keeper.clock.advance(confirm_ms - 1)
-        assert await sweep(keeper.services, HOUR_MS) == (0, 0, ORPHANS, 5 * ORPHANS)
+        assert await sweep(keeper.services, HOUR_MS) == (0, 0, ORPHANS, 5 * ORPHANS, 0)
         assert (keeper.events.take(), counters.unnamed_objects) == ([], ORPHANS), "they are not new any more"
         keeper.clock.advance(1)
-        assert await sweep(keeper.services, HOUR_MS) == (ORPHANS, 5 * ORPHANS, 0, 0)
+        assert await sweep(keeper.services, HOUR_MS) == (ORPHANS, 5 * ORPHANS, 0, 0, 0)
         assert keeper.events.take() == [("swept", f"{ORPHANS} unnamed objects, {5 * ORPHANS} bytes")]
         assert (counters.swept_objects, counters.swept_bytes) == (ORPHANS, 5 * ORPHANS)
         assert (swept.pending_objects, swept.pending_bytes) == (0, 0)
-        assert await sweep(keeper.services, HOUR_MS) == (0, 0, 0, 0)
+        assert await sweep(keeper.services, HOUR_MS) == (0, 0, 0, 0, 0)
         assert keeper.events.take() == []
 
     keep(work)

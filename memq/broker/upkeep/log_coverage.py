@@ -12,6 +12,8 @@ must not be missing between the numbers that the log shows. Otherwise the log it
 - A log that shows batches 4 and 6 of an epoch has lost batch 5. If it shows batch 5, that pointer names the valid
   object; another object of this number is a repeated upload under another key.
 - A log whose read partition has holes between its offsets (`lose`) may have lost any pointer that it does not show.
+- A log that ends an epoch at batch 4 may have lost batch 5, or its owner died before it published batch 5. The
+  numbers do not show which (`memq.broker.upkeep.unproven_objects`).
 - A log that begins with the first batch was made by a restore. The restore read all objects in the order of epoch and
   batch sequence, and left out copies, up to the last batch that it named.
 """
@@ -90,6 +92,14 @@ class LogCoverage:
         if not numbers or batch_sequence >= numbers.next:
             return True
         return epoch not in self._whole and batch_sequence < numbers.least
+
+    def is_after_end(self, epoch: int, batch_sequence: int) -> bool:
+        """Whether the batch follows on the last one that the log shows of its epoch.
+
+        The log accounts for it only if no owner acked it before the log lost its end.
+        """
+        numbers = self._numbers.get(epoch)
+        return numbers is not None and (not numbers or batch_sequence >= numbers.next)
 
     def is_restored(self, epoch: int, batch_sequence: int) -> bool:
         """Whether a restore left out the batch, if no pointer names it: as a copy, or as unreadable."""

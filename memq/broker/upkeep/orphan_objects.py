@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from memq.broker.upkeep.log_coverage import LogCoverage
 from memq.errors import CorruptDataError, InvalidRequestError, NotFoundError, UnsupportedFormatError
-from memq.format.key import ObjectKey, is_of_many, is_staged_object, parse_object_key
+from memq.format.key import ObjectKey, is_large_object, is_of_many, is_staged_object, parse_object_key
 from memq.format.object import ObjectTopic
 from memq.notification import PointerReader
 from memq.storage_handlers import ObjectEntry, ObjectReader
@@ -84,7 +84,8 @@ def forgotten_topic(topic: ObjectTopic) -> Claim:
 class OrphanObjects:
     """Finds orphans by key, or by the index of an object of many batches, with one GET for each.
 
-    `logs` contains all write partitions of `topics` with pointers; `claimed` those that ever had an owner.
+    `logs` contains all write partitions of `topics` with pointers; `claimed` those that ever had an owner. `at_end`
+    gets the objects that follow on the last batch of an epoch in a log, by write partition.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class OrphanObjects:
         self._logs = logs
         self._claimed = claimed
         self._forgotten = forgotten
+        self.at_end: dict[PartitionKey, list[ObjectEntry]] = {}
 
     async def claim_on(self, entry: ObjectEntry) -> Claim | None:
         """Return the claim of a log that may have named an object; None if the object may be deleted.
@@ -115,6 +117,10 @@ class OrphanObjects:
                     return lost_log(topic.name, partition)
                 elif self._restored((topic.id, partition), epoch, batch_sequence) and await self._is_newer(entry):
                     return newer_object(topic.name, partition)
+                elif is_large_object(entry.key):
+                    continue  # a compaction copies only what pointers name
+                elif epoch and self._logs[topic.id, partition].is_after_end(epoch, batch_sequence):
+                    self.at_end.setdefault((topic.id, partition), []).append(entry)
         except (CorruptDataError, NotFoundError):
             pass  # without an index, no restore can make a pointer to the object either
         return None

@@ -191,12 +191,13 @@ async def _restate(partitions: Partitions, topic: Topic, holding: Iterable[int])
 
 
 class Swept(NamedTuple):
-    """The result of one sweep pass: deleted objects, and waiting ones with their bytes."""
+    """The result of one sweep pass: deleted objects, waiting ones with their bytes, and unproven ones."""
 
     objects: int = 0
     bytes: int = 0
     pending: int = 0
     pending_bytes: int = 0
+    unproven: int = 0
 
 
 async def sweep(services: Services, age_ms: int) -> Swept:
@@ -208,12 +209,16 @@ async def sweep(services: Services, age_ms: int) -> Swept:
 
     clock, stores = services.runtime.clock, (services.store, services.queue)
     found = Sweep(settings.cluster, *stores, services.coordinator, clock, note, settings.sweep_confirm_ms)
-    done, new = Swept(), list[Unnamed]()
+    done, new, first_unproven = Swept(), list[Unnamed](), ""
     async for each in found.run(age_ms, settings.staged_age_ms):
         if each.goes:
             done = done._replace(objects=done.objects + 1, bytes=done.bytes + each.size)
             counters.swept_objects += 1
             counters.swept_bytes += each.size
+            continue
+        if each.kept:
+            done = done._replace(unproven=done.unproven + 1)
+            first_unproven = first_unproven or each.key
             continue
         done = done._replace(pending=done.pending + 1, pending_bytes=done.pending_bytes + each.size)
         if each.new:
@@ -221,7 +226,11 @@ async def sweep(services: Services, age_ms: int) -> Swept:
             new += [each] if len(new) < NAMED_MAX else []
     await _end_deletions(services, found.forgotten.held)
     counters.kept_objects += found.kept
+    if done.unproven > services.swept.unproven_objects:
+        text = f"no batch has the records of {done.unproven} objects, the first is '{first_unproven}': they are kept"
+        services.events.warning("sweep-unproven", text)
     services.swept.pending_objects, services.swept.pending_bytes = done.pending, done.pending_bytes
+    services.swept.unproven_objects = done.unproven
     if done.objects:
         services.events.info("swept", f"{done.objects} unnamed objects, {done.bytes} bytes")
     if new:

@@ -17,7 +17,8 @@ part that retention removes from a manifest.
 
 If a queue has lost pointers, objects without a pointer may be data. The sweep keeps and reports objects that a log does
 not account for (`memq.broker.upkeep.log_coverage`). It also keeps objects of a topic that only the queue knows: the
-coordinator may be an old backup, or one of another cluster.
+coordinator may be an old backup, or one of another cluster. It also keeps objects whose records no batch of the log
+has (`memq.broker.upkeep.unproven_objects`), until retention has cut the log after their epoch.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ from memq.broker.upkeep.log_coverage import LogCoverage
 from memq.broker.upkeep.log_reading import READINGS_MAX, LogReading, keys_of
 from memq.broker.upkeep.orphan_objects import Claim, OrphanObjects, OrphanTopics, forgotten_topic
 from memq.broker.upkeep.sweep_lists import SweepLists
+from memq.broker.upkeep.unproven_objects import unproven_objects
 from memq.compaction.reader import ManifestFiles
-from memq.errors import CorruptDataError, NotFoundError
+from memq.errors import CorruptDataError, NotFoundError, QueueError
 from memq.format.key import shared_prefix, staged_prefix, sweep_digest, topic_prefix, topics_prefix
 from memq.format.packed_file import ListedObject
 from memq.governor import Assignment
@@ -45,6 +47,7 @@ SWEPT_KEYS_MAX = 100_000  # old objects of one prefix that are checked together;
 UNNAMED = "no pointer names it"
 NO_TOPIC = "its topic is gone"
 CHECKED = "a check of the store left it"
+UNPROVEN = "no pointer names it, and no batch of the log has its records"
 
 
 class TopicDirectory(Protocol):
@@ -64,7 +67,8 @@ class Unnamed:
     """One object that no pointer names: key, bytes, time of writing (Unix ms), and why it may be deleted.
 
     `since_ms` is when a pass found it first (Unix ms); `new`: this pass was the first. `goes`: the first one is at
-    least `confirm_ms` ago, so that this pass deletes the object.
+    least `confirm_ms` ago, so that this pass deletes the object. `kept`: the object may be the only copy of acked
+    records, so no pass deletes it.
     """
 
     key: str
@@ -74,13 +78,15 @@ class Unnamed:
     since_ms: int
     new: bool
     goes: bool
+    kept: bool = False
 
 
 class Sweep:
     """One pass over the objects of one cluster.
 
     `note` gets a text for objects that stay although they may be garbage. `kept` counts objects that a lost log may
-    have named, and objects of a topic that the coordinator does not know.
+    have named, and objects of a topic that the coordinator does not know. Set `takes_unproven` if no log
+    lost its end: then the pass does not keep objects whose records no batch has.
     """
 
     def __init__(
@@ -98,6 +104,7 @@ class Sweep:
         self._queue = queue
         self.topics = topics.topics
         self.kept = 0
+        self.takes_unproven = False
         self._assignments = topics.assignments
         self._clock = clock
         self._note = note
@@ -155,19 +162,18 @@ class Sweep:
         kept = await self.lists.kept(prefix)
         if kept is None:
             return []
-        return [
-            Unnamed(
-                key,
-                entry.size,
-                entry.modified_ms,
-                why[key],
-                since.get(key, self._now_ms),
-                key not in since,
-                key in since and since[key] <= self._now_ms - self._confirm_ms,
-            )
-            for key, entry in unnamed.items()
-            if key not in kept
-        ]
+        found: list[Unnamed] = []
+        for key, entry in unnamed.items():
+            if key in kept:
+                continue
+            since_ms = since.get(key, self._now_ms)
+            place = (key, entry.size, entry.modified_ms, why[key], since_ms)
+            if why[key] == UNPROVEN and not self.takes_unproven:
+                found.append(Unnamed(*place, new=False, goes=False, kept=True))
+            else:
+                goes = key in since and since_ms <= self._now_ms - self._confirm_ms
+                found.append(Unnamed(*place, new=key not in since, goes=goes))
+        return found
 
     async def _old(self, start: str, bound_ms: int) -> AsyncIterator[tuple[str, dict[str, ObjectEntry]]]:
         """Yield the old objects, grouped by topic or shared: a listing is in order of keys."""
@@ -209,8 +215,8 @@ class Sweep:
             if not await self._strike_named(topic, keys, logs):
                 return {}
         if shared or mine:
-            await self._strike_unaccounted(mine, keys, logs)
-            return dict.fromkeys(keys, UNNAMED)
+            unproven = await self._strike_unaccounted(mine, keys, logs)
+            return {key: UNPROVEN if key in unproven else UNNAMED for key in keys}
         owner = await self.forgotten.owner_of(keys.values())
         if owner is not None:
             self._keep(forgotten_topic(owner), list(keys.values()))
@@ -267,10 +273,10 @@ class Sweep:
 
     async def _strike_unaccounted(
         self, topics: Sequence[Topic], keys: dict[str, ObjectEntry], logs: dict[PartitionKey, LogCoverage]
-    ) -> None:
-        """Remove from `keys`, and report, the objects for which no log accounts."""
+    ) -> set[str]:
+        """Remove from `keys`, and report, the objects for which no log accounts; return the unproven ones."""
         if not keys:
-            return
+            return set()
         claimed = {(each.topic_id, each.partition) for each in await self._assignments() if each.epoch}
         known = {topic.id: topic for topic in topics}
         unaccounted = OrphanObjects(self._store, known, logs, claimed, self.forgotten)
@@ -282,6 +288,14 @@ class Sweep:
                 kept.setdefault(claim, []).append(entry)
         for claim, entries in kept.items():
             self._keep(claim, entries)
+        unproven = set[str]()
+        for (topic_id, number), entries in unaccounted.at_end.items():
+            try:
+                entries = await unproven_objects(self._store, self._queue, known[topic_id], number, entries, self._note)
+            except (NotFoundError, QueueError) as error:
+                self._note(f"topic '{known[topic_id].name}' partition {number}: objects are not compared: {error}")
+            unproven.update(entry.key for entry in entries)
+        return unproven & keys.keys()
 
     def _keep(self, claim: Claim, entries: Sequence[ObjectEntry]) -> None:
         self.kept += len(entries)

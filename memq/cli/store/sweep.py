@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 )
 @click.option("--keep", metavar="KEY|all", help="Keep a waiting object, or all of them: no sweep deletes it.")
 @click.option("--release", metavar="KEY|all", help="Release a kept object, or all of them.")
+@click.option("--unproven", is_flag=True, help="Also sweep objects whose records no batch of the log has.")
 @setting_options("data", "cluster", "sweep_age_ms", "sweep_confirm_ms", "staged_age_ms", *rules_of(PartSettings))
 @json_option
 def sweep(
@@ -40,6 +41,7 @@ def sweep(
     pending: bool,
     keep: str | None,
     release: str | None,
+    unproven: bool,
     as_json: bool,
     config: str | None,
     profile: str | None,
@@ -50,12 +52,17 @@ def sweep(
     A pass deletes the objects that an earlier pass, at least sweep_confirm_ms ago, found too. The others wait for a
     later pass. Brokers may run; the ages must be the same as theirs.
 
+    Objects whose records no batch of the log has are kept. Their producers got no ack, or the log lost its end. Use
+    --unproven only if no log lost its end.
+
     If the settings name no store, queue and coordinator, memq sweep uses the folder of --data. No other process may use
     it meanwhile, except with --pending, --keep and --release. Exits with 1 if it skipped a topic, because some of its
     pointers could not be read, or the queue may have lost pointers.
     """
     if sum((dry_run, pending, keep is not None, release is not None)) > 1:
         raise click.UsageError("use one of --dry-run, --pending, --keep and --release")
+    if unproven and (pending or keep is not None or release is not None):
+        raise click.UsageError("--unproven is for a pass, also with --dry-run")
     settings = settings_of(config, profile, **flags)
     confirm_ms = settings.broker().sweep_confirm_ms
     report = _PassReport(confirm_ms, as_json=as_json)
@@ -68,7 +75,7 @@ def sweep(
     else:
         ended = False
         try:
-            asyncio.run(_sweep(settings, report, dry_run=dry_run))
+            asyncio.run(_sweep(settings, report, dry_run=dry_run, unproven=unproven))
             ended = True
         finally:
             if ended or report.found:
@@ -81,7 +88,7 @@ class _PassReport:
 
     def __init__(self, confirm_ms: int, *, as_json: bool) -> None:
         self.notes = self.found = 0
-        self._gone = self._waiting = (0, 0)  # objects and bytes
+        self._gone = self._waiting = self._kept = (0, 0)  # objects and bytes
         self._confirm_ms = confirm_ms
         self._as_json = as_json
 
@@ -93,12 +100,13 @@ class _PassReport:
     def take(self, found: Unnamed) -> None:
         """Print one object of a pass."""
         self.found += 1
-        state = "goes" if found.goes else f"waits until {time_text(found.since_ms + self._confirm_ms)}"
-        count, size = self._gone if found.goes else self._waiting
         if found.goes:
-            self._gone = (count + 1, size + found.size)
+            state, self._gone = "goes", (self._gone[0] + 1, self._gone[1] + found.size)
+        elif found.kept:
+            state, self._kept = "is kept", (self._kept[0] + 1, self._kept[1] + found.size)
         else:
-            self._waiting = (count + 1, size + found.size)
+            state = f"waits until {time_text(found.since_ms + self._confirm_ms)}"
+            self._waiting = (self._waiting[0] + 1, self._waiting[1] + found.size)
         self._print(asdict(found), found.key, f"{found.why}; {state}", found.size, found.modified_ms)
 
     def take_listed(self, each: PendingObject) -> None:
@@ -115,7 +123,10 @@ class _PassReport:
 
     def sum_up(self, verb: str) -> None:
         """Print the numbers of changed and of waiting objects."""
-        for (count, size), what in ((self._gone, verb), (self._waiting, "wait for a later pass")):
+        counts = [(self._gone, verb), (self._waiting, "wait for a later pass")]
+        if self._kept[0]:
+            counts.append((self._kept, "are kept, because no batch has their records"))
+        for (count, size), what in counts:
             print_message(f"{count_text(count, 'object')} of {size_text(size)} {what}")
 
     def _print(self, row: dict[str, object], key: str, what: str, size: int, modified_ms: int) -> None:
@@ -125,7 +136,7 @@ class _PassReport:
             click.echo(f"{key}: {what} ({size_text(size)}, written {time_text(modified_ms)})")
 
 
-async def _sweep(settings: Settings, report: _PassReport, *, dry_run: bool) -> None:
+async def _sweep(settings: Settings, report: _PassReport, *, dry_run: bool, unproven: bool) -> None:
     ages_ms = (settings.broker().sweep_age_ms, settings.broker().staged_age_ms)
     async with _opened(settings, report) as found:
         if not dry_run and not await found.topics():
@@ -133,6 +144,7 @@ async def _sweep(settings: Settings, report: _PassReport, *, dry_run: bool) -> N
                 "the coordinator knows no topic, so every object would be deleted",
                 hint="check the settings coordinator and cluster; --dry-run names the objects",
             )
+        found.takes_unproven = unproven
         async for each in found.find(*ages_ms) if dry_run else found.run(*ages_ms):
             report.take(each)
 

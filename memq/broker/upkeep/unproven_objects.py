@@ -1,0 +1,95 @@
+"""Objects after the last batch that a log shows of their epoch: does another batch have their records?
+
+Theory. Such an object has two possible causes. Its owner died before it published the batch: then the producers sent
+the records again, and a later batch has them, or nobody got an ack. Or the log lost its end after the ack, for example
+by an unclean election of Kafka. The numbers of batches and epochs are the same in both cases. The sequences of the
+producers are not: if a pointer of the log names all sequences of the object, or the producer stated that it gave
+them up, the object has nothing that readers miss. Otherwise it may be the only copy of acked records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from memq.broker.upkeep.log_reading import LogReading
+from memq.errors import CorruptDataError, NotFoundError, UnsupportedFormatError
+from memq.format.object import BlockEntry
+from memq.format.pointer import Pointer
+from memq.format.ranges import Range, RangeSet
+from memq.notification import PointerReader
+from memq.storage_handlers import ObjectEntry, ObjectReader
+from memq.storage_handlers.confirmed_reads import read_batch_entries, read_index
+from memq.topic import Topic
+
+
+async def unproven_objects(
+    store: ObjectReader,
+    queue: PointerReader,
+    topic: Topic,
+    partition: int,
+    entries: Sequence[ObjectEntry],
+    note: Callable[[str], None],
+) -> list[ObjectEntry]:
+    """Return the objects with records of a write partition that no batch of its log has.
+
+    An object of a newer version is one of them. If the log can't be read to its end, the result may have
+    objects whose records are in the part that was not read. Raises: StoreError, QueueError.
+    """
+    blocks: dict[str, Sequence[BlockEntry]] = {}
+    found: list[ObjectEntry] = []
+    for entry in entries:
+        try:
+            index, _ = await read_index(store, entry)
+        except (CorruptDataError, NotFoundError):
+            continue  # without an index, no restore can make a pointer to the object either
+        except UnsupportedFormatError:
+            found.append(entry)
+            continue
+        mine = [
+            batch
+            for batch in index.batches
+            if batch.partition == partition and index.meta.topics[batch.topic].id == topic.id
+        ]
+        blocks[entry.key] = [block for batch in mine for block in index.blocks_of(batch)]
+    known = _Sequences(block.producer_id for each in blocks.values() for block in each)
+    await known.read(store, LogReading(queue, topic.read_partition_of(partition), note), partition)
+    return found + [entry for entry in entries if any(not known.cover(block) for block in blocks.get(entry.key, ()))]
+
+
+class _Sequences:
+    """The sequences of some producers that a log accounts for."""
+
+    def __init__(self, producers: Iterable[int]) -> None:
+        self._known = {producer: RangeSet() for producer in producers}
+
+    def cover(self, block: BlockEntry) -> bool:
+        """Whether the log accounts for all records of a block."""
+        return self._known[block.producer_id].covers(block.first_sequence, block.next_sequence)
+
+    async def read(self, store: ObjectReader, reading: LogReading, partition: int) -> None:
+        """Take all pointers of a write partition."""
+        async for _entry, pointer in reading.entries():
+            if pointer is None or pointer.partition != partition:
+                continue
+            for end in pointer.ended:
+                self._add(end.producer, end.burned)
+            for each in pointer.producers:
+                self._add(each.producer, each.ranges)
+            if not pointer.producers_complete:
+                await self._read_index(store, pointer)
+
+    async def _read_index(self, store: ObjectReader, pointer: Pointer) -> None:
+        """Take the sequences for which a pointer has no room; none if its index can't be read."""
+        try:
+            blocks = await read_batch_entries({each.store: store for each in pointer.locations}, pointer)
+        except (CorruptDataError, NotFoundError, UnsupportedFormatError):
+            return
+        for number, block in enumerate(blocks):
+            if number not in pointer.skip:
+                self._add(block.producer_id, [(block.first_sequence, block.next_sequence)])
+
+    def _add(self, producer: int, ranges: Iterable[Range]) -> None:
+        known = self._known.get(producer)
+        if known is not None:
+            for first, next_ in ranges:
+                known.add(first, next_)

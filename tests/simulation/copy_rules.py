@@ -1,0 +1,91 @@
+"""Which unnamed objects have records that no pointer in the queue names: a sweep keeps them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from memq.errors import CorruptDataError, InvalidRequestError
+from memq.format.key import LargeObjectKey, is_staged_object, parse_object_key
+from memq.format.object import open_object
+from memq.format.ranges import Range, RangeSet
+from memq.topic import ReadPartition
+from tests.simulation.read_log import ReadLog
+from tests.simulation.reader import LogBlock, LogEntry
+
+
+class CopyRules:
+    """Compares objects with the entries that are in the queue. Give it each pointer that a log lost."""
+
+    def __init__(self, logs: Sequence[Mapping[ReadPartition, ReadLog]], objects: Mapping[str, bytes]) -> None:
+        self._logs = logs
+        self._objects = objects
+        self._lost: dict[str, list[tuple[ReadPartition, LogEntry]]] = {}  # by key
+
+    def lose(self, key: str, partition: ReadPartition, entry: LogEntry) -> None:
+        """Note that a log lost the pointer to an object."""
+        self._lost.setdefault(key, []).append((partition, entry))
+
+    def are_missed(self, key: str) -> bool:
+        """Whether only lost pointers had all records of a deleted object, and retention has not cut the log since."""
+        return any(
+            not self._is_past(partition.topic_id, entry.pointer.partition, entry.pointer.epoch)
+            and self._lacks(partition.topic_id, entry.blocks)
+            for partition, entry in self._lost.pop(key, ())
+        )
+
+    def is_only_copy(self, key: str) -> bool:
+        """Whether an object of an owner has records that the queue lacks; false if no log here is of its topics."""
+        try:
+            if is_staged_object(key) or isinstance(parse_object_key(key), LargeObjectKey):
+                return False
+            index = open_object(self._objects[key])
+        except (InvalidRequestError, CorruptDataError):
+            return False  # no batch of an owner
+        for batch in index.batches:
+            blocks = [
+                LogBlock((batch.partition, block.producer_id), block.first_sequence, block.next_sequence, 0, ())
+                for block in index.blocks_of(batch)
+            ]
+            topic_id = index.meta.topics[batch.topic].id
+            if not self._is_past(topic_id, batch.partition, batch.epoch) and self._lacks(topic_id, blocks):
+                return True
+        return False
+
+    def _entries(self, topic_id: str, partition: int) -> list[LogEntry]:
+        """Return the entries of a write partition that are in the queue."""
+        return [
+            entry
+            for logs in self._logs
+            for read, log in logs.items()
+            if read.topic_id == topic_id
+            for entry in log.entries[log.queue_begin :]
+            if entry.pointer.partition == partition
+        ]
+
+    def _is_past(self, topic_id: str, partition: int, epoch: int) -> bool:
+        """Whether retention has cut the log of a write partition after an epoch."""
+        entries = self._entries(topic_id, partition)
+        return bool(entries) and entries[0].offset > 0 and entries[0].pointer.epoch > epoch
+
+    def _lacks(self, topic_id: str, blocks: Iterable[LogBlock]) -> bool:
+        """Whether no pointer in the queue names some records of these blocks, and no producer gave them up."""
+        for block in blocks:
+            partition, producer = block.source
+            entries = self._entries(topic_id, partition)
+            if entries and not _sequences(entries, producer).covers(block.first, block.following):
+                return True
+        return False
+
+
+def _sequences(entries: Iterable[LogEntry], producer: int) -> RangeSet:
+    """Return the sequences of a producer that are in a log, or that it gave up."""
+    known = RangeSet()
+    for entry in entries:
+        ranges: list[Range] = []
+        for end in entry.pointer.ended:
+            ranges += end.burned if end.producer == producer else ()
+        for named in entry.pointer.producers:
+            ranges += named.ranges if named.producer == producer else ()
+        for first, next_ in ranges:
+            known.add(first, next_)
+    return known
