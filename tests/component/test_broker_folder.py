@@ -23,7 +23,7 @@ from memq.broker.restore.restore import restore_folder
 from memq.broker.upkeep.sweep_cluster import folder_lists, folder_sweep
 from memq.client.admin import AsyncAdmin
 from memq.client.producer.producer import AsyncProducer
-from memq.errors import CorruptDataError, DeniedError, InvalidRequestError, MemqError, QueueError
+from memq.errors import ClosedError, CorruptDataError, DeniedError, InvalidRequestError, MemqError, QueueError
 from memq.format.key import object_key
 from memq.format.pointer import Pointer, decode_pointer
 from memq.governor.data_folder import DataFolder
@@ -488,8 +488,10 @@ def test_a_sweep_has_its_folder_alone(folder: Folder) -> None:
             assert [each.key async for each in sweep.run(0, 0)] == [key]
         assert folder.is_free()
         async with folder_lists(folder.path, lambda text: None) as lists:
-            assert lists is not None
+            assert len(await lists.pending()) == 1, "the sweep has noted what it may delete later"
             assert folder.is_free(), "a broker may run"
+        with pytest.raises(ClosedError):
+            await lists.pending()
 
     run(work())
 

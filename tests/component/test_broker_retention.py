@@ -444,10 +444,19 @@ def test_a_topic_whose_queue_is_gone_is_an_error_that_stops_nothing(caplog: pyte
     assert "retention-failed" in events_of(caplog)
 
 
-@pytest.mark.parametrize("error", [StoreError("not now"), KeyError("NextContinuationToken")])
+@pytest.mark.parametrize(
+    ("error", "text", "traced"),
+    [
+        (StoreError("not now"), "not now", False),
+        (KeyError("NextContinuationToken"), "'NextContinuationToken'", True),
+        (ValueError(), "ValueError()", True),
+    ],
+)
 def test_a_round_that_fails_is_named_and_the_next_one_tries_again(
-    error: Exception, caplog: pytest.LogCaptureFixture
+    error: Exception, text: str, traced: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """An error of memq says what an operator needs; of another error the log has the traceback."""
+
     async def work() -> None:
         async with running_broker() as broker:
             rig = await Rig.make(broker)
@@ -460,7 +469,8 @@ def test_a_round_that_fails_is_named_and_the_next_one_tries_again(
             await run_upkeep(broker.services, broker.partitions, sweeps=False)
             assert "housekeeping-failed" not in events_of(caplog)
             await run_upkeep(broker.services, broker.partitions)
-            assert events_of(caplog).count("housekeeping-failed") == 1
+            [line] = [each for each in caplog.records if each.getMessage().startswith("housekeeping-failed")]
+            assert (line.getMessage(), bool(line.exc_info)) == (f"housekeeping-failed: {text}", traced)
             rig.store.listed = nothing
             await run_upkeep(broker.services, broker.partitions)
             assert events_of(caplog).count("housekeeping-failed") == 1

@@ -14,7 +14,7 @@ from memq.broker.upkeep.orphan_objects import OrphanObjects, OrphanTopics, forgo
 from memq.broker.upkeep.sweep import Sweep
 from memq.broker.upkeep.sweep_lists import ALL, PendingObject, SweepLists
 from memq.compaction.reader import ManifestFiles
-from memq.errors import QueueError, StoreError
+from memq.errors import CorruptDataError, QueueError, StoreError
 from memq.format.compaction_manifest import LeftPart, ManifestPart, encode_manifest_part
 from memq.format.key import (
     compaction_manifest_key,
@@ -151,6 +151,29 @@ def test_a_damaged_pointer_is_named_as_the_reason_why_a_topic_is_not_swept() -> 
         assert await yard.find() == []
         assert "topic 'clicks' is not swept: a pointer is damaged" in yard.notes
         assert any("offset 1:" in note for note in yard.notes)
+
+    in_yard(work)
+
+
+def test_a_log_that_the_queue_calls_damaged_is_named_and_ends_no_pass() -> None:
+    """The database of an embedded queue may have a damaged row."""
+
+    async def work(yard: Yard) -> None:
+        await yard.name()
+        await yard.orphan(again=1)
+        views = await yard.topic(topic_of("views"), entries=1)
+        orphan = await yard.put(object_key(CLUSTER, "views", views.id, 0, 1, 0, yard.clock.wall_ms()))
+        read = yard.queue.read
+
+        async def damaged(partition: ReadPartition, offset: int, bytes_max: int) -> Entries:
+            if partition == yard.log:
+                raise CorruptDataError("row 7 is damaged")
+            return await read(partition, offset, bytes_max)
+
+        yard.queue.read = damaged  # type: ignore[method-assign]
+        yard.clock.advance(HOUR_MS)
+        assert await yard.find() == [orphan]
+        assert "topic 'clicks' is not swept: row 7 is damaged" in yard.notes
 
     in_yard(work)
 
