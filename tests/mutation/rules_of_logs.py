@@ -8,6 +8,7 @@ COMPACTION_RETENTION = "memq/broker/upkeep/retention.py"
 COMPACTION = "memq/compaction/compaction.py"
 COMPACTION_PLAN = "memq/compaction/plan.py"
 COMPACTION_READER = "memq/compaction/reader.py"
+CUT_BATCH = "memq/format/batch.py"
 GROUPS = "memq/notification/groups.py"
 GROUP_COMMIT = "memq/notification/sqlite/group_commit.py"
 SQLITE_LOG = "memq/notification/sqlite/log.py"
@@ -133,10 +134,10 @@ LOG_RULES: tuple[tuple[str, str, str, str], ...] = (
         "originals = tuple(each for each in named if each in objects)",
     ),
     (
-        COMPACTION,
-        "a batch that holds too few records is copied",
-        "    if records != pointer.records:\n",
-        "    if records > pointer.records:\n",
+        CUT_BATCH,
+        "a batch that holds too few records is whole",
+        "    if records is not None and first < records:\n",
+        "    if records is not None and first > records:\n",
     ),
     (
         GROUPS,

@@ -133,6 +133,29 @@ def test_parts_behind_a_gap_replace_what_retention_has_taken_which_stays_named_f
     asyncio.run(work())
 
 
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_beginning_that_is_shown_too_high_once_gives_up_no_part(wrong: int) -> None:
+    async def work() -> None:
+        cluster = Cluster()
+        files = ManifestFiles(CLUSTER, cluster.store)
+        before = compaction_manifest(CLICKS, part_of(5))
+        later = replace(part_of(9), created_ms=cluster.clock.wall_ms())
+        await cluster.topic(CLICKS, entries=10)
+        await cluster.queue.trim(LOG, 6)
+        answers = [Span(6, 10), Span(6, 10)]
+        answers[wrong] = Span(9, 10)
+
+        async def shown(partition: ReadPartition) -> Span:
+            return answers.pop(0)
+
+        cluster.queue.span = shown  # type: ignore[method-assign]
+        found = await publish_parts(cluster.queue, files, before, copied(later), cluster.clock, 1_000)
+        assert found is not None
+        assert (found.parts, found.left) == ((part_of(5), later), ())
+
+    asyncio.run(work())
+
+
 def test_pointers_leave_the_queue_once() -> None:
     async def work() -> None:
         cluster = Cluster()
