@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from memq.client.consumer.fetch.fetch_scheduler import FETCHES_MAX, LOOK_BACKS_MAX
 from memq.errors import (
@@ -11,7 +12,8 @@ from memq.errors import (
     QueueError,
     StoreError,
 )
-from memq.topic import Position
+from memq.notification.remote import Polled
+from memq.topic import Position, ReadPartition
 from tests.skipping_loop import skip
 from tests.unit.consumer_world import (
     Reader,
@@ -47,6 +49,31 @@ def test_prefetched_batches_stay_within_the_budget() -> None:
         tiny.add(0)
         await tiny.until(15)
         await tiny.tasks.stop()
+
+    reading(work())
+
+
+class SendingWorld(World):
+    """Each answer to a poll has the blocks of all its batches, however many bytes were asked for."""
+
+    def _polled(self, partition: ReadPartition, offset: int) -> Polled:
+        polled = super()._polled(partition, offset)
+        bodies = self.logs[partition.partition].bodies
+        return replace(polled, blocks={entry.offset: memoryview(bodies[entry.offset]) for entry in polled.entries})
+
+
+def test_batches_that_come_with_their_pointers_stay_within_the_budget() -> None:
+    async def work() -> None:
+        world = SendingWorld(log_of(3))
+        size = len(Block(1, 0).data())
+        reader = Reader(world, budget=2 * size)
+        assigned = reader.add(0)
+        await skip(1)
+        assert (assigned.flow.held_bytes, world.fetched_count) == (2 * size, 0)
+        await reader.until(9)
+        assert reader.got == expected(0, 3)
+        assert world.fetched_count == 1, "the third one had no room when it came"
+        await reader.tasks.stop()
 
     reading(work())
 
