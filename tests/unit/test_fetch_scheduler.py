@@ -12,6 +12,7 @@ from memq.errors import (
     QueueError,
     StoreError,
 )
+from memq.limits import POLL_BLOCKS_BYTES_MAX
 from memq.notification.remote import Polled
 from memq.topic import Position, ReadPartition
 from tests.skipping_loop import skip
@@ -54,7 +55,20 @@ def test_prefetched_batches_stay_within_the_budget() -> None:
 
 
 class SendingWorld(World):
-    """Each answer to a poll has the blocks of all its batches, however many bytes were asked for."""
+    """Each answer to a poll has the blocks of all its batches, however many bytes were asked for.
+
+    `rooms` has those bytes, for each poll.
+    """
+
+    def __init__(self, *logs: Log) -> None:
+        super().__init__(*logs)
+        self.rooms: list[int] = []
+
+    async def poll(
+        self, offsets: dict[ReadPartition, int], wait_ms: int = 0, bytes_max: int = 0, blocks_bytes_max: int = 0
+    ) -> list[Polled]:
+        self.rooms.append(blocks_bytes_max)
+        return await super().poll(offsets, wait_ms, bytes_max, blocks_bytes_max)
 
     def _polled(self, partition: ReadPartition, offset: int) -> Polled:
         polled = super()._polled(partition, offset)
@@ -73,6 +87,48 @@ def test_batches_that_come_with_their_pointers_stay_within_the_budget() -> None:
         await reader.until(9)
         assert reader.got == expected(0, 3)
         assert world.fetched_count == 1, "the third one had no room when it came"
+        await reader.tasks.stop()
+
+    reading(work())
+
+
+def test_a_poll_asks_for_as_many_bytes_of_blocks_as_there_is_room_for() -> None:
+    async def work() -> None:
+        world = SendingWorld(Log())
+        log, size = world.logs[0], len(Block(1, 0).data())
+        reader = Reader(world, budget=2 * size)
+        assigned = reader.add(0)
+        await skip(1)
+        assert world.rooms == [2 * size]
+        for number, room in enumerate((size, 0)):
+            log.batch(Block(1, 3 * number))
+            world.news.set()
+            await skip(1)
+            assert world.rooms[-1] == room
+        await reader.until(6)
+        world.news.set()
+        await skip(1)
+        assert (world.rooms[-1], assigned.flow.held_bytes) == (2 * size, 0)
+        await reader.tasks.stop()
+        large = SendingWorld(Log())
+        reader = Reader(large)
+        reader.add(0)
+        await skip(1)
+        assert large.rooms == [POLL_BLOCKS_BYTES_MAX]
+        await reader.tasks.stop()
+
+    reading(work())
+
+
+def test_a_poll_that_confirms_a_doubtful_answer_asks_for_no_blocks() -> None:
+    async def work() -> None:
+        world = SendingWorld(log_of(2))
+        world.skips.add(0)
+        reader = Reader(world)
+        reader.add(0)
+        await reader.until(6)
+        await skip(1)
+        assert world.rooms == [POLL_BLOCKS_BYTES_MAX, 0, POLL_BLOCKS_BYTES_MAX]
         await reader.tasks.stop()
 
     reading(work())
