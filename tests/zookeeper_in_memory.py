@@ -38,7 +38,8 @@ class MemoryZookeeper:
     """Nodes by path as data, version and the session that owns them; watches fire once.
 
     While it is `silent`, it answers nothing. While it is `deaf`, it loses the events of changes. `refusal` is its
-    answer to reads. `before_commit` runs once, before the next transaction.
+    answer to reads. `before_commit` runs once, before the next transaction, and `before_get` of a path before its next
+    reading.
     """
 
     def __init__(self) -> None:
@@ -50,6 +51,7 @@ class MemoryZookeeper:
         self.deaf = False
         self.refusal: Exception | None = None
         self.before_commit: Callable[[], object] | None = None
+        self.before_get: dict[str, Callable[[], object]] = {}
         self._watches: dict[tuple[str, str], list[Watch]] = {}
 
     def client(self, *_: object) -> MemoryKazoo:
@@ -212,6 +214,9 @@ class MemoryKazoo:
 
     def _asked(self, kind: str, path: str, watch: Watch | None) -> Result:
         self.server.requests.append((kind, path))
+        hook = self.server.before_get.pop(path, None) if kind == "get" else None
+        if hook is not None:
+            hook()
         if self.server.silent:
             return Silence()
         if self.server.refusal is not None:

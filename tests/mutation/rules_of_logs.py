@@ -15,6 +15,7 @@ SQLITE_LOG = "memq/notification/sqlite/log.py"
 SQLITE_GROUPS = "memq/notification/sqlite/groups.py"
 SQLITE_ROWS = "memq/notification/sqlite/file.py"
 TOPICS_FILE = "memq/governor/standalone.py"
+TAKEOVERS = "memq/governor/zookeeper/takeovers.py"
 MEMORY_QUEUE = "memq/notification/memory.py"
 FILES = "memq/storage_handlers/files.py"
 MEMORY_STORE = "memq/storage_handlers/memory.py"
@@ -25,6 +26,12 @@ EXISTS = "                    raise ObjectExistsError(f\"another object has the 
 
 # path, the rule that is broken, the text, what comes in its place
 LOG_RULES: tuple[tuple[str, str, str, str], ...] = (
+    (
+        TAKEOVERS,
+        "a governor that began its term after the reading of its node is replaced",
+        "if held.session not in ended or held.term != term.version:",
+        "if held.session not in ended:",
+    ),
     (
         SWEEP,
         "a topic whose log can't be read as a whole is swept",
