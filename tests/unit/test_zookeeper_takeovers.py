@@ -128,7 +128,9 @@ CHANGES: dict[str, Callable[[MemoryZookeeper], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_changed_after_it_was_read_is_not_taken_over(change: str, server: MemoryZookeeper) -> None:
+def test_a_registration_or_term_that_changed_after_its_reading_is_not_taken_over(
+    change: str, server: MemoryZookeeper
+) -> None:
     async def scenario(one: ZookeeperCoordinator, two: ZookeeperCoordinator, three: ZookeeperCoordinator) -> None:
         server.before_commit = lambda: CHANGES[change](server)
         assert not await one.take_over(TWO, term=1, now_ms=NOW_MS)
