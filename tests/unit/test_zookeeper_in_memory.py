@@ -176,6 +176,51 @@ def test_foreign_content_of_a_node_is_named(server: MemoryZookeeper) -> None:
     run(scenario, server.coordinator())
 
 
+def test_a_damaged_list_of_early_takeovers_ends_no_membership(
+    server: MemoryZookeeper, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The members are those of the sessions. Only the governor empties the node; early takeovers then work again."""
+    node, one_ms = "/memq/takeovers", 1_760_000_000_000
+
+    async def scenario(one: ZookeeperCoordinator, two: ZookeeperCoordinator) -> None:
+        governor, other = broker("b1", "s1"), replace(broker("b2", "s2"), host="here")
+        await one.register(governor)
+        await two.register(other)
+        assert await one.govern(governor) == 1
+        assert await one.take_over(other, term=1, now_ms=one_ms)
+        server.apply([("set", node, b"nonsense", -1, 0)])
+        await settled()
+        assert [list(await each.brokers()) for each in (one, two)] == [[governor, other]] * 2
+        assert [await each.governor() for each in (one, two)] == ["b1", "b1"]
+        await two.register(other)
+        assert await two.govern(other) == 0
+        assert server.nodes[node][0] == b"nonsense"
+        assert events_of(caplog) == ["takeovers-damaged"] * 2, "one line for each coordinator"
+        assert await one.govern(governor) == 1
+        assert server.nodes[node][0] == b""
+        await settled()
+        assert await one.take_over(other, term=1, now_ms=one_ms)
+        assert [list(await each.brokers()) for each in (one, two)] == [[governor]] * 2
+        assert await one.govern(governor) == 1
+        assert list(await one.brokers()) == [governor], "a sound node stays"
+        assert events_of(caplog) == ["takeovers-damaged"] * 2
+
+    run(scenario, server.coordinator(), server.coordinator())
+
+
+def test_an_early_takeover_replaces_a_damaged_list(server: MemoryZookeeper) -> None:
+    async def scenario(one: ZookeeperCoordinator) -> None:
+        governor, other = broker("b1", "s1"), replace(broker("b2", "s2"), host="here")
+        for each in (governor, other):
+            await one.register(each)
+        assert await one.govern(governor) == 1
+        server.apply([("set", "/memq/takeovers", b"{}", -1, 0)])
+        assert await one.take_over(other, term=1, now_ms=1_760_000_000_000)
+        assert list(await one.brokers()) == [governor]
+
+    run(scenario, server.coordinator())
+
+
 def test_without_a_connection_calls_fail_at_once_and_nothing_is_asked(
     server: MemoryZookeeper, caplog: pytest.LogCaptureFixture
 ) -> None:

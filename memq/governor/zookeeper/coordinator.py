@@ -61,7 +61,7 @@ class ZookeeperCoordinator:
         self._watchers = Watchers(events)
         self._changed = asyncio.Event()
         self._mirror = Mirror(self.session, self._changed.set)
-        self._takeovers = Takeovers(self.session, self._mirror, self._changed.set)
+        self._takeovers = Takeovers(self.session, self._mirror, self._changed.set, events)
         self._topics = DecodedNodes(_topic)
         self._assignments = DecodedNodes(_assignment)
         self._all_topics: MirroredValue[list[TopicPaths]] = MirroredValue(self._mirror)
@@ -347,9 +347,12 @@ class ZookeeperCoordinator:
         """See `Coordinator.govern`."""
         await self._open()
         held, node = await self._takeovers.government()
-        if held is not None and node is not None:
-            return held.term if held.session == broker.session and node.session == self.session.number else 0
-        return await self._takeovers.begin_term(broker)
+        if held is None or node is None:
+            return await self._takeovers.begin_term(broker)
+        if held.session != broker.session or node.session != self.session.number:
+            return 0
+        await self._takeovers.repair()
+        return held.term
 
     async def governor(self) -> str:
         """See `Coordinator.governor`."""

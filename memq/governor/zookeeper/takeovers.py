@@ -3,35 +3,46 @@
 The node of the suspect is not removed. The node of a broker that restarts has version 0 again, as its former node had,
 so a removal by compare-and-set could remove the new registration. A session is used once. So the persistent node
 `/takeovers` names it, and every reader of the membership leaves it out. All changes of that node are compare-and-set.
+
+A damaged node `/takeovers` counts as empty: a broker that was taken over is then a member again, until its session ends
+or the next early takeover. Epochs and terms keep data safe meanwhile. The governor empties the node.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from memq.errors import AlreadyExistsError, NotFoundError, TermFencedError, VersionConflictError
+from memq.errors import AlreadyExistsError, CorruptDataError, NotFoundError, TermFencedError, VersionConflictError
 from memq.governor import BrokerEntry
 from memq.governor.registry import Takeover, has_heir, may_take_over, with_return, with_takeover
 from memq.governor.zookeeper import layout
 from memq.governor.zookeeper.layout import Government
 from memq.governor.zookeeper.mirror import Mirror
 from memq.governor.zookeeper.session import Check, Make, Node, Operation, Put, Remove, ZookeeperSession
+from memq.runtime.logs import EventLog
 
 
 class Takeovers:
     """The node `/takeovers` of one coordinator, and the governor's role, which it can end."""
 
-    def __init__(self, session: ZookeeperSession, mirror: Mirror, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, session: ZookeeperSession, mirror: Mirror, changed: Callable[[], None], events: EventLog
+    ) -> None:
         """`changed` is called after each change, also after one that may have happened."""
         self._session = session
         self._mirror = mirror
         self._changed = changed
+        self._damage = events.outage("takeovers-damaged", "takeovers-emptied")
 
     async def ended(self) -> frozenset[str]:
-        """Return the sessions that early takeovers ended. Raises: UnreachableError, CorruptDataError."""
+        """Return the sessions that early takeovers ended. Raises: UnreachableError."""
+        return _ended(self._known(await self._mirror.node(layout.TAKEOVERS)))
+
+    async def repair(self) -> None:
+        """Empty the node if it is damaged."""
         node = await self._mirror.node(layout.TAKEOVERS)
-        known = layout.decode_takeovers(node.data if node else b"")
-        return _ended(known)
+        if node is not None and node.data and not self._known(node):
+            await self._put((), node)
 
     async def government(self) -> tuple[Government | None, Node | None]:
         """Return the governor, None without one, and its node, which an early takeover leaves behind."""
@@ -78,7 +89,7 @@ class Takeovers:
         if term and last.version != term:
             raise TermFencedError(f"term {term} of the governor has ended, the last one is {last.version}")
         stored = await self._session.find(layout.TAKEOVERS)
-        known = layout.decode_takeovers(stored.data if stored else b"")
+        known = self._known(stored)
         if stored is None or node is None or layout.decode(path, node.data, BrokerEntry) != suspect:
             return False
         if not may_take_over(known, suspect, now_ms):
@@ -95,10 +106,20 @@ class Takeovers:
         """Note that a session which an early takeover ended has registered again."""
         while True:
             stored = await self._session.find(layout.TAKEOVERS)
-            known = layout.decode_takeovers(stored.data if stored else b"")
+            known = self._known(stored)
             after = with_return(known, session)
             if stored is None or after == known or await self._put(after, stored):
                 return
+
+    def _known(self, node: Node | None) -> tuple[Takeover, ...]:
+        """Return the early takeovers in a node; none in a damaged one."""
+        try:
+            found = layout.decode_takeovers(node.data if node else b"")
+        except CorruptDataError as error:
+            self._damage.failed(f"{error}; early takeovers before now do not count, and the governor empties the node")
+            return ()
+        self._damage.passed()
+        return found
 
     async def _registered(self) -> list[BrokerEntry]:
         """Return all registrations, also those that were taken over."""
@@ -115,8 +136,9 @@ class Takeovers:
 
     async def _put(self, takeovers: tuple[Takeover, ...], stored: Node, *checks: Check) -> bool:
         """Replace the node; return False when it, or a checked node, was changed in between."""
+        data = layout.encode(takeovers) if takeovers else b""
         try:
-            await self._session.change(Put(layout.TAKEOVERS, layout.encode(takeovers), stored.version), *checks)
+            await self._session.change(Put(layout.TAKEOVERS, data, stored.version), *checks)
         except (NotFoundError, VersionConflictError):
             return False
         finally:
