@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from memq.broker.broker import Broker
+from memq.cli import main
 from memq.client.admin import AsyncAdmin
 from memq.client.consumer.batch import TopicPartition
 from memq.errors import InvalidRequestError, PositionLostError
@@ -41,6 +44,38 @@ def test_a_start_at_a_position_that_the_log_lost_is_refused(as_text: bool) -> No
                 await consumer.seek("clicks", 0, positions[-2])
                 with pytest.raises(PositionLostError):
                     await consumer.poll(WAIT_S)
+
+    run(work())
+
+
+def test_a_trace_of_a_position_that_the_log_lost_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """It showed another record, or none, as for a position without a mark."""
+
+    async def work() -> None:
+        async with filled() as (broker, topic):
+            positions = await positions_of(broker)
+            texts = [position.marked_text for position in positions]
+
+            async def traced(text: str) -> tuple[int, str]:
+                code = await asyncio.to_thread(main, ["trace", "clicks", text, "-b", broker.address])
+                out, err = capsys.readouterr()
+                return code, out or err
+
+            code, out = await traced(texts[-2])
+            assert code == 0
+            assert f"position: {positions[-2]}" in out
+            del log_of(broker, topic).entries[-CUT:]
+            code, out = await traced("0:999:0:00000001")
+            assert code == 1
+            assert "was cut before position 0:999:0: it ends at" in out
+            await send(broker, 100, READ)
+            code, out = await traced(texts[-2])
+            assert code == 1
+            assert f"was cut before position {positions[-2]}" in out
+            code, out = await traced(texts[LEFT])
+            assert code == 0
+            assert f"position: {positions[LEFT]}" in out, "what was before it is left"
+            assert (await traced(str(positions[-2])))[0] == 0, "a position without a mark is not compared"
 
     run(work())
 

@@ -16,6 +16,8 @@ from memq.audit.opened_topic import OpenedTopic, opened_topic
 from memq.audit.trace import NO_BLOCK, Sighting, TraceTarget, sightings, unread_sighting
 from memq.cli.options import broker_options, brokers_of, json_option
 from memq.cli.output import print_json, print_message, time_text
+from memq.client.consumer.offset_resolver import OffsetResolver
+from memq.client.consumer.progress import cut_error
 from memq.errors import InvalidRequestError, InvalidSettingError, MemqError, NotFoundError
 from memq.format.batch import cut_batch, is_whole
 from memq.format.blocks.header import Buffer
@@ -24,7 +26,7 @@ from memq.notification import Entry
 from memq.notification.log_reader import entries_between
 from memq.settings import Value
 from memq.storage_handlers.confirmed_reads import ConfirmedReads, Way
-from memq.topic import Position, read_partitions
+from memq.topic import Position, ReadPartition, read_partitions
 
 FOUND_MAX = 100
 Groups = dict[int, dict[str, Position]]  # by read partition
@@ -54,7 +56,8 @@ def trace(
     """Show the location of a record of TOPIC, its times, and the groups that have committed beyond it.
 
     Name a record by its position, as `memq consume` prints it (0:17:3), by producer and sequence, as findings do, or by
-    its key. For a key, the first hundred records are shown. A copy that readers skip is marked as a copy.
+    its key. A position with a mark is refused if the log was cut before it. For a key, the first hundred records are
+    shown. A copy that readers skip is marked as a copy.
 
     The queue time is the time of the owner's last proof that it owns the partition. The pointer was queued at this time
     or later; the line `queued` has the bound. So it may be earlier than `sealed`.
@@ -120,6 +123,8 @@ async def _sightings(opened: OpenedTopic, wanted: TraceTarget) -> AsyncIterator[
         if wanted.position is not None and wanted.position.read_partition != partition.partition:
             continue
         span = await checker.span(partition)
+        if wanted.position is not None and wanted.position.mark:
+            await _check_mark(opened, partition, wanted.position, span.end)
         at = max(span.begin, wanted.position.pointer_offset) if wanted.position is not None else span.begin
         async for entries in entries_between(opened.queue, partition, at, span.end):
             for entry in entries:
@@ -127,6 +132,13 @@ async def _sightings(opened: OpenedTopic, wanted: TraceTarget) -> AsyncIterator[
                     yield sighting
             if wanted.position is not None:
                 break
+
+
+async def _check_mark(opened: OpenedTopic, partition: ReadPartition, position: Position, end: int) -> None:
+    """Check that the log still has the pointer that was read before a position. Raises: PositionLostError."""
+    if position.pointer_offset + (position.record_index > 0) > end:
+        raise cut_error(partition, position, end)
+    await OffsetResolver(opened.queue).checked_mark(partition, position)
 
 
 async def _in_batch(opened: OpenedTopic, wanted: TraceTarget, partition: int, entry: Entry) -> AsyncIterator[Sighting]:
