@@ -23,6 +23,7 @@ from memq.errors import (
     DeniedError,
     InvalidRequestError,
     MemqError,
+    NotFoundError,
     StoreError,
     UnsupportedFormatError,
 )
@@ -186,17 +187,22 @@ def _known_identity(path: Path, *, queue_gone: bool) -> Identity | None:
 def cluster_of(path: Path) -> str:
     """Return the name of a folder's cluster.
 
-    Raises: InvalidRequestError when the folder is not a data folder; else as `DataFolder.open`.
+    Raises: as `not_a_data_folder` when it is none; else as `DataFolder.open`.
     """
     try:
         return read_identity(path).id
     except FileNotFoundError as error:
-        raise InvalidRequestError(
-            f"'{path}' is not a data folder of memq dev",
-            hint="name one with --data, or the parts of a cluster by --config",
-        ) from error
+        raise not_a_data_folder(path) from error
     except OSError as error:
         raise _folder_error(path, error) from error
+
+
+def not_a_data_folder(path: Path) -> InvalidRequestError:
+    """Return the error for a folder without memq dev's files: NotFoundError if it does not exist."""
+    hint = "name one with --data, or the parts of a cluster by --config"
+    if not path.exists():
+        return NotFoundError(f"data folder '{path}' does not exist", hint=hint)
+    return InvalidRequestError(f"'{path}' is not a data folder of memq dev", hint=hint)
 
 
 def read_identity(path: Path) -> Identity:

@@ -78,10 +78,11 @@ def _restore(settings: Settings, *, dry_run: bool) -> list[Restored]:
                 restore_cluster(settings.broker().cluster, settings.parts(), dry_run=dry_run, moved=counted.move)
             )
     from memq.broker.restore.restore import restore_folder
+    from memq.governor.data_folder import not_a_data_folder
 
     data = Path(str(settings.broker().data))
     if not (data / "topics.sqlite").is_file():
-        raise InvalidRequestError(f"'{data}' is not a data folder of memq dev", hint="name one with --data")
+        raise not_a_data_folder(data)
     objects = sum(1 for file in (data / "objects").rglob("*") if file.is_file())
     with ProgressBar("restore", objects) as progress:
         return asyncio.run(restore_folder(data, dry_run=dry_run, moved=progress.move))
