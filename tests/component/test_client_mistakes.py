@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import memq
+from memq.cli import main
 from memq.client.link_pool import bootstrap_addresses
 from memq.client.producer.producer import Producer
 from memq.errors import (
@@ -200,6 +201,16 @@ def test_a_record_that_is_sent_wrongly(arguments: dict[str, Any], kind: type[Exc
         delivery = producer.send("t", b"v")
         assert delivery.result(timeout=10).records == 1
         assert repr(delivery).startswith("<Delivery Ack(topic='t'")
+
+
+def test_the_text_of_an_ack_names_its_producer_as_trace_takes_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with Cluster() as cluster, memq.Producer(cluster.address) as producer:
+        ack = producer.send("t", b"v").result(timeout=10)
+        assert isinstance(ack.producer_id, int)
+        (producer_id,) = re.findall(r"producer_id=(\w+)", str(ack))
+        asked = ["--producer", producer_id, "--seq", str(ack.first_sequence), "-b", cluster.address]
+        assert main(["trace", "t", *asked]) == 0
+        assert f"producer {producer_id.removeprefix('0x')} sequence 0" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("topic", [["t"], {"t": 1}])

@@ -83,10 +83,10 @@ def _wanted(position: str | None, key: str | None, producer: str | None, sequenc
     given = [position is not None, key is not None, producer is not None or sequence is not None]
     if sum(given) != 1 or (producer is None) != (sequence is None):
         raise InvalidSettingError("no record is named", hint="give its position, --key, or --producer and --seq")
-    if producer is not None and not re.fullmatch("[0-9a-fA-F]{1,16}", producer):
+    if producer is not None and not re.fullmatch("(0x)?[0-9a-fA-F]{1,16}", producer):
         raise InvalidSettingError(
             f"producer '{producer[:40]}' is no id",
-            hint="give 16 hex digits, as findings do; in Python: f'{ack.producer_id:016x}'",
+            hint="give 16 hex digits, as findings and the text of an Ack do; in Python: f'{ack.producer_id:016x}'",
         )
     number = int(producer, 16) if producer is not None else None
     try:

@@ -21,6 +21,7 @@ class Ack(NamedTuple):
 
     `position` is the position of the first record; each following record has the next record index. It is None with
     acks 0 and 1, and if readers may find a copy at another position (docs/adr/0023-positions-in-acks.md).
+    As text, `producer_id` has 16 hex digits, as in messages, findings and `memq trace --producer`.
     """
 
     topic: str
@@ -30,6 +31,11 @@ class Ack(NamedTuple):
     records: int
     level: AckLevel
     position: Position | None = None
+
+    def __repr__(self) -> str:
+        texts = {name: repr(value) for name, value in self._asdict().items()}
+        texts["producer_id"] = f"0x{self.producer_id:016x}"
+        return f"Ack({', '.join(f'{name}={text}' for name, text in texts.items())})"
 
 
 class Promise:
