@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from memq.errors import ClosedError, InvalidRequestError, MemqError
-from memq.simulation import Process, Simulation, SimulationError
+from memq.simulation import NotSimulatedError, Process, Simulation, SimulationError
 from memq.simulation.simulation import Level, Program
 
 ORDERS = 40
@@ -120,6 +121,40 @@ def test_an_exception_of_a_program_ends_the_run_with_seed_time_and_cause() -> No
         with pytest.raises(SimulationError, match=r"^seed 11 at 4\.\d+ s: worker died: ValueError") as caught:
             simulation.run(60.0)
     assert isinstance(caught.value.__cause__, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        (lambda: asyncio.to_thread(len, ""), "a thread (run_in_executor"),
+        (
+            lambda: asyncio.get_running_loop().create_connection(asyncio.Protocol, "127.0.0.1", 1),
+            "a real socket (create_connection",
+        ),
+        (
+            lambda: asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0),
+            "a real socket (create_server",
+        ),
+        (lambda: asyncio.create_subprocess_exec("true"), "a subprocess (subprocess_exec"),
+        (lambda: asyncio.create_subprocess_shell("true"), "a subprocess (subprocess_shell"),
+    ],
+)
+def test_a_call_that_the_simulation_does_not_have_is_named(call: Callable[[], Awaitable[Any]], what: str) -> None:
+    """Also in a program that tries again after each error of memq."""
+
+    async def program(_: Process) -> None:
+        try:
+            await call()
+        except MemqError:
+            await asyncio.sleep(0.2)
+
+    with Simulation(11, level="calm") as simulation:
+        simulation.start("shop", program)
+        with pytest.raises(SimulationError) as found:
+            simulation.run(10.0)
+    assert isinstance(found.value.__cause__, NotSimulatedError)
+    assert f"shop: a program of a simulation can't use {what}" in str(found.value)
+    assert "may use tasks, events, timeouts, asyncio.sleep" in str(found.value)
 
 
 def test_a_program_that_is_no_coroutine_function_is_named() -> None:

@@ -53,6 +53,10 @@ class LoopOwner(Protocol):
     alive: bool
 
 
+class NotSimulatedError(NotImplementedError):
+    """A program called a function of its event loop that the simulation does not have."""
+
+
 class SimTask(asyncio.Task[_T]):
     """A task with a hash that is the same in every process."""
 
@@ -124,7 +128,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     Promises: callbacks of `call_soon` run first in, first out; timers run in order of their time, never early.
     On a dead node, calls return handles, but nothing is scheduled.
-    Threads and sockets do not exist here: `run_in_executor` and `create_connection` raise NotImplementedError.
+    Threads, sockets, subprocesses and signals do not exist here: their calls raise NotSimulatedError (`NOT_SIMULATED`).
     """
 
     def __init__(self, node: LoopOwner, start_s: float) -> None:
@@ -267,3 +271,39 @@ class SimLoop(asyncio.AbstractEventLoop):
         """End the run for an exception that no code handled."""
         if self.node.alive:
             self._world.fail(f"{self.node.name}: {context.get('message')}", context.get("exception"))
+
+
+NOT_SIMULATED = {
+    "a thread": ("run_in_executor",),  # also asyncio.to_thread
+    "a real socket": (
+        "add_reader",
+        "add_writer",
+        "create_connection",
+        "create_datagram_endpoint",
+        "create_server",
+        "create_unix_connection",
+        "create_unix_server",
+        "getaddrinfo",
+        "sock_accept",
+        "sock_connect",
+        "sock_recv",
+        "sock_sendall",
+    ),
+    "a subprocess": ("connect_read_pipe", "connect_write_pipe", "subprocess_exec", "subprocess_shell"),
+    "a signal": ("add_signal_handler",),
+}
+
+
+def _refusal(what: str, name: str) -> Callable[..., object]:
+    def refuse(self: SimLoop, *_: object, **__: object) -> object:
+        raise NotSimulatedError(
+            f"{self.node.name}: a program of a simulation can't use {what} ({name} of its event loop); "
+            "it may use tasks, events, timeouts, asyncio.sleep, and the clients of its Process"
+        )
+
+    return refuse
+
+
+for _what, _names in NOT_SIMULATED.items():
+    for _name in _names:
+        setattr(SimLoop, _name, _refusal(_what, _name))
