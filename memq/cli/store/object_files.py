@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -39,14 +40,15 @@ class ObjectTarget:
 def find_objects(target: str, section: Section) -> ObjectTarget:
     """Return the objects that a path, `file:///…` or `s3://BUCKET/KEY` names; for a data folder, all.
 
-    `section` has the settings of S3. Raises: NotFoundError; InvalidRequestError for other URIs.
+    `section` has the settings of S3.
+    Raises: NotFoundError; InvalidRequestError for other URIs; OSError for a folder that can't be read.
     """
     scheme, separator, _ = target.partition("://")
     if separator and scheme == "s3":
         return asyncio.run(_find_in_bucket(target, section))
     path = _path_of(target, scheme if separator else "")
     listed = path.is_dir()
-    files = sorted(file for file in path.rglob("*") if file.is_file() and file.name != STORE_MARK) if listed else [path]
+    files = sorted(_files_below(path)) if listed else [path]
     return ObjectTarget(str(path), listed, tuple(FoundObject(str(file), _reader(file), listed) for file in files))
 
 
@@ -67,6 +69,18 @@ def _path_of(target: str, scheme: str) -> Path:
     if is_data_folder(path) and (path / "objects").is_dir():
         return path / "objects"
     return path
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Yield the files that may be objects. Raises: OSError for a folder that can't be read."""
+
+    def fail(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # retention removes empty folders meanwhile
+            raise error
+
+    for parent, _, names in os.walk(folder, onerror=fail):
+        paths = (Path(parent, name) for name in names if name != STORE_MARK)
+        yield from (path for path in paths if path.is_file())
 
 
 def _reader(path: Path) -> Callable[[], memoryview]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,6 +22,10 @@ from memq.format.blocks.header import Buffer
 from memq.format.pointer import Location
 from memq.settings import Value
 from memq.topic import ReadPartition, read_partitions
+
+if TYPE_CHECKING:
+    from memq.notification.sqlite.queue import SqliteQueue
+    from memq.runtime.clock import Clock
 
 READS_MAX = 5  # of an object that seems to be damaged
 
@@ -60,6 +66,7 @@ def verify(
     data folder of a memq dev, and for a topic (a name without a path), the pointers of the queue are checked, too:
     the object of each exists, and is the one that the pointer names. An acked record without a pointer is no damage
     of an object: memq audit finds it. An object that retention removes meanwhile is named, and is no damage.
+    A folder may be read-only: then the queue file is copied to a temporary folder if no process has it open.
     """
     tally = VerifiedCount(quiet=as_json)
     topics = [target for target in targets if _is_topic(target)]
@@ -152,7 +159,6 @@ async def _verify_folder(folder: Path, tally: VerifiedCount) -> None:
         ManifestFiles,  # imported here: a file is verified without a queue
     )
     from memq.governor.data_folder import cluster_of
-    from memq.notification.sqlite.queue import SqliteQueue
     from memq.runtime.runtime import Runtime
     from memq.storage_handlers.filesystem import FilesystemHandler
 
@@ -162,17 +168,28 @@ async def _verify_folder(folder: Path, tally: VerifiedCount) -> None:
         tally.find(str(file), {}, CorruptDataError.code, text)
         return
     cluster, objects = cluster_of(folder), folder / "objects"
-    store = FilesystemHandler(objects, folder / "tmp")
-    queue = SqliteQueue(file, runtime.clock)
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        store = FilesystemHandler(objects, folder / "tmp")
+        stack.push_async_callback(store.close)
+        queue = _opened_queue(file, runtime.clock, stack)
+        stack.push_async_callback(queue.close)
         reader = CompactedLogReader(queue, ManifestFiles(cluster, store), runtime.clock)
         named = NamedObjects(cluster, reader, lambda location: store.get(location.key, checked=False))
         for partition in await queue.partitions():
             async for _ in _verified(named, partition, tally, lambda key: str(objects / key)):
                 pass
-    finally:
-        await queue.close()
-        await store.close()
+
+
+def _opened_queue(file: Path, clock: Clock, stack: contextlib.AsyncExitStack) -> SqliteQueue:
+    """Open a queue file; in a folder that can't be written a copy of it, which ends with `stack`."""
+    from memq.notification.sqlite.file import copy_closed
+    from memq.notification.sqlite.queue import SqliteQueue
+
+    try:
+        return SqliteQueue(file, clock)
+    except DeniedError:
+        copies = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="memq-verify-")))
+        return SqliteQueue(copy_closed(file, copies, QueueError), clock)
 
 
 async def _verify_topic(brokers: str, name: str, s3: Mapping[str, object], tally: VerifiedCount) -> None:

@@ -11,10 +11,11 @@ never matches, so the row is damaged after the copy, too.
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -191,6 +192,21 @@ def copy_database(source: Path, target: Path, what: str, failed: type[RetryableE
             old.backup(new)
     except sqlite3.Error as error:
         raise _failure(error, f"{what} '{source}', copied to '{target}'", target, failed, MOVE_HINT) from error
+
+
+def copy_closed(source: Path, folder: Path, failed: type[RetryableError]) -> Path:
+    """Copy a SQLite file and its log out of a folder that can't be written; return the copy.
+
+    SQLite opens such a file while its `-shm` exists. Without it, no process has the file open, so files can be copied.
+    Raises: OSError; `failed` if a process opens the file meanwhile.
+    """
+    copy = folder / source.name
+    shutil.copyfile(source, copy)
+    with suppress(FileNotFoundError):
+        shutil.copyfile(f"{source}-wal", f"{copy}-wal")
+    if Path(f"{source}-shm").exists():
+        raise failed(f"'{source}' was opened by another process while it was copied", hint="try again")
+    return copy
 
 
 def write_log_into(path: Path, what: str, failed: type[RetryableError]) -> None:
