@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from memq.broker.partition.opening import _publish_opened, release_partition
-from memq.broker.partition.ownership import Ownership
+from memq.broker.partition.ownership import Ownership, Phase
 from memq.broker.partition.publishing import BACKOFF_S_MAX, Publisher
-from memq.errors import DeniedError, EpochFencedError, NotFoundError, QueueError, RetryableError
+from memq.errors import DeniedError, EpochFencedError, LogCutError, NotFoundError, QueueError, RetryableError
 from memq.format.key import ObjectKey, parse_object_key
 from memq.format.pointer import Pointer, encode_pointer
 from memq.notification import Entries, Entry, Publication
@@ -375,14 +375,17 @@ def test_a_comparison_that_can_not_be_made_ends_with_the_time_of_the_key() -> No
     run(work())
 
 
-def test_a_pointer_that_the_queue_puts_below_what_was_read_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pointer_that_the_queue_puts_below_what_was_read_ends_the_epoch(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         owner = Owner()
         publisher = await publisher_on(owner, Scripted(owner))
         assert await publisher.publish(owner.batch, 0)
         assert not log_lines(caplog)
         owner.own.read_to = 5
-        assert await publisher.publish(owner.batch, 1)
+        owner.own.phase = Phase.OWNING
+        with pytest.raises(LogCutError):
+            await publisher.publish(owner.batch, 1)
+        assert owner.own.phase is Phase.FENCED
 
     run(work())
     (line,) = log_lines(caplog)

@@ -81,8 +81,9 @@ class Publisher:
                 await self._rest_after(error, tries)
                 continue
             if offset < read_to:
-                text = f"{self._name()}: the queue put a pointer at offset {offset}, below {read_to}: its log is lost"
-                self._services.events.error("log-lost", text)
+                lost = LogCutError(f"the queue put a pointer at offset {offset}, below {read_to}: its log is lost")
+                self._lose_log(lost)
+                raise lost
             if own.follows(offset):
                 own.prove(handed_over_s)
             first = own.follows(offset) or (not repeated and own.is_alone(handed_over_s))
