@@ -213,6 +213,18 @@ def test_the_text_of_an_ack_names_its_producer_as_trace_takes_it(capsys: pytest.
         assert f"producer {producer_id.removeprefix('0x')} sequence 0" in capsys.readouterr().out
 
 
+def test_a_record_for_a_topic_of_memq_itself_is_refused() -> None:
+    """A record that looks like a report of a client would be one to the auditor."""
+    with Cluster(audit=True) as cluster, memq.Producer(cluster.address) as producer:
+        for send in (
+            lambda: producer.send("_memq_audit", b"{}"),
+            lambda: producer.send_many("_memq_audit", [b"{}"]),
+        ):
+            with pytest.raises(InvalidNameError, match="'_memq_audit' starts with the reserved prefix '_memq'"):
+                send()
+        assert producer.send("t", b"v").result(timeout=10).records == 1, "it sends to other topics"
+
+
 @pytest.mark.parametrize("topic", [["t"], {"t": 1}])
 def test_many_records_and_resume_points_need_the_name_of_a_topic(topic: Any) -> None:
     with Cluster() as cluster, memq.Producer(cluster.address) as producer:

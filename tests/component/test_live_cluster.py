@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import pytest
 
-import memq
 from memq.audit.finding import Finding, Kind
 from memq.audit.live.group_reports import GroupReports
 from memq.audit.live.questions.damage_names import NAME_TRIES, DamageNames
@@ -26,6 +25,7 @@ from memq.client.admin import AsyncAdmin
 from memq.client.broker_router import BrokerRouter
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.link_pool import LinkPool, bootstrap_addresses
+from memq.client.observers.reporter import ReportCarrier
 from memq.errors import FencedError, MemqError, NotFoundError, QueueError, RetryableError
 from memq.format.pointer import encode_pointer
 from memq.format.report import (
@@ -291,14 +291,18 @@ def test_acked_records_without_pointer_are_lost_after_a_proof_of_the_end(tmp_pat
             report = Report(
                 client=7, kind="producer", number=0, since_ms=1, until_ms=1, next_ms=1, last=True, parts=(part,)
             )
-            await asyncio.to_thread(send, encode_report(report), home_of(summary.topic_id, 0, 1))
+            await send(encode_report(report), home_of(summary.topic_id, 0, 1))
             await until([audit], database, lambda summary: summary.findings == 1)
             (found,) = await findings(database)
             assert (found.kind, found.producer, found.ranges) == (Kind.LOST, 7, ((0, 3),))
 
-    def send(body: bytes, home: int) -> None:
-        with memq.Producer(cluster.address) as producer:
-            producer.send(AUDIT_TOPIC, body, partition=home).result()
+    async def send(body: bytes, home: int) -> None:
+        pool = LinkPool(Runtime(), bootstrap_addresses(cluster.address))
+        carrier = ReportCarrier(Runtime(), pool)
+        await carrier.homes()
+        carrier.send(home, body)
+        await carrier.close(10.0)
+        await pool.close()
 
     with cluster:
         cluster.create_topic("clicks", partitions=2)
@@ -460,7 +464,7 @@ def test_the_auditor_beside_a_broker_begins_again_when_its_state_could_not_be_op
         database = SqliteDatabase(folder / "audit.sqlite")
         await until([], database, lambda summary: summary.row.side("")["acked"] == RECORDS)
         await database.close()
-        async with memq.aio.Admin(cluster.address) as admin:
+        async with AsyncAdmin(cluster.address) as admin:
             (name,) = await admin.groups(internal=True)
             assert (await admin.groups(), name.startswith("_memq_auditor-")) == ([], True)
         auditing.cancel()

@@ -9,17 +9,23 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping
+from typing import cast
 
 import msgspec
 
 from memq.audit.finding import IN_QUEUE, Kind
-from memq.client.producer.producer import AsyncProducer
+from memq.client.link_pool import bootstrap_addresses
+from memq.client.producer.core import ProducerCore
+from memq.client.producer.delivery import AsyncDelivery
+from memq.client.producer.fields import check_fields
+from memq.client.producer.settings import ProducerSettings
 from memq.errors import MemqError
 from memq.format.pointer import Pointer, ProducerRanges, encode_pointer
 from memq.format.ranges import RangeSet
 from memq.format.report import AUDIT_TOPIC, Report, ReportPart, ReportSpan, encode_report, home_of
 from memq.notification import Entry
 from memq.notification.memory import MemoryQueue
+from memq.protocol.frames import AckLevel
 from memq.runtime.runtime import Runtime
 from memq.topic import Topic
 from tests.simulation.auditor_rules import AuditorRules
@@ -124,11 +130,21 @@ def _pointer_of(pointer: Pointer, ranges: RangeSet) -> Pointer:
 
 async def send_report(runtime: Runtime, brokers: str, report: Report, home: int) -> None:
     """Send a report until it is acked."""
-    async with AsyncProducer(brokers, runtime=runtime) as producer:
+
+    def wake() -> None:
+        asyncio.get_running_loop().call_soon(core.drain)
+
+    settings, addresses = ProducerSettings(acks=AckLevel.ALL), bootstrap_addresses(brokers)
+    core = ProducerCore(settings, runtime, addresses, AsyncDelivery, wake, lambda: None, internal=True)
+    fields = check_fields(encode_report(report), None, None, None, None)
+    try:
         while True:
             try:
-                await (await producer.send(AUDIT_TOPIC, encode_report(report), partition=home))
+                delivery = core.buffer.put(await core.route(AUDIT_TOPIC), fields, home)
+                await cast(AsyncDelivery, delivery)
             except MemqError:
                 await asyncio.sleep(SENDS_S)
             else:
                 return
+    finally:
+        await core.close()

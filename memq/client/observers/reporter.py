@@ -70,7 +70,10 @@ class ReportCarrier:
 
     def __init__(self, runtime: Runtime, pool: LinkPool) -> None:
         self._core = ProducerCore(
-            _SETTINGS, runtime, (), AsyncDelivery, self._wake, lambda: None, pool=pool, events=_QuietLog(runtime.clock)
+            *(_SETTINGS, runtime, (), AsyncDelivery, self._wake, lambda: None),
+            pool=pool,
+            events=_QuietLog(runtime.clock),
+            internal=True,
         )
         self._route: Route | None = None
 

@@ -136,17 +136,19 @@ class ProducerCore:
         observe: Observe | None = None,
         pool: LinkPool | None = None,
         events: EventLog | None = None,
+        internal: bool = False,
     ) -> None:
         """A new producer has an id of its own.
 
         A caller that gives `producer_id` continues as the producer that had it before.
         The id of a named producer is that of its name. `observe` makes its observer. It uses the
-        connections of `pool`, which stay, when that is another client's.
+        connections of `pool`, which stay, when that is another client's. `internal` allows memq's own topics.
         """
         self.producer_id = producer_id or producer_id_of(settings.name) or runtime.random.randrange(1, 1 << 63)
         self.buffer = SendBuffer(settings, runtime, self.producer_id, make_delivery, wake, room_made)
         self.buffer.why_late = self._why_late
         self._settings = settings
+        self._internal = internal
         self._runtime = runtime
         self._lent = pool is not None
         self._pool = pool or LinkPool(
@@ -194,7 +196,7 @@ class ProducerCore:
         """
         if not self._pool.reached:
             await self._pool.reach(min(self._settings.connect_timeout_s, self._settings.metadata_timeout_s))
-        check_name(topic, internal=True)
+        check_name(topic, internal=self._internal)
         create = topic not in self._routed
         found = await self._metadata.topic(topic, create=create, timeout_s=self._settings.metadata_timeout_s)
         self._routed.add(topic)
