@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -113,6 +114,40 @@ def test_a_position_in_a_whole_log_is_a_start_with_and_without_its_mark() -> Non
             for position in (positions[2], Position.parse(str(positions[2]))):
                 async with reader(broker, None, start=position) as consumer:
                     assert await take(consumer, READ - 2) == [*range(2, READ)]
+
+    run(work())
+
+
+def test_a_position_after_the_last_record_of_its_batch_is_refused() -> None:
+    """A reader began at the next batch, as if the wanted record had been there and was passed over."""
+
+    async def work() -> None:
+        async with filled() as (broker, _), AsyncAdmin(broker.address) as admin:
+            first = (await positions_of(broker))[0]
+            after = replace(first, record_index=2, mark=0)
+            text = f"position {after} of topic 'clicks' is after its batch: {replace(first, mark=0)} has 1 records"
+            async with reader(broker, None, start=after) as consumer:
+                with pytest.raises(InvalidRequestError, match=text):
+                    await consumer.poll(WAIT_S)
+                await consumer.seek("clicks", 0, replace(after, record_index=1))
+                assert await take(consumer, READ - 1) == [*range(1, READ)], "the end of a batch is a place"
+                await consumer.seek("clicks", 0, after)
+                with pytest.raises(InvalidRequestError, match=text):
+                    await consumer.poll(WAIT_S)
+            with pytest.raises(InvalidRequestError, match=text):
+                await admin.reset_group("g", "clicks", to=after, new_ok=True)
+
+    run(work())
+
+
+def test_a_group_whose_end_is_after_the_last_record_of_a_batch_reads_on_there() -> None:
+    async def work() -> None:
+        async with filled() as (broker, _):
+            first = (await positions_of(broker))[0]
+            async with reader(broker, "g", start="beginning", end=replace(first, record_index=9)) as consumer:
+                assert [record.value async for batch in consumer for record in batch] == [b"0000"]
+            async with reader(broker, "g", end="end") as consumer:
+                assert await take(consumer, READ - 1) == [*range(1, READ)]
 
     run(work())
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from memq.client.consumer.fetch.partition_cursor import CursorState, PartitionCursor
-from memq.client.consumer.progress import LogContinuity, ReadProgress, expired_error, lost_error
+from memq.client.consumer.progress import LogContinuity, ReadProgress, expired_error, lost_error, past_batch_error
 from memq.errors import InvalidRequestError
 from memq.format.object import BlockEntry
 from memq.format.pointer import Pointer, pointer_mark, read_pointer
@@ -150,7 +150,8 @@ class OffsetResolver:
 
         If `continuity` has no mark, it gets the mark of the log. Nothing is compared if retention took the pointer.
 
-        Raises: PositionLostError if the log has another pointer there; QueueError if it ends before it.
+        Raises: PositionLostError if the log has another pointer there; InvalidRequestError if the position is after the
+        last record of its batch; QueueError if the log ends before it.
         """
         position, known = (
             continuity.reached,
@@ -166,6 +167,8 @@ class OffsetResolver:
             mark = pointer_mark(pointer)
             if known not in (0, mark):
                 raise lost_error(partition, position)
+            if position.record_index > pointer.records:
+                raise past_batch_error(partition, position, pointer.records)
             if continuity.reached == position:
                 continuity.mark = mark
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from memq.errors import PositionExpiredError, PositionLostError
+from memq.errors import InvalidRequestError, PositionExpiredError, PositionLostError
 from memq.format.pointer import Pointer, pointer_mark
 from memq.format.totals import TotalsFold
 from memq.topic import Committed, Position, ReadPartition, Totals
@@ -126,6 +126,15 @@ def cut_error(partition: ReadPartition, position: Position, end: int) -> Positio
     )
     error.topic = partition.topic
     return error
+
+
+def past_batch_error(partition: ReadPartition, position: Position, records: int) -> InvalidRequestError:
+    """Return the error for a position after the last record of its batch, which has `records`."""
+    batch = Position(partition.partition, position.pointer_offset)
+    return InvalidRequestError(
+        f"position {position} of topic '{partition.topic}' is after its batch: {batch} has {records} records",
+        hint=f"the next batch is at {Position(partition.partition, position.pointer_offset + 1)}",
+    )
 
 
 class LogContinuity:

@@ -399,7 +399,7 @@ class PartitionCursor:
         if found.stop is not None:
             self._stop_in(slot, found.stop)
         elif end is not None:
-            self._stop_in(slot, end)
+            self._stop_in(slot, min(end, pointer.records))
             self._release(slot)
         else:
             self._pass(slot)
