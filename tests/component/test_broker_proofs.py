@@ -382,7 +382,7 @@ def test_a_pointer_that_the_queue_puts_below_what_was_read_ends_the_epoch(caplog
         assert await publisher.publish(owner.batch, 0)
         assert not log_lines(caplog)
         owner.own.read_to = 5
-        owner.own.phase = Phase.OWNING
+        owner.own.become(Phase.OWNING)
         with pytest.raises(LogCutError):
             await publisher.publish(owner.batch, 1)
         assert owner.own.phase is Phase.FENCED

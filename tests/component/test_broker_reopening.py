@@ -101,6 +101,72 @@ def test_a_partition_whose_log_was_lost_is_opened_when_it_is_back(caplog: pytest
     assert {line.partition(":")[0] for line in log_lines(caplog)} == {"log-lost"}
 
 
+def sequences_in(log: list[Pointer]) -> set[int]:
+    """Return the sequences that the pointers of a log name, of all producers."""
+    named = [span for pointer in log for producer in pointer.producers for span in producer.ranges]
+    return {number for first, end in named for number in range(first, end)}
+
+
+def test_an_owner_whose_log_lost_its_end_takes_lost_blocks_as_new_ones(caplog: pytest.LogCaptureFixture) -> None:
+    """Its own memory still has these blocks: an ack from there would be an ack of records that are in no log."""
+
+    async def work(at: Served) -> None:
+        topic, client = await at.topic(), at.call()
+        await at.answered(client, Api.OPEN, open_of(topic), stream=9)
+        for sequence in (0, 1):
+            client.say(write_frame(block_of(topic, sequence, [b"v"], producer=7), stream=9))
+            await skip(1)
+        assert [frame.api for frame in client.heard()] == [Api.ACK, Api.ACK]
+        del at.cluster.queue.logs[read_partitions(topic)[0]].entries[-1:]
+        client.say(write_frame(block_of(topic, 2, [b"v"], producer=7), stream=9))
+        await skip(1)
+        assert [frame.api for frame in client.heard()] == [Api.REDIRECT]
+        await at.answered(client, Api.OPEN, open_of(topic, sequence=1), stream=10)
+        client.say(write_frame(block_of(topic, 1, [b"v"], producer=7), stream=10))
+        await skip(1)
+        assert [frame.api for frame in client.heard()] == [Api.ACK]
+        assert sequences_in(await log_of(at.cluster, topic)) == {0, 1, 2}
+
+    served(work)
+    lost = "topic 'clicks' partition 0: the queue put a pointer at offset 2, below 3"
+    assert log_lines(caplog)[0].startswith(f"log-lost: {lost}")
+
+
+def test_an_opening_whose_log_was_cut_behind_its_read_begins_again() -> None:
+    """It has read blocks that are in no log any more: an owner with this knowledge would ack their copies."""
+
+    async def work(at: Served) -> None:
+        topic, client = await at.topic(), at.call()
+        await at.answered(client, Api.OPEN, open_of(topic), stream=9)
+        for sequence in (0, 1):
+            client.say(write_frame(block_of(topic, sequence, [b"v"], producer=7), stream=9))
+            await skip(1)
+        await at.broker.close()
+        queue, log = at.cluster.queue, at.cluster.queue.logs[read_partitions(topic)[0]]
+        publish, left = queue.publish, len(log.entries) - 1
+
+        async def cut(publication: Publication) -> int:
+            if decode_pointer(publication.body).kind == "opened":
+                queue.publish = publish  # type: ignore[method-assign]
+                del log.entries[left:]
+            return await publish(publication)
+
+        queue.publish = cut  # type: ignore[method-assign]  # a log that is cut between the read and the publish
+        again = await at.cluster.start("one", audit=False)
+        next_ = Served(at.cluster, again, at.network)
+        client = next_.call()
+        client.ask(Api.OPEN, open_of(topic, sequence=1), stream=9)
+        await skip(LOST_RETRY_S + 1)
+        assert client.error().code == "not-ready"
+        await next_.answered(client, Api.OPEN, open_of(topic, sequence=1), stream=9)
+        client.say(write_frame(block_of(topic, 1, [b"v"], producer=7), stream=9))
+        await skip(1)
+        assert [frame.api for frame in client.heard()] == [Api.ACK]
+        assert sequences_in(await log_of(at.cluster, topic)) == {0, 1}
+
+    served(work)
+
+
 def test_an_owner_whose_log_was_replaced_says_so_acks_nothing_and_drains(caplog: pytest.LogCaptureFixture) -> None:
     cut = False
 

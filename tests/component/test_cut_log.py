@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -13,12 +14,13 @@ from memq.client.admin import AsyncAdmin
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.consumer.fetch import polling
 from memq.client.consumer.offset_resolver import OffsetResolver
+from memq.client.consumer.progress import LogContinuity
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import InvalidRequestError, PositionLostError
 from memq.format.key import parse_object_key, topics_prefix
 from memq.notification.memory import Log, MemoryQueue
 from memq.settings import BrokerSettings
-from memq.topic import Position, Topic, TopicSettings, read_partitions
+from memq.topic import Position, ReadPartition, Topic, TopicSettings, read_partitions
 from tests.brokers import run, running_broker
 from tests.contract.manual_clock import ManualClock
 
@@ -176,7 +178,7 @@ def test_a_reader_whose_log_stays_shorter_than_what_it_read_is_refused(monkeypat
     async def work() -> None:
         async with filled() as (broker, topic), reader(broker, None) as consumer:
             assert await take(consumer, READ) == [*range(READ)]
-            del log_of(broker, topic).entries[-CUT - 1 :]  # an `opened` of the owner follows
+            del log_of(broker, topic).entries[-CUT - 1 :]  # the owner publishes `opened`, too
             await send(broker, 100, 1)
             with pytest.raises(PositionLostError, match="was cut before position 0:8:0: it ends at"):
                 await consumer.poll(WAIT_S)
@@ -209,5 +211,29 @@ def test_objects_of_the_last_batches_that_a_log_lost_are_kept_until_a_restore() 
             lost = [key for key in keys if parse_object_key(key).batch_sequence >= LEFT]  # type: ignore[union-attr]
             assert {each.key: each.kept for each in found} == dict.fromkeys(lost, True)
             assert (len(lost), notes) == (READ - LEFT, [])
+
+    run(work())
+
+
+def test_a_seek_is_not_refused_for_the_position_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader was just comparing its last pointer with the log; the seek made the answer void."""
+    compare, entered, sought = OffsetResolver.check_continuity, asyncio.Event(), asyncio.Event()
+
+    async def slow(places: OffsetResolver, partition: ReadPartition, continuity: LogContinuity) -> None:
+        if not entered.is_set():
+            entered.set()
+            await sought.wait()
+        await compare(places, partition, continuity)
+
+    async def work() -> None:
+        async with filled() as (broker, topic), reader(broker, None) as consumer:
+            assert await take(consumer, READ) == [*range(READ)]
+            monkeypatch.setattr(OffsetResolver, "check_continuity", slow)
+            del log_of(broker, topic).entries[-CUT:]
+            await send(broker, 100, READ)
+            await asyncio.wait_for(entered.wait(), WAIT_S)
+            await consumer.seek("clicks", 0, "beginning")
+            sought.set()
+            assert await take(consumer, LEFT + READ) == [*range(LEFT), *range(100, 100 + READ)]
 
     run(work())

@@ -10,7 +10,7 @@ import msgspec
 
 from memq.broker.partition.batch import Origin, control_pointer
 from memq.broker.partition.ownership import Ownership, Phase
-from memq.broker.partition.publishing import Publisher
+from memq.broker.partition.publishing import Publisher, put_below
 from memq.broker.services import Services
 from memq.errors import (
     DeniedError,
@@ -141,7 +141,10 @@ async def _open_epoch(
 
 
 async def _publish_opened(services: Services, topic: Topic, own: Ownership, publisher: Publisher) -> None:
-    """Publish `opened`, and read up to it. Raises: EpochFencedError, RetryableError, TimeoutError."""
+    """Publish `opened`, and read up to it.
+
+    Raises: EpochFencedError, RetryableError, TimeoutError; LogCutError if the log was cut since it was read.
+    """
     clock = services.runtime.clock
     if own.highest_epoch >= own.epoch:  # a coordinator that was set back: the epoch's keys are used
         raise EpochFencedError(f"the queue shows epoch {own.highest_epoch}")
@@ -158,6 +161,8 @@ async def _publish_opened(services: Services, topic: Topic, own: Ownership, publ
     )
     async with asyncio.timeout(own.stale_publish_s):
         offset = await services.queue.publish(publication)
+    if offset < own.read_to:
+        raise put_below(offset, own.read_to)
     if clock.monotonic() - handed_over_s > own.stale_publish_s:
         raise RetryableError(f"the answer to opening epoch {own.epoch} came after {own.stale_publish_s:g} s")
     own.published_s = handed_over_s

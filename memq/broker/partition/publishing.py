@@ -23,6 +23,11 @@ PASSING: tuple[type[Exception], ...] = (RetryableError, TimeoutError)
 DOUBTFUL: tuple[type[Exception], ...] = (*PASSING, DeniedError, NotFoundError)
 
 
+def put_below(offset: int, read_to: int) -> LogCutError:
+    """Return the error for a pointer at an offset below `read_to`, where the log had other entries."""
+    return LogCutError(f"the queue put a pointer at offset {offset}, below {read_to}: its log was cut, or replaced")
+
+
 class Publisher:
     """Reads and publishes for one epoch of one partition. The caller runs one publish at a time.
 
@@ -80,8 +85,8 @@ class Publisher:
                 own.unread, tries = True, tries + 1
                 await self._rest_after(error, tries)
                 continue
-            if offset < read_to:
-                lost = LogCutError(f"the queue put a pointer at offset {offset}, below {read_to}: its log is lost")
+            if offset < read_to:  # a batch may have left out copies of blocks that the log has lost: no ack
+                lost = put_below(offset, read_to)
                 self._lose_log(lost)
                 raise lost
             if own.follows(offset):

@@ -208,6 +208,8 @@ class Polling:
             try:
                 await self._confirm(assigned, polled, offset)
             except MemqError as failed:
+                if not _is_still_at(assigned, offset):
+                    return None  # a seek was faster: the error is of the position before it
                 error = failed
         if error is not None and not assigned.removed:
             self._failing[partition] = None
