@@ -204,6 +204,19 @@ def test_the_cache_forgets_what_is_oldest() -> None:
     assert cache.read(B, 1, ALL) == ()
 
 
+def test_the_cache_forgets_the_lost_end_of_a_log_that_grows_again() -> None:
+    """Else a reader would get the lost entries, and skip the new ones at their offsets."""
+    cache = TailCache(ALL)
+    for offset in range(4):
+        cache.add(A, Entry(offset, 0, b"lost %d" % offset))
+    cache.add(A, Entry(2, 0, b"lost 2"))
+    assert len(cache.read(A, 0, ALL)) == 4
+    for offset in (2, 3):
+        cache.add(A, Entry(offset, 0, b"new %d" % offset))
+    assert cache.read(A, 0, ALL) == ()
+    assert [entry.body for entry in cache.read(A, 2, ALL)] == [b"new 2", b"new 3"]
+
+
 # ---- what a member holds ---------------------------------------------------------------------
 
 
@@ -397,8 +410,8 @@ class Rewinding:
         """Nothing is open."""
 
 
-def test_a_follower_passes_over_entries_before_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They set its end back. A later wait for an entry that had arrived lasted until all of the log had come again."""
+def test_entries_before_its_place_do_not_set_the_end_of_a_follower_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later wait for an entry that had arrived lasted until all of the log had come again."""
 
     async def run() -> None:
         clock, arrived = ManualClock(), list[int]()
@@ -417,6 +430,6 @@ def test_a_follower_passes_over_entries_before_its_place(monkeypatch: pytest.Mon
         end = follower.end(("t", 0))
         await follower.close()
         await tasks.stop()
-        assert (arrived, end) == ([5, 6], 7)
+        assert (arrived, end) == ([5, 0, 1, 2, 6], 7), "the cache compares those before its place"
 
     asyncio.run(run())

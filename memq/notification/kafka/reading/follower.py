@@ -123,11 +123,8 @@ class Follower:
                 continue
             if error is None:
                 entry = entry_of(message)
-                if (
-                    entry.offset >= followed.next
-                ):  # librdkafka begins again at the first one if an offset is out of range
-                    followed.next = entry.offset + 1
-                    self._arrived(place, entry)
+                followed.next = max(followed.next, entry.offset + 1)
+                self._arrived(place, entry)  # again from the first one on if an offset was out of range
             elif is_not_there(error):
                 self.unfollow([place])
                 self._unlisted(place)

@@ -22,7 +22,7 @@ class CachedRun:
 
 
 class TailCache:
-    """The newest run of entries of each partition. Entries never change, so the cache is never stale.
+    """The newest run of entries of each partition. Entries change only if Kafka loses the end of a log.
 
     It does not know the end of a log. When the budget is used up, the entries that were added first are removed.
     """
@@ -39,11 +39,15 @@ class TailCache:
     def add(self, partition: ReadPartition, entry: Entry) -> None:
         """Add an entry.
 
-        An entry that does not follow the last one begins a new run, because the entries of the gap are unknown.
+        An entry that does not follow the last one begins a new run, because the entries of the gap are unknown. So does
+        another entry at a known offset: the log has lost its end, and grows again.
         """
         run = self._runs.get(partition)
         if run is not None and entry.offset < run.next:
-            return
+            if entry.offset < run.first or run.entries[entry.offset - run.first].body == entry.body:
+                return
+            self.drop(partition)
+            run = None
         if run is None or entry.offset != run.next:
             self.drop(partition)
             run = self._runs[partition] = CachedRun(entry.offset, entry.offset)
