@@ -15,6 +15,8 @@ from memq.simulation.ports.wrong_answers import WrongAnswers
 from memq.simulation.world.node import SimNode
 
 TRUNCATED_MAX = 12  # entries that a log loses at once
+OPERATOR_S_MAX = 20.0  # from a cut of a log under running brokers to their restart
+DRAIN_S_MAX = 60.0  # then an operator kills a broker that drains
 STATES = ("not open", "idle", "open", "sealed", "storing", "stored", "published")  # of a partition at its owner
 
 
@@ -195,19 +197,39 @@ class Chaos:
         failing.fail_until(number, until_s, service=service, hangs=hangs)
 
     def _truncate(self) -> None:
-        """Let a log lose its end, and kill all brokers: when they start again, they accept the log as it is."""
+        """Let a log lose its end. All brokers are killed, or an operator restarts them later."""
         partition = self._random.choice(self._cluster.read_partitions)
         log = self._cluster.cloud.queue.log(partition)
         lost = min(self._random.randint(1, TRUNCATED_MAX), len(log.entries) - 1)
         if lost <= 0:  # an owner does not open an empty log whose objects are there
             return
         self._world.trace.event(self._world.now, "truncate", partition.partition, log.end - lost)
-        for name in self._cluster.brokers:
-            self._meet("truncate", name)
-            if self._world.nodes[name].alive:
-                self._world.nodes[name].kill()
-                self.restart_later(name)
+        lives = [self._world.nodes[name] for name in self._cluster.brokers if self._world.nodes[name].alive]
+        live = self._random.random() < self._faults.truncate_live_rate
+        for node in lives:
+            self._meet("truncate live" if live else "truncate", node.name)
+            if live:
+                self._world.schedule(self._random.uniform(1.0, OPERATOR_S_MAX), partial(self._end_life, node))
+            else:
+                node.kill()
+                self.restart_later(node.name)
         self._cluster.cloud.truncate(partition, log.end - lost)
+
+    def _end_life(self, node: SimNode) -> None:
+        """Restart a broker that has not been restarted since a cut, as an operator does after `log-lost`."""
+        if not node.alive:
+            return
+        if self._random.random() < 0.5:
+            node.at_death(lambda: self.restart_later(node.name))
+            self._cluster.stop_broker(node.name)
+            self._world.schedule(DRAIN_S_MAX, partial(self._kill_life, node))
+        else:
+            self._kill_life(node)
+            self.restart_later(node.name)
+
+    def _kill_life(self, node: SimNode) -> None:
+        if node.alive:
+            node.kill()
 
     def _refuse(self) -> None:
         name = self._random.choice(self._cluster.brokers)

@@ -54,7 +54,9 @@ class SentRecord:
     keyed: bool = False
     held_s: float = FOREVER  # when it was acked with 1
     given_up: bool = False
-    lost: bool = False  # the queue has lost its pointer: nothing is promised of it any more
+    lost: bool = False  # the queue has lost its pointer: nothing is promised of it any more,
+    lost_epoch: int = 0  # but the owners of later epochs never had it,
+    ack_left: bool = False  # and none of them has sent an ack of it
     written: bool = False  # with acks=0: nothing else is heard of it
     repeats: bool = False  # its writer may send it again in another order, under another identity
     staged: bool = False  # nobody waits for it before its batch is decided, or ever, where the batch is another one
@@ -84,6 +86,7 @@ class Checker:
         *,
         refuse: Refusal = "epoch",
     ) -> None:
+        self.cut_live = False  # logs lose their ends under running owners
         self.on_disk = False  # what is acked with 1 outlives its owner, too
         self.ack_s_max: float | None = None  # in a calm world nobody waits for longer: else a wake-up was lost
         self.throttles: Callable[[], int] = lambda: (
@@ -113,6 +116,8 @@ class Checker:
             tuple[str, int, int, int], tuple[int, int]
         ] = {}  # by identity: where it ends, its checksum
         self._sequences: dict[tuple[str, int, int], RangeSet] = {}  # by the first three of an identity
+        self._unacked: dict[Source, list[tuple[int, bytes]]] = {}  # sequences and records that no owner has acked yet
+        self.cuts = 0  # how often the queue has lost the end of a log
         self._begins: dict[ReadPartition, int] = {}  # as it was when it was checked the last time
         self._fetch = partial(object_bytes, objects)
         self.compaction = CompactionRules(self.logs, objects, self._fetch, now)
@@ -157,8 +162,19 @@ class Checker:
         if record.place is None:
             if not record.lost:
                 self._fail(f"record {value[:40]!r} is acked, but no pointer in the queue holds it")
+            elif not record.ack_left:
+                self._fail(f"record {value[:40]!r} is acked after its pointer was lost, by an owner that never had it")
         elif not record.lost and ack is not None and ack.position is not None:
             self._check_position(value, record, ack, ack.position)
+
+    def acked_by_owner(self, source: Source, next_sequence: int, epoch: int) -> None:
+        """The owner of an epoch sends an ack of all blocks of a producer below a sequence."""
+        waiting = self._unacked.get(source, [])
+        for sequence, value in waiting:
+            record = self.records[value]
+            if sequence < next_sequence and not (record.lost and record.place is None and epoch > record.lost_epoch):
+                record.ack_left = True
+        waiting[:] = [each for each in waiting if not self.records[each[1]].ack_left]
 
     def _check_position(self, value: bytes, record: SentRecord, ack: Ack, position: Position) -> None:
         self.positions += 1
@@ -258,16 +274,29 @@ class Checker:
         for one in records:
             record = self.records[one.value]
             record.places.pop(one.source, None)
-            record.lost = True
+            record.lost, record.lost_epoch = True, self._parts[partition.topic_id, one.source[0]].highest
         for entry in entries:
             for location in entry.pointer.locations:
                 self._named[location.key] -= 1
                 self._freed_s[location.key] = self._now()
                 self.copies.lose(location.key, partition, entry)
+        self._forget_identities()
+        self.cuts += 1
         for number in dict.fromkeys(entry.pointer.partition for entry in entries):
-            self._parts[partition.topic_id, number].forget(end)
+            self._parts[partition.topic_id, number].forget(end, lost_end, self._now())
         self.commits.goes_back = True
         self.groups.truncated(partition, lost_end)
+
+    def lost_numbers(self, producer: str, partition: int) -> set[int]:
+        """Return the numbers of a producer's records whose pointers the queue has lost."""
+        stream = (producer, partition)
+        return {record.number for record in self.records.values() if record.lost and record.stream == stream}
+
+    def _forget_identities(self) -> None:
+        """Keep the identities that are in a log: a name whose records were lost sends others under their sequences."""
+        self._contents, self._sequences = {}, {}
+        for entry in [entry for log in self.logs.values() for entry in log.entries]:
+            self._check_identity(entry)
 
     def dropped(self, partition: ReadPartition) -> None:
         """See `cloud.Observer`: all that the log named may go."""
@@ -323,6 +352,8 @@ class Checker:
                 raise FindingError(f"record {delivered.value[:40]!r} is delivered twice, first at {record.place[1]}")
             record.places.setdefault(delivered.source, (partition, len(log.stream)))
             log.stream.append(delivered)
+            if not record.ack_left:
+                self._unacked.setdefault(delivered.source, []).append((delivered.sequence, delivered.value))
 
     def _check_ranges(self, entry: LogEntry) -> None:
         """Check that the pointer's ranges name what its blocks hold: who looks back reads only them."""
@@ -425,8 +456,12 @@ class Checker:
         return [key for key in left if not self.copies.is_only_copy(key)]
 
     def check_lag(self, settings: TopicSettings, draw_below: Callable[[int], int], *, moments_max: int = 8) -> None:
-        """Check lag at some moments and places that `draw_below` picks."""
-        for partition, log in self.logs.items():
+        """Check lag at some moments and places that `draw_below` picks.
+
+        Not of a log that was cut under its owner: the pointer by which the owner learned of it counts the lost records.
+        """
+        logs = {name: log for name, log in self.logs.items() if log.truncated_at is None or not self.cut_live}
+        for partition, log in logs.items():
             try:
                 LagCheck(partition, log.entries, settings).check(draw_below, moments_max)
             except FindingError as error:

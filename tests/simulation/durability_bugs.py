@@ -422,4 +422,20 @@ KEEPING_BUGS = (
         level="calm",
         aspects=("truncate",),
     ),
+    Planted(
+        "an owner continues in a log that was cut",
+        "memq.broker.partition.publishing",
+        "Publisher.publish",
+        swap("offset < read_to", "False"),
+        level="calm",
+        aspects=("truncate",),
+    ),
+    Planted(
+        "the batch by which an owner learns of a cut is acked",
+        "memq.broker.partition.publishing",
+        "Publisher.publish",
+        swap("raise lost", "return True"),
+        level="calm",
+        aspects=("truncate",),
+    ),
 )

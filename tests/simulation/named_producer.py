@@ -51,12 +51,13 @@ class NamedLife:
             producer = self._make(self._node.name)
             self._instances += 1
             old.append(producer)
+            cuts = self._rules.cuts()
             try:
                 stood = await producer.resume_points("t")
             except MemqError:  # the world is sick: the next one may come through
                 await asyncio.sleep(RETRY_S)
                 continue
-            self._rules.began(self._node.name, stood)
+            self._rules.began(self._node.name, stood, cuts)
             numbers, tag, draw = dict(stood), f"{self._life}.{self._instances}", self._node.random
             left -= await self._send(producer, numbers, min(left, draw.randint(3, 25)), tag)
             if draw.random() < GOES_ON_RATE:

@@ -24,8 +24,12 @@ class Epoch:
     opened_ms: float
     offset_ms: float  # how far its wall clock was off when it was opened
     known: dict[Source, RangeSet]
+    opened_at: int = 0  # the offset of its `opened`
     next_batch: int = 0
     closed: bool = False
+    hidden: bool = False  # the queue has lost its `opened`: an earlier owner can't meet it
+    blind_below: int = 0  # its owner had read below this offset when the log was cut, and reads from there on,
+    cut_ms: float = 0.0  # so it misses what landed later and lies before it
 
 
 @dataclass(slots=True)
@@ -54,7 +58,8 @@ class OwnerRules:
         if self.refuse == "epoch" and pointer.epoch < self.highest:
             raise FindingError(f"the queue took epoch {pointer.epoch} after {self.highest}")
         if pointer.kind == "opened":
-            self._open(pointer.epoch, pointer.broker, node, publication.time_ms - EPOCH_MS - handed_over_s * 1000)
+            offset_ms = publication.time_ms - EPOCH_MS - handed_over_s * 1000
+            self._open(pointer.epoch, pointer.broker, node, offset_ms, entry.offset)
             return
         epoch = self.brokers.get(pointer.epoch)
         if epoch is None or epoch.broker != pointer.broker:
@@ -64,7 +69,7 @@ class OwnerRules:
         if pointer.kind == "data":
             self._check_batch(epoch, entry, read_to)
 
-    def _open(self, number: int, broker: str, node: SimNode, offset_ms: float) -> None:
+    def _open(self, number: int, broker: str, node: SimNode, offset_ms: float, offset: int) -> None:
         """Note an opening. What lies in the queue at this moment, its owner reads before it takes blocks.
 
         The same process may state an opening again, so that retention does not take the last one. An `opened` has
@@ -72,18 +77,22 @@ class OwnerRules:
         """
         now_s = node.world.now
         known = {source: RangeSet(ranges) for source, ranges in self._landed.items()}
-        epoch = self.brokers.setdefault(number, Epoch(broker, node, EPOCH_MS + now_s * 1000, offset_ms, known))
+        epoch = self.brokers.setdefault(number, Epoch(broker, node, EPOCH_MS + now_s * 1000, offset_ms, known, offset))
         if (epoch.broker, epoch.node) != (broker, node):
             raise FindingError(
                 f"epoch {number} is opened by {epoch.broker} and again by {broker}, process {node.index}"
             )
         self.highest = max(self.highest, number)
 
-    def forget(self, end: int) -> None:
+    def forget(self, end: int, lost_end: int, now_s: float) -> None:
         """Forget all blocks from offset `end` on: the queue has lost them, and the next owner can't know them."""
         for place, offset in list(self._offsets.items()):
             if offset >= end:
                 del self._offsets[place]
+        for epoch in self.brokers.values():
+            epoch.hidden = epoch.hidden or epoch.opened_at >= end
+            epoch.blind_below = max(epoch.blind_below, lost_end)
+            epoch.cut_ms = EPOCH_MS + now_s * 1000
         self._landed = {}
         for (source, first), following in self._spans.items():
             if (source, first) in self._offsets:
@@ -103,8 +112,10 @@ class OwnerRules:
 
     def _check_proof(self, epoch: int, proof_ms: float) -> None:
         """A proof says: at this moment no higher epoch was in the queue. `proof_ms` is true time."""
+        own = self.brokers[epoch]
         for number, other in self.brokers.items():
-            if number > epoch and proof_ms > other.opened_ms + ROUNDING_MS:
+            hidden = other.hidden or (other.opened_ms >= own.cut_ms and other.opened_at < own.blind_below)
+            if number > epoch and not hidden and proof_ms > other.opened_ms + ROUNDING_MS:
                 raise FindingError(
                     f"epoch {epoch} is proved {proof_ms - other.opened_ms:.0f} ms after epoch {number} was opened"
                 )

@@ -461,16 +461,16 @@ def _with_changed_bits(plan: Plan, _level: str, draw: random.Random) -> Plan:
 def _with_truncated_logs(plan: Plan, _level: str, draw: random.Random) -> Plan:
     """Let logs lose their ends, and grow over the same offsets: only what was lost may be missing.
 
-    Runs whose clients have their own knowledge of the queue are left out: a named producer and a staged commit continue
-    after the lost records, and an audit reports them. The queue refuses by age, as Kafka does: of the queues, only
-    Kafka can lose the end of a log alone.
+    Runs with writers of batches are left out: what a checkpoint takes for written may be lost. So are audits, which
+    report it. The queue refuses by age, as Kafka does: of the queues, only Kafka can lose the end of a log alone.
     """
-    excluded = {"named", "staged", "direct", "churn"}
+    excluded = {"staged", "direct", "churn"}
     if plan.shape.audit_interval_ms or plan.audits or plan.faults.lies:
         return plan
     if not excluded.isdisjoint(plan.producers):
         return plan
-    chaos = replace(plan.faults.chaos, truncate_every_s=draw.choice([2.0, 5.0, 15.0]))
+    every_s = draw.choice([2.0, 5.0, 15.0])
+    chaos = replace(plan.faults.chaos, truncate_every_s=every_s, truncate_live_rate=draw.choice([0.0, 0.5, 1.0]))
     shape = replace(plan.shape, refuse="age")
     return replace(plan, shape=shape, faults=replace(plan.faults, chaos=chaos))
 

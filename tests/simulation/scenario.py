@@ -38,10 +38,11 @@ from tests.simulation.log_truth import WATCHER, LogTruth, run_watcher
 from tests.simulation.lost_log_rules import LostLogRules
 from tests.simulation.moment_audits import AUDIT_COMMAND, MomentAudits
 from tests.simulation.named_producer import NamedLife
-from tests.simulation.named_rules import NamedRules
+from tests.simulation.named_rules import NamedRules, no_holes
 from tests.simulation.plain_producer import PlainProducer, Running
 from tests.simulation.plan import Plan
 from tests.simulation.restore_rules import RestoreRules
+from tests.simulation.sent_acks import SentAcks, noted_acks
 from tests.simulation.staged_rules import StagedRules
 from tests.simulation.staged_writer import StagedLife
 from tests.simulation.thin import scaled
@@ -93,7 +94,9 @@ class Scenario:
             ring_s = shape.shared_age_ms / 1000 * settings.ring_slots / settings.uploads_in_flight_max
             self.checker.ack_s_max = CALM_ACK_S + (ring_s if settings.shared_objects else 0)
             self.checker.throttles = lambda: sum(each.throttled_blocks for each in self.cluster.counters)
-        self.names = NamedRules(self.checker.logs, world.fail)
+        self.checker.cut_live = plan.faults.chaos.truncate_live_rate > 0
+        holes = self.checker.lost_numbers if self.checker.cut_live else no_holes
+        self.names = NamedRules(self.checker.logs, world.fail, lambda: self.checker.cuts, holes)
         self.batches = StagedRules(self.checker, world.fail)
         self.done: dict[str, bool] = {f"producer-{number}": False for number in range(len(plan.producers))}
         self.groups = dict.fromkeys(plan.consumers)
@@ -138,7 +141,8 @@ class Scenario:
         self.batches.finish()
         self._check_sweep()
         self._check_audit()
-        if self.plan.shape.compaction and "staged" not in self.plan.producers:
+        cut = self.plan.faults.chaos.truncate_every_s > 0
+        if (self.plan.shape.compaction or cut) and "staged" not in self.plan.producers:
             self._check_restore()
         self._check_lost_log()
         self.checker.check_lag(self.plan.shape.settings, world.random("lag").randrange)
@@ -507,7 +511,10 @@ def run_plan(plan: Plan, *, echo: Callable[[str], None] | None = None) -> Report
         watch = LogWatch(world, clones=not {"clone", "direct"}.isdisjoint(plan.producers))
         logger = logging.getLogger("memq")
         logger.addHandler(watch)
+        scenario = Scenario(world, plan)
+        acks = SentAcks(scenario.cluster.topic.id, scenario.checker, scenario.cluster.cloud.monitor)
         try:
-            return Scenario(world, plan).run()
+            with noted_acks(acks.note):
+                return scenario.run()
         finally:
             logger.removeHandler(watch)

@@ -214,6 +214,30 @@ def key_too_old(history: History) -> None:
     history.publish(1, 1)
 
 
+def log_lost(history: History) -> None:
+    """Let the log of an owner lose its end, and the owner learn of it by its next batch."""
+    history.open(1, 1)
+    history.publish(1, 1)
+    history.monitor.truncates(PARTITION, 1, history.now_s)
+    del history.entries[1:]
+    history.now_s += 0.1
+    history.read(1)
+    history.publish(1, 1)
+    assert not history.findings
+
+
+def publishes_after_a_cut(history: History) -> None:
+    """Publish one more batch in that epoch."""
+    log_lost(history)
+    history.publish(1, 1)
+
+
+def acks_after_a_cut(history: History) -> None:
+    """Ack the batch: it may have left out copies of lost blocks."""
+    log_lost(history)
+    history.monitor.acks(TOPIC_ID, 0, 1)
+
+
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
@@ -231,6 +255,8 @@ def key_too_old(history: History) -> None:
         (after_closed, "rule 5: epoch 1 of t/0: 'data' is published after 'closed'"),
         (forwarded_early, "rule 5: blocks of epoch 1 are forwarded 1.500 s after its last publish"),
         (key_too_old, "rule 10: epoch 1 of t/0: 'data' is published 6.0 s after its object was stored"),
+        (publishes_after_a_cut, "rule 12: epoch 1 of t/0: 'data' is published after a cut of the log that its owner"),
+        (acks_after_a_cut, "rule 12: epoch 1 of partition 0 acks after a cut that its owner has seen"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )

@@ -61,6 +61,7 @@ def test_a_lost_record_may_be_acked_late_or_land_again() -> None:
     log.batch([block(0, [first]), block(1, [second])], 0)
     log.checker.truncated(PARTITION, 1)
     log.end = 1
+    log.checker.acked_by_owner((0, 7), 1, 1)
     log.ack([first])  # its ack was on its way
     log.open(2)
     log.batch([block(1, [second])], 0, epoch=2, read_to=2)

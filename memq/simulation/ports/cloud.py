@@ -96,7 +96,7 @@ class Cloud:
     def truncate(self, partition: ReadPartition, end: int) -> None:
         """Let the log of a partition lose all entries from offset `end` on, as an unclean election does.
 
-        A process that has read beyond `end` must not ask on: kill it, see `PointerReader.span`.
+        A process that has read beyond `end` gets errors for all lower ends until it starts again, as with Kafka.
         """
         log = self.queue.log(partition)
         del log.entries[max(0, end - log.begin) :]

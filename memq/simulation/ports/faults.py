@@ -51,7 +51,8 @@ class ChaosFaults:
     sick_s_max: float = 0.0
     part_every_s: float = 0.0  # one log of the queue, or the objects of one partition, fail or hang
     part_s_max: float = 0.0
-    truncate_every_s: float = 0.0  # the log of a partition loses its end, and all brokers are killed
+    truncate_every_s: float = 0.0  # the log of a partition loses its end,
+    truncate_live_rate: float = 0.0  # and in this share of the cuts the brokers run on; else all are killed
     disk_every_s: float = 0.0  # a disk of a spool is full, read-only, or fails to sync
     disk_s_max: float = 0.0
     refuse_every_s: float = 0.0  # a live broker's port refuses new connections

@@ -107,6 +107,8 @@ class MonitoredOwner:
     last_s: float = -1.0  # hand-over of its last batch
     batches: int = 0
     closed: bool = False
+    cut: tuple[float, int] | None = None  # when its log was cut, and the end that it knew before
+    over: bool = False  # it has learned that its log was cut
 
 
 @dataclass(slots=True)
@@ -138,6 +140,7 @@ class OwnershipMonitor:
         self._readers: dict[tuple[Task, ReadPartition], Known] = {}  # a task's reads before its first publish
         self._owner_of: dict[tuple[Task, ReadPartition], MonitoredOwner] = {}  # the owner of a task's last publish
         self._stored_s: dict[str, float] = {}
+        self._over: dict[tuple[str, int, int], None] = {}  # the epochs whose owners learned that their logs were cut
 
     def log(self, partition: ReadPartition) -> MonitoredLog:
         """Return the log of a read partition."""
@@ -264,6 +267,8 @@ class OwnershipMonitor:
         met = owner.known.met.get(publication.write_partition, 0)
         if met > publication.epoch:
             self._fail(f"rule 5: {name} is published after epoch {met} was read")
+        if owner.over:
+            self._fail(f"rule 12: {name} is published after a cut of the log that its owner has seen")
         if owner.closed and pointer.kind != "closed":
             self._fail(f"rule 5: {name} is published after 'closed'")
         if owner.opened_at >= 0:
@@ -324,6 +329,10 @@ class OwnershipMonitor:
         """A publish is answered with its offset."""
         owner = publish.owner
         owner.in_flight = False
+        if owner.cut is not None and publish.handed_over_s > owner.cut[0] and offset < owner.cut[1]:
+            owner.over = True
+            pointer = publish.pointer
+            self._over[pointer.topic_id, pointer.partition, pointer.epoch] = None
         owner.known.shown.add(offset, offset + 1)
         if owner.answered_s is None:
             owner.answered_s = now_s
@@ -342,6 +351,20 @@ class OwnershipMonitor:
         log = self.log(partition)
         del log.entries[end:]
         log.truncated_s = now_s
+        for (_, (cut, _), _), owner in self._owners.items():
+            if cut != partition:
+                continue
+            owner.opened_at = min(owner.opened_at, end - 1)  # the tail before it is the one that is left
+            known = max((next_ for _, next_ in owner.known.shown), default=0)
+            if known > end:
+                owner.cut = (now_s, known if owner.cut is None else max(known, owner.cut[1]))
+
+    def acks(self, topic_id: str, write_partition: int, epoch: int) -> None:
+        """An owner acks blocks whose pointers are in the queue."""
+        if (topic_id, write_partition, epoch) in self._over:
+            self._fail(
+                f"rule 12: epoch {epoch} of partition {write_partition} acks after a cut that its owner has seen"
+            )
 
     def trims(self, partition: ReadPartition, before: int) -> None:
         """Entries below `before` are removed."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from memq.errors import NotFoundError, QueueError, QueueRefusedError
+from memq.errors import LogCutError, NotFoundError, QueueError, QueueRefusedError
 from memq.format.pointer import decode_pointer
 from memq.notification import Entries, GroupState, Membership, Publication, Span
 from memq.notification.memory import MemoryQueue
@@ -25,6 +25,7 @@ PUBLISH_LIES = ("denied", "not-found", "denied-landed", "refused-landed")
 READ_LIES = ("denied", "not-found")
 GROUP_LIES = ("denied", "denied-landed")
 OWNERS_WORK = ("open", "publish", "forward", "leave")
+CUT_S = 8.0  # a log whose end is below a proven one for so long was cut; with Kafka it is 120 s
 
 
 class QueueObserver:
@@ -80,7 +81,9 @@ class SimQueue:
         self._observer = observer
         self._monitor = monitor
         self._failing = failing
-        self._proven: dict[ReadPartition, int] = {}  # the greatest end that this process knows
+        self._shown: dict[ReadPartition, int] = {}  # the greatest end that this process was shown
+        self._proven: dict[ReadPartition, int] = {}  # the end that entries prove which this process read or published
+        self._lower_s: dict[ReadPartition, tuple[float, float]] = {}  # first and last answer below the proven end
 
     # ---- pointers ----------------------------------------------------------------------------
 
@@ -101,7 +104,7 @@ class SimQueue:
                 raise QueueError(f"the leader of {where.topic}/{where.partition} was lost")
             self._check_late_try(publication, world.now - publish.handed_over_s)
             offset = await self._queue.publish(publication)
-            self._proven[where] = max(self._proven.get(where, 0), offset + 1)
+            self._shown[where] = max(self._shown.get(where, 0), offset + 1)
             self._monitor.lands(publish, publication, offset, EPOCH_MS + world.now * 1000, world.now)
             node, read_to = self._caller.node, publish.read_to
             self._observer.published(publication, offset, node, read_to, publish.handed_over_s)
@@ -114,6 +117,7 @@ class SimQueue:
             self._monitor.fails(publish, world.now)
             raise
         self._monitor.answers(publish, offset, world.now)
+        self._prove(where, offset + 1)
         return offset
 
     def _check_late_try(self, publication: Publication, late_s: float) -> None:
@@ -141,7 +145,9 @@ class SimQueue:
 
         what = f"read {partition.topic}/{partition.partition} {offset}"
         entries = await self._caller.call(what, happen, lies=READ_LIES)
-        self._proven[partition] = max(self._proven.get(partition, 0), entries.next)
+        self._shown[partition] = max(self._shown.get(partition, 0), entries.next)
+        if entries:
+            self._prove(partition, entries.next)
         self._monitor.shows(reading, entries, self._caller.node.world.now)
         return entries
 
@@ -170,11 +176,13 @@ class SimQueue:
 
         async def ask() -> Span:
             span = await self._queue.span(partition)
+            self._check_end(partition, span)
             return Span(span.begin, self._early_end(partition, span)) if short else span
 
         return await self._caller.call(f"span {partition.topic}/{partition.partition}", ask, lies=READ_LIES)
 
     async def _read(self, partition: ReadPartition, offset: int, bytes_max: int, *, short: bool) -> Entries:
+        self._check_end(partition, await self._queue.span(partition))
         entries = await self._queue.read(partition, offset, bytes_max)
         if not short:
             return entries
@@ -189,17 +197,37 @@ class SimQueue:
 
     def _early_end(self, partition: ReadPartition, span: Span) -> int:
         """Return an end that is too low, but not below one that this process knows, which the port excludes."""
-        proven = self._proven.get(partition, span.begin)
-        return max(span.begin, min(span.end, max(proven, span.end - 3)))
+        shown = self._shown.get(partition, span.begin)
+        return max(span.begin, min(span.end, max(shown, span.end - 3)))
+
+    def _prove(self, partition: ReadPartition, end: int) -> None:
+        self._proven[partition] = max(self._proven.get(partition, 0), end)
+
+    def _check_end(self, partition: ReadPartition, span: Span) -> None:
+        """Refuse an end below one that this process has proven, as the queue on Kafka does.
+
+        Raises: QueueError; LogCutError when the end was lower for `CUT_S`.
+        """
+        now_s, proven = self._caller.node.world.now, self._proven.get(partition, 0)
+        if span.end >= proven:
+            self._lower_s.pop(partition, None)
+            return
+        since_s, last_s = self._lower_s.get(partition, (now_s, now_s))
+        since_s = now_s if now_s > last_s + CUT_S else since_s
+        self._lower_s[partition] = since_s, now_s
+        text = f"{partition.topic}/{partition.partition}: the end is {span.end}, after it was {proven}"
+        raise LogCutError(text) if now_s >= since_s + CUT_S else QueueError(text)
 
     async def seek_time(self, partition: ReadPartition, time_ms: int) -> int:
         """See `PointerReader.seek_time`."""
         await self._reach(partition)
-        return await self._caller.call(
-            f"seek {partition.topic}/{partition.partition} {time_ms}",
-            lambda: self._queue.seek_time(partition, time_ms),
-            lies=READ_LIES,
-        )
+
+        async def seek() -> int:
+            self._check_end(partition, await self._queue.span(partition))
+            return await self._queue.seek_time(partition, time_ms)
+
+        what = f"seek {partition.topic}/{partition.partition} {time_ms}"
+        return await self._caller.call(what, seek, lies=READ_LIES)
 
     async def wait(self, ends: dict[ReadPartition, int], timeout_s: float) -> None:
         """See `PointerReader.wait`."""
@@ -316,6 +344,7 @@ class SimQueue:
             await self._queue.drop(wanted)
             for partition in wanted:
                 self._monitor.drops(partition)
+                self._proven.pop(partition, None)
             self._observer.dropped(wanted)
 
         await self._caller.call(f"drop {len(wanted)}", land, lies=GROUP_LIES)
