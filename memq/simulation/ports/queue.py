@@ -328,8 +328,11 @@ class SimQueue:
 
     async def trim(self, partition: ReadPartition, before: int) -> None:
         """See `PartitionAdmin.trim`."""
+        asked_s = self._caller.node.world.now
 
         async def land() -> None:
+            if asked_s <= self._monitor.log(partition).truncated_s:
+                raise QueueError(f"the leader of {partition.topic}/{partition.partition} was lost")
             await self._queue.trim(partition, before)
             self._monitor.trims(partition, before)
             self._observer.trimmed(partition, before)
