@@ -24,6 +24,8 @@ from memq.errors import (
 )
 from memq.format.blocks.header import Buffer
 from memq.format.pointer import Location
+from memq.protocol.frames import AckLevel, Api, encode_frame
+from memq.protocol.messages import Open, encode_message
 from memq.topic import Topic
 from tests.brokers import GatedStore, block_of, events_of, run, until, write_frame
 from tests.partition_owners import (
@@ -209,5 +211,36 @@ def test_an_opening_that_another_broker_won_ends_the_partition_and_others_are_tr
 
     def gone(topic: Topic) -> Topic:
         return msgspec.structs.replace(topic, id="f" * 32)
+
+    run(work())
+
+
+def test_an_epoch_that_is_lost_while_a_named_producer_is_admitted_redirects_its_stream() -> None:
+    """The pointer that admits it lands after the epoch was given up: the stream opens before the epoch ends."""
+
+    async def work() -> None:
+        async with owning() as (broker, client, topic):
+            processor, queue = processor_of(broker, topic), GatedQueue.close_gate(broker.services.queue)
+            own = processor.owned()
+            ask = Open(
+                topic=topic.name,
+                topic_id=topic.id,
+                partition=0,
+                producer=f"{9:016x}",
+                acks=AckLevel.ALL,
+                sequence=0,
+                producer_epoch=1,
+            )
+            client.write(encode_frame(Api.OPEN, 2, 7, encode_message(ask)))
+            await queue.begun.wait()
+            processor.fence(ObjectExistsError("somebody was here"))
+            queue.gate.set()
+            frames = [await client.frame() for _ in range(3)]
+            assert {(each.api, each.stream) for each in frames} == {
+                (Api.REDIRECT, 1),  # the stream of `owning`
+                (Api.OPEN, 2),
+                (Api.REDIRECT, 2),
+            }
+            await until(lambda: processor.own not in (own, None))
 
     run(work())

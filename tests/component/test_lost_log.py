@@ -19,8 +19,9 @@ from memq.client.bulk.staged_writer import StagedWriter
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.producer.producer import AsyncProducer
 from memq.compaction.plan import CompactionRule
-from memq.errors import DeniedError, InvalidRequestError
+from memq.errors import DeniedError, EpochFencedError, InvalidRequestError, LogLostError
 from memq.format.key import is_staged_object, shared_prefix
+from memq.format.pointer import ProducerEnd
 from memq.notification.memory import MemoryQueue
 from memq.protocol.frames import Api
 from memq.settings import BrokerSettings
@@ -29,6 +30,7 @@ from memq.storage_handlers.memory import MemoryHandler
 from memq.topic import CLOCK_ERROR_MS, PartitionSlots, Topic, TopicSettings, read_partitions
 from tests.brokers import BareClient, run, running_broker, until
 from tests.compaction import DAY_MS, parts_on
+from tests.partition_owners import turns
 from tests.sweeps import sweep_twice
 from tests.unit.bare_cluster import newer
 
@@ -377,3 +379,40 @@ def test_an_owner_whose_log_was_replaced_reads_it_again_before_it_acks(caplog: p
 
     with caplog.at_level(logging.WARNING, "memq"):
         run(work())
+
+
+def test_a_producer_that_ends_while_the_loss_is_found_delays_a_drain_until_then_only() -> None:
+    """Its epoch is lost, and `lost_logs` does not have the log yet: the end of the producer waits for the opening."""
+
+    class SlowListing(MemoryHandler):
+        begun, gate = asyncio.Event(), asyncio.Event()
+
+        async def list(self, prefix: str = "") -> AsyncIterator[ObjectEntry]:
+            self.begun.set()
+            await self.gate.wait()
+            async for entry in super().list(prefix):
+                yield entry
+
+    async def work() -> None:
+        async with running_broker(audit=False) as broker:
+            topic = await filled(broker)
+            queue, before = broker.services.queue, broker.services.store
+            assert isinstance(queue, MemoryQueue)
+            assert isinstance(before, MemoryHandler)
+            store = SlowListing(broker.services.runtime.clock)
+            store.objects, store.modified_ms = before.objects, before.modified_ms
+            broker.services.stores["main"] = store
+            processor = broker.partitions.processors[topic.id, 1]
+            queue.logs[read_partitions(topic)[1]].entries.clear()
+            processor.fence(EpochFencedError("a higher epoch was there"))
+            await store.begun.wait()
+            ends = asyncio.create_task(processor.end_producer(ProducerEnd(producer=9, next_sequence=1)))
+            drains = asyncio.create_task(processor.drain())
+            await turns()
+            assert not drains.done()
+            store.gate.set()
+            with pytest.raises(LogLostError):
+                await ends
+            await drains
+
+    run(work())
