@@ -83,6 +83,10 @@ class Wire:
             assert self._link is not None
             asyncio.get_running_loop().call_soon(self._link.connection_lost, None)
 
+    def close(self) -> None:
+        """End the connection: nothing waits to be sent."""
+        self.abort()
+
     def say(self, api: Api, argument: int, message: msgspec.Struct) -> None:
         """Send a frame to the link."""
         body = encode_message(message) if self.checksums else msgspec.json.encode(message)

@@ -12,17 +12,21 @@ from typing import Any, cast
 import pytest
 from msgspec import structs
 
-from memq.broker.failure_detector import EXIT_CHECKS, EXIT_S, PROBE_S, REST_S, FailureDetector
+from memq.broker.failure_detector import EXIT_CHECKS, EXIT_S, PASS_S, PROBE_S, REST_S, FailureDetector
 from memq.broker.metrics import Counters
 from memq.broker.services import Services, Suspicions
 from memq.errors import UnreachableError
 from memq.governor import BrokerEntry
 from memq.governor.governor import Governor
 from memq.governor.memory import MemoryCluster, MemoryCoordinator
+from memq.protocol.frames import Api
+from memq.protocol.link import Link
+from memq.protocol.messages import AdminAnswer, AdminRequest, Hello, ReportSuspicion, decode_message
 from memq.runtime.network import ProtocolFactory
 from tests.contract.coordinators import topic
 from tests.memory_network import MemoryNetwork, Wire
 from tests.skipping_loop import LoopClock, now_s, run_skipping, skip, skipping_runtime
+from tests.unit.broker_wire import Wire as BrokerEnd
 
 BEGIN_S = 5.0
 
@@ -33,7 +37,10 @@ def member(number: int, **fields: Any) -> BrokerEntry:
 
 
 class Ports(MemoryNetwork):
-    """Ports of dead brokers refuse, those in `errors` raise theirs, `silent` ones do not answer, all others accept."""
+    """Ports of dead brokers refuse, those in `errors` raise theirs, `silent` ones do not answer, all others accept.
+
+    Those in `ends` are answered by the test.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,6 +49,7 @@ class Ports(MemoryNetwork):
         self.errors: dict[str, UnreachableError] = {}
         self.asked: list[tuple[str, float]] = []
         self.wires: list[Wire] = []
+        self.ends: dict[str, BrokerEnd] = {}
 
     async def connect(
         self, host: str, port: int, factory: ProtocolFactory, *, timeout_s: float = 10.0
@@ -57,6 +65,9 @@ class Ports(MemoryNetwork):
             error.refused = True
             raise error
         protocol = factory()
+        if host in self.ends:
+            await self.ends[host].connect_to(host, port, lambda: cast("Link", protocol), timeout_s=timeout_s)
+            return protocol
         self.wires.append(Wire(protocol, (host, port)))
         protocol.connection_made(self.wires[-1])
         return protocol
@@ -130,6 +141,7 @@ def watching(work: Callable[[Watch], Awaitable[None]], **options: bool) -> None:
         running = asyncio.create_task(at.detector.run())
         try:
             await work(at)
+            assert not running.done(), "it checks reports without end"
         finally:
             running.cancel()
 
@@ -280,6 +292,51 @@ def test_a_report_that_the_governor_can_not_take_is_no_reason_to_end_its_role() 
         at.report(2)
         await skip(0)
         assert (await at.members(), await at.coordinator.governor()) == (["b1", "b2", "b3"], "b3")
+
+    watching(work, governs=False)
+
+
+def test_a_report_is_passed_to_a_live_governor_which_takes_over() -> None:
+    async def work(at: Watch) -> None:
+        assert await at.coordinator.govern(member(3)) == 2
+        at.ports.dead |= {"h2", "h4"}
+        end = at.ports.ends["h3"] = BrokerEnd()
+        at.report(2, 4)
+        await skip(0.5)
+        assert end.address == ("h3", 1, PASS_S)
+        hello, asked = end.frames
+        assert decode_message(hello.body, Hello).client.startswith("memq-broker/")
+        assert decode_message(asked.body, AdminRequest).ask == ReportSuspicion(address="h2:1")
+        await at.coordinator.register(member(4))
+        entry = (await at.coordinator.assignments())[0]
+        await at.coordinator.set_assignment(structs.replace(entry, broker="b4"))
+        end.say(Api.ADMIN, asked.argument, AdminAnswer())
+        await skip(0)
+        assert end.aborts == 1
+        assert at.asked_after() == [("h2", 0), ("h3", 0), ("h4", 0.5), ("h3", 0.5)], (
+            "a report that is passed needs no pause"
+        )
+        assert (await at.members(), at.counters.early_takeovers) == (["b1", "b2", "b3", "b4"], 0)
+
+    watching(work, governs=False)
+
+
+@pytest.mark.parametrize("greets", [True, False])
+def test_a_governor_that_does_not_answer_delays_reports_for_a_while(greets: bool) -> None:
+    async def work(at: Watch) -> None:
+        assert await at.coordinator.govern(member(3)) == 2
+        at.ports.dead.add("h2")
+        end = at.ports.ends["h3"] = BrokerEnd(silent=not greets)
+        at.report(2)
+        await skip(PASS_S - 0.1)
+        assert end.aborts == 0
+        await skip(0.2)
+        assert (end.aborts, at.lines) == (1, [("info", "suspicion"), ("info", "suspicion-unchecked")])
+        at.ports.ends["h3"] = BrokerEnd()
+        at.report(2)
+        await skip(REST_S)
+        assert at.asked_after()[2:] == [("h2", PASS_S + REST_S), ("h3", PASS_S + REST_S)]
+        assert (await at.members(), at.governor.term) == (["b1", "b2", "b3"], 0)
 
     watching(work, governs=False)
 
