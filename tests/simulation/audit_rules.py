@@ -125,11 +125,16 @@ class AuditRules:
     def _batch_holes(self) -> int:
         """Return how many batches are missing before others of their epoch, in logs that have lost their ends."""
         numbers: dict[tuple[int, int], set[int]] = {}
-        for entry in [one for log in self._logs.values() if log.truncated_at is not None for one in log.entries]:
-            if entry.pointer.kind == "data":
+        begun: dict[tuple[int, int], None] = {}  # epochs of which retention has taken some
+        for log in self._logs.values():
+            for entry in log.entries if log.truncated_at is not None else ():
                 place = (entry.pointer.partition, entry.pointer.epoch)
-                numbers.setdefault(place, set()).add(entry.pointer.batch_sequence)
-        return sum(max(found) + 1 - len(found) for found in numbers.values())
+                if entry.offset < log.begin:
+                    begun[place] = None
+                elif entry.pointer.kind == "data":
+                    numbers.setdefault(place, set()).add(entry.pointer.batch_sequence)
+        firsts = {place: min(found) if place in begun else 0 for place, found in numbers.items()}
+        return sum(max(found) + 1 - firsts[place] - len(found) for place, found in numbers.items())
 
     def sequences(self, *, left: bool) -> dict[Source, dict[int, None]]:
         """Return the sequences that ever landed, or those that retention has left, by producer."""
