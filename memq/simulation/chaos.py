@@ -209,6 +209,7 @@ class Chaos:
         for node in lives:
             self._meet("truncate live" if live else "truncate", node.name)
             if live:
+                node.at_death(partial(self.restart_later, node.name))
                 self._world.schedule(self._random.uniform(1.0, OPERATOR_S_MAX), partial(self._end_life, node))
             else:
                 node.kill()
@@ -220,15 +221,9 @@ class Chaos:
         if not node.alive:
             return
         if self._random.random() < 0.5:
-            node.at_death(lambda: self.restart_later(node.name))
             self._cluster.stop_broker(node.name)
-            self._world.schedule(DRAIN_S_MAX, partial(self._kill_life, node))
+            self._world.schedule(DRAIN_S_MAX, node.kill)
         else:
-            self._kill_life(node)
-            self.restart_later(node.name)
-
-    def _kill_life(self, node: SimNode) -> None:
-        if node.alive:
             node.kill()
 
     def _refuse(self) -> None:

@@ -283,7 +283,7 @@ class Checker:
         self._forget_identities()
         self.cuts += 1
         for number in dict.fromkeys(entry.pointer.partition for entry in entries):
-            self._parts[partition.topic_id, number].forget(end, lost_end, self._now())
+            self._parts[partition.topic_id, number].forget(end)
         self.commits.goes_back = True
         self.groups.truncated(partition, lost_end)
 

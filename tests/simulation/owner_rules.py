@@ -28,8 +28,6 @@ class Epoch:
     next_batch: int = 0
     closed: bool = False
     hidden: bool = False  # the queue has lost its `opened`: an earlier owner can't meet it
-    blind_below: int = 0  # its owner had read below this offset when the log was cut, and reads from there on,
-    cut_ms: float = 0.0  # so it misses what landed later and lies before it
 
 
 @dataclass(slots=True)
@@ -84,15 +82,13 @@ class OwnerRules:
             )
         self.highest = max(self.highest, number)
 
-    def forget(self, end: int, lost_end: int, now_s: float) -> None:
+    def forget(self, end: int) -> None:
         """Forget all blocks from offset `end` on: the queue has lost them, and the next owner can't know them."""
         for place, offset in list(self._offsets.items()):
             if offset >= end:
                 del self._offsets[place]
         for epoch in self.brokers.values():
             epoch.hidden = epoch.hidden or epoch.opened_at >= end
-            epoch.blind_below = max(epoch.blind_below, lost_end)
-            epoch.cut_ms = EPOCH_MS + now_s * 1000
         self._landed = {}
         for (source, first), following in self._spans.items():
             if (source, first) in self._offsets:
@@ -112,10 +108,8 @@ class OwnerRules:
 
     def _check_proof(self, epoch: int, proof_ms: float) -> None:
         """A proof says: at this moment no higher epoch was in the queue. `proof_ms` is true time."""
-        own = self.brokers[epoch]
         for number, other in self.brokers.items():
-            hidden = other.hidden or (other.opened_ms >= own.cut_ms and other.opened_at < own.blind_below)
-            if number > epoch and not hidden and proof_ms > other.opened_ms + ROUNDING_MS:
+            if number > epoch and not other.hidden and proof_ms > other.opened_ms + ROUNDING_MS:
                 raise FindingError(
                     f"epoch {epoch} is proved {proof_ms - other.opened_ms:.0f} ms after epoch {number} was opened"
                 )

@@ -76,15 +76,20 @@ class Cloud:
             for name in ("store", "queue", "coordinator", "memory")
         }
         self._callers: list[Caller] = []
+        self._queues: dict[SimNode, SimQueue] = {}  # of live processes
 
     def doors(self, node: SimNode) -> Doors:
         """Return one node's doors; the node's main must call it, because watchers run in its loop."""
         store = self._caller(node, "store", self.faults.store, StoreError)
         queue = self._caller(node, "queue", self.faults.queue, QueueError)
         coordinator = self._caller(node, "coordinator", self.faults.coordinator, UnreachableError)
+        self._queues = {each: door for each, door in self._queues.items() if each.alive}
+        door = self._queues[node] = SimQueue(
+            queue, self.queue, self.observer, self.monitor, self.failing_partition, self._grows
+        )
         return Doors(
             SimStore(store, self.handler, self._stored, self.observer.deleted, self.sickness, self.failing_partition),
-            SimQueue(queue, self.queue, self.observer, self.monitor, self.failing_partition),
+            door,
             SimCoordinator(coordinator, self.cluster, self.monitor, self.takeovers),
             (store, queue, coordinator),
         )
@@ -102,6 +107,15 @@ class Cloud:
         del log.entries[max(0, end - log.begin) :]
         self.monitor.truncates(partition, end, self.world.now)
         self.observer.truncated(partition, end)
+
+    def _grows(self, node: SimNode, partition: ReadPartition, end: int) -> None:
+        """A process publishes at `end`: kill the others that know a higher end, as an operator does.
+
+        They would miss the pointers below the end that they know, once the log has grown over it.
+        """
+        for other, door in self._queues.items():
+            if other is not node and other.alive and door.proven(partition) > end:
+                other.kill()
 
     def change_faults(self, faults: WorldFaults) -> None:
         """Use other faults for all later calls."""

@@ -7,7 +7,7 @@ pointer with the offset up to which its owner has read: an owner must skip block
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from memq.errors import LogCutError, NotFoundError, QueueError, QueueRefusedError
 from memq.format.pointer import decode_pointer
@@ -75,12 +75,14 @@ class SimQueue:
         observer: QueueObserver,
         monitor: OwnershipMonitor,
         failing: FailingPartition,
+        grows: Callable[[SimNode, ReadPartition, int], None],
     ) -> None:
         self._caller = caller
         self._queue = queue
         self._observer = observer
         self._monitor = monitor
         self._failing = failing
+        self._grows = grows
         self._shown: dict[ReadPartition, int] = {}  # the greatest end that this process was shown
         self._proven: dict[ReadPartition, int] = {}  # the end that entries prove which this process read or published
         self._lower_s: dict[ReadPartition, tuple[float, float]] = {}  # first and last answer below the proven end
@@ -104,6 +106,7 @@ class SimQueue:
                 raise QueueError(f"the leader of {where.topic}/{where.partition} was lost")
             self._check_late_try(publication, world.now - publish.handed_over_s)
             offset = await self._queue.publish(publication)
+            self._grows(self._caller.node, where, offset)
             self._shown[where] = max(self._shown.get(where, 0), offset + 1)
             self._monitor.lands(publish, publication, offset, EPOCH_MS + world.now * 1000, world.now)
             node, read_to = self._caller.node, publish.read_to
@@ -200,6 +203,10 @@ class SimQueue:
         shown = self._shown.get(partition, span.begin)
         return max(span.begin, min(span.end, max(shown, span.end - 3)))
 
+    def proven(self, partition: ReadPartition) -> int:
+        """Return the end that is proven by entries which this process has read or published."""
+        return self._proven.get(partition, 0)
+
     def _prove(self, partition: ReadPartition, end: int) -> None:
         self._proven[partition] = max(self._proven.get(partition, 0), end)
 
@@ -208,7 +215,7 @@ class SimQueue:
 
         Raises: QueueError; LogCutError when the end was lower for `CUT_S`.
         """
-        now_s, proven = self._caller.node.world.now, self._proven.get(partition, 0)
+        now_s, proven = self._caller.node.world.now, self.proven(partition)
         if span.end >= proven:
             self._lower_s.pop(partition, None)
             return
