@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from memq.broker.broker import Broker
-from memq.broker.upkeep.sweep import Sweep
+from memq.broker.upkeep.sweep import Sweep, Unnamed
 from memq.client.admin import AsyncAdmin
 from memq.client.consumer.consumer import AsyncConsumer
 from memq.client.consumer.fetch import polling
@@ -202,6 +202,7 @@ def test_objects_of_the_last_batches_that_a_log_lost_are_kept_until_a_restore() 
                 await send(another, 100, READ)
                 services = another.services
                 clock.advance(services.runtime.clock.wall_ms())
+                found = list[Unnamed]()
                 for _ in range(3):
                     clock.advance(DAY_MS)
                     parts = (store, services.queue, services.coordinator, clock, notes.append, DAY_MS)

@@ -20,9 +20,11 @@ class CopyRules:
         self._logs = logs
         self._objects = objects
         self._lost: dict[str, list[tuple[ReadPartition, LogEntry]]] = {}  # by key
+        self._cut: dict[tuple[str, int], None] = {}  # write partitions that have lost pointers: topic id, number
 
     def lose(self, key: str, partition: ReadPartition, entry: LogEntry) -> None:
         """Note that a log lost the pointer to an object."""
+        self._cut[partition.topic_id, entry.pointer.partition] = None
         self._lost.setdefault(key, []).append((partition, entry))
 
     def are_missed(self, key: str) -> bool:
@@ -34,7 +36,10 @@ class CopyRules:
         )
 
     def is_only_copy(self, key: str) -> bool:
-        """Whether an object of an owner has records that the queue lacks; false if no log here is of its topics."""
+        """Whether an object of an owner has records that the queue lacks; false if no log here is of its topics.
+
+        Of a log that was cut, a sweep may also keep objects whose records were sent again: batch numbers are missing.
+        """
         try:
             if is_staged_object(key) or isinstance(parse_object_key(key), LargeObjectKey):
                 return False
@@ -47,7 +52,9 @@ class CopyRules:
                 for block in index.blocks_of(batch)
             ]
             topic_id = index.meta.topics[batch.topic].id
-            if not self._is_past(topic_id, batch.partition, batch.epoch) and self._lacks(topic_id, blocks):
+            if self._is_past(topic_id, batch.partition, batch.epoch):
+                continue
+            if (topic_id, batch.partition) in self._cut or self._lacks(topic_id, blocks):
                 return True
         return False
 

@@ -537,3 +537,18 @@ def test_nothing_is_released_beyond_what_was_asked_when_a_store_fails_in_between
         assert await yard.lists.kept(PREFIX) == {one.key: None, two.key: None}
 
     in_yard(work)
+
+
+def test_objects_of_a_newer_version_stay_if_the_coordinator_does_not_know_their_topic() -> None:
+    """Their index would name the topic, which the queue may have."""
+
+    async def work(yard: Yard) -> None:
+        views = await yard.topic(topic_of("views"), entries=1)
+        yard.topics.known.remove(views)
+        key = object_key(CLUSTER, "views", views.id, 0, 1, 0, 1_000)
+        await yard.put(key, newer(indexed(views, 0)))
+        yard.clock.advance(2 * HOUR_MS)
+        assert key not in await yard.find()
+        assert [note for note in yard.notes if "are not swept: " in note and "/views/" in note]
+
+    in_yard(work)

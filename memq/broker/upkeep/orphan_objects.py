@@ -46,9 +46,12 @@ class OrphanTopics:
             try:
                 if not isinstance(parse_object_key(entry.key), ObjectKey):
                     continue
+            except InvalidRequestError:
+                continue  # a foreign object
+            try:
                 index, _ = await read_index(self._store, entry)
-            except (CorruptDataError, InvalidRequestError, NotFoundError):
-                continue  # a foreign object, or one that was deleted meanwhile
+            except (CorruptDataError, NotFoundError):
+                continue
             for topic in index.meta.topics:
                 return topic if await self.holds(topic) else None
         return None

@@ -33,7 +33,7 @@ from memq.broker.upkeep.orphan_objects import Claim, OrphanObjects, OrphanTopics
 from memq.broker.upkeep.sweep_lists import SweepLists
 from memq.broker.upkeep.unproven_objects import unproven_objects
 from memq.compaction.reader import ManifestFiles
-from memq.errors import CorruptDataError, NotFoundError, QueueError
+from memq.errors import CorruptDataError, NotFoundError, QueueError, UnsupportedFormatError
 from memq.format.key import shared_prefix, staged_prefix, sweep_digest, topic_prefix, topics_prefix
 from memq.format.packed_file import ListedObject
 from memq.governor import Assignment
@@ -217,7 +217,11 @@ class Sweep:
         if shared or mine:
             unproven = await self._strike_unaccounted(mine, keys, logs)
             return {key: UNPROVEN if key in unproven else UNNAMED for key in keys}
-        owner = await self.forgotten.owner_of(keys.values())
+        try:
+            owner = await self.forgotten.owner_of(keys.values())
+        except UnsupportedFormatError as error:
+            self._note(f"the objects below '{prefix}' are not swept: {error}")
+            return {}
         if owner is not None:
             self._keep(forgotten_topic(owner), list(keys.values()))
             return {}
