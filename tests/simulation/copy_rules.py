@@ -30,7 +30,9 @@ class CopyRules:
     def are_missed(self, key: str) -> bool:
         """Whether only lost pointers had all records of a deleted object, and retention has not cut the log since."""
         return any(
-            not self._is_past(partition.topic_id, entry.pointer.partition, entry.pointer.epoch)
+            not self._is_past(
+                partition.topic_id, entry.pointer.partition, entry.pointer.epoch, entry.pointer.batch_sequence
+            )
             and self._lacks(partition.topic_id, entry.blocks)
             for partition, entry in self._lost.pop(key, ())
         )
@@ -52,7 +54,7 @@ class CopyRules:
                 for block in index.blocks_of(batch)
             ]
             topic_id = index.meta.topics[batch.topic].id
-            if self._is_past(topic_id, batch.partition, batch.epoch):
+            if self._is_past(topic_id, batch.partition, batch.epoch, batch.batch_sequence):
                 continue
             if (topic_id, batch.partition) in self._cut or self._lacks(topic_id, blocks):
                 return True
@@ -69,10 +71,15 @@ class CopyRules:
             if entry.pointer.partition == partition
         ]
 
-    def _is_past(self, topic_id: str, partition: int, epoch: int) -> bool:
-        """Whether retention has cut the log of a write partition after an epoch."""
+    def _is_past(self, topic_id: str, partition: int, epoch: int, number: int) -> bool:
+        """Whether retention has cut the log of a write partition after a batch."""
         entries = self._entries(topic_id, partition)
-        return bool(entries) and entries[0].offset > 0 and entries[0].pointer.epoch > epoch
+        if not entries or not entries[0].offset:
+            return False
+        if entries[0].pointer.epoch != epoch:
+            return entries[0].pointer.epoch > epoch
+        left = (each.pointer for each in entries if each.pointer.epoch == epoch and each.pointer.kind == "data")
+        return number < min((each.batch_sequence for each in left), default=0)
 
     def _lacks(self, topic_id: str, blocks: Iterable[LogBlock]) -> bool:
         """Whether no pointer in the queue names some records of these blocks, and no producer gave them up."""
