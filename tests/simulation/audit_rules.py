@@ -125,13 +125,18 @@ class AuditRules:
     def _batch_holes(self) -> int:
         """Return how many batches are missing before others of their epoch, in logs that have lost their ends."""
         numbers: dict[tuple[int, int], set[int]] = {}
-        begun: dict[tuple[int, int], None] = {}  # epochs of which retention has taken some
+        begun: dict[tuple[int, int], None] = {}  # epochs of which retention may have taken some
         for log in self._logs.values():
+            firsts_left: dict[int, int] = {}  # by write partition: the epoch with which its log begins now
             for entry in log.entries if log.truncated_at is not None else ():
                 place = (entry.pointer.partition, entry.pointer.epoch)
-                if entry.offset < log.begin:
+                if entry.offset >= log.begin > 0:
+                    firsts_left.setdefault(*place)
+                if entry.offset < log.begin or firsts_left.get(place[0]) == place[1]:
                     begun[place] = None
-                elif entry.pointer.kind == "data":
+                if entry.offset < log.begin:
+                    continue
+                if entry.pointer.kind == "data":
                     numbers.setdefault(place, set()).add(entry.pointer.batch_sequence)
         firsts = {place: min(found) if place in begun else 0 for place, found in numbers.items()}
         return sum(max(found) + 1 - firsts[place] - len(found) for place, found in numbers.items())
