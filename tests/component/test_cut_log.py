@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from msgspec.structs import replace
 
 from memq.broker.broker import Broker
 from memq.broker.upkeep.sweep import Sweep, Unnamed
@@ -18,10 +19,12 @@ from memq.client.consumer.progress import LogContinuity
 from memq.client.producer.producer import AsyncProducer
 from memq.errors import InvalidRequestError, PositionLostError
 from memq.format.key import parse_object_key, topics_prefix
+from memq.format.pointer import decode_pointer, encode_pointer
+from memq.notification import Entry
 from memq.notification.memory import Log, MemoryQueue
 from memq.settings import BrokerSettings
 from memq.topic import Position, ReadPartition, Topic, TopicSettings, read_partitions
-from tests.brokers import run, running_broker
+from tests.brokers import events_of, run, running_broker, until
 from tests.contract.manual_clock import ManualClock
 
 READ = 6  # records before the cut, each a batch; the log has `opened` before them, and the producer's end after them
@@ -236,5 +239,25 @@ def test_a_seek_is_not_refused_for_the_position_before_it(monkeypatch: pytest.Mo
             await consumer.seek("clicks", 0, "beginning")
             sought.set()
             assert await take(consumer, LEFT + READ) == [*range(LEFT), *range(100, 100 + READ)]
+
+    run(work())
+
+
+def test_a_reader_whose_log_has_grown_to_the_same_end_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    """No pointer follows that would show it, and the new records lie before the reader's position."""
+
+    async def work() -> None:
+        async with filled() as (broker, topic), reader(broker, None) as consumer:
+            assert await take(consumer, READ) == [*range(READ)]
+            log = log_of(broker, topic)
+            others = [
+                Entry(entry.offset, entry.time_ms, encode_pointer(replace(decode_pointer(entry.body), sealed_ms=1)))
+                for entry in log.entries[-CUT:]
+            ]
+            del log.entries[-CUT:]
+            await until(lambda: "consumer.retry" in events_of(caplog))
+            log.entries += others
+            with pytest.raises(PositionLostError, match="was cut before position 0:8:0, and has grown again"):
+                await consumer.poll(WAIT_S)
 
     run(work())

@@ -218,6 +218,7 @@ class Polling:
     async def _confirm(self, assigned: Assigned, polled: Polled, offset: int) -> None:
         """Take the entries of a partition from `offset` on; two answers must agree on skipped ones.
 
+        An answer without entries is compared, too: a log that was cut may have grown to the same end.
         Raises: PositionLostError if the log is not the one that was read before.
         """
         flow, entries = assigned.flow, polled.entries
@@ -240,7 +241,7 @@ class Polling:
         if first is not None:
             flow.take_gap(first, before)
         entries = first_run(entries)
-        if _ends_before(flow, polled) or not flow.take_entries(entries, compared=False):
+        if not entries or _ends_before(flow, polled) or not flow.take_entries(entries, compared=False):
             await self._places.check_continuity(polled.partition, flow.continuity)
             if _is_still_at(assigned, offset):
                 flow.take_entries(entries)
