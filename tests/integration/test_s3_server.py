@@ -51,19 +51,6 @@ def use(store: S3Handler, work: Callable[[S3Handler], Awaitable[None]]) -> None:
 
 
 @pytest.mark.parametrize("data_path", ["obstore", "aiobotocore"])
-def test_a_real_server_refuses_bytes_that_changed_in_the_memory_of_a_broker(place: S3Place, data_path: str) -> None:
-    async def work(store: S3Handler) -> None:
-        await store.check()
-        with pytest.raises(CorruptDataError):
-            await store.put("changed", [b"other bytes"], crc32c(b"bytes"))
-        assert store.counters.damaged, "the server compared"
-        await store.put("changed", [b"bytes"], crc32c(b"bytes"))
-        assert await store.get("changed") == b"bytes"
-
-    use(place.open(data_path=data_path, deadline_ms=300, request_timeout_ms=300), work)
-
-
-@pytest.mark.parametrize("data_path", ["obstore", "aiobotocore"])
 def test_a_large_object_goes_in_parts_and_only_where_nothing_lies(place: S3Place, data_path: str) -> None:
     body = os.urandom(1 << 20) * 12  # noqa: TID251 - any bytes will do
     buffers = [memoryview(body)[at : at + 1_000_003] for at in range(0, len(body), 1_000_003)]

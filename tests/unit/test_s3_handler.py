@@ -45,8 +45,6 @@ class ScriptedPath:
     closed: bool = False
     under_way: int = 0
     under_way_most: int = 0
-    sends_order_checksum: bool = False
-    compares: bool = False  # the server, a body with the checksum of its put
 
     async def _answer(self, kind: str, key: str) -> None:
         assert self.opened
@@ -71,8 +69,6 @@ class ScriptedPath:
 
     async def put(self, order: PutOrder) -> None:
         await self._answer("put", order.key)
-        if self.compares and crc32c(b"".join(order.views)) != order.checksum:
-            raise StoreAnswer(400, "BadDigest")
         if order.key in self.objects:
             raise StoreAnswer(412, "PreconditionFailed")
         self.objects[order.key] = (b"".join(order.views), order.checksum)
@@ -280,34 +276,6 @@ def test_bytes_that_are_not_those_of_the_checksum_are_not_stored() -> None:
         assert path.objects == {f"f/{KEY}": (BODY, crc32c(BODY))}
 
     assert over(test).kinds() == {"put": 1}
-
-
-@pytest.mark.parametrize(("compares", "sends", "puts"), [(True, True, 1), (False, True, 0), (True, False, 0)])
-def test_bytes_are_left_to_a_server_only_after_it_refused_wrong_ones(*, compares: bool, sends: bool, puts: int) -> None:
-    async def test(path: ScriptedPath, store: S3Handler) -> None:
-        path.compares, path.sends_order_checksum = compares, sends
-        await store.check()
-        path.asked.clear()
-        with pytest.raises(CorruptDataError, match=f"have crc32c {crc32c(BODY):08x}, not 00000007"):
-            await store.put(KEY, [BODY], 7)
-        assert (path.kinds()["put"] >= 1) == bool(puts)
-        await put(store)
-        assert path.objects == {f"f/{KEY}": (BODY, crc32c(BODY))}
-
-    over(test)
-
-
-def test_an_object_in_parts_is_compared_before_it_is_sent() -> None:
-    parts = ScriptedPath()
-
-    async def test(path: ScriptedPath, store: S3Handler) -> None:
-        path.compares = path.sends_order_checksum = True
-        await store.check()
-        with pytest.raises(CorruptDataError):
-            await store.put(KEY, [bytes(5 * MIB)], 7)
-
-    over(test, parts, multipart_bytes_min=5 * MIB, part_bytes=5 * MIB)
-    assert not parts.asked
 
 
 def test_a_large_object_goes_over_the_path_for_parts_and_both_are_closed() -> None:

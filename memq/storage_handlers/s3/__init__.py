@@ -29,7 +29,7 @@ def open_store(url: str, runtime: Runtime, section: Section | None = None) -> S3
     """
     bucket = read_bucket(url, section or {})
     large = _open_aio(bucket)  # obstore has put-if-absent only for objects in one request
-    return S3Handler(bucket, DATA_PATHS[bucket.settings.data_path](bucket, large, runtime), large, runtime)
+    return S3Handler(bucket, DATA_PATHS[bucket.settings.data_path](bucket, large), large, runtime)
 
 
 def _open_aio(bucket: Bucket) -> DataPath:
@@ -38,14 +38,13 @@ def _open_aio(bucket: Bucket) -> DataPath:
     return AioPath(bucket)
 
 
-def _open_obstore(bucket: Bucket, large: DataPath, runtime: Runtime) -> DataPath:
-    from memq.storage_handlers.s3.http_put import open_http_put
+def _open_obstore(bucket: Bucket, large: DataPath) -> DataPath:
     from memq.storage_handlers.s3.obstore_path import ObstorePath
 
-    return ObstorePath(bucket, open_http_put(bucket, runtime))
+    return ObstorePath(bucket)
 
 
-DATA_PATHS: dict[str, Callable[[Bucket, DataPath, Runtime], DataPath]] = {
+DATA_PATHS: dict[str, Callable[[Bucket, DataPath], DataPath]] = {
     "obstore": _open_obstore,
-    "aiobotocore": lambda bucket, large, runtime: large,
+    "aiobotocore": lambda bucket, large: large,
 }

@@ -52,11 +52,6 @@ class AioPath:
         if settings.sse_kms_key_id:
             self._options["SSEKMSKeyId"] = settings.sse_kms_key_id
 
-    @property
-    def sends_order_checksum(self) -> bool:
-        """See `DataPath.sends_order_checksum`."""
-        return True
-
     async def open(self) -> None:
         """See `DataPath.open`. The first call takes 0.5 s, in which the library reads its model of S3."""
         async with self._opening:

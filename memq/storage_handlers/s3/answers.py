@@ -8,7 +8,6 @@ are final. Every other refusal is retried until the call's deadline, and then ra
 
 from __future__ import annotations
 
-import re
 from enum import Enum
 
 from memq.errors import CorruptDataError, DeniedError, InvalidRequestError, MemqError, NotFoundError, StoreError
@@ -44,16 +43,6 @@ class StoreAnswer(Exception):  # noqa: N818 - not an error of memq: it never lea
     def meaning(self) -> Meaning:
         """The consequence."""
         return meaning(self.status, self.code, has_body=self.has_body)
-
-
-_CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,80})</Code>")
-_MESSAGE = re.compile(r"<Message>([^<]{0,300})")
-
-
-def refused(status: int, text: str, *, has_body: bool = True) -> StoreAnswer:
-    """Return the answer with a status and S3's XML in `text`."""
-    code, message = _CODE.search(text), _MESSAGE.search(text)
-    return StoreAnswer(status, code[1] if code else "", message[1] if message else "", has_body=has_body)
 
 
 _BY_CODE = {

@@ -42,11 +42,6 @@ class DataPath(Protocol):
     Raises: StoreAnswer for every answer that is no success. A cancelled call soon stops sending.
     """
 
-    @property
-    def sends_order_checksum(self) -> bool:
-        """Whether a put sends `PutOrder.checksum` to the server, not a checksum of the bytes as they are sent."""
-        ...
-
     async def open(self) -> None:
         """Prepare to send, on the running loop; a repeated call costs nothing."""
         ...

@@ -65,7 +65,6 @@ class S3Handler:
         self._attempts = Attempts(bucket, runtime, self.counters)
         self.breaker = self._attempts.breaker
         self._checked_s: float | None = None
-        self._server_compares = False  # proven: the server refuses bytes that have another crc32c
 
     @property
     def url(self) -> str:
@@ -78,21 +77,15 @@ class S3Handler:
         return self.bucket.settings.data_path
 
     async def put(self, key: str, buffers: Sequence[Buffer], checksum: int) -> None:
-        """See `ObjectWriter.put`. Nothing is copied on obstore's path.
-
-        The handler reads the bytes for their crc32c, unless the server has proven that it compares them (`check`).
-        The proof is for objects in one request.
-        """
+        """See `ObjectWriter.put`. Nothing is copied on obstore's path."""
         check_key(key)
+        found = joined_crc(buffers)
+        if found != checksum:
+            raise CorruptDataError(f"object '{key}' not stored: its bytes have crc32c {found:08x}, not {checksum:08x}")
         views = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
         size = sum(map(len, views))
-        if not self._server_compares or size >= self.bucket.settings.multipart_bytes_min:
-            _compare(key, views, checksum)
         try:
             await self._put_absent(key, PutOrder(self._whole(key), views, size, checksum))
-        except StoreError:
-            _compare(key, views, checksum)  # perhaps the server refused these bytes
-            raise
         finally:
             await release_views(views)
 
@@ -246,33 +239,15 @@ class S3Handler:
                 after = entry.key
 
     async def check(self, *, deletes: bool = True) -> None:
-        """See `StorageHandler.check`. The error names every missing right; a success holds for CHECK_S.
-
-        If the path sends the checksums of the callers, the check also finds out whether the server compares them.
-        """
+        """See `StorageHandler.check`. The error names every missing right; a success holds for CHECK_S."""
         now_s = self._runtime.clock.monotonic()
         if self._checked_s is not None and now_s - self._checked_s < CHECK_S:
             await check_answers(self.bucket, self._path, self._attempts, self._whole(KEPT_CHECK))
             return
         name = f"{CHECK_PREFIX}{self._runtime.random.getrandbits(64):016x}" if deletes else KEPT_CHECK
         await self._path.open()
-        self._server_compares = deletes and await self._refuses_other_bytes(self._whole(name))
         await check_rights(self.bucket, self._path, self._attempts, self._whole(name), deletes=deletes)
         self._checked_s = now_s
-
-    async def _refuses_other_bytes(self, key: str) -> bool:
-        """Whether the server refuses a put to a free key whose bytes have another crc32c than the put says."""
-        if not self._path.sends_order_checksum:
-            return False
-        order = PutOrder(key, [memoryview(_PROBE)], len(_PROBE), crc32c(_PROBE) ^ 1)
-        try:
-            async with asyncio.timeout(self.bucket.settings.request_timeout_ms / 1000):
-                await self._path.put(order)
-        except StoreAnswer as answer:
-            return answer.meaning is Meaning.DAMAGED
-        except TimeoutError:
-            pass
-        return False
 
     def counts(self) -> Iterable[Count]:
         """See `CountingStore.counts`."""
@@ -311,13 +286,6 @@ class S3Handler:
 
     def _whole(self, key: str) -> str:
         return self.bucket.prefix + key
-
-
-def _compare(key: str, buffers: Sequence[Buffer], checksum: int) -> None:
-    """Raise CorruptDataError unless the joined buffers have this crc32c."""
-    found = joined_crc(buffers)
-    if found != checksum:
-        raise CorruptDataError(f"object '{key}' not stored: its bytes have crc32c {found:08x}, not {checksum:08x}")
 
 
 async def check_rights(bucket: Bucket, path: DataPath, attempts: Attempts, key: str, *, deletes: bool) -> None:

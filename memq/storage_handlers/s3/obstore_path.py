@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from memq.runtime.threads import expect_native_threads
 from memq.storage_handlers import CHECK_PREFIX, ObjectEntry, check_size
-from memq.storage_handlers.s3.answers import StoreAnswer, refused
+from memq.storage_handlers.s3.answers import StoreAnswer
 from memq.storage_handlers.s3.data_path import ObjectHead, PutOrder, found_of
-from memq.storage_handlers.s3.http_put import HttpPut
 from memq.storage_handlers.s3.settings import (
     Bucket,
     authority_of,
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
 _PAGE = 1_000
 _ABSENT = f"{CHECK_PREFIX}absent"  # the key of no object
 _STATUS = re.compile(r"\bstatus: (\d{3})\b")
+_CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,80})</Code>")
+_MESSAGE = re.compile(r"<Message>([^<]{0,300})")
 _CAUSE = re.compile(
     r'^\s+(?:error: |message: |source: )?"?([A-Za-z][A-Za-z .()-]{2,200}?)"?,$', re.MULTILINE
 )  # leaves of the error's tree
@@ -38,14 +39,13 @@ _TLS = re.compile(r"InvalidCertificate|NotValidForName|UnknownIssuer|BadSignatur
 
 
 class ObstorePath:
-    """See `DataPath`. With `direct`, puts use it instead of obstore.
+    """See `DataPath`.
 
     The server checks CRC64NVME; the only other checksum that obstore sends is SHA256. It is computed from the bytes
     whose crc32c the handler has just checked. The metadata has that crc32c, for readers of whole objects.
     """
 
-    def __init__(self, bucket: Bucket, direct: HttpPut | None = None) -> None:
-        self._direct = direct
+    def __init__(self, bucket: Bucket) -> None:
         self._store = _open_store(bucket)
         self._absent = f"{bucket.prefix}{_ABSENT}"
         expect_native_threads()
@@ -53,19 +53,11 @@ class ObstorePath:
         if bucket.settings.storage_class:
             self._attributes["Storage-Class"] = bucket.settings.storage_class
 
-    @property
-    def sends_order_checksum(self) -> bool:
-        """See `DataPath.sends_order_checksum`."""
-        return self._direct is not None
-
     async def open(self) -> None:
         """See `DataPath.open`: does nothing, because requests open the connections."""
 
     async def put(self, order: PutOrder) -> None:
         """See `DataPath.put`."""
-        if self._direct is not None:
-            await self._direct.put(order)
-            return
         import obstore
 
         with _answers():
@@ -147,9 +139,7 @@ class ObstorePath:
             await obstore.delete_async(self._store, key)
 
     async def close(self) -> None:
-        """See `DataPath.close`: obstore's connections end with the store."""
-        if self._direct is not None:
-            self._direct.close()
+        """See `DataPath.close`: connections end with the store."""
 
 
 async def _next_page(stream: AsyncIterator[Sequence[Mapping[str, Any]]]) -> Sequence[Mapping[str, Any]]:
@@ -222,9 +212,11 @@ def _answers(*, has_body: bool = True) -> Iterator[None]:
 
 def read_answer(text: str, *, has_body: bool = True) -> StoreAnswer:
     """Return the answer from obstore's text: the server's status and body, or a network error."""
-    status = _STATUS.search(text)
+    status, code = _STATUS.search(text), _CODE.search(text)
     if status is not None:
-        return refused(int(status[1]), text, has_body=has_body)
+        message = _MESSAGE.search(text)
+        details = (code[1] if code else "", message[1] if message else "")
+        return StoreAnswer(int(status[1]), *details, has_body=has_body)
     if _REDIRECTED in text:
         return StoreAnswer(301, "PermanentRedirect", "the bucket is elsewhere")
     if _KEYLESS in text:
