@@ -56,8 +56,8 @@ def broker_costs(servers: RealServers, broker: Broker, sender: Child, total: int
         acked=True,
     )
     processes = {"broker": broker, "queue": servers.kafka, "store": servers.s3}
+    puts, stored = counts(broker)  # a scrape costs CPU: before the clock starts
     before = {name: process.cpu_s() for name, process in processes.items()}
-    puts, stored = counts(broker)
     seconds = sender.ask("run")["seconds"]
     gigabytes = params["total_bytes"] / 1e9
     found = {f"{name} CPU-s/GB": (each.cpu_s() - before[name]) / gigabytes for name, each in processes.items()}
