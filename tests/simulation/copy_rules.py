@@ -30,11 +30,10 @@ class CopyRules:
     def are_missed(self, key: str) -> bool:
         """Whether only lost pointers had all records of a deleted object, and retention has not cut the log since."""
         return any(
-            not self._is_past(
-                partition.topic_id, entry.pointer.partition, entry.pointer.epoch, entry.pointer.batch_sequence
-            )
+            not self._is_past(partition.topic_id, batch.partition, batch.epoch, batch.batch_sequence, entry.time_ms)
             and self._lacks(partition.topic_id, entry.blocks)
             for partition, entry in self._lost.pop(key, ())
+            for batch in [entry.pointer]
         )
 
     def is_only_copy(self, key: str) -> bool:
@@ -71,11 +70,13 @@ class CopyRules:
             if entry.pointer.partition == partition
         ]
 
-    def _is_past(self, topic_id: str, partition: int, epoch: int, number: int) -> bool:
-        """Whether retention has cut the log of a write partition after a batch."""
+    def _is_past(self, topic_id: str, partition: int, epoch: int, number: int, time_ms: int | None = None) -> bool:
+        """Whether retention has cut the log of a write partition after a batch; its pointer had `time_ms`, if known."""
         entries = self._entries(topic_id, partition)
         if not entries or not entries[0].offset:
             return False
+        if time_ms is not None and time_ms < entries[0].time_ms:
+            return True
         if entries[0].pointer.epoch != epoch:
             return entries[0].pointer.epoch > epoch
         left = (each.pointer for each in entries if each.pointer.epoch == epoch and each.pointer.kind == "data")

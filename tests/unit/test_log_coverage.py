@@ -11,7 +11,7 @@ from memq.broker.upkeep.log_coverage import LogCoverage
 from memq.broker.upkeep.retention import expired
 from memq.format.pointer import Pointer
 from memq.notification import Entry
-from memq.topic import TopicSettings, Totals
+from memq.topic import CLOCK_ERROR_MS, TopicSettings, Totals
 
 HOUR_MS = 3_600_000
 
@@ -37,6 +37,18 @@ def shown(text: str, *, cut: bool = False, before: int = 0) -> LogCoverage:
     for number, each in enumerate(text.split()):
         log.take(pointer(each, before + number if number or before else 0), cut=cut)
     return log
+
+
+def test_an_object_older_than_the_first_pointer_that_retention_left_is_not_after_the_end() -> None:
+    """An idle partition has only a repeated `opened` left: it shows no batch number of its epoch."""
+    log = LogCoverage()
+    log.take(pointer("o3", 9), cut=True, time_ms=10 * HOUR_MS)
+    assert not log.is_after_end(3, 7, 10 * HOUR_MS - CLOCK_ERROR_MS - 1)
+    assert log.is_after_end(3, 7, 10 * HOUR_MS - CLOCK_ERROR_MS)
+    assert not log.is_after_end(2, 7, 11 * HOUR_MS), "of another epoch"
+    whole = LogCoverage()
+    whole.take(pointer("o3"), cut=False, time_ms=10 * HOUR_MS)
+    assert whole.is_after_end(3, 0, 0)
 
 
 SOUND, CUT, LOST, RESTORED, UNDER_OWNER = "o1 1.0 o2 2.0", "2.5 o3", "o4 4.0", "1.0 2.0 2.1 o5 5.0", "3.8 3.9 o4"

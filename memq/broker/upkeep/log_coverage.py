@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from memq.format.pointer import Pointer
 from memq.format.ranges import RangeSet
-from memq.topic import Totals
+from memq.topic import CLOCK_ERROR_MS, Totals
 
 
 class LogCoverage:
@@ -34,17 +34,19 @@ class LogCoverage:
         self._restored = False  # whether a restore has made all pointers so far
         self._restored_to = (0, -1)  # epoch and batch sequence up to which a restore has left out copies
         self._cut_in = 0  # the epoch in which retention has cut the log, 0 when it has not
+        self._cut_ms = 0  # queue time (Unix ms) of the first pointer that retention left, 0 when it has not cut the log
         self._begun_in = 0  # the epoch in which the log was lost while an owner continued
         self._numbers: dict[int, RangeSet] = {}  # by epoch: the batches that the log shows
         self._whole: dict[int, None] = {}  # epochs that retention has not cut: their batches begin with 0
 
-    def take(self, pointer: Pointer, *, cut: bool) -> None:
+    def take(self, pointer: Pointer, *, cut: bool, time_ms: int = 0) -> None:
         """Take the next pointer.
 
-        `cut`: the read partition does not begin at offset 0.
+        `cut`: the read partition does not begin at offset 0. `time_ms`: the queue time of the pointer (Unix ms).
         """
         if not self._shows:
             self._begin(pointer, cut=cut)
+            self._cut_ms = time_ms if cut else 0
         data = pointer.kind == "data"
         self._restored = self._restored and data
         if self._restored:
@@ -93,13 +95,16 @@ class LogCoverage:
             return True
         return epoch not in self._whole and batch_sequence < numbers.least
 
-    def is_after_end(self, epoch: int, batch_sequence: int) -> bool:
-        """Whether the batch follows on the last one that the log shows of its epoch.
+    def is_after_end(self, epoch: int, batch_sequence: int, modified_ms: int) -> bool:
+        """Whether the batch of an object follows on the last one that the log shows of its epoch.
 
-        The log accounts for it only if no owner acked it before the log lost its end.
+        The log accounts for it only if no owner acked it before the log lost its end. `modified_ms` (Unix ms) is when
+        the object was written: retention has taken the pointer of an object that is older than the first one left.
         """
         numbers = self._numbers.get(epoch)
-        return numbers is not None and (not numbers or batch_sequence >= numbers.next)
+        if numbers is None or modified_ms + CLOCK_ERROR_MS < self._cut_ms:
+            return False
+        return not numbers or batch_sequence >= numbers.next
 
     def is_restored(self, epoch: int, batch_sequence: int) -> bool:
         """Whether a restore left out the batch, if no pointer names it: as a copy, or as unreadable."""

@@ -122,7 +122,7 @@ class OrphanObjects:
                     return newer_object(topic.name, partition)
                 elif is_large_object(entry.key):
                     continue  # a compaction copies only what pointers name
-                elif epoch and self._logs[topic.id, partition].is_after_end(epoch, batch_sequence):
+                elif epoch and self._logs[topic.id, partition].is_after_end(epoch, batch_sequence, entry.modified_ms):
                     self.at_end.setdefault((topic.id, partition), []).append(entry)
         except (CorruptDataError, NotFoundError):
             pass  # without an index, no restore can make a pointer to the object either

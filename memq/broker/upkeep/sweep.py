@@ -255,11 +255,11 @@ class Sweep:
         tries = 0
         while True:
             reading, shown = LogReading(self._queue, partition, self._note), dict[PartitionKey, LogCoverage]()
-            async for _entry, pointer in reading.entries():
+            async for entry, pointer in reading.entries():
                 if pointer is None:
                     return "a pointer is damaged"
                 place = (topic.id, pointer.partition)
-                shown.setdefault(place, LogCoverage()).take(pointer, cut=reading.begin > 0)
+                shown.setdefault(place, LogCoverage()).take(pointer, cut=reading.begin > 0, time_ms=entry.time_ms)
                 for key in keys_of(pointer):
                     keys.pop(key, None)
             tries += 1
