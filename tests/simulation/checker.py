@@ -276,10 +276,10 @@ class Checker:
             record.places.pop(one.source, None)
             record.lost, record.lost_epoch = True, self._parts[partition.topic_id, one.source[0]].highest
         for entry in entries:
+            self.copies.lose(partition, entry)
             for location in entry.pointer.locations:
                 self._named[location.key] -= 1
                 self._freed_s[location.key] = self._now()
-                self.copies.lose(location.key, partition, entry)
         self._forget_identities()
         self.cuts += 1
         for number in dict.fromkeys(entry.pointer.partition for entry in entries):

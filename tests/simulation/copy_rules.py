@@ -20,12 +20,14 @@ class CopyRules:
         self._logs = logs
         self._objects = objects
         self._lost: dict[str, list[tuple[ReadPartition, LogEntry]]] = {}  # by key
+        self._kept: dict[str, bool] = {}
         self._cut: dict[tuple[str, int], None] = {}  # write partitions that have lost pointers: topic id, number
 
-    def lose(self, key: str, partition: ReadPartition, entry: LogEntry) -> None:
-        """Note that a log lost the pointer to an object."""
+    def lose(self, partition: ReadPartition, entry: LogEntry) -> None:
+        """Note that a log lost a pointer."""
         self._cut[partition.topic_id, entry.pointer.partition] = None
-        self._lost.setdefault(key, []).append((partition, entry))
+        for location in entry.pointer.locations:
+            self._lost.setdefault(location.key, []).append((partition, entry))
 
     def are_missed(self, key: str) -> bool:
         """Whether only lost pointers had all records of a deleted object, and retention has not cut the log since."""
@@ -40,7 +42,12 @@ class CopyRules:
         """Whether an object of an owner has records that the queue lacks; false if no log here is of its topics.
 
         Of a log that was cut, a sweep may also keep objects whose records were sent again: batch numbers are missing.
+        Retention may end the keeping at any time, so an answer stays true.
         """
+        self._kept[key] = self._kept.get(key, False) or self._is_kept(key)
+        return self._kept[key]
+
+    def _is_kept(self, key: str) -> bool:
         try:
             if is_staged_object(key) or isinstance(parse_object_key(key), LargeObjectKey):
                 return False
@@ -73,14 +80,22 @@ class CopyRules:
     def _is_past(self, topic_id: str, partition: int, epoch: int, number: int, time_ms: int | None = None) -> bool:
         """Whether retention has cut the log of a write partition after a batch; its pointer had `time_ms`, if known."""
         entries = self._entries(topic_id, partition)
-        if not entries or not entries[0].offset:
+        if not entries or not self._is_trimmed(topic_id, entries[0]):
             return False
         if time_ms is not None and time_ms < entries[0].time_ms:
             return True
-        if entries[0].pointer.epoch != epoch:
-            return entries[0].pointer.epoch > epoch
+        if entries[0].pointer.epoch > epoch:
+            return True
         left = (each.pointer for each in entries if each.pointer.epoch == epoch and each.pointer.kind == "data")
         return number < min((each.batch_sequence for each in left), default=0)
+
+    def _is_trimmed(self, topic_id: str, entry: LogEntry) -> bool:
+        """Whether retention has removed pointers of the read partition that has an entry."""
+        return any(
+            read.topic_id == topic_id and log.queue_begin and entry in log.entries[entry.offset : entry.offset + 1]
+            for logs in self._logs
+            for read, log in logs.items()
+        )
 
     def _lacks(self, topic_id: str, blocks: Iterable[LogBlock]) -> bool:
         """Whether no pointer in the queue names some records of these blocks, and no producer gave them up."""

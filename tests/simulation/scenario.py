@@ -190,6 +190,7 @@ class Scenario:
             sweep_s = (shape.sweep_age_ms + shape.sweep_confirm_ms + errors_ms) / 1000
             sweep_s += COMPACTION_SWEEP_S * shape.partitions if shape.compaction else 0.0
             since_s = self.world.now
+            self.cluster.left_objects(since_s)  # notes the objects that sweeps keep now
             self.world.run(sweep_s)
             enough = {name: count + SWEEP_ROUNDS for name, count in self.cluster.rounds.items()}
 
