@@ -53,6 +53,7 @@ class ClusterMetadata:
         self._on_topic = on_topic
         self._topics: dict[str, TopicMetadata] = {}
         self._doubted: dict[str, None] = {}
+        self._unconfirmed: dict[str, str] = {}  # by name: the last id that no broker could confirm when it was learned
         self._next: dict[bool, _Refresh] = {}  # not sent yet, by `create`
         self._under_way: list[_Refresh] = []
         self._asking = asyncio.Lock()
@@ -98,6 +99,10 @@ class ClusterMetadata:
         known = self._topics.get(name)
         if known is not None and topic_id in ("", known.topic.id):
             self._doubted[name] = None
+
+    def is_unconfirmed(self, name: str, topic_id: str) -> bool:
+        """Whether this id was learned while no broker could ask the coordinator, and was not confirmed since."""
+        return self._unconfirmed.get(name) == topic_id
 
     async def topic(self, name: str, *, create: bool = False, timeout_s: float = 30.0) -> TopicMetadata:
         """Return a topic, asking when it is not known, and again until `timeout_s` while no broker answers.
@@ -212,6 +217,10 @@ class ClusterMetadata:
             name = found.topic.name
             newest = _newest(known.get(name), found, confirmed=name in gone or name not in answer.unconfirmed)
             self._topics[name] = newest
+            if name in answer.unconfirmed and newest is found:
+                self._unconfirmed[name] = found.topic.id
+            elif self._unconfirmed.get(name) == found.topic.id:
+                del self._unconfirmed[name]
             if self._on_topic is not None:
                 self._on_topic(newest.topic)
 

@@ -106,6 +106,30 @@ def test_a_broker_says_what_its_coordinator_could_not_confirm(monkeypatch: pytes
     run_broker(work(), SteppedLoop)
 
 
+def test_a_producer_says_that_no_broker_could_confirm_the_topic_of_its_records() -> None:
+    """Its brokers knew only the deleted topic of the name, and could not ask the coordinator."""
+
+    async def away(name: str) -> Topic | None:
+        raise QueueError(f"nothing is known of '{name}' now")
+
+    async def work() -> None:
+        async with rig() as cluster:
+            behind, _, second = await made_again(cluster)
+            coordinator = behind.services.coordinator
+            coordinator.current_topic = away  # type: ignore[method-assign]
+            async with AsyncProducer(behind.address, audit=False) as producer:
+                delivery = await producer.send("clicks", b"for the first topic")
+                del coordinator.current_topic, coordinator.topics  # as they were
+                await behind.partitions.refresh()
+                with pytest.raises(NotFoundError, match="no broker could confirm the id") as failed:
+                    await delivery
+                assert "send the records again" in failed.value.hint
+                ack = await (await producer.send("clicks", b"for the second topic"))
+                assert ack.topic == second.name
+
+    asyncio.run(work())
+
+
 def test_client_of_an_outdated_broker_gets_the_present_topic() -> None:
     async def work() -> None:
         async with rig() as cluster:

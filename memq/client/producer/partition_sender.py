@@ -331,10 +331,14 @@ class PartitionSender:
         late = self._parts.pool.waits.describe()
         if late and isinstance(error, TimedOutError | UnreachableError):
             error = type(error)(f"{error}; {late}", hint=error.hint)
+        topic, metadata = self.buffer.topic, self._parts.metadata
+        if isinstance(error, NotFoundError) and metadata.is_unconfirmed(topic.name, topic.id):
+            text = f"{error}; no broker could confirm the id with the coordinator when the records were batched"
+            error = NotFoundError(text, hint="send the records again: the next answer is confirmed")
         self._parts.events.info("producer.open-failed", f"{self._name} is not open: {error}")
         if isinstance(error, NotFoundError):
-            self._parts.buffer.drop_route(self.buffer.topic.name)
-            self._parts.metadata.doubt(self.buffer.topic.name, self.buffer.topic.id)
+            self._parts.buffer.drop_route(topic.name)
+            metadata.doubt(topic.name, topic.id)
         self._step(OpenFailed(error, self._now_s()))
 
     def _forget_open(self) -> None:
