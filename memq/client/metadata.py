@@ -198,6 +198,7 @@ class ClusterMetadata:
                 names = list(refresh.names)
                 sure = [name for name in names if name in self._topics and name not in self._doubted]
                 known = {name: self._topics[name].topic.id for name in sure}
+                known = {name: topic_id for name, topic_id in known.items() if not self.is_unconfirmed(name, topic_id)}
                 self._take(await self.ask(MetadataRequest(topics=names, create=create, known=known)), names)
         except MemqError as error:
             return error
