@@ -68,7 +68,8 @@ class BrokerRouter:
     ) -> bytes | bytearray:
         """Return a range of an object through a broker, in pieces of READ_BYTES_MAX.
 
-        It asks for the object of batch `near` where it can.
+        It asks for the object of batch `near` where it can, and takes the bytes from a broker's memory. Without `near`
+        the broker reads the store.
 
         Raises: NotFoundError, CorruptDataError when the object is shorter, StoreError; UnreachableError, TimedOutError.
         """
@@ -77,7 +78,7 @@ class BrokerRouter:
             size = min(READ_BYTES_MAX, offset + length - at)
             link = await self._holder(near) or await self._link()
             try:
-                request = ReadRequest(store=store, key=key, offset=at, length=size)
+                request = ReadRequest(store=store, key=key, offset=at, length=size, stored=near is None)
                 parts.append(await link.read(request))
             except (UnreachableError, DrainingError, TimedOutError) as error:
                 self._give_up(link, error)

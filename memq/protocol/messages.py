@@ -227,6 +227,7 @@ class ReadRequest(msgspec.Struct, kw_only=True):
     key: str
     offset: Int64
     length: Int64
+    stored: bool = False  # the broker reads the store, even if it has the bytes in memory
 
 
 class PartitionRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -561,8 +562,7 @@ class AdminAnswer(msgspec.Struct, kw_only=True):
     """Answer to an AdminRequest: a topic, groups, the cluster, or an instance that began.
 
     `published` is the number of pieces of a batch in the queue. `sweep_age_ms` is the age at which the sweep may delete
-    an object that no pointer names. `held` has the sought records that the broker holds; `unread` has the reasons why
-    it may hold more of them.
+    an object that no pointer names. `held` has the sought records that the broker holds, `unread` why it may hold more.
     """
 
     topic: Topic | None = None

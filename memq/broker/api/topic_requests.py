@@ -87,7 +87,7 @@ class TopicRequests:
             raise NotFoundError(f"store {ask.store[:60]!a} is not one of this cluster")
         counters = self._services.counters
         counters.read_requests += 1
-        hot = self._services.hot.read(ask.key, ask.offset, ask.length)
+        hot = None if ask.stored else self._services.hot.read(ask.key, ask.offset, ask.length)
         if hot is not None:
             counters.read_hot_requests += 1
         data = await _read(store, ask) if hot is None else hot

@@ -211,7 +211,7 @@ class BatchFetcher:
         `sent` are bytes that came with the pointer and are not the whole batch: they count as its first fetch.
         Raises: RetryableError when it may come later; NotFoundError when no copy is there; DeniedError.
         """
-        ways = self._ways(pointer, lambda reader, location: self._fetch_by(reader, location, pointer))
+        ways = self._ways(pointer, lambda reader, location: self._fetch_by(reader, location, pointer), sent is not None)
         if sent is not None:
             ways = [Way(ways[0].place, partial(_cut_once, pointer, [sent])), *ways]
         cut = await self._confirmed.read(ways, lambda cut: is_whole(cut.pieces), _same_cut)
@@ -259,33 +259,41 @@ class BatchFetcher:
         except (CorruptDataError, NotFoundError):
             return FetchedPart(await self.fetch(pointer), [])
 
-    def _ways(self, pointer: Pointer, read: Callable[[RangeReader, Location], Awaitable[T]]) -> list[Way[T]]:
-        """Return the ways to each copy of a batch. Raises: DeniedError; NotFoundError when there is no copy."""
+    def _ways(
+        self, pointer: Pointer, read: Callable[[RangeReader, Location], Awaitable[T]], stored: bool = False
+    ) -> list[Way[T]]:
+        """Return the ways to each copy of a batch. `stored`: no way brings bytes from a broker's memory.
+
+        Raises: DeniedError; NotFoundError when there is no copy.
+        """
         if not pointer.locations:
             raise NotFoundError(f"batch {pointer.batch_sequence} has no location")
         return [
-            Way(f"object '{location.key}'", partial(read, reader, location))
+            Way(f"object '{location.key}'", _reads(read, readers[stored:] or readers, location))
             for location in pointer.locations
-            for reader in self._readers(location, pointer)
+            for readers in self._readers(location, pointer)
         ]
 
-    def _readers(self, location: Location, pointer: Pointer) -> list[RangeReader]:
+    def _readers(self, location: Location, pointer: Pointer) -> list[list[RangeReader]]:
+        """Return for each way the reader of its first fetch, and the one of later fetches if another.
+
+        A broker's memory answers only the first fetch: it might bring the same wrong bytes again.
+        """
         store = location.store
-        readers: list[RangeReader] = []
+        readers: list[list[RangeReader]] = []
         if self._mode != "broker":
             if store not in self._direct:
                 opened = self._open_store(store)
                 self._direct[store] = RangeCoalescer(opened) if opened is not None else None
             direct = self._direct[store]
             if direct is not None:
-                readers.append(direct)
+                readers.append([direct])
         if self._mode != "direct":
             if store not in self._through:
                 self._through[store] = RangeCoalescer(_ThroughBroker(self._read, store))
-            if self.near is None or is_large_object(location.key):  # neighbours of those come in one request
-                readers.append(self._through[store])
-            else:
-                readers.append(_ThroughBroker(self.near(pointer), store))
+            readers.append([self._through[store]])
+            if self.near is not None and not is_large_object(location.key):  # neighbours of those come in one request
+                readers[-1].insert(0, _ThroughBroker(self.near(pointer), store))
         if not readers:
             raise DeniedError(
                 f"store '{store}' can't be opened here", hint="use read='broker', or run where the store can be reached"
@@ -339,6 +347,18 @@ class BatchFetcher:
             if len(self._indexes) > INDEXES_MAX:
                 self._indexes.popitem(last=False)
             return self._indexes[place]
+
+
+def _reads(
+    read: Callable[[RangeReader, Location], Awaitable[T]], readers: Sequence[RangeReader], location: Location
+) -> Callable[[], Awaitable[T]]:
+    """Return what reads a location by the first reader, and by the last one when it is called again."""
+    left = list(readers)
+
+    async def read_once() -> T:
+        return await read(left.pop(0) if len(left) > 1 else left[0], location)
+
+    return read_once
 
 
 async def _fetch_runs(
