@@ -203,7 +203,10 @@ def parse_trailer(buffer: Buffer, object_length: int) -> Trailer:
 
     Raises: CorruptDataError, UnsupportedFormatError.
     """
-    if len(buffer) != TRAILER_BYTES or object_length < INDEX_HEAD_BYTES + TRAILER_BYTES:
+    least = INDEX_HEAD_BYTES + TRAILER_BYTES
+    if object_length < least:
+        raise CorruptDataError(f"object of {object_length} bytes is cut: the smallest object has {least}")
+    if len(buffer) != TRAILER_BYTES:
         raise CorruptDataError(f"object of {object_length} bytes is cut: {len(buffer)} bytes where its trailer has 32")
     index_offset, length, index_length, version, checksum, magic = TRAILER.unpack(buffer)
     if magic != TRAILER_MAGIC:

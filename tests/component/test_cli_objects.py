@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
+import random
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +33,9 @@ from memq.format.key import (
     sweep_list_key,
 )
 from memq.format.object import BatchEntry, BlockEntry, ObjectMeta, ObjectTopic, encode_index
+from memq.governor.data_folder import DataFolder
+from memq.notification.sqlite.queue import SqliteQueue
+from memq.runtime.runtime import Runtime
 from memq.testing import Cluster
 
 TOPIC = ObjectTopic("clicks", "ab" * 16)
@@ -215,7 +220,22 @@ def test_verify_names_an_object_that_was_removed_after_it_was_listed(
 def test_verify_of_a_folder_of_other_files_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "notes.txt").write_text("not of memq" * 20)
     assert run(["verify", str(tmp_path)]) == 1
-    assert "no file has a block of memq: name a data folder" in capsys.readouterr().err
+    assert (
+        "no file has a sound block of memq: if the files are no objects, name a data folder" in capsys.readouterr().err
+    )
+
+
+def test_verify_of_a_folder_without_files_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A mistyped folder must not pass as checked; a data folder without objects has a queue to check."""
+    for target in ("wrong", "data"):
+        (tmp_path / target / "objects").mkdir(parents=True)
+    assert run(["verify", str(tmp_path / "wrong")]) == 3
+    assert capsys.readouterr().err.endswith(
+        f"no file is below '{tmp_path / 'wrong'}' (name an object, or a folder with some)\n"
+    )
+    DataFolder.open(tmp_path / "data", random.Random()).close()
+    asyncio.run(SqliteQueue(tmp_path / "data" / "queue.sqlite", Runtime().clock).close())
+    assert run(["verify", str(tmp_path / "data")]) == 0
 
 
 def test_verify_finds_a_block_that_the_index_does_not_name(made: Made, capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,7 +90,7 @@ def test_an_index_costs_a_second_request_only_where_it_is_longer_than_the_tail(
 def test_an_object_without_room_for_an_index_is_damaged(size: int) -> None:
     async def work() -> None:
         store, entry = await store_with(OBJECT[len(OBJECT) - size :])
-        with pytest.raises(CorruptDataError, match=f"object of {size} bytes is cut"):
+        with pytest.raises(CorruptDataError, match=f"object of {size} bytes is cut: the smallest object has 56\n"):
             await read_index(store, entry)
 
     asyncio.run(work())

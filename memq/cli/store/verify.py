@@ -20,7 +20,7 @@ from memq.cli.store.object_files import FoundObject, find_objects, is_data_folde
 from memq.errors import CorruptDataError, DeniedError, NotFoundError, QueueError, StoreError, UnreachableError
 from memq.format.blocks.header import Buffer
 from memq.format.pointer import Location
-from memq.settings import Value
+from memq.settings import Section, Value
 from memq.topic import ReadPartition, read_partitions
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def verify(
     for folder in filter(_lacks_objects, folders):
         tally.find(str(folder / "objects"), {}, CorruptDataError.code, "the folder of the objects is missing")
     paths = [target for target in targets if target not in topics and not _lacks_objects(target)]
-    objects = [one for target in paths for one in find_objects(target, section).objects]
+    objects = [one for target in paths for one in _objects_of(target, section)]
     try:
         with _progress(objects) as moving:
             for one in moving:
@@ -106,6 +106,18 @@ def _is_topic(target: str) -> bool:
 
 def _lacks_objects(target: str | Path) -> bool:
     return is_data_folder(target) and not (Path(target) / "objects").is_dir()
+
+
+def _objects_of(target: str, section: Section) -> tuple[FoundObject, ...]:
+    """Return the objects of a target.
+
+    The queue of a data folder is compared also if the folder has no objects.
+    Raises: as `find_objects`; NotFoundError for any other folder without files.
+    """
+    found = find_objects(target, section)
+    if not found.objects and not is_data_folder(target):
+        raise NotFoundError(f"no file is below '{found.name}'", hint="name an object, or a folder with some")
+    return found.objects
 
 
 def _verify_object(one: FoundObject, tally: VerifiedCount) -> None:
@@ -251,7 +263,7 @@ def _report(tally: VerifiedCount, *, as_json: bool) -> None:
             text = f"{damaged:,} damaged or missing, of {objects} and {pointers}"
         hint = "see the messages above"
         if damaged == tally.objects and not tally.blocks:
-            hint += "; no file has a block of memq: name a data folder of memq dev, or a folder of its objects"
+            hint += "; no file has a sound block of memq: if the files are no objects, name a data folder of memq dev"
         raise CorruptDataError(text, hint=hint)
 
 
