@@ -15,6 +15,7 @@ from click.shell_completion import CompletionItem, shell_complete
 from memq.cli.commands import COMMANDS, COMPLETE_VARIABLE, INTERRUPTED, PIPE_CLOSED, help_text
 from memq.cli.output import one_line, print_message, print_waits
 from memq.errors import (
+    AuditStateError,
     DeniedError,
     InvalidNameError,
     InvalidSettingError,
@@ -39,6 +40,7 @@ EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (UnreachableError, UNREACHABLE),
     (StoreError, UNREACHABLE),
     (QueueError, UNREACHABLE),
+    (AuditStateError, UNREACHABLE),
     (ConnectionError, UNREACHABLE),
     (TimedOutError, TIMED_OUT),
     (TimeoutError, TIMED_OUT),

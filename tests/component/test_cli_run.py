@@ -16,6 +16,7 @@ from memq.cli.commands import COMMANDS, PIPE_CLOSED, help_text
 from memq.cli.output import count_text, one_line, print_pairs, print_table, size_text, time_text
 from memq.cli.run import EXIT_CODES, exit_code_of, program, run
 from memq.errors import (
+    AuditStateError,
     CorruptDataError,
     DeniedError,
     InvalidSettingError,
@@ -180,6 +181,7 @@ def test_a_fault_of_memq_is_one_line_and_a_traceback_on_demand(
         (UnreachableError("x"), 5),
         (StoreError("x"), 5),
         (QueueError("x"), 5),
+        (AuditStateError("x"), 5),
         (TimedOutError("x"), 6),
         (TimeoutError("x"), 6),
         (ConnectionRefusedError(), 5),
@@ -371,6 +373,7 @@ def test_streams_that_are_closed_or_full(arguments: list[str], where: str, code:
         (["auditor", "metrics", "--serve", "host:99999"], 2),
         (["inspect", ""], 3),
         (["auditor", "show", "--audit-state", "sqlite:nowhere.sqlite"], 3),
+        (["auditor", "show", "--audit-state", "sqlite:."], 1),
         (["dev", "--data", ""], 2),
         (["sweep", "--data", "nowhere"], 3),
         (["sweep", "--data", "nowhere", "--pending"], 3),

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from memq.errors import ClosedError, CorruptDataError, DeniedError, MemqError, QueueError
+from memq.errors import ClosedError, CorruptDataError, DeniedError, InvalidRequestError, MemqError, QueueError
 from memq.notification.sqlite.file import SqliteFile, copy_database, write_log_into
 from memq.notification.sqlite.group_commit import Writer
 from memq.notification.sqlite.queue import SqliteQueue
@@ -34,7 +34,7 @@ RIGHT, ROOM = "the right to write", "make room"
         (sqlite3.SQLITE_READONLY_DIRECTORY, True, DeniedError, RIGHT),
         (sqlite3.SQLITE_PERM, True, DeniedError, RIGHT),
         (sqlite3.SQLITE_CANTOPEN, True, DeniedError, RIGHT),
-        (sqlite3.SQLITE_CANTOPEN, False, QueueError, "check the notification queue"),
+        (sqlite3.SQLITE_CANTOPEN, False, QueueError, "none' does not exist: make it"),
         (sqlite3.SQLITE_FULL, True, QueueError, ROOM),
         (sqlite3.SQLITE_IOERR_WRITE, True, QueueError, "check the notification queue"),
         (sqlite3.SQLITE_CORRUPT, True, CorruptDataError, "copy"),
@@ -53,6 +53,13 @@ def test_an_error_of_sqlite_is_the_one_of_its_code(
     assert type(found) is kind
     assert str(found) == f"test file '{file.path}': it failed"
     assert hint in found.hint
+
+
+def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
+    """The hint asked for a right to write that the user has."""
+    with pytest.raises(InvalidRequestError, match="unable to open database file") as caught:
+        SqliteFile(tmp_path, "test file", 5, SCHEMA, QueueError).connect()
+    assert caught.value.hint == f"'{tmp_path}' is a folder: name a file"
 
 
 class WeakDefaults(sqlite3.Connection):

@@ -403,7 +403,8 @@ def test_another_file_of_memq_is_something_else(tmp_path: Path) -> None:
     (tmp_path / "x.sqlite").rename(tmp_path / "queue.sqlite")
     error = refused(tmp_path)
     assert isinstance(error, CorruptDataError)
-    assert "another program" in str(error)
+    assert "another file of memq" in str(error)
+    assert error.hint == "name another file, or move this one away"
 
 
 def test_a_newer_file_is_unsupported_and_not_corrupt(tmp_path: Path) -> None:

@@ -24,7 +24,14 @@ from typing import Any
 import msgspec
 from awscrt.checksums import crc32c
 
-from memq.errors import CorruptDataError, DeniedError, MemqError, RetryableError, UnsupportedFormatError
+from memq.errors import (
+    CorruptDataError,
+    DeniedError,
+    InvalidRequestError,
+    MemqError,
+    RetryableError,
+    UnsupportedFormatError,
+)
 from memq.limits import MIB
 
 COPY_HINT = "stop memq, keep the file, and restore it from a copy"
@@ -149,7 +156,10 @@ class SqliteFile:
         application_id = _number(connection, "PRAGMA application_id")
         empty = not _number(connection, "SELECT count(*) FROM sqlite_master")
         if application_id != self.application_id and not (empty and version == 0):
-            raise CorruptDataError(f"{self.what} '{self.path}' is a SQLite file of another program")
+            raise CorruptDataError(
+                f"{self.what} '{self.path}' is a SQLite file of another program, or another file of memq",
+                hint="name another file, or move this one away",
+            )
         if version > self.version:
             raise UnsupportedFormatError(
                 f"{self.what} '{self.path}' has layout {version}, this memq knows {self.version}"
@@ -230,7 +240,11 @@ def _failure(
     text = f"{name}: {str(error).lower()}"
     if code in _DAMAGED:
         return CorruptDataError(text, hint=damage_hint)
-    if code in _DENIED or (code == sqlite3.SQLITE_CANTOPEN and path.parent.is_dir()):
+    if code == sqlite3.SQLITE_CANTOPEN and path.is_dir():
+        return InvalidRequestError(text, hint=f"'{path}' is a folder: name a file")
+    if code == sqlite3.SQLITE_CANTOPEN and not path.parent.is_dir():
+        return failed(text, hint=f"the folder '{path.parent}' does not exist: make it, or name another file")
+    if code in (*_DENIED, sqlite3.SQLITE_CANTOPEN):
         return DeniedError(text, hint=f"give memq the right to write '{path.parent}' and the files in it")
     if code == sqlite3.SQLITE_FULL:
         return failed(text, hint="the disk is full: make room; the request is tried again")
