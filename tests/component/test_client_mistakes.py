@@ -26,6 +26,7 @@ from memq.errors import (
     InvalidSettingError,
     MemqError,
     NotFoundError,
+    TooLargeError,
     UnknownSettingError,
 )
 from memq.testing import Cluster
@@ -432,3 +433,15 @@ def test_a_producer_of_aio_that_is_not_closed_warns_that_records_may_be_lost(
     warned = [str(each.message) for each in recwarn if each.category is RuntimeWarning]
     assert len(warned) == (0 if flushes else 1)
     assert all(re.search("[123] records? without an ack may be lost; use it as `async with`", each) for each in warned)
+
+
+def test_many_records_of_which_one_is_too_large_are_not_sent_to_any_partition() -> None:
+    """The records of the partitions before it were sent: a retry without it doubled them."""
+    values, keys = [b"%d" % number for number in range(6)], [b"key %d" % number for number in range(6)]
+    with Cluster() as cluster, memq.Admin(cluster.address) as admin, memq.Producer(cluster.address) as producer:
+        admin.create_topic("clicks", partitions=2, settings={"record_bytes_max": 100})
+        for key in keys:
+            with pytest.raises(TooLargeError, match=r"record values\[6\] of 205 bytes"):
+                producer.send_many("clicks", [*values, b"x" * 200], keys=[*keys, key])
+        producer.send_many("clicks", values, keys=keys)
+        assert sorted(record.value or b"" for record in cluster.records("clicks")) == values

@@ -273,6 +273,7 @@ class SendBuffer:
             done = self._put_column(route, route.buffers[0], many, delivered)
             rest = range(done, len(many.values))
         else:
+            _check_sizes(route, many)  # before the first partition takes any
             return self._put_by_place(route, many, many.keys, delivered)
         return many.pick(rest) if rest else None
 
