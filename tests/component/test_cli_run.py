@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
+import memq
 from memq.cli import main
 from memq.cli.commands import COMMANDS, PIPE_CLOSED, help_text
 from memq.cli.output import count_text, one_line, print_pairs, print_table, size_text, time_text
@@ -259,9 +260,24 @@ def test_a_line_that_is_too_large_is_named_by_its_number(capsys: pytest.CaptureF
     with Cluster() as cluster:
         assert run(["produce", "clicks", "lines", "-b", cluster.address]) == 1
     err = said(capsys)[1]
-    assert "record 2501 of the input: record values[" in err
-    assert "of 1100000 bytes is over record_bytes_max = 1048576 of 'clicks'" in err
+    assert "record 2501 of the input: record of 1100000 bytes is over record_bytes_max = 1048576 of 'clicks'" in err
+    assert "2,500 records before it acked" in err
     assert "memq topic alter clicks --set record_bytes_max=SIZE" in err
+
+
+@pytest.mark.parametrize("options", [[], ["-K", ":"], ["-p", "0"], ["-H", "a=b"]])
+def test_the_first_of_several_lines_that_are_too_large_is_named(
+    options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The longest line was named, with the size of the first one."""
+    Path("lines").write_bytes(b"\n".join([b"k:a", b"k:" + b"x" * 1500, b"k:" + b"y" * 2000, b"k:b"]))
+    with Cluster() as cluster, memq.Admin(cluster.address) as admin:
+        admin.create_topic("clicks", settings={"record_bytes_max": 1000})
+        assert run(["produce", "clicks", "lines", "-b", cluster.address, *options]) == 1
+        err = said(capsys)[1]
+        assert "record 2 of the input: record of 150" in err
+        assert "1 record before it acked" in err
+        assert len(cluster.records("clicks")) == 1
 
 
 @pytest.mark.parametrize(

@@ -211,22 +211,24 @@ def line_sender(producer: Producer, shape: Shape, tally: SentCount) -> Callable[
     """Return a function that sends a list of lines: by columns if records have only value and key."""
 
     def send(records: list[bytes]) -> None:
-        try:
-            send_all(records)
-        except TooLargeError as error:
-            longest = max(range(len(records)), key=lambda at: len(records[at]))
-            number = tally.records - len(records) + longest + 1
-            raise TooLargeError(f"record {number} of the input: {error}", hint=error.hint) from error
-
-    def send_all(records: list[bytes]) -> None:
-        tally.records += len(records)
-        tally.bytes += sum(map(len, records))
         keys, values = _columns(records, shape)
         if shape.partition is None and not shape.headers:
-            producer.send_many(shape.topic, values, keys=keys)
-            return
-        for value, key in zip(values, keys or [None] * len(values), strict=True):
-            producer.send(shape.topic, value, key=key, headers=shape.headers, partition=shape.partition)
+            try:
+                producer.send_many(shape.topic, values, keys=keys)
+            except TooLargeError:
+                pass  # none was sent: one by one, the first that is too large is named, and those before it are sent
+            else:
+                tally.records += len(records)
+                tally.bytes += sum(map(len, records))
+                return
+        for record, value, key in zip(records, values, keys or [None] * len(values), strict=True):
+            try:
+                producer.send(shape.topic, value, key=key, headers=shape.headers, partition=shape.partition)
+            except TooLargeError as error:
+                text = f"record {tally.records + 1} of the input: {error}"
+                raise TooLargeError(text, hint=error.hint) from error
+            tally.records += 1
+            tally.bytes += len(record)
 
     return send
 
