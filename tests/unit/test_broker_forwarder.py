@@ -329,6 +329,20 @@ def test_a_copy_is_found_that_the_lost_epoch_knew_as_long_as_the_dedup_window_an
     run_skipping(work())
 
 
+def test_a_copy_is_found_in_a_log_that_was_cut_below_what_the_lost_epoch_had_read() -> None:
+    async def work() -> None:
+        bench = Bench(count=1)
+        await bench.queue.create([bench.read], 30_000)
+        await bench.land(bench.blocks[0])
+        held = UnpublishedBlocks(TOPIC, 0, 5, 0.0, bench.released.append)
+        held.add(next(iter(bench.held.blocks)))
+        bench.held = held
+        await bench.done()
+        assert bench.owner.asked == []
+
+    run_skipping(work())
+
+
 def test_a_copy_is_found_however_long_its_block_is_held() -> None:
     async def work() -> None:
         bench = Bench(count=1)
@@ -340,6 +354,7 @@ def test_a_copy_is_found_however_long_its_block_is_held() -> None:
             handed_over_s=clock.monotonic(),
             stale_publish_s=(2 * TOPIC.settings.dedup_window_ms) / 1000,
             epoch=4,
+            log_was_cut=False,
             queue_time_ms=clock.wall_ms,
         )
         bench.held = UnpublishedBlocks.of_epoch(TOPIC, 0, cast(Any, lost), [], bench.released.append)

@@ -168,6 +168,7 @@ class Ownership:
     landed: dict[int, Pointer] = field(default_factory=dict)  # own pointers found by a read, by batch sequence
     highest_epoch: int = 0
     unread: bool = False  # unknown entries may lie between the own pointers: read before the next publish
+    log_was_cut: bool = False  # entries that this owner has read, or published, are not in the log
     named: NamedProducers = field(default_factory=NamedProducers)
     named_ms: int = 0  # queue time of the last own `opened`, which has the state of all names
     owned_s: float = math.inf  # when the opening ended; its `opened` had landed before

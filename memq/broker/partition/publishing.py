@@ -156,6 +156,7 @@ class Publisher:
 
     def _lose_log(self, error: LogCutError) -> None:
         """End the epoch: what this owner knows of the log is void."""
+        self.own.log_was_cut = True
         if self.own.phase is Phase.OWNING:
             self._services.events.error("log-lost", f"{self._name()}: {error}; {error.hint}")
             self.own.become(Phase.FENCED)

@@ -212,6 +212,8 @@ class Forwarder:
         log = PointerResolver(self._services, read, held.name)
         async with asyncio.timeout(READ_TIMEOUT_S):
             end = (await valid_span(self._services.queue, read)).end
+            if held.log_was_cut or end < held.read_to:
+                held.restart(await self._copies_from(held, read))
         while True:
             handed_over_s = self._now()
             async with asyncio.timeout(READ_TIMEOUT_S):
@@ -230,11 +232,8 @@ class Forwarder:
         shown = {block: parse_header(block.view) for block in held.queued()}
         if not shown:
             return
-        now_ms = self._services.runtime.clock.wall_ms()
-        known_ms = now_ms if held.known_ms is None else min(now_ms, held.known_ms)
-        since_ms = known_ms - held.topic.settings.dedup_window_ms - CLOCK_ERROR_MS
         async with asyncio.timeout(READ_TIMEOUT_S):
-            begin = min(held.known_from, await self._services.queue.seek_time(read, since_ms))
+            begin = await self._copies_from(held, read)
             search = search_of(self._services, read, held.partition, held.name)
             found = await search.find([claim_of(header) for header in shown.values()], begin, held.read_to)
         for block, header in shown.items():
@@ -246,6 +245,13 @@ class Forwarder:
                 self._give_up(held, [block], error)
             elif copies.blocks:
                 held.release(block)
+
+    async def _copies_from(self, held: UnpublishedBlocks, read: ReadPartition) -> int:
+        """Return the offset from which on the queue may have copies of the blocks."""
+        now_ms = self._services.runtime.clock.wall_ms()
+        known_ms = now_ms if held.known_ms is None else min(now_ms, held.known_ms)
+        since_ms = known_ms - held.topic.settings.dedup_window_ms - CLOCK_ERROR_MS
+        return min(held.known_from, await self._services.queue.seek_time(read, since_ms))
 
     async def _bring(
         self,

@@ -49,6 +49,7 @@ class UnpublishedBlocks:
         self.topic = topic
         self.partition = partition
         self.read_to = read_to
+        self.log_was_cut = False  # the log has other entries below `read_to` than the lost epoch has read
         # Copies of the blocks lie at `known_from` or later, or the lost epoch knew them. It knew the dedup window
         # before queue time `known_ms`; None: before now, for blocks of the spool.
         self.known_from = read_to
@@ -68,6 +69,7 @@ class UnpublishedBlocks:
         """Return the blocks acked with ack=1 from the ring of a lost epoch."""
         held = cls(topic, partition, own.read_to, own.handed_over_s + own.stale_publish_s, release)
         held.epoch, held.known_ms = own.epoch, own.queue_time_ms()
+        held.log_was_cut = own.log_was_cut
         for slot in slots:
             held._keep(slot, own)
         return held
@@ -103,6 +105,12 @@ class UnpublishedBlocks:
             ranges = acked.get(header.producer_id)
             if ranges is not None and ranges.covers(header.first_sequence, header.next_sequence):
                 self.add(UnpublishedBlock(header, slab, start, end), own.producer(header.producer_id).queued)
+
+    def restart(self, offset: int) -> None:
+        """Read the queue again, from `offset` on: its log was cut, so nothing that was read is known any more."""
+        self.read_to = self.known_from = offset
+        self.log_was_cut = False
+        self._queued = {producer_id: RangeSet() for producer_id in self._queued}
 
     def meet(self, offset: int, pointer: Pointer | None) -> None:
         """Take the next entry of the queue; None if it is unreadable."""
