@@ -217,6 +217,18 @@ def test_the_cache_forgets_the_lost_end_of_a_log_that_grows_again() -> None:
     assert [entry.body for entry in cache.read(A, 2, ALL)] == [b"new 2", b"new 3"]
 
 
+def test_the_cache_forgets_a_lost_end_that_begins_before_what_it_has() -> None:
+    """A reader that has read the new entries up to there would get the lost ones next."""
+    cache = TailCache(ALL)
+    for offset in (4, 5):
+        cache.add(A, Entry(offset, 1_000, b"lost"))
+    cache.add(A, Entry(3, 900, b"late"))
+    assert len(cache.read(A, 4, ALL)) == 2, "the answer to an earlier publish came later"
+    cache.add(A, Entry(3, 1_001, b"new"))
+    assert cache.read(A, 4, ALL) == ()
+    assert [entry.body for entry in cache.read(A, 3, ALL)] == [b"new"]
+
+
 # ---- what a member holds ---------------------------------------------------------------------
 
 

@@ -40,11 +40,16 @@ class TailCache:
         """Add an entry.
 
         An entry that does not follow the last one begins a new run, because the entries of the gap are unknown. So does
-        another entry at a known offset: the log has lost its end, and grows again.
+        another entry at a known offset: the log has lost its end, and grows again. Below the run, a younger entry than
+        the last one shows that.
         """
         run = self._runs.get(partition)
         if run is not None and entry.offset < run.next:
-            if entry.offset < run.first or run.entries[entry.offset - run.first].body == entry.body:
+            if entry.offset < run.first:
+                known = not run.entries or entry.time_ms <= run.entries[-1].time_ms
+            else:
+                known = run.entries[entry.offset - run.first].body == entry.body
+            if known:
                 return
             self.drop(partition)
             run = None
