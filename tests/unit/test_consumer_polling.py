@@ -13,7 +13,7 @@ from memq.client.consumer.assigned import Assigned
 from memq.client.consumer.fetch.partition_cursor import PartitionCursor
 from memq.client.consumer.fetch.pointer_slot import PointerSlot
 from memq.client.consumer.fetch.polling import LOG_BYTES, POLL_WAIT_MS, SHORT_S, Polling, Retries
-from memq.errors import DeniedError, MemqError, PositionLostError, QueueError
+from memq.errors import DeniedError, MemqError, PositionLostError, QueueError, UnreachableError
 from memq.limits import POLL_BYTES_MAX
 from memq.notification import Entries, Span
 from memq.notification.remote import Polled, RemoteQueue
@@ -216,7 +216,7 @@ def test_one_long_poll_asks_for_all_until_it_is_answered() -> None:
     polling(work())
 
 
-@pytest.mark.parametrize("between", ["nothing", "a whole log", "an error"])
+@pytest.mark.parametrize("between", ["nothing", "a whole log", "an error", "no answer"])
 def test_a_log_is_lost_only_if_it_stays_shorter_in_all_answers_of_a_minute(between: str) -> None:
     """A short answer was remembered: another one, hours later, was taken for a minute of them."""
 
@@ -238,6 +238,8 @@ def test_a_log_is_lost_only_if_it_stays_shorter_in_all_answers_of_a_minute(betwe
             await polls.answer(polls.common(), polls.empty(0, 4, 4))
         elif between == "an error":
             await polls.answer(polls.common(), polls.failed(0))
+        elif between == "no answer":
+            polls.common().answer.set_exception(UnreachableError("the link was cut"))
         await skip(SHORT_S)
         if between == "an error":
             await polls.answer(polls.apart(), short)

@@ -162,6 +162,8 @@ class Polling:
                     error = QueueError("an answer left some partitions out")
         except MemqError as failed:
             error = failed
+            for partition in offsets:
+                self._short_s.pop(partition, None)
         finally:
             kick.cancel()
             answer.cancel()
