@@ -52,16 +52,18 @@ class CutLog(Cluster):
         self, epoch: int, number: int, ranges: dict[int, Sequence[Range]], *, key: str = "k", **fields: object
     ) -> None:
         """Publish a batch with these sequences."""
-        await self.publish(
-            kind="data",
-            epoch=epoch,
-            batch_sequence=number,
-            locations=(Location(store="main", key=key, offset=0, length=1),),
-            records=1,
-            stored_bytes=1,
-            producers=tuple(ProducerRanges(producer, tuple(each)) for producer, each in ranges.items()),
-            **fields,
-        )
+        place = Location(store="main", key=key, offset=0, length=1)
+        whole = {"locations": (place,), "records": 1, "stored_bytes": 1} | fields
+        producers = tuple(ProducerRanges(producer, tuple(each)) for producer, each in ranges.items())
+        await self.publish(kind="data", epoch=epoch, batch_sequence=number, producers=producers, **whole)
+
+    async def two_blocks(self, ranges: dict[int, Sequence[Range]], **fields: object) -> None:
+        """Publish batch 0 of epoch 2 with its object: a block of `OTHER`, and one of `ONE` with 10 to 19."""
+        body = self.body_of(0, {OTHER: [(0, 5)], ONE: [(10, 20)]}, epoch=2)
+        key = await self.put(object_key(CLUSTER, "clicks", self.clicks.id, 0, 2, 0, 1_000), body)
+        blocks = body.rindex(INDEX_MAGIC)
+        place = Location(store="main", key=key, offset=0, length=blocks)
+        await self.data(2, 0, ranges, **{"locations": (place,), "records": 15, "stored_bytes": blocks, **fields})
 
     async def orphan(self, number: int, blocks: dict[int, Sequence[Range]], epoch: int = 1) -> str:
         """Store an object with these blocks, which no pointer names."""
@@ -175,22 +177,20 @@ def test_an_object_of_a_newer_version_is_kept() -> None:
 def test_sequences_for_which_a_pointer_has_no_room_are_in_the_index(skip: tuple[int, ...], stays: bool) -> None:
     async def crowded(cluster: CutLog) -> None:
         await cluster.orphan(1, {ONE: [(10, 20)]})
-        body = cluster.body_of(0, {OTHER: [(0, 5)], ONE: [(10, 20)]}, epoch=2)
-        key = await cluster.put(object_key(CLUSTER, "clicks", cluster.clicks.id, 0, 2, 0, 1_000), body)
-        blocks = body.rindex(INDEX_MAGIC)
-        await cluster.publish(
-            kind="data",
-            epoch=2,
-            batch_sequence=0,
-            locations=(Location(store="main", key=key, offset=0, length=blocks),),
-            records=15,
-            stored_bytes=blocks,
-            producers=(ProducerRanges(OTHER, ((0, 5),)),),
-            producers_complete=False,
-            skip=skip,
-        )
+        await cluster.two_blocks({OTHER: [(0, 5)]}, producers_complete=False, skip=skip)
 
     check(crowded, kept=stays)
+
+
+@pytest.mark.parametrize(("skip", "stays"), [((0,), False), ((1,), True)])
+def test_a_batch_has_not_the_records_of_blocks_that_its_owner_left_out(skip: tuple[int, ...], stays: bool) -> None:
+    """They were copies, but the log lost the pointer of the originals before it got that of the batch."""
+
+    async def left_out(cluster: CutLog) -> None:
+        await cluster.orphan(1, {ONE: [(10, 20)]})
+        await cluster.two_blocks({OTHER: [(0, 5)], ONE: [(10, 20)]}, skip=skip)
+
+    check(left_out, kept=stays)
 
 
 def test_an_operator_lets_passes_take_the_objects() -> None:

@@ -99,12 +99,14 @@ class LogCoverage:
         """Whether the batch of an object follows on the last one that the log shows of its epoch.
 
         The log accounts for it only if no owner acked it before the log lost its end. `modified_ms` (Unix ms) is when
-        the object was written: retention has taken the pointer of an object that is older than the first one left.
+        the object was written. If the log shows no batch of the epoch, retention may have taken it: it has if the
+        object is older than the first pointer left. An earlier batch that is left proves that it has not: during an
+        outage of the queue, an object may wait for hours until it gets its pointer.
         """
         numbers = self._numbers.get(epoch)
-        if numbers is None or modified_ms + CLOCK_ERROR_MS < self._cut_ms:
+        if numbers is None:
             return False
-        return not numbers or batch_sequence >= numbers.next
+        return batch_sequence >= numbers.next if numbers else modified_ms + CLOCK_ERROR_MS >= self._cut_ms
 
     def is_restored(self, epoch: int, batch_sequence: int) -> bool:
         """Whether a restore left out the batch, if no pointer names it: as a copy, or as unreadable."""

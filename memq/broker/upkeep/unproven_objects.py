@@ -73,13 +73,17 @@ class _Sequences:
                 continue
             for end in pointer.ended:
                 self._add(end.producer, end.burned)
+            if pointer.skip or not pointer.producers_complete:
+                await self._read_index(store, pointer)
+                continue
             for each in pointer.producers:
                 self._add(each.producer, each.ranges)
-            if not pointer.producers_complete:
-                await self._read_index(store, pointer)
 
     async def _read_index(self, store: ObjectReader, pointer: Pointer) -> None:
-        """Take the sequences for which a pointer has no room; none if its index can't be read."""
+        """Take the sequences that readers get from a batch; none if its index can't be read.
+
+        A pointer may have no room for all, and it also names those of skipped blocks: the log had them before it.
+        """
         try:
             blocks = await read_batch_entries({each.store: store for each in pointer.locations}, pointer)
         except (CorruptDataError, NotFoundError, UnsupportedFormatError):
