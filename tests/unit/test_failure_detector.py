@@ -270,6 +270,23 @@ def test_a_dead_governor_is_taken_over_by_a_broker_that_may_govern(candidate: bo
     watching(work, governs=False, candidate=candidate)
 
 
+def test_a_dead_governor_without_a_partition_is_taken_over_too() -> None:
+    """Until there is another one, no partition of a dead broker gets an owner."""
+
+    async def work(at: Watch) -> None:
+        for number in (4, 5):
+            await at.coordinator.register(member(number))
+        assert await at.coordinator.govern(member(4)) == 2
+        at.ports.dead |= {"h4", "h5"}
+        at.report(5, 4)
+        await skip(0)
+        assert at.asked_after() == [("h4", 0)], "a broker that owns nothing stops nothing"
+        assert await at.members() == ["b1", "b2", "b3", "b5"]
+        assert await at.coordinator.governor() == "b1"
+
+    watching(work, governs=False)
+
+
 @pytest.mark.parametrize("candidate", [True, False])
 def test_a_report_that_a_dead_governor_can_not_take_ends_its_role_first(candidate: bool) -> None:
     async def work(at: Watch) -> None:

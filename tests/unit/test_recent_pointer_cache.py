@@ -69,3 +69,9 @@ def test_a_partition_is_forgotten_alone() -> None:
     assert cache.find(part(1), 4) is not None
     cache.add(part(0), pointer(1))
     assert offsets(cache, 1) == [1], "a lower offset follows"
+
+
+def test_a_log_that_loses_its_last_pointer_again_and_again_takes_no_memory() -> None:
+    cache = filled(*[5] * 10, bytes_max=20)
+    cache.add(part(0), pointer(6))
+    assert offsets(cache, 5) == [5, 6]
