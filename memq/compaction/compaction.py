@@ -26,7 +26,7 @@ from memq.compaction.plan import (
     entries_of,
     following,
     spans_to_compact,
-    whole_cut,
+    trim_offset,
     without,
 )
 from memq.compaction.reader import ManifestFiles
@@ -262,11 +262,11 @@ async def leave_queue(queue: TrimmedQueue, partition: ReadPartition, manifest: C
     """Remove from the queue the pointers that `manifest`, which is or was the highest, has.
 
     The last ones stay for now if the queue has a later pointer of their batches (`RepeatedBatches`).
-    Raises: as `whole_cut` and `trim`.
+    Raises: as `trim_offset` and `trim`.
     """
     begin = (await queue.span(partition)).begin
     if begin < manifest.next:
-        before = await whole_cut(queue, partition, manifest.next)
+        before = await trim_offset(queue, partition, manifest.next)
         if begin < before:
             await queue.trim(partition, before)
 

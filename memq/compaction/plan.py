@@ -47,7 +47,7 @@ class TailNeeds:
 
 
 class RepeatedBatches:
-    """Finds the places where a log may be cut: those that do not separate two pointers of one batch.
+    """Finds the places where a log may be trimmed: those that do not separate two pointers of one batch.
 
     Theory. The queue may be slow with a try to publish, so that the next try and later batches land before it: 5 6 7 5
     8. A log that begins with the second 5 shows no 6 and 7, as if it had lost them. Then the sweep keeps and reports
@@ -72,7 +72,7 @@ class RepeatedBatches:
         self._next[epoch] = max(next_, pointer.batch_sequence + 1)
 
     def take(self, entry: Entry, pointer: Pointer | None) -> bool:
-        """Take the next pointer; return whether the log may be cut after it."""
+        """Take the next pointer; return whether the log may be trimmed after it."""
         if pointer is not None and pointer.kind == "data":
             batch = (pointer.partition, pointer.epoch, pointer.batch_sequence)
             if entry.offset < self._last.get(batch, 0):
@@ -159,19 +159,19 @@ async def entries_of(
             yield entry, pointer if isinstance(pointer, Pointer) else None
 
 
-async def whole_cut(queue: PointerReader, partition: ReadPartition, before: int) -> int:
-    """Return the greatest offset, at most `before`, at which the log may be cut (`RepeatedBatches`).
+async def trim_offset(queue: PointerReader, partition: ReadPartition, before: int) -> int:
+    """Return the greatest offset, at most `before`, at which the log may be trimmed (`RepeatedBatches`).
 
     Raises: as `entries_of`.
     """
     span, repeated = await valid_span(queue, partition), RepeatedBatches()
     async for entry, pointer in entries_of(queue, partition, span):
         repeated.note(entry, pointer)
-    cut, whole = span.begin, True
+    trimmed_to, whole = span.begin, True
     async for entry, pointer in entries_of(queue, partition, Span(span.begin, min(before, span.end))):
         whole = repeated.take(entry, pointer)
-        cut = entry.offset + 1 if whole else cut
-    return before if whole else cut
+        trimmed_to = entry.offset + 1 if whole else trimmed_to
+    return before if whole else trimmed_to
 
 
 def following(manifest: CompactionManifest, parts: tuple[PartRef, ...]) -> CompactionManifest:

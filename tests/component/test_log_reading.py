@@ -99,7 +99,7 @@ def test_entries_that_retention_removes_meanwhile_require_another_reading() -> N
             seen.append(entry.offset)
             if entry.offset == 4:
                 await queue.trim(PARTITION, 8)
-        assert (seen, reading.lost, reading.cut) == ([3, 4], 0, True)
+        assert (seen, reading.lost, reading.trimmed_meanwhile) == ([3, 4], 0, True)
         span, known = await whole_log(queue, PARTITION, pytest.fail)
         assert (span, len(known)) == (Span(8, 10), 2)
 

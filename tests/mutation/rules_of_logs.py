@@ -59,13 +59,13 @@ LOG_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         RETENTION,
         "retention takes the last pointers of a partition",
-        "_whole(known, min(wanted, min(bounds.values(), default=0)))",
-        "_whole(known, wanted)",
+        "_trim_count(known, min(wanted, min(bounds.values(), default=0)))",
+        "_trim_count(known, wanted)",
     ),
     (
         RETENTION,
         "retention leaves a late try of a batch whose first pointer it removes",
-        "_whole(known, min(wanted, min(bounds.values(), default=0)))",
+        "_trim_count(known, min(wanted, min(bounds.values(), default=0)))",
         "min(wanted, min(bounds.values(), default=0))",
     ),
     (

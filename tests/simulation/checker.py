@@ -264,7 +264,7 @@ class Checker:
     def truncated(self, partition: ReadPartition, end: int) -> None:
         """See `cloud.Observer`. The lost records are excused; all others are promised as before.
 
-        Their objects stay, so that a restore can bring their pointers back, until retention has cut the log after
+        Their objects stay, so that a restore can bring their pointers back, until retention has trimmed the log after
         their epoch. If the producers sent all records again, the objects may go.
         """
         log = self.logs.get(partition)

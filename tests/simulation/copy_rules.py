@@ -30,7 +30,7 @@ class CopyRules:
             self._lost.setdefault(location.key, []).append((partition, entry))
 
     def are_missed(self, key: str) -> bool:
-        """Whether only lost pointers had all records of a deleted object, and retention has not cut the log since."""
+        """Whether only lost pointers had all records of a deleted object, in a log that was not trimmed since."""
         return any(
             not self._is_past(partition.topic_id, batch.partition, batch.epoch, batch.batch_sequence, entry.time_ms)
             and self._lacks(partition.topic_id, entry.blocks)
@@ -78,7 +78,10 @@ class CopyRules:
         ]
 
     def _is_past(self, topic_id: str, partition: int, epoch: int, number: int, time_ms: int | None = None) -> bool:
-        """Whether retention has cut the log of a write partition after a batch; its pointer had `time_ms`, if known."""
+        """Whether retention has trimmed the log of a write partition after a batch.
+
+        `time_ms`: the queue time of its pointer (Unix ms), None if not known.
+        """
         entries = self._entries(topic_id, partition)
         if not entries or not self._is_trimmed(topic_id, entries[0]):
             return False

@@ -345,7 +345,7 @@ class PagedQueue(MemoryQueue):
 @pytest.mark.parametrize(
     ("cut", "trimmed", "reads"),
     [(0, False, 4), (1, True, 0), (5, False, 0)],
-    ids=["read until all were opened", "cut by retention", "empty"],
+    ids=["read until all were opened", "trimmed by retention", "empty"],
 )
 def test_a_log_is_read_until_each_of_its_partitions_was_opened(cut: int, trimmed: bool, reads: int) -> None:
     async def work() -> None:

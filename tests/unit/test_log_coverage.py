@@ -31,37 +31,37 @@ def pointer(text: str, records: int = 0) -> Pointer:
     )
 
 
-def shown(text: str, *, cut: bool = False, before: int = 0) -> LogCoverage:
+def shown(text: str, *, trimmed: bool = False, before: int = 0) -> LogCoverage:
     """Return a log of such pointers, the first one after `before` records."""
     log = LogCoverage()
     for number, each in enumerate(text.split()):
-        log.take(pointer(each, before + number if number or before else 0), cut=cut)
+        log.take(pointer(each, before + number if number or before else 0), trimmed=trimmed)
     return log
 
 
 def test_an_object_older_than_the_first_pointer_that_retention_left_is_not_after_the_end() -> None:
     """An idle partition has only a repeated `opened` left: it shows no batch number of its epoch."""
     log = LogCoverage()
-    log.take(pointer("o3", 9), cut=True, time_ms=10 * HOUR_MS)
+    log.take(pointer("o3", 9), trimmed=True, time_ms=10 * HOUR_MS)
     assert not log.is_after_end(3, 7, 10 * HOUR_MS - CLOCK_ERROR_MS - 1)
     assert log.is_after_end(3, 7, 10 * HOUR_MS - CLOCK_ERROR_MS)
     assert not log.is_after_end(2, 7, 11 * HOUR_MS), "of another epoch"
     log.take(pointer("3.6", 9), cut=True, time_ms=10 * HOUR_MS)
     assert log.is_after_end(3, 7, 0), "an outage of the queue: the object waited for hours until it got its pointer"
     whole = LogCoverage()
-    whole.take(pointer("o3"), cut=False, time_ms=10 * HOUR_MS)
+    whole.take(pointer("o3"), trimmed=False, time_ms=10 * HOUR_MS)
     assert whole.is_after_end(3, 0, 0)
 
 
-SOUND, CUT, LOST, RESTORED, UNDER_OWNER = "o1 1.0 o2 2.0", "2.5 o3", "o4 4.0", "1.0 2.0 2.1 o5 5.0", "3.8 3.9 o4"
-GAP, GAP_AT_FIRST, CUT_THEN_GAP = "o1 1.0 1.1 1.4 o2 2.0", "o1 1.0 o2 2.1", "2.5 2.7 o3 3.2"
+SOUND, TRIMMED, LOST, RESTORED, UNDER_OWNER = "o1 1.0 o2 2.0", "2.5 o3", "o4 4.0", "1.0 2.0 2.1 o5 5.0", "3.8 3.9 o4"
+GAP, GAP_AT_FIRST, TRIMMED_THEN_GAP = "o1 1.0 1.1 1.4 o2 2.0", "o1 1.0 o2 2.1", "2.5 2.7 o3 3.2"
 
 
 @pytest.mark.parametrize(
-    ("text", "cut", "before", "gone", "kept"),
+    ("text", "trimmed", "before", "gone", "kept"),
     [
         (SOUND, False, 0, "1.5 2.0 2.9", "3.0 9.0"),
-        (CUT, True, 10, "1.0 2.0 2.6 3.0", "4.0"),
+        (TRIMMED, True, 10, "1.0 2.0 2.6 3.0", "4.0"),
         ("o1 o4 4.0", False, 0, "1.7 4.2", "2.0 3.5 5.0"),
         ("", False, 0, "", "1.0 2.0"),
         (LOST, False, 0, "4.0 4.9", "1.0 3.9 5.0"),
@@ -69,27 +69,35 @@ GAP, GAP_AT_FIRST, CUT_THEN_GAP = "o1 1.0 1.1 1.4 o2 2.0", "o1 1.0 o2 2.1", "2.5
         (UNDER_OWNER, False, 10, "4.0", "1.0 3.0 3.7 3.9 5.0"),
         (GAP, False, 0, "1.0 1.1 1.4 1.5 2.0 2.1", "1.2 1.3"),
         (GAP_AT_FIRST, False, 0, "1.0 1.1 2.1 2.2", "2.0"),
-        (CUT_THEN_GAP, True, 10, "1.0 2.0 2.4 2.5 2.7 2.8 3.2 3.3", "2.6 3.0 3.1"),
+        (TRIMMED_THEN_GAP, True, 10, "1.0 2.0 2.4 2.5 2.7 2.8 3.2 3.3", "2.6 3.0 3.1"),
         ("2.3 4.9 o5", True, 10, "1.7 2.0 4.0 4.8", "3.0 6.0"),
         ("o1 1.1", False, 0, "1.1", "1.0 2.0"),
         ("o2 2.5", True, 10, "1.0 2.0 2.4 2.5", "3.0"),
     ],
     ids=[
-        *("sound", "cut by retention", "epoch missing", "empty", "opened anew", "restored", "lost under its owner"),
-        *("gap", "gap at the first batch", "cut, then a gap", "cut with a late pointer in front"),
-        *("gap at the first batch of all", "cut behind an opening that was repeated"),
+        *(
+            "sound",
+            "trimmed by retention",
+            "epoch missing",
+            "empty",
+            "opened again",
+            "restored",
+            "lost under its owner",
+        ),
+        *("gap", "gap at the first batch", "trimmed, then a gap", "trimmed with a late pointer in front"),
+        *("gap at the first batch of all", "trimmed behind an opening that was repeated"),
     ],
 )
-def test_log_accounts_for_its_batches(text: str, cut: bool, before: int, gone: str, kept: str) -> None:
-    log = shown(text, cut=cut, before=before)
+def test_log_accounts_for_its_batches(text: str, trimmed: bool, before: int, gone: str, kept: str) -> None:
+    log = shown(text, trimmed=trimmed, before=before)
     for each in f"{gone} {kept}".split():
         place = pointer(each)
         assert log.accounts_for(place.epoch, place.batch_sequence) is (each in gone.split()), each
 
 
-def test_a_log_with_holes_between_its_offsets_accounts_for_nothing_but_what_it_shows() -> None:
+def test_a_log_with_holes_between_its_offsets_accounts_only_for_what_it_shows() -> None:
     log = shown(SOUND)
-    log.lose()
+    log.note_holes()
     assert [log.accounts_for(*place) for place in [(1, 0), (2, 0), (1, 5), (2, 1)]] == [True, True, False, False]
     assert log.lost
 
@@ -97,28 +105,28 @@ def test_a_log_with_holes_between_its_offsets_accounts_for_nothing_but_what_it_s
 def test_which_logs_have_lost_pointers_that_they_had() -> None:
     lost = [shown(""), shown(UNDER_OWNER, before=10), shown("o1 1.0", before=10), shown(GAP), shown(GAP_AT_FIRST)]
     assert [log.lost for log in lost] == [True] * 5
-    assert [log.lost for log in (shown(SOUND), shown(RESTORED), shown("2.5 2.6 o3", cut=True))] == [False] * 3
+    assert [log.lost for log in (shown(SOUND), shown(RESTORED), shown("2.5 2.6 o3", trimmed=True))] == [False] * 3
 
 
 @pytest.mark.parametrize("seed", range(50))
 def test_any_batch_whose_pointer_is_lost_between_others_of_its_epoch_is_not_accounted_for(seed: int) -> None:
     draw = random.Random(seed)
     log = [pointer(f"{epoch}.{batch}" if batch >= 0 else f"o{epoch}") for epoch in (1, 2, 3) for batch in range(-1, 6)]
-    cut = draw.randint(0, 8)
-    lost = draw.choice([each for each in log[cut + 1 :] if each.kind == "data" and each.batch_sequence < 5])
+    begin = draw.randint(0, 8)
+    lost = draw.choice([each for each in log[begin + 1 :] if each.kind == "data" and each.batch_sequence < 5])
     shown = LogCoverage()
-    for each in log[cut:]:
+    for each in log[begin:]:
         if each is not lost:
-            shown.take(each, cut=cut > 0)
+            shown.take(each, trimmed=begin > 0)
     place = (lost.epoch, lost.batch_sequence)
-    # `opened` is repeated: behind the one that a cut log begins with, retention may have taken the first batches.
-    in_front = cut > 0 and lost is log[cut + 1] and log[cut].kind == "opened"
+    # `opened` is repeated: behind the one that a trimmed log begins with, retention may have taken the first batches.
+    in_front = begin > 0 and lost is log[begin + 1] and log[begin].kind == "opened"
     assert shown.accounts_for(*place) is in_front
 
 
 @pytest.mark.parametrize("seed", range(50))
 def test_whatever_owners_and_retention_did_is_accounted_for_and_a_lost_end_is_not(seed: int) -> None:
-    """Owners open, store, publish in order or die; late pointers land behind higher epochs; retention cuts."""
+    """Owners open, store, publish in order or die; late pointers land behind higher epochs; retention trims."""
     draw = random.Random(seed)
     log: list[Pointer] = []
     stored: list[tuple[int, int]] = []
@@ -139,7 +147,7 @@ def test_whatever_owners_and_retention_did_is_accounted_for_and_a_lost_end_is_no
     kept = draw.randint(0, len(log) - 1)
     sound = LogCoverage()
     for each in log[kept:]:
-        sound.take(each, cut=kept > 0)
+        sound.take(each, trimmed=kept > 0)
     left = [each.epoch for each in log[kept:]]
     for epoch, batch in stored:
         if epoch in left or epoch < min(left):
@@ -147,12 +155,12 @@ def test_whatever_owners_and_retention_did_is_accounted_for_and_a_lost_end_is_no
     lost, begun = LogCoverage(), draw.randint(1, max(left))
     for each in log[kept:]:
         if each.epoch < begun:
-            lost.take(each, cut=kept > 0)
+            lost.take(each, trimmed=kept > 0)
     assert not any(lost.accounts_for(epoch, batch) for epoch, batch in stored if epoch >= begun)
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_a_log_with_late_tries_has_lost_nothing_wherever_retention_cuts_it(seed: int) -> None:
+def test_a_log_with_late_tries_has_lost_nothing_wherever_retention_trims_it(seed: int) -> None:
     """Two writers share a log. A try to publish is late, so that its pointer lands again behind later batches."""
     draw = random.Random(seed)
     log: list[Pointer] = []
@@ -172,6 +180,6 @@ def test_a_log_with_late_tries_has_lost_nothing_wherever_retention_cuts_it(seed:
         left = LogCoverage()
         for _, each in entries[before:]:
             if each.partition == writer:
-                left.take(each, cut=before > 0)
+                left.take(each, trimmed=before > 0)
         assert not left.lost
         assert all(left.accounts_for(epoch, batch) for epoch in (1, 2) for batch in range(12))

@@ -268,7 +268,7 @@ class PresentLog:
 
     An owner begins with `opened`, and its epoch is above all earlier ones. So a log that begins with `opened`, and has
     no object of a lower epoch, was never lost. A restored log has all objects of lower epochs before `opened`. A log
-    that retention has cut (`trimmed`) was in use for a long time. A log of data only was made by a restore so far.
+    that retention has trimmed was in use for a long time. A log of data only was made by a restore so far.
     `opened` has the first epoch of each write partition.
     """
 

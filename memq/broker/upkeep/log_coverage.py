@@ -2,16 +2,17 @@
 
 Theory. An owner publishes `opened` before it puts any object of its epoch. It publishes the batches of an epoch in the
 order of their numbers, from 0 and without a hole. Retention removes pointers from the front and leaves the last ones.
-A try to publish may land again after later batches; no cut separates it from the first pointer of its batch.
-So an object of epoch e without a pointer may be deleted if the log shows e, or was cut in a later epoch. Its number
-must not be missing between the numbers that the log shows. Otherwise the log itself has lost the pointer:
+A try to publish may land again after later batches; retention removes all pointers of a batch at once.
+So an object of epoch e without a pointer may be deleted if the log shows e, or begins with a later epoch after a trim.
+Its number must not be missing between the numbers that the log shows. Otherwise the log itself has lost the pointer:
 
 - A log that shows nothing, or no epoch as high as e, has lost its end, or all of it.
-- A log that was never cut begins with `opened` of the first epoch; pointers of older epochs were lost before.
-- A log that was never cut, but begins after records, was lost while an owner continued.
+- A log that was never trimmed begins with `opened` of the first epoch; pointers of older epochs were lost before.
+- A log that was never trimmed, but begins after records, was lost while an owner continued.
 - A log that shows batches 4 and 6 of an epoch has lost batch 5. If it shows batch 5, that pointer names the valid
   object; another object of this number is a repeated upload under another key.
-- A log whose read partition has holes between its offsets (`lose`) may have lost any pointer that it does not show.
+- A log whose read partition has holes between its offsets may have lost any pointer that it does not show
+  (`note_holes`).
 - A log that ends an epoch at batch 4 may have lost batch 5, or its owner died before it published batch 5. The
   numbers do not show which (`memq.broker.upkeep.unproven_objects`).
 - A log that begins with the first batch was made by a restore. The restore read all objects in the order of epoch and
@@ -33,20 +34,20 @@ class LogCoverage:
         self._holed = False
         self._restored = False  # whether a restore has made all pointers so far
         self._restored_to = (0, -1)  # epoch and batch sequence up to which a restore has left out copies
-        self._cut_in = 0  # the epoch in which retention has cut the log, 0 when it has not
-        self._cut_ms = 0  # queue time (Unix ms) of the first pointer that retention left, 0 when it has not cut the log
+        self._trimmed_in = 0  # the epoch of the first pointer that retention left; 0 if the log was not trimmed
+        self._trimmed_ms = 0  # queue time of that pointer (Unix ms); 0 if the log was not trimmed
         self._begun_in = 0  # the epoch in which the log was lost while an owner continued
         self._numbers: dict[int, RangeSet] = {}  # by epoch: the batches that the log shows
-        self._whole: dict[int, None] = {}  # epochs that retention has not cut: their batches begin with 0
+        self._whole: dict[int, None] = {}  # epochs that were not trimmed: their batches begin with 0
 
-    def take(self, pointer: Pointer, *, cut: bool, time_ms: int = 0) -> None:
+    def take(self, pointer: Pointer, *, trimmed: bool, time_ms: int = 0) -> None:
         """Take the next pointer.
 
-        `cut`: the read partition does not begin at offset 0. `time_ms`: the queue time of the pointer (Unix ms).
+        `trimmed`: the read partition does not begin at offset 0. `time_ms`: the queue time of the pointer (Unix ms).
         """
         if not self._shows:
-            self._begin(pointer, cut=cut)
-            self._cut_ms = time_ms if cut else 0
+            self._begin(pointer, trimmed=trimmed)
+            self._trimmed_ms = time_ms if trimmed else 0
         data = pointer.kind == "data"
         self._restored = self._restored and data
         if self._restored:
@@ -54,20 +55,20 @@ class LogCoverage:
             return
         if pointer.epoch not in self._numbers:
             self._numbers[pointer.epoch] = RangeSet()
-            # `opened` precedes the first batch, but is also repeated: in a cut log, the first one may be a repetition.
-            if not self._cut_in or (not data and pointer.epoch > self._cut_in):
+            # `opened` precedes the first batch, but is also repeated: a trimmed log may begin with a repetition.
+            if not self._trimmed_in or (not data and pointer.epoch > self._trimmed_in):
                 self._whole[pointer.epoch] = None
         if data:
             self._numbers[pointer.epoch].add(pointer.batch_sequence, pointer.batch_sequence + 1)
 
-    def lose(self) -> None:
+    def note_holes(self) -> None:
         """Note that the read partition does not show all its entries."""
         self._holed = True
 
-    def _begin(self, pointer: Pointer, *, cut: bool) -> None:
+    def _begin(self, pointer: Pointer, *, trimmed: bool) -> None:
         self._shows = True
-        if cut:
-            self._cut_in = pointer.epoch
+        if trimmed:
+            self._trimmed_in = pointer.epoch
         elif pointer.totals != Totals():
             self._begun_in = pointer.epoch
         else:
@@ -90,7 +91,7 @@ class LogCoverage:
         if self.is_restored(epoch, batch_sequence):
             return True
         if numbers is None:
-            return epoch < self._cut_in
+            return epoch < self._trimmed_in
         if not numbers or batch_sequence >= numbers.next:
             return True
         return epoch not in self._whole and batch_sequence < numbers.least
@@ -106,7 +107,7 @@ class LogCoverage:
         numbers = self._numbers.get(epoch)
         if numbers is None:
             return False
-        return batch_sequence >= numbers.next if numbers else modified_ms + CLOCK_ERROR_MS >= self._cut_ms
+        return batch_sequence >= numbers.next if numbers else modified_ms + CLOCK_ERROR_MS >= self._trimmed_ms
 
     def is_restored(self, epoch: int, batch_sequence: int) -> bool:
         """Whether a restore left out the batch, if no pointer names it: as a copy, or as unreadable."""

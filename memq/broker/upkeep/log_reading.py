@@ -27,14 +27,14 @@ class LogReading:
 
     These attributes are valid after the iteration. `begin` is the first offset according to the queue; `lost` counts
     the entries that the queue should have and did not show. `fault` is the reason of an incomplete reading, "" for a
-    complete one. `cut`: the reason is retention, which removed entries meanwhile, so another reading helps.
+    complete one. `trimmed_meanwhile`: the reason is retention, which removed entries, so another reading helps.
     """
 
     def __init__(self, queue: PointerReader, partition: ReadPartition, damaged: Callable[[str], None]) -> None:
         self.begin = 0
         self.lost = 0
         self.fault = ""
-        self.cut = False
+        self.trimmed_meanwhile = False
         self._queue = queue
         self._partition = partition
         self._damaged = damaged
@@ -72,7 +72,10 @@ class LogReading:
         """Count missing entries from `first` up to `next_`; True if retention removed them meanwhile."""
         begin = (await self._queue.span(self._partition)).begin
         if begin > first:
-            self.cut, self.fault = True, f"retention took offsets {first} to {begin - 1} while they were read"
+            self.trimmed_meanwhile, self.fault = (
+                True,
+                f"retention took offsets {first} to {begin - 1} while they were read",
+            )
             return True
         self.lost += next_ - first
         return False
@@ -96,7 +99,7 @@ async def whole_log(
     while True:
         reading, tries = LogReading(queue, partition, damaged), tries + 1
         known = [item async for item in reading.entries()]
-        if not reading.cut or tries == READINGS_MAX:
+        if not reading.trimmed_meanwhile or tries == READINGS_MAX:
             break
     if reading.fault:
         raise QueueError(f"topic '{partition.topic}' partition {partition.partition}: {reading.fault}")

@@ -65,7 +65,7 @@ def expired(
         if entry.offset >= moved and not (too_old or too_much):
             break
         wanted += 1
-    taken = _whole(known, min(wanted, min(bounds.values(), default=0)))
+    taken = _trim_count(known, min(wanted, min(bounds.values(), default=0)))
     kept = {key for _, pointer in known[taken:] for key in keys_of(pointer)}
     gone = (
         key for entry, pointer in known[:taken] if entry.offset >= moved for key in keys_of(pointer) if key not in kept
@@ -87,8 +87,8 @@ def _bounds(known: list[tuple[Entry, Pointer | None]], settings: TopicSettings) 
     }
 
 
-def _whole(known: list[tuple[Entry, Pointer | None]], count: int) -> int:
-    """Return the greatest number of entries, at most `count`, after which the log may be cut."""
+def _trim_count(known: list[tuple[Entry, Pointer | None]], count: int) -> int:
+    """Return the greatest number of entries, at most `count`, after which the log may be trimmed."""
     repeated = RepeatedBatches()
     for entry, pointer in known:
         repeated.note(entry, pointer)

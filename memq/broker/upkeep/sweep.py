@@ -18,7 +18,7 @@ part that retention removes from a manifest.
 If a queue has lost pointers, objects without a pointer may be data. The sweep keeps and reports objects that a log does
 not account for (`memq.broker.upkeep.log_coverage`). It also keeps objects of a topic that only the queue knows: the
 coordinator may be an old backup, or one of another cluster. It also keeps objects whose records no batch of the log
-has (`memq.broker.upkeep.unproven_objects`), until retention has cut the log after their epoch.
+has (`memq.broker.upkeep.unproven_objects`), until retention has trimmed the log after their epoch.
 """
 
 from __future__ import annotations
@@ -259,15 +259,15 @@ class Sweep:
                 if pointer is None:
                     return "a pointer is damaged"
                 place = (topic.id, pointer.partition)
-                shown.setdefault(place, LogCoverage()).take(pointer, cut=reading.begin > 0, time_ms=entry.time_ms)
+                shown.setdefault(place, LogCoverage()).take(pointer, trimmed=reading.begin > 0, time_ms=entry.time_ms)
                 for key in keys_of(pointer):
                     keys.pop(key, None)
             tries += 1
-            if not reading.cut or tries == READINGS_MAX:
+            if not reading.trimmed_meanwhile or tries == READINGS_MAX:
                 break
         if reading.lost:
             for log in shown.values():
-                log.lose()
+                log.note_holes()
             self._note(
                 f"topic '{topic.name}' partition {partition.partition}: {reading.lost} pointers that the queue should"
                 f" have are missing between {reading.begin} and its end; memq audit says which records they held"

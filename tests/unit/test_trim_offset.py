@@ -1,4 +1,4 @@
-"""Places where a log may be cut: none separates two pointers of one batch, which a slow queue took twice."""
+"""Offsets at which a log may be trimmed: none separates two pointers of one batch, which a slow queue took twice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from memq.compaction.plan import whole_cut
+from memq.compaction.plan import trim_offset
 from memq.format.pointer import Location, Pointer, encode_pointer
 from memq.notification import Publication
 from memq.notification.memory import MemoryQueue
@@ -44,8 +44,8 @@ def pointer(kind: str, batch: tuple[int, int, int]) -> Pointer:
     )
 
 
-def cuts_of(log: Sequence[Written], begin: int = 0) -> list[int]:
-    """Return where a log that begins at an offset is cut, for each offset from there to two after its end."""
+def trim_offsets(log: Sequence[Written], begin: int = 0) -> list[int]:
+    """Return where a log that begins at an offset is trimmed, for each bound from there to two after its end."""
 
     async def work() -> list[int]:
         queue = MemoryQueue(ManualClock())
@@ -53,13 +53,13 @@ def cuts_of(log: Sequence[Written], begin: int = 0) -> list[int]:
         for written in log:
             await queue.publish(Publication(LOG, 0, 1, 0, body_of(written)))
         await queue.trim(LOG, begin)
-        return [await whole_cut(queue, LOG, before) for before in range(begin, len(log) + 3)]
+        return [await trim_offset(queue, LOG, before) for before in range(begin, len(log) + 3)]
 
     return asyncio.run(work())
 
 
 @pytest.mark.parametrize(
-    ("log", "cuts"),
+    ("log", "offsets"),
     [
         ([5, 6, 7], [0, 1, 2, 3]),
         ([5, 6, 7, 5, 8], [0, 0, 0, 0, 4, 5]),
@@ -71,10 +71,10 @@ def cuts_of(log: Sequence[Written], begin: int = 0) -> list[int]:
         ([0, 1, 0, 2], [0, 0, 0, 3, 4]),
     ],
 )
-def test_a_log_is_cut_before_the_first_pointer_of_a_batch_or_after_its_last(
-    log: list[Written], cuts: list[int]
+def test_a_log_is_trimmed_before_the_first_pointer_of_a_batch_or_after_its_last(
+    log: list[Written], offsets: list[int]
 ) -> None:
-    assert cuts_of(log) == [*cuts, len(log) + 1, len(log) + 2]
+    assert trim_offsets(log) == [*offsets, len(log) + 1, len(log) + 2]
 
 
 @pytest.mark.parametrize(
@@ -85,15 +85,15 @@ def test_a_log_is_cut_before_the_first_pointer_of_a_batch_or_after_its_last(
         [DAMAGED, 5, DAMAGED, 6],
     ],
 )
-def test_a_batch_of_another_writer_or_epoch_and_entries_without_one_allow_every_cut(log: list[Written]) -> None:
-    assert cuts_of(log) == list(range(len(log) + 3))
+def test_a_batch_of_another_writer_or_epoch_and_entries_without_one_allow_every_offset(log: list[Written]) -> None:
+    assert trim_offsets(log) == list(range(len(log) + 3))
 
 
 @pytest.mark.parametrize("between", [DAMAGED, OPENED, (1, 1, 5), (0, 2, 5)])
 def test_entries_between_two_pointers_of_a_batch_stay_with_them(between: Written) -> None:
-    assert cuts_of([4, 5, between, 5, 6])[:6] == [0, 1, 1, 1, 4, 5]
+    assert trim_offsets([4, 5, between, 5, 6])[:6] == [0, 1, 1, 1, 4, 5]
 
 
 def test_pointers_that_have_left_the_log_count_no_more() -> None:
-    assert cuts_of([5, 6, 5, 7], begin=1) == [1, 2, 3, 4, 5, 6]
-    assert cuts_of([4, 5, 6, 5, 7], begin=1) == [1, 1, 1, 4, 5, 6, 7]
+    assert trim_offsets([5, 6, 5, 7], begin=1) == [1, 2, 3, 4, 5, 6]
+    assert trim_offsets([4, 5, 6, 5, 7], begin=1) == [1, 1, 1, 4, 5, 6, 7]
