@@ -14,7 +14,7 @@ from memq.simulation.ports.store import SICK_SHARE
 from memq.simulation.ports.wrong_answers import WrongAnswers
 from memq.simulation.world.node import SimNode
 
-TRUNCATED_MAX = 12  # entries that a log loses at once
+LOG_CUT_ENTRIES_MAX = 12  # entries that a log loses at once
 OPERATOR_S_MAX = 20.0  # from a cut of a log under running brokers to their restart
 DRAIN_S_MAX = 60.0  # then an operator kills a broker that drains
 STATES = ("not open", "idle", "open", "sealed", "storing", "stored", "published")  # of a partition at its owner
@@ -47,14 +47,14 @@ class Chaos:
         faults = self._faults
         self._repeat(faults.kill_every_s, self._kill)
         self._repeat(faults.pause_every_s, self._pause)
-        self._repeat(faults.cut_every_s, self._cut)
+        self._repeat(faults.link_cut_every_s, self._cut_link)
         self._repeat(faults.stop_every_s, self._stop)
         self._repeat(faults.move_every_s, self._move)
         self._repeat(faults.seize_every_s, self._seize)
         self._repeat(faults.jump_every_s, self._jump)
         self._repeat(faults.reshape_every_s, self._cluster.reshape)
         self._repeat(faults.sick_every_s, self._sicken)
-        self._repeat(faults.truncate_every_s, self._truncate)
+        self._repeat(faults.log_cut_every_s, self._cut_log)
         self._repeat(faults.disk_every_s, self._sicken_disk)
         self._repeat(faults.part_every_s, self._sicken_part)
         self._repeat(faults.refuse_every_s, self._refuse)
@@ -130,12 +130,12 @@ class Chaos:
             self._meet("pause", node.name)
             node.pause(self._random.uniform(0.01, self._faults.pause_s_max))
 
-    def _cut(self) -> None:
+    def _cut_link(self) -> None:
         node = self._pick()
         if node is None:
             return
-        self._meet("cut", node.name)
-        seconds = self._random.uniform(0.05, self._faults.cut_s_max)
+        self._meet("link cut", node.name)
+        seconds = self._random.uniform(0.05, self._faults.link_cut_s_max)
         kind = self._random.randrange(4)
         others = [name for name in self._world.nodes if name not in (node.name, self._cluster.cloud.node.name)]
         if kind == 0 and others:
@@ -196,25 +196,25 @@ class Chaos:
         until_s = now_s + self._faults.part_s_max * self._random.uniform(0.1, 1.0)
         failing.fail_until(number, until_s, service=service, hangs=hangs)
 
-    def _truncate(self) -> None:
+    def _cut_log(self) -> None:
         """Let a log lose its end. All brokers are killed, or an operator restarts them later."""
         partition = self._random.choice(self._cluster.read_partitions)
         log = self._cluster.cloud.queue.log(partition)
-        lost = min(self._random.randint(1, TRUNCATED_MAX), len(log.entries) - 1)
+        lost = min(self._random.randint(1, LOG_CUT_ENTRIES_MAX), len(log.entries) - 1)
         if lost <= 0:  # an owner does not open an empty log whose objects are there
             return
-        self._world.trace.event(self._world.now, "truncate", partition.partition, log.end - lost)
+        self._world.trace.event(self._world.now, "log cut", partition.partition, log.end - lost)
         lives = [self._world.nodes[name] for name in self._cluster.brokers if self._world.nodes[name].alive]
-        live = self._random.random() < self._faults.truncate_live_rate
+        live = self._random.random() < self._faults.log_cut_live_rate
         for node in lives:
-            self._meet("truncate live" if live else "truncate", node.name)
+            self._meet("log cut live" if live else "log cut", node.name)
             if live:
                 node.at_death(partial(self.restart_later, node.name))
                 self._world.schedule(self._random.uniform(1.0, OPERATOR_S_MAX), partial(self._end_life, node))
             else:
                 node.kill()
                 self.restart_later(node.name)
-        self._cluster.cloud.truncate(partition, log.end - lost)
+        self._cluster.cloud.cut_log(partition, log.end - lost)
 
     def _end_life(self, node: SimNode) -> None:
         """Restart a broker that has not been restarted since a cut, as an operator does after `log-lost`."""

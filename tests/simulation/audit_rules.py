@@ -128,7 +128,7 @@ class AuditRules:
         begun: dict[tuple[int, int], None] = {}  # epochs of which retention may have taken some
         for log in self._logs.values():
             firsts_left: dict[int, int] = {}  # by write partition: the epoch with which its log begins now
-            for entry in log.entries if log.truncated_at is not None else ():
+            for entry in log.entries if log.cut_at is not None else ():
                 place = (entry.pointer.partition, entry.pointer.epoch)
                 if entry.offset >= log.begin > 0:
                     firsts_left.setdefault(*place)

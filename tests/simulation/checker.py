@@ -261,7 +261,7 @@ class Checker:
         self._free(self.logs[partition], before)
         self._check_taken(partition, self._begins.get(partition, 0))
 
-    def truncated(self, partition: ReadPartition, end: int) -> None:
+    def cut(self, partition: ReadPartition, end: int) -> None:
         """See `cloud.Observer`. The lost records are excused; all others are promised as before.
 
         Their objects stay, so that a restore can bring their pointers back, until retention has trimmed the log after
@@ -270,7 +270,7 @@ class Checker:
         log = self.logs.get(partition)
         if log is None or end >= len(log.entries):
             return
-        lost_end, (entries, records) = len(log.entries), log.truncate(end)
+        lost_end, (entries, records) = len(log.entries), log.cut(end)
         for one in records:
             record = self.records[one.value]
             record.places.pop(one.source, None)
@@ -285,7 +285,7 @@ class Checker:
         for number in dict.fromkeys(entry.pointer.partition for entry in entries):
             self._parts[partition.topic_id, number].forget(end)
         self.commits.goes_back = True
-        self.groups.truncated(partition, lost_end)
+        self.groups.cut(partition, lost_end)
 
     def lost_numbers(self, producer: str, partition: int) -> set[int]:
         """Return the numbers of a producer's records whose pointers the queue has lost."""
@@ -460,7 +460,7 @@ class Checker:
 
         Not of a log that was cut under its owner: the pointer by which the owner learned of it counts the lost records.
         """
-        logs = {name: log for name, log in self.logs.items() if log.truncated_at is None or not self.cut_live}
+        logs = {name: log for name, log in self.logs.items() if log.cut_at is None or not self.cut_live}
         for partition, log in logs.items():
             try:
                 LagCheck(partition, log.entries, settings).check(draw_below, moments_max)

@@ -136,9 +136,9 @@ class Reader:
         for place, position in consumer.position().items():
             partition = self._partition(*place)
             log = self._checker(partition).logs.get(partition)
-            if log is None or log.truncated_at is None:
+            if log is None or log.cut_at is None:
                 continue
-            first = Position(place.partition, log.truncated_at)
+            first = Position(place.partition, log.cut_at)
             if position <= first:
                 continue
             found = True

@@ -69,10 +69,10 @@ class Observers(Observer):
         if not self._left:
             self._of(partition).trimmed(partition, before)
 
-    def truncated(self, partition: ReadPartition, end: int) -> None:
+    def cut(self, partition: ReadPartition, end: int) -> None:
         """See `cloud.Observer`."""
         if not self._left:
-            self._of(partition).truncated(partition, end)
+            self._of(partition).cut(partition, end)
 
     def dropped(self, partitions: Sequence[ReadPartition]) -> None:
         """See `cloud.Observer`: a log goes with its topic, and never before."""

@@ -48,7 +48,7 @@ ASPECTS = (
     "audit-command",
     "auditor",
     "flips",
-    "truncate",
+    "truncate",  # logs are cut
     "refuse",
 )
 SCALE = "thin"  # the aspect that the others scale with
@@ -224,7 +224,7 @@ def _with_seizures(plan: Plan, _level: str, draw: random.Random) -> Plan:
         seize_every_s=draw.choice([1.0, 2.0, 5.0]),
         pause_every_s=draw.choice([0.0, 5.0]),
         pause_s_max=SEIZED_PAUSE_S_MAX,
-        cut_every_s=draw.choice([0.0, 10.0]),
+        link_cut_every_s=draw.choice([0.0, 10.0]),
     )
     store = replace(plan.faults.store, latency_s_max=draw.choice([0.5, 2.0]))
     faults = replace(plan.faults, chaos=chaos, store=store)
@@ -458,7 +458,7 @@ def _with_changed_bits(plan: Plan, _level: str, draw: random.Random) -> Plan:
     return replace(plan, faults=replace(plan.faults, network=network))
 
 
-def _with_truncated_logs(plan: Plan, _level: str, draw: random.Random) -> Plan:
+def _with_cut_logs(plan: Plan, _level: str, draw: random.Random) -> Plan:
     """Let logs lose their ends, and grow over the same offsets: only what was lost may be missing.
 
     Runs with writers of batches are left out: what a checkpoint takes for written may be lost. So are audits, which
@@ -472,7 +472,7 @@ def _with_truncated_logs(plan: Plan, _level: str, draw: random.Random) -> Plan:
     if not excluded.isdisjoint(plan.producers):
         return plan
     every_s = draw.choice([2.0, 5.0, 15.0])
-    chaos = replace(plan.faults.chaos, truncate_every_s=every_s, truncate_live_rate=draw.choice([0.0, 0.5, 1.0]))
+    chaos = replace(plan.faults.chaos, log_cut_every_s=every_s, log_cut_live_rate=draw.choice([0.0, 0.5, 1.0]))
     shape = replace(plan.shape, refuse="age")
     return replace(plan, shape=shape, faults=replace(plan.faults, chaos=chaos))
 
@@ -515,6 +515,6 @@ _CHANGES = {
     "churn": _with_churn,
     "auditor": _with_an_auditor,
     "flips": _with_changed_bits,
-    "truncate": _with_truncated_logs,
+    "truncate": _with_cut_logs,
     "refuse": _with_refusals,
 }

@@ -27,7 +27,7 @@ class ReadLog:
     compacted: int = 0
     compacted_next: int = 0
     begin_max: int = 0  # the greatest `begin` so far: a compaction that was slower than retention brings some back
-    truncated_at: int | None = None  # the least offset from which the queue has lost all that was there
+    cut_at: int | None = None  # the least offset from which the queue has lost all that was there
     lost: dict[RecordPosition, dict[bytes, None]] = field(default_factory=dict)  # the records that it lost
     moved: dict[int, tuple[Location, ...]] = field(default_factory=dict)  # by offset: where the last copy lies
 
@@ -46,9 +46,9 @@ class ReadLog:
         self.queue_begin = max(self.queue_begin, before)
         self.begin_max = max(self.begin_max, self.begin)
 
-    def truncate(self, end: int) -> tuple[list[LogEntry], list[Delivered]]:
+    def cut(self, end: int) -> tuple[list[LogEntry], list[Delivered]]:
         """Remove all entries and records from offset `end` on, and return them."""
-        self.truncated_at = end if self.truncated_at is None else min(self.truncated_at, end)
+        self.cut_at = end if self.cut_at is None else min(self.cut_at, end)
         index = self.index_of(end, 0)
         entries, records = self.entries[end:], self.stream[index:]
         del self.entries[end:], self.stream[index:]

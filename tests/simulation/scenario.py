@@ -94,7 +94,7 @@ class Scenario:
             ring_s = shape.shared_age_ms / 1000 * settings.ring_slots / settings.uploads_in_flight_max
             self.checker.ack_s_max = CALM_ACK_S + (ring_s if settings.shared_objects else 0)
             self.checker.throttles = lambda: sum(each.throttled_blocks for each in self.cluster.counters)
-        self.checker.cut_live = plan.faults.chaos.truncate_live_rate > 0
+        self.checker.cut_live = plan.faults.chaos.log_cut_live_rate > 0
         holes = self.checker.lost_numbers if self.checker.cut_live else no_holes
         self.names = NamedRules(self.checker.logs, world.fail, lambda: self.checker.cuts, holes)
         self.batches = StagedRules(self.checker, world.fail)
@@ -141,8 +141,8 @@ class Scenario:
         self.batches.finish()
         self._check_sweep()
         self._check_audit()
-        cut = self.plan.faults.chaos.truncate_every_s > 0
-        if (self.plan.shape.compaction or cut) and "staged" not in self.plan.producers:
+        logs_are_cut = self.plan.faults.chaos.log_cut_every_s > 0
+        if (self.plan.shape.compaction or logs_are_cut) and "staged" not in self.plan.producers:
             self._check_restore()
         self._check_lost_log()
         self.checker.check_lag(self.plan.shape.settings, world.random("lag").randrange)

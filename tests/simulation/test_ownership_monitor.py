@@ -218,7 +218,7 @@ def log_lost(history: History) -> None:
     """Let the log of an owner lose its end, and the owner learn of it by its next batch."""
     history.open(1, 1)
     history.publish(1, 1)
-    history.monitor.truncates(PARTITION, 1, history.now_s)
+    history.monitor.cuts(PARTITION, 1, history.now_s)
     del history.entries[1:]
     history.now_s += 0.1
     history.read(1)

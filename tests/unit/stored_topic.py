@@ -104,7 +104,7 @@ class StoredTopic:
 
         asyncio.run(work())
 
-    def truncate(self, end: int, *, partition: int = 0) -> None:
+    def cut(self, end: int, *, partition: int = 0) -> None:
         """Lose the pointers from an offset on, as an unclean election of Kafka does: the log is made again without."""
         log = self.logs[partition]
         kept = self.ask(lambda queue: queue.read(log, 0, 1 << 30))[:end]

@@ -26,7 +26,7 @@ __all__ = ["follow"]
 
 def grow(topic: StoredTopic, count: int, *, left: int = 1) -> None:
     """Cut the log after its first `left` batches of a record, and append `count` others."""
-    topic.truncate(left)
+    topic.cut(left)
     for number in range(count):
         before = Totals(left + number, left + number)
         topic.write(block([b"%d" % (100 + number)], producer=2, first=number), time_ms=NOW_MS + 9_000, totals=before)
@@ -73,7 +73,7 @@ def test_a_stream_inside_of_a_batch_that_was_lost_ends(follow: Follow, tmp_path:
     topic = topic_of(tmp_path, 1, 4)
     query = follow(topic)
     assert query.step(ReadMaxRows(3)) == numbers(0, 1, 2)
-    topic.truncate(1)
+    topic.cut(1)
     topic.write(block([b"%d" % number for number in range(100, 104)], producer=2), totals=Totals(1, 1))
     query.restart()
     with pytest.raises(PositionLostError, match="was cut before position 0:1:2"):

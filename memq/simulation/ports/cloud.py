@@ -98,15 +98,15 @@ class Cloud:
         self.monitor.stored(key, self.world.now)
         self.observer.stored(key)
 
-    def truncate(self, partition: ReadPartition, end: int) -> None:
+    def cut_log(self, partition: ReadPartition, end: int) -> None:
         """Let the log of a partition lose all entries from offset `end` on, as an unclean election does.
 
         A process that has read beyond `end` gets errors for all lower ends until it starts again, as with Kafka.
         """
         log = self.queue.log(partition)
         del log.entries[max(0, end - log.begin) :]
-        self.monitor.truncates(partition, end, self.world.now)
-        self.observer.truncated(partition, end)
+        self.monitor.cuts(partition, end, self.world.now)
+        self.observer.cut(partition, end)
 
     def _grows(self, node: SimNode, partition: ReadPartition, end: int) -> None:
         """A process publishes at `end`: kill the others that know a higher end, as an operator does.

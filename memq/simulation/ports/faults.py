@@ -40,8 +40,8 @@ class ChaosFaults:
     down_s_max: float = 5.0
     pause_every_s: float = 0.0
     pause_s_max: float = 3.0
-    cut_every_s: float = 0.0
-    cut_s_max: float = 5.0
+    link_cut_every_s: float = 0.0
+    link_cut_s_max: float = 5.0
     stop_every_s: float = 0.0
     move_every_s: float = 0.0
     seize_every_s: float = 0.0  # a partition gets another owner, without notice to the last one
@@ -51,8 +51,8 @@ class ChaosFaults:
     sick_s_max: float = 0.0
     part_every_s: float = 0.0  # one log of the queue, or the objects of one partition, fail or hang
     part_s_max: float = 0.0
-    truncate_every_s: float = 0.0  # the log of a partition loses its end,
-    truncate_live_rate: float = 0.0  # and in this share of the cuts the brokers run on; else all are killed
+    log_cut_every_s: float = 0.0  # the log of a partition loses its end
+    log_cut_live_rate: float = 0.0  # in this share of the log cuts the brokers continue; else all are killed
     disk_every_s: float = 0.0  # a disk of a spool is full, read-only, or fails to sync
     disk_s_max: float = 0.0
     refuse_every_s: float = 0.0  # a live broker's port refuses new connections
@@ -61,7 +61,7 @@ class ChaosFaults:
 
     def slower(self, factor: float) -> ChaosFaults:
         """Return the same with `factor` times the time between events."""
-        names = ("kill_every_s", "pause_every_s", "cut_every_s", "stop_every_s", "move_every_s", "seize_every_s")
+        names = ("kill_every_s", "pause_every_s", "link_cut_every_s", "stop_every_s", "move_every_s", "seize_every_s")
         return replace(self, **{name: getattr(self, name) * factor for name in names})
 
 
@@ -102,8 +102,8 @@ def breezy() -> WorldFaults:
             kill_every_s=20,
             pause_every_s=15,
             pause_s_max=1.0,
-            cut_every_s=20,
-            cut_s_max=2.0,
+            link_cut_every_s=20,
+            link_cut_s_max=2.0,
             stop_every_s=40,
             move_every_s=20,
         ),
@@ -111,7 +111,7 @@ def breezy() -> WorldFaults:
 
 
 def stormy() -> WorldFaults:
-    """Everything at once: late and lost answers, hangs, pauses longer than S, cuts, kills."""
+    """Everything at once: late and lost answers, hangs, pauses longer than S, cut links, kills."""
     call = CallFaults(
         latency_s_max=0.2,
         before_rate=0.06,
@@ -131,8 +131,8 @@ def stormy() -> WorldFaults:
             kill_every_s=8,
             pause_every_s=6,
             pause_s_max=6.0,
-            cut_every_s=6,
-            cut_s_max=8.0,
+            link_cut_every_s=6,
+            link_cut_s_max=8.0,
             stop_every_s=25,
             move_every_s=10,
         ),

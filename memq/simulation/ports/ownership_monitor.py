@@ -49,7 +49,7 @@ class MonitoredLog:
     begin: int = 0
     stale_s: float = 0.0
     window_s: float = 0.0  # 0: the tail is not checked
-    truncated_s: float = -1.0  # when it last lost its end: publishes that were on their way went to a lost leader
+    cut_s: float = -1.0  # when it last lost its end: publishes that were on their way went to a lost leader
     dropped: bool = False  # with its topic: a late `create` may bring an empty one back, to which no rule applies
 
     def end_at(self, moment_s: float) -> int:
@@ -346,13 +346,13 @@ class OwnershipMonitor:
         """A log is deleted with its topic."""
         self.log(partition).dropped = True
 
-    def truncates(self, partition: ReadPartition, end: int, now_s: float) -> None:
+    def cuts(self, partition: ReadPartition, end: int, now_s: float) -> None:
         """A log loses all entries from offset `end` on."""
         log = self.log(partition)
         del log.entries[end:]
-        log.truncated_s = now_s
-        for (_, (cut, _), _), owner in self._owners.items():
-            if cut != partition:
+        log.cut_s = now_s
+        for (_, (read_partition, _), _), owner in self._owners.items():
+            if read_partition != partition:
                 continue
             owner.opened_at = min(owner.opened_at, end - 1)  # the tail before it is the one that is left
             known = max((next_ for _, next_ in owner.known.shown), default=0)

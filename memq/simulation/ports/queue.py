@@ -39,7 +39,7 @@ class QueueObserver:
     def trimmed(self, partition: ReadPartition, before: int) -> None:
         """The pointers below `before` were removed."""
 
-    def truncated(self, partition: ReadPartition, end: int) -> None:
+    def cut(self, partition: ReadPartition, end: int) -> None:
         """The pointers from offset `end` on were lost, by a fault of the queue."""
 
     def dropped(self, partitions: Sequence[ReadPartition]) -> None:
@@ -102,7 +102,7 @@ class SimQueue:
         publish = self._monitor.publishes(process, self._task(where), publication, pointer, world.now)
 
         async def land() -> int:
-            if publish.handed_over_s <= self._monitor.log(where).truncated_s:
+            if publish.handed_over_s <= self._monitor.log(where).cut_s:
                 raise QueueError(f"the leader of {where.topic}/{where.partition} was lost")
             self._check_late_try(publication, world.now - publish.handed_over_s)
             offset = await self._queue.publish(publication)
@@ -338,7 +338,7 @@ class SimQueue:
         asked_s = self._caller.node.world.now
 
         async def land() -> None:
-            if asked_s <= self._monitor.log(partition).truncated_s:
+            if asked_s <= self._monitor.log(partition).cut_s:
                 raise QueueError(f"the leader of {partition.topic}/{partition.partition} was lost")
             await self._queue.trim(partition, before)
             self._monitor.trims(partition, before)

@@ -1,4 +1,4 @@
-"""The checker when the queue loses the end of a log: what was lost is excused, and nothing else."""
+"""The checker when a log is cut: the lost records are excused, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LOST_AT = 2  # `opened` and the first batch are left
 READER = "c"
 
 
-def log_that_lost_its_end() -> tuple[Log, list[bytes]]:
+def cut_log() -> tuple[Log, list[bytes]]:
     """Return a log that had three batches of a record each, read by a group, and has lost two of them."""
     log = Log()
     log.open(1)
@@ -19,7 +19,7 @@ def log_that_lost_its_end() -> tuple[Log, list[bytes]]:
         log.batch([block(number, [value])], number)
         log.ack([value])
         consume(log, value, number + 1)
-    log.checker.truncated(PARTITION, LOST_AT)
+    log.checker.cut(PARTITION, LOST_AT)
     log.end = LOST_AT
     return log, values
 
@@ -43,7 +43,7 @@ def seek(checker: Checker, offset: int) -> None:
 
 
 def test_records_that_the_queue_lost_are_excused_and_the_group_reads_what_is_new() -> None:
-    log, lost = log_that_lost_its_end()
+    log, lost = cut_log()
     consume(log, lost[2], 3)  # it was fetched before
     new = grown(log, 3)
     assert not log.checker.groups.is_drained("g")
@@ -59,7 +59,7 @@ def test_a_lost_record_may_be_acked_late_or_land_again() -> None:
     log.open(1)
     first, second = log.send(0, 1)
     log.batch([block(0, [first]), block(1, [second])], 0)
-    log.checker.truncated(PARTITION, 1)
+    log.checker.cut(PARTITION, 1)
     log.end = 1
     log.checker.acked_by_owner((0, 7), 1, 1)
     log.ack([first])  # its ack was on its way
@@ -70,7 +70,7 @@ def test_a_lost_record_may_be_acked_late_or_land_again() -> None:
 
 
 def test_a_reader_that_continues_in_the_new_log_without_a_seek_is_found() -> None:
-    log, _ = log_that_lost_its_end()
+    log, _ = cut_log()
     new = grown(log, 3)
     consume(log, new[-1], LOST_AT + 3)
     assert log.findings == [
@@ -80,7 +80,7 @@ def test_a_reader_that_continues_in_the_new_log_without_a_seek_is_found() -> Non
 
 
 def test_a_group_that_starts_after_new_records_is_found() -> None:
-    log, _ = log_that_lost_its_end()
+    log, _ = cut_log()
     new = grown(log, 3)
     groups = log.checker.groups
     groups.committed("g", PARTITION, Position(0, 4))  # of a member that had read the lost records
@@ -92,7 +92,7 @@ def test_a_group_that_starts_after_new_records_is_found() -> None:
 
 
 def test_a_record_before_the_loss_is_promised_as_ever() -> None:
-    log, values = log_that_lost_its_end()
+    log, values = cut_log()
     (never,) = log.send(7)
     log.ack([never])
     assert log.findings == [f"record {never!r} is acked, but no pointer in the queue holds it"]
