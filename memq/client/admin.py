@@ -121,7 +121,7 @@ class AsyncAdmin(AsyncClosing):
         self._metadata = ClusterMetadata(self._runtime, self._pool)
         self._any = BrokerRouter(self._pool)
         self._queue = RemoteQueue(self._any)
-        self._places = OffsetResolver(self._queue)
+        self._resolver = OffsetResolver(self._queue)
 
     async def close(self) -> None:
         """Disconnect."""
@@ -195,7 +195,7 @@ class AsyncAdmin(AsyncClosing):
         wanted = None if partitions is None else _numbers(partitions)
         found = await ask_logs(
             [each for each in read_partitions(topic) if wanted is None or each.partition in wanted],
-            lambda each: self._places.end_totals(each, topic.settings, topic.writers_of(each)),
+            lambda each: self._resolver.end_totals(each, topic.settings, topic.writers_of(each)),
         )
         return _there(LogAnswers({each.partition: answer for each, answer in found.items()})).one_known()
 
@@ -269,9 +269,9 @@ class AsyncAdmin(AsyncClosing):
         resets: dict[ReadPartition, Committed] = {}
         for partition in partitions:
             point = point_of(to, topic_partition_of(partition))
-            position = await self._places.start_at(point, partition, found.settings)
+            position = await self._resolver.start_at(point, partition, found.settings)
             totals = await self._totals_before(found, partition, position)
-            resets[partition] = Committed(position, totals, await self._places.checked_mark(partition, position))
+            resets[partition] = Committed(position, totals, await self._resolver.checked_mark(partition, position))
         if not dry_run and resets:
             await self._queue.commit(group, "", -1, resets)
         return [
@@ -356,17 +356,17 @@ class AsyncAdmin(AsyncClosing):
 
     async def _lag(self, topic: Topic, partition: ReadPartition, committed: Committed | None) -> Lag:
         if committed is None:
-            position = await self._places.position_of("beginning", partition, topic.settings)
+            position = await self._resolver.position_of("beginning", partition, topic.settings)
             here = await self._pointers_before(topic, partition, position)
         else:
             position, totals = committed.position, committed.totals
             here = Totals(totals.records - position.record_index, totals.bytes)
-        return await self._places.lag(topic, partition, position, here, self._runtime.clock)
+        return await self._resolver.lag(topic, partition, position, here, self._runtime.clock)
 
     async def _pointers_before(self, topic: Topic, partition: ReadPartition, position: Position) -> Totals:
         """Return how much lies before the pointer of a position."""
         offset, writers = position.pointer_offset, topic.writers_of(partition)
-        return await self._places.totals_before(partition, offset, topic.settings, writers)
+        return await self._resolver.totals_before(partition, offset, topic.settings, writers)
 
     async def _totals_before(self, topic: Topic, partition: ReadPartition, position: Position) -> Totals:
         """Return how much lies before a position."""

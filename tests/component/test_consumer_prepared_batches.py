@@ -213,8 +213,8 @@ class Model:
 
     def __post_init__(self) -> None:
         for number in range(3):
-            flow = PartitionCursor(ReadPartition("clicks", "00" * 16, number), Position(number, 0), window_ms=1_000)
-            self.assigned.append(Assigned(flow, TopicSettings(), [number]))
+            cursor = PartitionCursor(ReadPartition("clicks", "00" * 16, number), Position(number, 0), window_ms=1_000)
+            self.assigned.append(Assigned(cursor, TopicSettings(), [number]))
             self.offsets.append(0)
 
     def add(self, number: int) -> None:
@@ -230,7 +230,7 @@ class Model:
         self.ready_batches.finish()
         batch = self.ready_batches.take()
         self.waiting = [each for each in self.waiting if not self.assigned[each[0]].removed]
-        ready = [each for each in self.waiting if not self.assigned[each[0]].flow.paused]
+        ready = [each for each in self.waiting if not self.assigned[each[0]].cursor.paused]
         assert (batch and (batch.partition, batch.first.pointer_offset)) == (ready[0] if ready else None)
         if ready:
             self.waiting.remove(ready[0])
@@ -285,6 +285,6 @@ def test_batches_come_in_order_and_are_done_when_the_next_is_asked_for(steps: li
         elif step == "remove":
             model.assigned[number].removed = True
         else:
-            model.assigned[number].flow.paused = step == "pause"
+            model.assigned[number].cursor.paused = step == "pause"
         if step != "remove":
             model.check()

@@ -103,10 +103,10 @@ def test_a_group_that_resumes_in_a_log_that_was_cut_is_refused(restart: bool) ->
             del log_of(broker, topic).entries[-CUT:]
             if restart:
                 await broker.close()
-                places, partition = OffsetResolver(broker.services.queue), read_partitions(topic)[0]
+                resolver, partition = OffsetResolver(broker.services.queue), read_partitions(topic)[0]
                 async with next_owner(broker) as another:
                     await send(another, 100, READ)
-                    before = await places.totals_before(partition, READ + 2, topic.settings, [0])
+                    before = await resolver.totals_before(partition, READ + 2, topic.settings, [0])
                     assert before.records == READ, "as many as before the cut: totals do not show it"
                     async with reader(another, "g") as consumer:
                         await reads_on(consumer, 100)
@@ -223,11 +223,11 @@ def test_a_seek_is_not_refused_for_the_position_before_it(monkeypatch: pytest.Mo
     """The reader was just comparing its last pointer with the log; the seek made the answer void."""
     compare, entered, sought = OffsetResolver.check_continuity, asyncio.Event(), asyncio.Event()
 
-    async def slow(places: OffsetResolver, partition: ReadPartition, continuity: LogContinuity) -> None:
+    async def slow(resolver: OffsetResolver, partition: ReadPartition, continuity: LogContinuity) -> None:
         if not entered.is_set():
             entered.set()
             await sought.wait()
-        await compare(places, partition, continuity)
+        await compare(resolver, partition, continuity)
 
     async def work() -> None:
         async with filled() as (broker, topic), reader(broker, None) as consumer:

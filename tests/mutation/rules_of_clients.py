@@ -142,7 +142,7 @@ CLIENT_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         PLACES,
         "a start is not compared with the log",
-        "            await self.check_continuity(partition, flow.continuity)\n",
+        "            await self.check_continuity(partition, cursor.continuity)\n",
         "            pass\n",
     ),
     (
@@ -154,13 +154,13 @@ CLIENT_RULES: tuple[tuple[str, str, str, str], ...] = (
     (
         POLLING,
         "a reader reads on in a log that was cut while it ran",
-        "doubtful or not flow.take_entries(first_run(polled.entries), compared=False)",
-        "doubtful or not flow.take_entries(first_run(polled.entries))",
+        "doubtful or not cursor.take_entries(first_run(polled.entries), compared=False)",
+        "doubtful or not cursor.take_entries(first_run(polled.entries))",
     ),
     (
         POLLING,
         "a log that is shorter than what was read of it is waited for without a word",
-        "    return polled.span.end < flow.continuity.reached.pointer_offset",
+        "    return polled.span.end < cursor.continuity.reached.pointer_offset",
         "    return False",
     ),
     (

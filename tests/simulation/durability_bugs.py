@@ -163,7 +163,7 @@ KEEPING_BUGS = (
         "paused partition delivers",
         "memq.client.consumer.fetch.fetch_scheduler",
         "FetchScheduler.pause",
-        swap("flow.paused = paused", "flow.paused = False"),
+        swap("cursor.paused = paused", "cursor.paused = False"),
         level="calm",
         aspects=("wander",),
     ),
@@ -173,7 +173,7 @@ KEEPING_BUGS = (
         "Opener.seek",
         swap(
             'self._read(partition, position, _known_before(point), "seek", assigned.grant, position.mark)',
-            "assigned.flow.position = position",
+            "assigned.cursor.position = position",
         ),
         level="calm",
         aspects=("wander",),

@@ -79,16 +79,16 @@ class LagCheck:
     def _check_moment(self, begin: int, here: int, end: int, tail_offsets: int) -> None:
         """Check the totals at `end` and at `here`, and of a reader that starts here and reads to the end."""
         where, settings, writers = self._partition, self._settings, self._writers
-        places = OffsetResolver(PartOfLog(self._entries, begin, end), tail_offsets)
+        resolver = OffsetResolver(PartOfLog(self._entries, begin, end), tail_offsets)
         moment = f"of {where.partition} with {begin} to {end}"
-        self._compare(f"end {moment}", end, _run(places.end_totals(where, settings, writers)))
-        self._compare(f"{here} {moment}", here, _run(places.totals_before(where, here, settings, writers)))
-        flow = PartitionCursor(where, Position(where.partition, here), window_ms=window_ms(settings))
-        _run(places.look_back(flow, settings, writers, _no_index))
-        self._compare(f"a start at {here} {moment}", here, flow.progress.totals)
+        self._compare(f"end {moment}", end, _run(resolver.end_totals(where, settings, writers)))
+        self._compare(f"{here} {moment}", here, _run(resolver.totals_before(where, here, settings, writers)))
+        cursor = PartitionCursor(where, Position(where.partition, here), window_ms=window_ms(settings))
+        _run(resolver.look_back(cursor, settings, writers, _no_index))
+        self._compare(f"a start at {here} {moment}", here, cursor.progress.totals)
         for entry in self._log[here:end]:
-            flow.progress.pass_over(entry.pointer)
-            self._compare(f"{entry.offset} read from {here} {moment}", entry.offset + 1, flow.progress.totals)
+            cursor.progress.pass_over(entry.pointer)
+            self._compare(f"{entry.offset} read from {here} {moment}", entry.offset + 1, cursor.progress.totals)
 
     def _compare(self, what: str, place: int, found: Totals) -> None:
         if found != self._before[place]:

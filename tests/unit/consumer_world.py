@@ -174,10 +174,10 @@ class Reader:
 
     def add(self, number: int, start: int = 0, end: int | None = None, **options: Any) -> Assigned:
         behind = None if end is None else Position(number, end)
-        flow = PartitionCursor(
+        cursor = PartitionCursor(
             partition_of(number), Position(number, start), window_ms=WINDOW_MS, end=behind, **options
         )
-        return self.reading.add(flow, TOPIC)
+        return self.reading.add(cursor, TOPIC)
 
     def deliver(self, most: int = 1_000) -> int:
         """Take what is ready; return how many batches that were."""
@@ -189,7 +189,7 @@ class Reader:
             if delivery.failure is not None:
                 self.failures.append(delivery.failure)
                 return count
-            number = assigned.flow.partition.partition
+            number = assigned.cursor.partition.partition
             for piece, low, high in delivery.slices:
                 assert piece.header is not None
                 first = piece.header.first_sequence

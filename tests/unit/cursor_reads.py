@@ -15,30 +15,30 @@ def shown(log: Log) -> Entries:
     return Entries(log.entries, log.next_offset)
 
 
-def read(log: Log, flow: PartitionCursor, *, page: int = 3) -> list[ReadyRange]:
+def read(log: Log, cursor: PartitionCursor, *, page: int = 3) -> list[ReadyRange]:
     """Poll, fetch and deliver until nothing more comes."""
-    if flow.state is CursorState.LOOKING_BACK:
-        flow.look_back([entry for entry in log.entries if entry.offset < flow.position.pointer_offset])
-        flow.begin()
+    if cursor.state is CursorState.LOOKING_BACK:
+        cursor.look_back([entry for entry in log.entries if entry.offset < cursor.position.pointer_offset])
+        cursor.begin()
     found: list[ReadyRange] = []
     while True:
-        offset = flow.poll_offset
+        offset = cursor.poll_offset
         if offset is not None:
             entries = [entry for entry in log.entries if entry.offset >= offset][:page]
-            first = flow.misses(log.span(), entries)
+            first = cursor.misses(log.span(), entries)
             if first is not None:
-                flow.take_gap(first, decode_pointer(log.entries[0].body).totals)
-            flow.take_entries(Entries(entries, entries[-1].offset + 1 if entries else max(offset, log.next_offset)))
-        while (slot := flow.next_fetch()) is not None:
-            flow.start_fetch(slot)
+                cursor.take_gap(first, decode_pointer(log.entries[0].body).totals)
+            cursor.take_entries(Entries(entries, entries[-1].offset + 1 if entries else max(offset, log.next_offset)))
+        while (slot := cursor.next_fetch()) is not None:
+            cursor.start_fetch(slot)
             assert slot.pointer is not None
-            flow.fetched(slot, log.pieces(slot.offset, slot.pointer))
-        delivery = flow.deliver()
-        if (slot := flow.comparing) is not None and slot.claims:
+            cursor.fetched(slot, log.pieces(slot.offset, slot.pointer))
+        delivery = cursor.deliver()
+        if (slot := cursor.comparing) is not None and slot.claims:
             slot.compare(log.copies(slot.claims, slot.offset))
             if delivery is None:
                 continue
-        if delivery is None and (flow.poll_offset is None or flow.poll_offset >= log.next_offset):
+        if delivery is None and (cursor.poll_offset is None or cursor.poll_offset >= log.next_offset):
             return found
         if delivery is not None:
             found.append(delivery)
@@ -55,7 +55,7 @@ def records(deliveries: list[ReadyRange]) -> list[tuple[Position, bytes | None]]
     return found
 
 
-def flow_from(start: Position, end: Position | None = None, *, pass_damage: bool = False) -> PartitionCursor:
+def cursor_from(start: Position, end: Position | None = None, *, pass_damage: bool = False) -> PartitionCursor:
     return PartitionCursor(PARTITION, start, window_ms=WINDOW_MS, end=end, pass_damage=pass_damage)
 
 

@@ -119,7 +119,7 @@ def test_a_batch_that_can_not_be_fetched_leaves_the_room_to_other_partitions() -
         before = world.sick_fetches
         await skip(20)
         assert 10 < world.sick_fetches - before < 40, "one batch is asked for, later and later"
-        assert sick.flow.held_bytes <= size + 10
+        assert sick.cursor.held_bytes <= size + 10
         world.sick_producers.clear()
         await reader.until(120 + 9 * FETCHES_MAX)
         assert reader.got[120:] == expected(0, 3 * FETCHES_MAX)
@@ -140,7 +140,7 @@ def test_a_store_that_hangs_for_one_partition_leaves_the_room_to_others() -> Non
         assert 4.0 < await reader.until(120) < 8.0
         assert [number for number, _ in reader.got] == [1] * 120
         assert world.fetching == 3, "no more than it had room for"
-        assert sick.flow.held_bytes <= 4 * size + 40
+        assert sick.cursor.held_bytes <= 4 * size + 40
         world.hanging_producers.clear()
         world.healed.set()
         await reader.until(120 + 9 * FETCHES_MAX)
@@ -196,7 +196,7 @@ def test_many_partitions_whose_store_hangs_hold_twice_the_room_at_most() -> None
         for number in range(6):
             reader.add(number)
         await skip(60)
-        held = sum(assigned.flow.held_bytes for assigned in reader.reading.assigned.values())
+        held = sum(assigned.cursor.held_bytes for assigned in reader.reading.assigned.values())
         assert 4 * size < held <= 9 * size
         assert world.fetching <= 9
         await reader.tasks.stop()

@@ -140,7 +140,7 @@ class Member:
 
     @property
     def position(self) -> Position:
-        return self.reading.assigned[MOVED].flow.position
+        return self.reading.assigned[MOVED].cursor.position
 
 
 def committed_at(pointer_offset: int) -> Committed:
@@ -194,9 +194,9 @@ def test_a_position_that_was_asked_for_before_the_partition_went_is_not_used(run
     async def work(member: Member) -> None:
         opened, add = list[Position](), member.reading.add
 
-        def noted(flow: PartitionCursor, topic: Topic, grant: int = 0) -> Assigned:
-            opened.append(flow.position)
-            return add(flow, topic, grant)
+        def noted(cursor: PartitionCursor, topic: Topic, grant: int = 0) -> Assigned:
+            opened.append(cursor.position)
+            return add(cursor, topic, grant)
 
         member.reading.add = noted  # type: ignore[method-assign]  # what is read, if only for a moment
         assert (member.answers.asked, list(member.reading.assigned)) == (1, []), "they wait for their ends"
@@ -382,19 +382,19 @@ def test_a_partition_that_is_paused_stays_paused_over_a_seek(run: Run) -> None:
             member.reading.pause(MOVED, paused=paused)
             await member.opener.seek(MOVED, Position(1, 70, 3))
             assert member.position == Position(1, 70, 3)
-            assert member.reading.assigned[MOVED].flow.paused is paused
+            assert member.reading.assigned[MOVED].cursor.paused is paused
 
     run(work)
 
 
 def test_the_end_is_that_of_the_first_opening_and_policies_are_passed_on(run: Run) -> None:
     async def work(member: Member) -> None:
-        flow = member.reading.assigned[MOVED].flow
-        assert (flow.position, flow.end) == (Position(1, 1_000), Position(1, 1_000))
+        cursor = member.reading.assigned[MOVED].cursor
+        assert (cursor.position, cursor.end) == (Position(1, 1_000), Position(1, 1_000))
         assert member.reading.ended
         member.heard(*AWAY_AND_BACK)
         await skip(1)
-        assert member.reading.assigned[MOVED].flow.end == Position(1, 1_000)
+        assert member.reading.assigned[MOVED].cursor.end == Position(1, 1_000)
         assert member.reading.assigned[MOVED].grant != 0
 
     run(work, end="end", start="end", on_damaged="skip", on_expired="skip")
@@ -407,7 +407,7 @@ def test_a_stored_position_is_known_to_be_stored(run: Run) -> None:
         assert not assigned[MOVED].ledger.is_stored(Position(1, 101))
         assert not assigned[SLOW].ledger.is_stored(Position(0, 1))
         assert list(member.reading.stored) == [MOVED]
-        assert (assigned[SLOW].flow.position, member.position) == (Position(0, 0), Position(1, 100))
+        assert (assigned[SLOW].cursor.position, member.position) == (Position(0, 0), Position(1, 100))
 
     run(work, stored=100)
 
@@ -454,7 +454,7 @@ def test_retention_under_a_reader_is_an_error_unless_it_may_be_skipped(run: Run,
 
     async def work(member: Member) -> None:
         await member.opener.seek(MOVED, Position(1, 0))
-        (delivery,) = read(log, member.reading.assigned[MOVED].flow)
+        (delivery,) = read(log, member.reading.assigned[MOVED].cursor)
         assert isinstance(delivery.failure, type(None) if skips else PositionExpiredError)
         assert len(delivery.slices) == skips
 

@@ -89,11 +89,11 @@ class Script(RemoteQueue):
         return Entries(found, found[-1].offset + 1 if found else offset)
 
 
-def next_of(flow: PartitionCursor) -> PointerSlot | None:
+def next_of(cursor: PartitionCursor) -> PointerSlot | None:
     """Start the next fetch, and return it."""
-    slot = flow.next_fetch()
+    slot = cursor.next_fetch()
     if slot is not None:
-        flow.start_fetch(slot)
+        cursor.start_fetch(slot)
     return slot
 
 
@@ -135,11 +135,11 @@ class Polls:
         self.remove(number)
         partition = partition_of(number)
         start = Position(number, offset)
-        flow = PartitionCursor(partition, start, window_ms=WINDOW_MS, pass_expired=True, known=Totals())
-        flow.begin()
-        self.assigned[partition] = Assigned(flow, TopicSettings(), [0])
+        cursor = PartitionCursor(partition, start, window_ms=WINDOW_MS, pass_expired=True, known=Totals())
+        cursor.begin()
+        self.assigned[partition] = Assigned(cursor, TopicSettings(), [0])
         self.polling.advance()
-        return flow
+        return cursor
 
     def remove(self, number: int) -> None:
         assigned = self.assigned.pop(partition_of(number), None)
@@ -222,10 +222,10 @@ def test_a_log_is_lost_only_if_it_stays_shorter_in_all_answers_of_a_minute(betwe
 
     async def work() -> None:
         polls = Polls(log_of(4, 1))
-        flow = polls.add(0)
+        cursor = polls.add(0)
         await skip(0.1)
         await polls.answer(polls.common(), polls.sound(0, 0))
-        assert flow.continuity.reached.pointer_offset == 4
+        assert cursor.continuity.reached.pointer_offset == 4
         short = polls.empty(0, 4, 2)
 
         async def answer_short() -> None:
@@ -325,16 +325,16 @@ def test_polls_of_many_partitions_have_the_bytes_of_one_answer() -> None:
 def test_an_answer_of_a_partition_that_changed_meanwhile_is_dropped(change: str, *, apart: bool) -> None:
     async def work() -> None:
         polls = Polls(log_of(4, 1), log_of(4, 2))
-        flow = polls.add(0)
+        cursor = polls.add(0)
         await skip(0.1)
         call = await polls.send_apart(0) if apart else polls.common()
         call.answer.set_result([polls.sound(0, 0)])  # in the same step
         if change == "removed":
             polls.remove(0)
         else:
-            flow = polls.add(0, 3)
+            cursor = polls.add(0, 3)
         await skip(0.1)
-        assert flow.poll_offset == (0 if change == "removed" else 3)
+        assert cursor.poll_offset == (0 if change == "removed" else 3)
         assert polls.retries.count == int(apart)
         await polls.end()
 
@@ -345,11 +345,11 @@ def test_an_answer_of_a_partition_that_changed_meanwhile_is_dropped(change: str,
 def test_an_answer_that_nobody_asked_for_is_dropped(*, apart: bool) -> None:
     async def work() -> None:
         polls = Polls(log_of(4, 1), log_of(4, 2))
-        flow = polls.add(0)
+        cursor = polls.add(0)
         await skip(0.1)
         call = await polls.send_apart(0) if apart else polls.common()
         await polls.answer(call, polls.sound(1, 0), polls.sound(0, 0))
-        assert (flow.poll_offset, polls.retries.count) == (4, int(apart))
+        assert (cursor.poll_offset, polls.retries.count) == (4, int(apart))
         await polls.end()
 
     polling(work())
@@ -358,10 +358,10 @@ def test_an_answer_that_nobody_asked_for_is_dropped(*, apart: bool) -> None:
 def test_an_answer_that_continues_needs_no_other() -> None:
     async def work() -> None:
         polls = Polls(log_of(4, 1))
-        flow = polls.add(0)
+        cursor = polls.add(0)
         await skip(0.1)
         await polls.answer(await polls.send_apart(0), polls.sound(0, 0))
-        assert (flow.poll_offset, polls.queue.reads) == (4, 0)
+        assert (cursor.poll_offset, polls.queue.reads) == (4, 0)
         await polls.end()
 
     polling(work())
@@ -372,16 +372,16 @@ def test_entries_that_an_answer_passes_over_are_read_once_more(*, there: bool) -
     async def work() -> None:
         log = log_of(4, 1)
         polls = Polls(log)
-        flow = polls.add(0)
+        cursor = polls.add(0)
         await skip(0.1)
         late = polls.late(0, 2)
         if not there:
             del log.entries[:2]  # offsets need not be dense
         await polls.answer(polls.common(), late)
-        assert flow.poll_offset == 0, "one answer alone does not pass over them"
+        assert cursor.poll_offset == 0, "one answer alone does not pass over them"
         await polls.answer(polls.apart(), late)
-        assert (flow.poll_offset, polls.queue.reads, polls.retries.count) == (4, 1, 0)
-        fetched = [slot.offset for slot in iter(lambda: next_of(flow), None)]
+        assert (cursor.poll_offset, polls.queue.reads, polls.retries.count) == (4, 1, 0)
+        fetched = [slot.offset for slot in iter(lambda: next_of(cursor), None)]
         assert fetched == ([0, 1, 2, 3] if there else [2, 3])
         assert polls.common().offsets == {0: 4}
         await polls.end()
@@ -392,14 +392,14 @@ def test_entries_that_an_answer_passes_over_are_read_once_more(*, there: bool) -
 def test_expired_entries_are_skipped_when_two_answers_agree() -> None:
     async def work() -> None:
         polls = Polls(log_of(4, 1))
-        flow = polls.add(0)
+        cursor = polls.add(0)
         await skip(0.1)
         polls.queue.begins[0] = 2
         await polls.answer(polls.common(), polls.late(0, 2, begin=2))
         await polls.answer(polls.apart(), polls.late(0, 2, begin=2))
-        assert (flow.poll_offset, polls.retries.count) == (4, 0)
-        flow.deliver()
-        assert (flow.counts.expired_offsets, flow.counts.expired_records) == (2, 6)
+        assert (cursor.poll_offset, polls.retries.count) == (4, 0)
+        cursor.deliver()
+        assert (cursor.counts.expired_offsets, cursor.counts.expired_records) == (2, 6)
         await polls.end()
 
     polling(work())
@@ -409,16 +409,16 @@ def test_a_begin_that_the_log_takes_back_is_a_failure() -> None:
     async def work() -> None:
         log = log_of(4, 1)
         polls = Polls(log)
-        flow = polls.add(0)
+        cursor = polls.add(0)
         await skip(0.1)
         hidden, log.entries = log.entries, log.entries[2:]
         await polls.answer(polls.common(), polls.late(0, 2, begin=2))
         await polls.answer(polls.apart(), polls.late(0, 2, begin=2))
-        assert (flow.poll_offset, polls.retries.count, polls.retries.pauses) == (0, 1, [1])
+        assert (cursor.poll_offset, polls.retries.count, polls.retries.pauses) == (0, 1, [1])
         log.entries = hidden
         await skip(1)
         await polls.answer(polls.apart(), polls.sound(0, 0))
-        assert (flow.poll_offset, flow.counts.expired_offsets) == (4, 0)
+        assert (cursor.poll_offset, cursor.counts.expired_offsets) == (4, 0)
         await polls.end()
 
     polling(work())
@@ -428,7 +428,7 @@ def test_a_begin_that_the_log_takes_back_is_a_failure() -> None:
 def test_a_partition_that_goes_while_an_answer_is_confirmed_is_left_alone(*, fails: bool) -> None:
     async def work() -> None:
         polls = Polls(log_of(4, 1))
-        flow = polls.add(0)
+        cursor = polls.add(0)
         await skip(0.1)
         polls.queue.free.clear()
         polls.queue.read_error = QueueError("away") if fails else None
@@ -437,7 +437,7 @@ def test_a_partition_that_goes_while_an_answer_is_confirmed_is_left_alone(*, fai
         polls.remove(0)
         polls.queue.free.set()
         await skip(3)
-        assert flow.poll_offset == 0
+        assert cursor.poll_offset == 0
         asked = len(polls.queue.calls)
         polls.add(0, 1)
         await skip(0.1)
@@ -450,7 +450,7 @@ def test_a_partition_that_goes_while_an_answer_is_confirmed_is_left_alone(*, fai
 def test_a_gap_is_not_taken_behind_which_the_long_poll_has_read_meanwhile() -> None:
     async def work() -> None:
         polls = Polls(log_of(4, 1), log_of(2, 2))
-        flow = polls.add(0)
+        cursor = polls.add(0)
         polls.add(1)
         await skip(0.1)
         await polls.answer(polls.common(), polls.late(0, 2, begin=2), polls.empty(1, 0, 0))
@@ -460,12 +460,12 @@ def test_a_gap_is_not_taken_behind_which_the_long_poll_has_read_meanwhile() -> N
         await polls.answer(polls.common(), polls.empty(1, 0, 0))
         del polls.queue.begins[0]
         await polls.answer(polls.common(), polls.sound(0, 0))
-        assert flow.poll_offset == 4
+        assert cursor.poll_offset == 4
         polls.queue.begins[0] = 2
         polls.queue.free.set()
         await skip(0.1)
-        assert flow.poll_offset == 4, "no entry is read twice"
-        assert [slot.offset for slot in iter(lambda: next_of(flow), None)] == [0, 1, 2, 3]
+        assert cursor.poll_offset == 4, "no entry is read twice"
+        assert [slot.offset for slot in iter(lambda: next_of(cursor), None)] == [0, 1, 2, 3]
         await polls.end()
 
     polling(work())

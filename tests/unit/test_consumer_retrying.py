@@ -86,7 +86,7 @@ def test_failures_to_compare_are_counted_in_a_row(pauses: list[int]) -> None:
         assigned = reader.add(0)
         await reader.until(6)
         assert [value for _, value in reader.got] == [b"1:%d" % number for number in range(6)]
-        assert assigned.flow.counts.duplicate_records == 3
+        assert assigned.cursor.counts.duplicate_records == 3
         assert (pauses, reader.reading.retries) == ([1, 2, 3], 3)
         assert world.seeks == [start_ms + 5 - window_ms(TOPIC.settings)] * 4, "from where a copy may lie"
         await reader.tasks.stop()
@@ -103,7 +103,7 @@ def test_failures_to_fetch_are_counted_in_a_row_also_when_the_partition_stalls(p
         assigned = reader.add(0)
         await skip(STALL_FAILURES - 0.5)
         assert (assigned.stalled, reader.reading.retries) == (True, STALL_FAILURES)
-        assert assigned.flow.held_bytes == 0
+        assert assigned.cursor.held_bytes == 0
         await skip(4.0)
         assert assigned.stalled
         changes = reader.changes

@@ -84,18 +84,18 @@ def test_a_poll_that_lies_once_costs_no_record(lie: Tamper, end: Position | None
 
         fetcher = BatchFetcher("broker", read, lambda store: None, ConfirmedReads())
         reading = FetchScheduler(runtime, queue, fetcher, tasks, 1 << 20, lambda: None)
-        flow = PartitionCursor(PARTITION, position(0), window_ms=WINDOW_MS, end=end, pass_expired=True)
+        cursor = PartitionCursor(PARTITION, position(0), window_ms=WINDOW_MS, end=end, pass_expired=True)
         reading.start()
-        reading.add(flow, TOPIC)
+        reading.add(cursor, TOPIC)
         values: list[bytes | None] = []
         for _ in range(100):
             await skip(0.5)
             while (found := reading.deliver()) is not None:
                 assert found[1].failure is None
                 values += [bytes(part.piece.data) for part in found[1].slices]
-        assert flow.position == position(BATCHES)
-        assert (flow.state is CursorState.ENDED) == (end is not None)
-        assert (flow.counts.expired_offsets, flow.counts.gap_sequences) == (0, 0)
+        assert cursor.position == position(BATCHES)
+        assert (cursor.state is CursorState.ENDED) == (end is not None)
+        assert (cursor.counts.expired_offsets, cursor.counts.gap_sequences) == (0, 0)
         await tasks.stop()
         return values
 
@@ -118,16 +118,16 @@ def test_an_object_that_is_missing_for_a_while_is_not_passed_over(away_s: float,
         fetcher = BatchFetcher("broker", read, lambda store: None, ConfirmedReads())
         reading = FetchScheduler(runtime, queue, fetcher, tasks, 1 << 20, lambda: None)
         end = position(BATCHES)
-        flow = PartitionCursor(PARTITION, position(0), window_ms=WINDOW_MS, end=end, pass_damage=True)
+        cursor = PartitionCursor(PARTITION, position(0), window_ms=WINDOW_MS, end=end, pass_damage=True)
         reading.start()
-        reading.add(flow, TOPIC)
+        reading.add(cursor, TOPIC)
         values: list[bytes | None] = []
-        while flow.state is not CursorState.ENDED:
+        while cursor.state is not CursorState.ENDED:
             await skip(0.5)
             while (found := reading.deliver()) is not None:
                 values += [bytes(part.piece.data) for part in found[1].slices]
         await tasks.stop()
-        return values, flow.counts.damaged_records, runtime.clock.monotonic()
+        return values, cursor.counts.damaged_records, runtime.clock.monotonic()
 
     values, damaged, over_s = run_skipping(work())
     expected = [Block(1, 3 * number).data() for number in range(BATCHES) if not (lost and number == 5)]
@@ -158,17 +158,17 @@ def test_a_pointer_that_is_not_shown_for_a_moment_was_not_taken_by_retention() -
 
         fetcher = BatchFetcher("broker", read, lambda store: None, ConfirmedReads())
         reading = FetchScheduler(runtime, queue, fetcher, tasks, 1 << 20, lambda: None)
-        flow = PartitionCursor(PARTITION, position(0), window_ms=WINDOW_MS, end=position(BATCHES), pass_expired=True)
+        cursor = PartitionCursor(PARTITION, position(0), window_ms=WINDOW_MS, end=position(BATCHES), pass_expired=True)
         reading.start()
-        reading.add(flow, TOPIC)
+        reading.add(cursor, TOPIC)
         values: list[bytes | None] = []
         for _ in range(100):
             await skip(0.5)
             while (found := reading.deliver()) is not None:
                 assert found[1].failure is None
                 values += [bytes(part.piece.data) for part in found[1].slices]
-        assert flow.state is CursorState.ENDED
-        assert (flow.counts.expired_offsets, flow.counts.expired_records) == (0, 0)
+        assert cursor.state is CursorState.ENDED
+        assert (cursor.counts.expired_offsets, cursor.counts.expired_records) == (0, 0)
         await tasks.stop()
         return values
 

@@ -38,13 +38,13 @@ def test_prefetched_batches_stay_within_the_budget() -> None:
         assigned = reader.add(0)
         await skip(5)
         assert (world.fetching_most, world.fetched_count) == (3, 3)
-        assert 3 * size <= assigned.flow.held_bytes <= 3 * size + 10
+        assert 3 * size <= assigned.cursor.held_bytes <= 3 * size + 10
         assert reader.deliver(1) == 1
         await skip(1.5)
         assert world.fetched_count == 4, "what was delivered makes room"
         await reader.until(60)
         assert reader.got == expected(0, 20)
-        assert assigned.flow.held_bytes == 0
+        assert assigned.cursor.held_bytes == 0
         await reader.tasks.stop()
         tiny = Reader(World(log_of(5)), budget=1)
         tiny.add(0)
@@ -83,7 +83,7 @@ def test_batches_that_come_with_their_pointers_stay_within_the_budget() -> None:
         reader = Reader(world, budget=2 * size)
         assigned = reader.add(0)
         await skip(1)
-        assert (assigned.flow.held_bytes, world.fetched_count) == (2 * size, 0)
+        assert (assigned.cursor.held_bytes, world.fetched_count) == (2 * size, 0)
         await reader.until(9)
         assert reader.got == expected(0, 3)
         assert world.fetched_count == 1, "the third one had no room when it came"
@@ -108,7 +108,7 @@ def test_a_poll_asks_for_as_many_bytes_of_blocks_as_there_is_room_for() -> None:
         await reader.until(6)
         world.news.set()
         await skip(1)
-        assert (world.rooms[-1], assigned.flow.held_bytes) == (2 * size, 0)
+        assert (world.rooms[-1], assigned.cursor.held_bytes) == (2 * size, 0)
         await reader.tasks.stop()
         large = SendingWorld(Log())
         reader = Reader(large)
@@ -307,11 +307,11 @@ def test_a_paused_partition_holds_nothing_and_leaves_the_room_to_others() -> Non
         reader = Reader(world, budget=1)
         paused = reader.add(0)
         await skip(0.5)
-        assert paused.flow.held_bytes > 0
+        assert paused.cursor.held_bytes > 0
         reader.add(1)
         await skip(0.5)
         reader.reading.pause(partition_of(0), paused=True)
-        assert paused.flow.held_bytes == 0
+        assert paused.cursor.held_bytes == 0
         await reader.until(12)
         assert reader.got == expected(1, 4)
         reader.got.clear()
@@ -374,7 +374,7 @@ def test_pointers_without_records_can_be_committed() -> None:
         assigned = reader.add(0)
         await skip(1)
         assert reader.deliver() == 0
-        assert assigned.flow.position == Position(0, 2)
+        assert assigned.cursor.position == Position(0, 2)
         prefix = assigned.ledger.prefix
         assert prefix is not None
         assert prefix.position == Position(0, 2)

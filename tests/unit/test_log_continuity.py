@@ -131,14 +131,14 @@ def replace_location(one: Pointer) -> Pointer:
 def test_a_position_is_compared_with_the_last_pointer_before_it(position: Position, last: int) -> None:
     """That of its own batch if it is inside one."""
     log, other = log_of(4), log_of(4, epoch=2)
-    places = OffsetResolver(LogReader(log))
+    resolver = OffsetResolver(LogReader(log))
     known = LogContinuity(position, mark_at(log, last))
-    ask(places.check_continuity(PARTITION, known))
+    ask(resolver.check_continuity(PARTITION, known))
     new = LogContinuity(position, 0)
-    ask(places.check_continuity(PARTITION, new))
+    ask(resolver.check_continuity(PARTITION, new))
     assert new.mark == known.mark, "a start without a mark is compared from now on"
     with pytest.raises(PositionLostError, match="was cut before position") as lost:
-        ask(places.check_continuity(PARTITION, LogContinuity(position, mark_at(other, last))))
+        ask(resolver.check_continuity(PARTITION, LogContinuity(position, mark_at(other, last))))
     assert lost.value.topic == "clicks"
     assert lost.value.hint.startswith("check that the position is one of this topic"), "the log may be whole"
 
@@ -151,9 +151,9 @@ def test_a_start_is_compared_before_anything_comes() -> None:
         raise AssertionError("all pointers name their producers")
 
     def look_back(on: Log, mark: int) -> PartitionCursor:
-        flow = PartitionCursor(PARTITION, Position(0, 5), window_ms=WINDOW_MS, mark=mark)
-        ask(OffsetResolver(LogReader(on)).look_back(flow, TopicSettings(), [0], no_index))
-        return flow
+        cursor = PartitionCursor(PARTITION, Position(0, 5), window_ms=WINDOW_MS, mark=mark)
+        ask(OffsetResolver(LogReader(on)).look_back(cursor, TopicSettings(), [0], no_index))
+        return cursor
 
     assert look_back(log, mark_at(log, 4)).continuity.mark == mark_at(log, 4)
     continuity = look_back(log, 0).continuity
@@ -203,9 +203,9 @@ def test_nothing_is_asked_before_the_first_pointer() -> None:
 
 
 def test_a_position_inside_a_batch_that_is_not_there_is_after_the_end() -> None:
-    places = OffsetResolver(LogReader(log_of(4)))
+    resolver = OffsetResolver(LogReader(log_of(4)))
     with pytest.raises(InvalidRequestError, match="position 0:5:1 of topic 'clicks' is after its end, 0:5:0"):
-        ask(places.start_at(Position(0, 5, 1), PARTITION, TopicSettings()))
+        ask(resolver.start_at(Position(0, 5, 1), PARTITION, TopicSettings()))
 
 
 # ---- a reader that runs ------------------------------------------------------------------------
@@ -215,16 +215,16 @@ def test_a_change_of_the_owner_costs_one_read() -> None:
     async def work() -> None:
         log = log_of(3)
         polls = Polls(log)
-        flow = polls.add(0)
+        cursor = polls.add(0)
         await skip(0.1)
         await polls.answer(polls.common(), polls.sound(0, 0))
-        assert (flow.poll_offset, polls.queue.reads) == (4, 0)
+        assert (cursor.poll_offset, polls.queue.reads) == (4, 0)
         log.control(epoch=2)
         log.batch(Block(1, 9), epoch=2)
         await polls.answer(polls.common(), polls.sound(0, 4))
-        assert (flow.poll_offset, polls.queue.reads) == (4, 0)
+        assert (cursor.poll_offset, polls.queue.reads) == (4, 0)
         await polls.answer(polls.apart(), polls.sound(0, 4))
-        assert (flow.poll_offset, polls.queue.reads, polls.retries.count) == (6, 1, 0)
+        assert (cursor.poll_offset, polls.queue.reads, polls.retries.count) == (6, 1, 0)
         log.batch(Block(1, 12), epoch=2)
         assert polls.common().offsets == {0: 6}
         await polls.end()
@@ -236,7 +236,7 @@ def test_pointers_of_a_log_that_was_cut_are_not_taken() -> None:
     async def work() -> None:
         log = log_of(3)
         polls = Polls(log)
-        flow = polls.add(0)
+        cursor = polls.add(0)
         await skip(0.1)
         await polls.answer(polls.common(), polls.sound(0, 0))
         log.entries[3:], log.next_offset = [], 3
@@ -244,7 +244,7 @@ def test_pointers_of_a_log_that_was_cut_are_not_taken() -> None:
             log.batch(Block(2, 3 * number), epoch=2)
         await polls.answer(polls.common(), polls.sound(0, 4))
         await polls.answer(polls.apart(), polls.sound(0, 4))
-        assert flow.poll_offset == 4
+        assert cursor.poll_offset == 4
         assert isinstance(polls.retries.failure, PositionLostError)
         await polls.end()
 
@@ -257,7 +257,7 @@ def test_a_log_that_ends_before_the_reader_is_asked_again_until_it_is_as_long() 
     async def work() -> None:
         log = log_of(3)
         polls = Polls(log)
-        flow = polls.add(0)
+        cursor = polls.add(0)
         await skip(0.1)
         await polls.answer(polls.common(), polls.sound(0, 0))
         kept = log.entries[3:]
@@ -269,7 +269,7 @@ def test_a_log_that_ends_before_the_reader_is_asked_again_until_it_is_as_long() 
         log.batch(Block(1, 9))
         await skip(1.0)
         await polls.answer(polls.apart(), polls.sound(0, 4))
-        assert (flow.poll_offset, polls.retries.count) == (5, 1)
+        assert (cursor.poll_offset, polls.retries.count) == (5, 1)
         await polls.end()
 
     run_skipping(work())
@@ -279,18 +279,18 @@ def test_an_error_of_the_comparison_is_waited_out() -> None:
     async def work() -> None:
         log = log_of(3)
         polls = Polls(log)
-        flow = polls.add(0)
+        cursor = polls.add(0)
         await skip(0.1)
         await polls.answer(polls.common(), polls.sound(0, 0))
         log.control(epoch=2)
         polls.queue.read_error = QueueError("no leader")
         await polls.answer(polls.common(), polls.sound(0, 4))
         await polls.answer(polls.apart(), polls.sound(0, 4))
-        assert (flow.poll_offset, polls.retries.count) == (4, 1)
+        assert (cursor.poll_offset, polls.retries.count) == (4, 1)
         polls.queue.read_error = None
         await skip(1.0)
         await polls.answer(polls.apart(), polls.sound(0, 4))
-        assert flow.poll_offset == 5
+        assert cursor.poll_offset == 5
         await polls.end()
 
     run_skipping(work())

@@ -66,7 +66,7 @@ def test_a_batch_that_is_nowhere_is_damage() -> None:
         passing = lenient.add(0, pass_damage=True)
         await lenient.until(3)
         assert lenient.got == expected(0, 2)[3:]
-        assert passing.flow.counts.damaged_records == 3
+        assert passing.cursor.counts.damaged_records == 3
         await lenient.tasks.stop()
 
     reading(work())
@@ -85,7 +85,7 @@ def test_a_batch_that_retention_took_while_it_was_fetched_expires(skips: bool) -
         if skips:
             await reader.until(3)
             assert reader.got == expected(0, 3)[6:]
-            assert assigned.flow.counts.expired_records == 6
+            assert assigned.cursor.counts.expired_records == 6
         else:
             await skip(2)
             reader.deliver()
@@ -109,7 +109,7 @@ def test_entries_expired_before_they_were_polled_are_a_gap() -> None:
         world.news.set()
         await reader.until(9)
         assert reader.got[6:] == expected(0, 5)[12:]
-        assert (assigned.flow.counts.expired_offsets, assigned.flow.counts.expired_records) == (2, 6)
+        assert (assigned.cursor.counts.expired_offsets, assigned.cursor.counts.expired_records) == (2, 6)
         await reader.tasks.stop()
 
     reading(work())
@@ -125,7 +125,7 @@ def test_a_copy_of_what_lies_before_the_start_is_compared_and_left_out() -> None
         assigned = reader.add(0, start=1)
         await reader.until(6)
         assert [value for _, value in reader.got] == [b"1:3", b"1:4", b"1:5"] * 2
-        counts = assigned.flow.counts
+        counts = assigned.cursor.counts
         assert (counts.duplicate_records, counts.conflicting_blocks) == (3, 1)
         await reader.tasks.stop()
 
@@ -153,8 +153,8 @@ def test_a_look_back_reads_the_index_of_a_pointer_that_could_not_name_all() -> N
         log.batch(Block(1, 0), named=False)
         log.batch(Block(1, 0), Block(1, 3))
         world = World(log)
-        flow = PartitionCursor(partition_of(0), Position(0, 1), window_ms=window_ms(TOPIC.settings))
-        await OffsetResolver(world).look_back(flow, TOPIC.settings, [0], world.index_of)
+        cursor = PartitionCursor(partition_of(0), Position(0, 1), window_ms=window_ms(TOPIC.settings))
+        await OffsetResolver(world).look_back(cursor, TOPIC.settings, [0], world.index_of)
         reader = Reader(world)
         reader.add(0, start=1)
         await reader.until(3)
@@ -168,17 +168,17 @@ def test_a_lag_is_in_records_bytes_and_seconds() -> None:
     async def work() -> None:
         runtime = skipping_runtime()
         log = log_of(4, time_ms=runtime.clock.wall_ms() - 5_000)
-        places, size, stored = OffsetResolver(World(log)), len(Block(1, 0).data()), log.stored
+        resolver, size, stored = OffsetResolver(World(log)), len(Block(1, 0).data()), log.stored
 
         async def lag(position: Position, here: Totals) -> tuple[int, int, float]:
-            found = await places.lag(TOPIC, partition_of(0), position, here, runtime.clock)
+            found = await resolver.lag(TOPIC, partition_of(0), position, here, runtime.clock)
             return found.records, found.bytes, found.seconds
 
         assert await lag(Position(0, 1), Totals(3, size)) == (9, stored - size, 5.0)
         assert await lag(Position(0, 1, 2), Totals(3, size)) == (7, stored - size, 5.0)
         assert await lag(Position(0, 4), Totals(12, stored)) == (0, 0, 0.0)
         assert await lag(Position(0, 4), Totals(13, stored)) == (0, 0, 0.0)
-        assert await places.end_totals(partition_of(0), TOPIC.settings, [0]) == Totals(12, stored)
+        assert await resolver.end_totals(partition_of(0), TOPIC.settings, [0]) == Totals(12, stored)
 
     reading(work())
 
@@ -186,17 +186,17 @@ def test_a_lag_is_in_records_bytes_and_seconds() -> None:
 def test_locations_are_compared_as_a_whole() -> None:
     async def work() -> None:
         world = World(log_of(1))
-        flow = PartitionCursor(partition_of(0), Position(0, 0), window_ms=WINDOW_MS)
-        flow.begin()
-        flow.take_entries(Entries(world.logs[0].entries, 1))
-        slot = flow.next_fetch()
+        cursor = PartitionCursor(partition_of(0), Position(0, 0), window_ms=WINDOW_MS)
+        cursor.begin()
+        cursor.take_entries(Entries(world.logs[0].entries, 1))
+        slot = cursor.next_fetch()
         assert slot is not None
-        assert not flow.move(slot, world.logs[0].entries[0]), "it is where it was"
+        assert not cursor.move(slot, world.logs[0].entries[0]), "it is where it was"
         relocate(world.logs[0], 0, "large/0")
-        assert flow.move(slot, world.logs[0].entries[0])
+        assert cursor.move(slot, world.logs[0].entries[0])
         assert slot.pointer is not None
         assert slot.pointer.locations == (Location(store="main", key="large/0", offset=0, length=slot.bytes),)
-        assert not flow.move(slot, Entry(0, 0, b"{")), "what can't be read names no place"
-        assert flow.state is CursorState.READING
+        assert not cursor.move(slot, Entry(0, 0, b"{")), "what can't be read names no place"
+        assert cursor.state is CursorState.READING
 
     reading(work())

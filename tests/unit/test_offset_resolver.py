@@ -152,12 +152,12 @@ def test_a_look_back_that_failed_half_way_counts_nothing_twice() -> None:
                 raise QueueError("half-way")
             return await super().read(partition, offset, bytes_max)
 
-    places = OffsetResolver(FailingOnce(log), 4)
-    flow = PartitionCursor(PARTITION, Position(0, 3), window_ms=window_ms(SETTINGS))
+    resolver = OffsetResolver(FailingOnce(log), 4)
+    cursor = PartitionCursor(PARTITION, Position(0, 3), window_ms=window_ms(SETTINGS))
     with pytest.raises(QueueError):
-        ask(places.look_back(flow, SETTINGS, [0], no_index))
-    ask(places.look_back(flow, SETTINGS, [0], no_index))
-    assert flow.progress.totals.records == 9
+        ask(resolver.look_back(cursor, SETTINGS, [0], no_index))
+    ask(resolver.look_back(cursor, SETTINGS, [0], no_index))
+    assert cursor.progress.totals.records == 9
 
 
 @pytest.mark.parametrize("begin", [0, 3, 8])
@@ -166,13 +166,13 @@ def test_totals_are_those_of_all_writers_wherever_their_pointers_are(begin: int,
     log = two_writers()
     stored = [stored_before(log, offset) for offset in range(25)]
     del log.entries[:begin]  # retention took them
-    places = OffsetResolver(LogReader(log), tail)
-    found = [ask(places.totals_before(PARTITION, offset, SETTINGS, [0, 1])).records for offset in range(begin, 25)]
+    resolver = OffsetResolver(LogReader(log), tail)
+    found = [ask(resolver.totals_before(PARTITION, offset, SETTINGS, [0, 1])).records for offset in range(begin, 25)]
     assert found == stored[begin:]
     for offset in range(begin, 25):
-        flow = PartitionCursor(PARTITION, Position(0, offset), window_ms=window_ms(SETTINGS))
-        ask(places.look_back(flow, SETTINGS, [0, 1], no_index))
-        assert flow.behind.totals.records == stored[offset]
+        cursor = PartitionCursor(PARTITION, Position(0, offset), window_ms=window_ms(SETTINGS))
+        ask(resolver.look_back(cursor, SETTINGS, [0, 1], no_index))
+        assert cursor.behind.totals.records == stored[offset]
 
 
 async def no_index(pointer: object) -> list[Any]:
@@ -185,9 +185,9 @@ def test_a_time_is_the_first_batch_sealed_at_or_after_it() -> None:
         pointer = decode_pointer(_entry_of(Block(1, 3 * number)).body)
         fields = {name: getattr(pointer, name) for name in pointer.__struct_fields__} | {"sealed_ms": sealed_ms}
         log.add(type(pointer)(**fields), time_ms=sealed_ms - SETTINGS.stale_publish_ms)  # an old proof
-    places = OffsetResolver(LogReader(log))
+    resolver = OffsetResolver(LogReader(log))
     for time_ms, offset in ((0, 0), (100_000, 0), (100_001, 1), (200_000, 1), (250_000, 2), (300_001, 3)):
-        assert ask(places.position_of(time_ms, PARTITION, SETTINGS)) == Position(0, offset)
+        assert ask(resolver.position_of(time_ms, PARTITION, SETTINGS)) == Position(0, offset)
 
 
 def _entry_of(block: Block) -> Entry:
@@ -207,21 +207,21 @@ def test_a_reader_looks_back_over_the_window_and_no_further(start: int) -> None:
     window = window_ms(SETTINGS)
     for number in range(9):
         log.batch(Block(number + 1, 0), time_ms=number * window // 3)
-    flow = PartitionCursor(PARTITION, Position(0, start), window_ms=window)
-    ask(OffsetResolver(LogReader(log)).look_back(flow, SETTINGS, [0], no_index))
-    remembered = [number for number in range(9) if flow.dedup_window.seen(0, number + 1, 0, 1)]
+    cursor = PartitionCursor(PARTITION, Position(0, start), window_ms=window)
+    ask(OffsetResolver(LogReader(log)).look_back(cursor, SETTINGS, [0], no_index))
+    remembered = [number for number in range(9) if cursor.dedup_window.seen(0, number + 1, 0, 1)]
     assert remembered == list(range(max(0, start - (3 if start < 9 else 4)), start))
 
 
 def test_a_start_after_the_end_is_refused_whoever_named_it() -> None:
     log = Log()
     log.batch(Block(1, 0), time_ms=0)
-    places = OffsetResolver(LogReader(log))
+    resolver = OffsetResolver(LogReader(log))
     end = Position(0, log.next_offset)
-    assert ask(places.start_at(end, PARTITION, SETTINGS)) == end
+    assert ask(resolver.start_at(end, PARTITION, SETTINGS)) == end
     behind = Position(0, log.next_offset + 1)  # where a group is whose partition lost its log
-    flow = PartitionCursor(PARTITION, behind, window_ms=window_ms(SETTINGS))
-    for work in (places.start_at(behind, PARTITION, SETTINGS), places.look_back(flow, SETTINGS, [0], no_index)):
+    cursor = PartitionCursor(PARTITION, behind, window_ms=window_ms(SETTINGS))
+    for work in (resolver.start_at(behind, PARTITION, SETTINGS), resolver.look_back(cursor, SETTINGS, [0], no_index)):
         with pytest.raises(InvalidRequestError, match="its end") as caught:
             ask(work)
         assert "memq group reset" in caught.value.hint
@@ -271,9 +271,9 @@ def test_a_look_back_after_a_stretch_without_entries_reads_little_of_it() -> Non
         log.batch(Block(number + 1, 0), time_ms=number * window // 3)
     log.next_offset = 300  # control records of the queue itself lie there
     reader = CountingReader(log)
-    flow = PartitionCursor(PARTITION, Position(0, 300), window_ms=window)
-    ask(OffsetResolver(reader).look_back(flow, SETTINGS, [0], no_index))
-    assert flow.progress.totals.records == 27
+    cursor = PartitionCursor(PARTITION, Position(0, 300), window_ms=window)
+    ask(OffsetResolver(reader).look_back(cursor, SETTINGS, [0], no_index))
+    assert cursor.progress.totals.records == 27
     assert reader.reads < 60
 
 
@@ -283,9 +283,9 @@ def test_the_time_at_an_end_without_entries_is_found_from_the_last_ones_before_i
         log.batch(Block(1, 3 * number), time_ms=number * window_ms(SETTINGS))
     log.next_offset = 510
     reader = CountingReader(log)
-    flow = PartitionCursor(PARTITION, Position(0, 510), window_ms=window_ms(SETTINGS))
-    ask(OffsetResolver(reader, 16).look_back(flow, SETTINGS, [0], no_index))
-    assert flow.progress.totals.records == 1_500
+    cursor = PartitionCursor(PARTITION, Position(0, 510), window_ms=window_ms(SETTINGS))
+    ask(OffsetResolver(reader, 16).look_back(cursor, SETTINGS, [0], no_index))
+    assert cursor.progress.totals.records == 1_500
     assert reader.reads < 100
 
 
@@ -311,9 +311,9 @@ def test_a_lag_leaves_out_the_records_of_a_batch_before_the_position() -> None:
     for number in range(5):
         log.batch(Block(1, 3 * number))
     topic = Topic(name=PARTITION.topic, id=PARTITION.topic_id, created_ms=0, partitions=equal_slots(1))
-    places = OffsetResolver(LogReader(log))
+    resolver = OffsetResolver(LogReader(log))
     for index, left in ((0, 9), (1, 8), (2, 7)):
-        lag = ask(places.lag(topic, PARTITION, Position(0, 2, index), folded(log, 2), SystemClock()))
+        lag = ask(resolver.lag(topic, PARTITION, Position(0, 2, index), folded(log, 2), SystemClock()))
         assert lag.records == left
 
 
@@ -330,22 +330,22 @@ def test_a_lag_of_which_nothing_can_be_read_is_an_error(silent: int) -> None:
         log.batch(Block(1, 3 * number))
     here = folded(log, silent)
     topic = Topic(name=PARTITION.topic, id=PARTITION.topic_id, created_ms=0, partitions=equal_slots(1))
-    places = OffsetResolver(Lagging(log), 1)
+    resolver = OffsetResolver(Lagging(log), 1)
     with pytest.raises(QueueError, match=f"shows nothing at offset {silent}, and its end was 5 before"):
-        ask(places.lag(topic, PARTITION, Position(0, silent), here, SystemClock()))
+        ask(resolver.lag(topic, PARTITION, Position(0, silent), here, SystemClock()))
 
 
 def test_totals_before_a_reader_that_looks_back_are_asked_of_the_queue() -> None:
     log = Log()
     for number in range(5):
         log.batch(Block(1, 3 * number))
-    places = OffsetResolver(LogReader(log))
-    flow = PartitionCursor(PARTITION, Position(0, 3), window_ms=window_ms(SETTINGS))
-    assert ask(places.totals_of(flow, SETTINGS, [0])).records == 9
-    ask(places.look_back(flow, SETTINGS, [0], no_index))
-    flow.begin()
-    assert ask(places.totals_of(flow, SETTINGS, [0])).records == 9
-    assert flow.behind.totals.records == 9
+    resolver = OffsetResolver(LogReader(log))
+    cursor = PartitionCursor(PARTITION, Position(0, 3), window_ms=window_ms(SETTINGS))
+    assert ask(resolver.totals_of(cursor, SETTINGS, [0])).records == 9
+    ask(resolver.look_back(cursor, SETTINGS, [0], no_index))
+    cursor.begin()
+    assert ask(resolver.totals_of(cursor, SETTINGS, [0])).records == 9
+    assert cursor.behind.totals.records == 9
 
 
 @pytest.mark.parametrize(
@@ -390,17 +390,17 @@ def test_a_time_behind_which_the_queue_shows_nothing_for_a_moment_passes_over_no
     log = Log()
     for number in range(6):
         log.batch(Block(1, 10 * number), time_ms=1_000_000 * (number + 1))
-    places = OffsetResolver(LateTimes(log))
+    resolver = OffsetResolver(LateTimes(log))
     with pytest.raises(QueueError, match=r"shows offset 6 for time .*, and the entry before it is of 6000000"):
-        ask(places.position_of(0, PARTITION, SETTINGS))
-    assert ask(places.position_of(0, PARTITION, SETTINGS)) == Position(0, 0)
+        ask(resolver.position_of(0, PARTITION, SETTINGS))
+    assert ask(resolver.position_of(0, PARTITION, SETTINGS)) == Position(0, 0)
 
 
 def test_a_look_back_whose_begin_is_too_late_is_made_again() -> None:
     log = Log()
     for number in range(6):
         log.batch(Block(1, 10 * number), time_ms=1_000 * (number + 1))
-    places, flow = OffsetResolver(LateTimes(log)), PartitionCursor(PARTITION, Position(0, 6), window_ms=1_000_000)
+    resolver, cursor = OffsetResolver(LateTimes(log)), PartitionCursor(PARTITION, Position(0, 6), window_ms=1_000_000)
     with pytest.raises(QueueError, match="shows offset 6"):
-        ask(places.look_back(flow, SETTINGS, [0], no_index))
-    ask(places.look_back(flow, SETTINGS, [0], no_index))
+        ask(resolver.look_back(cursor, SETTINGS, [0], no_index))
+    ask(resolver.look_back(cursor, SETTINGS, [0], no_index))

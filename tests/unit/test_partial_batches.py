@@ -64,11 +64,11 @@ def read(start: Position, end: Position | None, body: bytes = OBJECT) -> tuple[l
 
         fetcher = BatchFetcher("broker", get, lambda store: None, ConfirmedReads())
         reading = FetchScheduler(runtime, queue, fetcher, tasks, 64 << 20, lambda: None)
-        flow = PartitionCursor(PARTITION, start, window_ms=WINDOW_MS, end=end)
+        cursor = PartitionCursor(PARTITION, start, window_ms=WINDOW_MS, end=end)
         reading.start()
-        reading.add(flow, TOPIC)
+        reading.add(cursor, TOPIC)
         found: list[tuple[int, int]] = []
-        while flow.state is not CursorState.ENDED:
+        while cursor.state is not CursorState.ENDED:
             await skip(0.1)
             while (one := reading.deliver()) is not None:
                 assert one[1].failure is None

@@ -9,7 +9,7 @@ from awscrt.checksums import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memq.client.consumer.fetch import partition_cursor as flow_module
+from memq.client.consumer.fetch import partition_cursor as cursor_module
 from memq.client.consumer.fetch.partition_cursor import SUCCESSORS, CursorState, PartitionCursor, successor
 from memq.errors import CorruptDataError, PositionExpiredError, UnsupportedFormatError
 from memq.format.blocks.columns import BlockReader
@@ -20,16 +20,16 @@ from memq.limits import BLOCK_HEADER_BYTES
 from memq.notification import Entries, Entry
 from memq.notification.stored_blocks import Copies
 from memq.topic import Position, Totals
-from tests.unit.cursor_reads import BEGINNING, flow_from, place, read, records, retained, shown
+from tests.unit.cursor_reads import BEGINNING, cursor_from, place, read, records, retained, shown
 from tests.unit.queue_model import WINDOW_MS, Block, Log
 
 
-def set_paused(flow: PartitionCursor, paused: bool) -> None:
-    flow.paused = paused
+def set_paused(cursor: PartitionCursor, paused: bool) -> None:
+    cursor.paused = paused
 
 
-def polls_nothing(flow: PartitionCursor) -> bool:
-    return flow.poll_offset is None
+def polls_nothing(cursor: PartitionCursor) -> bool:
+    return cursor.poll_offset is None
 
 
 @st.composite
@@ -61,8 +61,8 @@ def logs(draw: st.DrawFn) -> Log:
 
 @given(logs(), st.integers(1, 4))
 def test_every_block_is_delivered_once_and_in_order(log: Log, page: int) -> None:
-    flow = flow_from(BEGINNING)
-    found = records(read(log, flow, page=page))
+    cursor = cursor_from(BEGINNING)
+    found = records(read(log, cursor, page=page))
     values = [value for _, value in found]
     assert len(set(values)) == len(values)
     assert [position for position, _ in found] == sorted(position for position, _ in found)
@@ -71,8 +71,8 @@ def test_every_block_is_delivered_once_and_in_order(log: Log, page: int) -> None
     for producer in (b"1:", b"2:", b"3:"):
         numbers = [int(value[2:]) for value in values if value is not None and value.startswith(producer)]
         assert numbers == sorted(numbers)
-    assert flow.behind.totals == Totals(log.records, log.stored)
-    assert flow.held_bytes == 0
+    assert cursor.behind.totals == Totals(log.records, log.stored)
+    assert cursor.held_bytes == 0
 
 
 def _values_in(body: bytes) -> list[bytes]:
@@ -89,30 +89,30 @@ def _values_in(body: bytes) -> list[bytes]:
 
 @given(logs(), st.data())
 def test_a_reader_that_resumes_anywhere_goes_on_exactly(log: Log, data: st.DataObject) -> None:
-    whole = read(log, flow_from(BEGINNING))
+    whole = read(log, cursor_from(BEGINNING))
     places = [BEGINNING, *[delivery.behind.position for delivery in whole], *[at for at, _ in records(whole)]]
     start = data.draw(st.sampled_from(places))
-    resumed = records(read(log, flow_from(start)))
+    resumed = records(read(log, cursor_from(start)))
     assert resumed == [(position, value) for position, value in records(whole) if position >= start]
 
 
 @given(logs(), st.data())
 def test_a_range_ends_exactly_before_its_end(log: Log, data: st.DataObject) -> None:
-    whole = records(read(log, flow_from(BEGINNING)))
+    whole = records(read(log, cursor_from(BEGINNING)))
     end = data.draw(st.sampled_from([BEGINNING, place(log.next_offset), *[at for at, _ in whole]]))
-    flow = flow_from(BEGINNING, end)
-    assert records(read(log, flow)) == [(position, value) for position, value in whole if position < end]
-    assert flow.state is CursorState.ENDED
+    cursor = cursor_from(BEGINNING, end)
+    assert records(read(log, cursor)) == [(position, value) for position, value in whole if position < end]
+    assert cursor.state is CursorState.ENDED
 
 
 @given(logs())
 def test_deliveries_are_cut_at_a_bound_and_lose_nothing(log: Log) -> None:
-    whole = records(read(log, flow_from(BEGINNING)))
-    bound, flow_module.DELIVERY_BYTES = flow_module.DELIVERY_BYTES, 1
+    whole = records(read(log, cursor_from(BEGINNING)))
+    bound, cursor_module.DELIVERY_BYTES = cursor_module.DELIVERY_BYTES, 1
     try:
-        cut = read(log, flow_from(BEGINNING))
+        cut = read(log, cursor_from(BEGINNING))
     finally:
-        flow_module.DELIVERY_BYTES = bound
+        cursor_module.DELIVERY_BYTES = bound
     assert records(cut) == whole
     assert all(len(delivery.slices) == 1 for delivery in cut)
     for left, right in pairwise(cut):
@@ -129,24 +129,24 @@ def test_fail_stays_before_the_damaged_block_after_what_is_whole() -> None:
     log = Log()
     log.batch(Block(1, 0), Block(1, 3), Block(1, 6))
     damage(log, 0, len(Block(1, 0).data()) + BLOCK_HEADER_BYTES)
-    flow = flow_from(BEGINNING)
-    first, failed = read(log, flow)
+    cursor = cursor_from(BEGINNING)
+    first, failed = read(log, cursor)
     assert [value for _, value in records([first])] == Block(1, 0).values()
     assert isinstance(failed.failure, CorruptDataError)
     assert "block 1 of object 'o/0' at 0:0:3" in str(failed.failure)
     assert "seek to 0:0:6" in failed.failure.hint
-    assert flow.position == place(0, 3)
-    again = flow.deliver()
+    assert cursor.position == place(0, 3)
+    again = cursor.deliver()
     assert again is not None
     assert again.failure is not None
-    assert flow.position == place(0, 3)
+    assert cursor.position == place(0, 3)
 
 
 def test_seek_behind_damage_continues() -> None:
     log = Log()
     log.batch(Block(1, 0), Block(1, 3), Block(1, 6))
     damage(log, 0, len(Block(1, 0).data()) + BLOCK_HEADER_BYTES)
-    found = records(read(log, flow_from(place(0, 6))))
+    found = records(read(log, cursor_from(place(0, 6))))
     assert [value for _, value in found] == Block(1, 6).values()
 
 
@@ -154,11 +154,11 @@ def test_skip_passes_one_block_and_delivers_the_rest() -> None:
     log = Log()
     log.batch(Block(1, 0), Block(1, 3), Block(1, 6))
     damage(log, 0, len(Block(1, 0).data()) + BLOCK_HEADER_BYTES)
-    flow = flow_from(BEGINNING, pass_damage=True)
-    (delivery,) = read(log, flow)
+    cursor = cursor_from(BEGINNING, pass_damage=True)
+    (delivery,) = read(log, cursor)
     assert [position for position, _ in records([delivery])] == [place(0, n) for n in (0, 1, 2, 6, 7, 8)]
     assert [piece.number for piece in delivery.damaged] == [1]
-    assert (flow.counts.damaged_blocks, flow.counts.damaged_records) == (1, 3)
+    assert (cursor.counts.damaged_blocks, cursor.counts.damaged_records) == (1, 3)
 
 
 def test_batch_of_a_newer_format_is_never_skipped() -> None:
@@ -168,7 +168,7 @@ def test_batch_of_a_newer_format_is_never_skipped() -> None:
     body[8] = 9  # the version
     body[4:8] = crc32c(bytes(body[8:])).to_bytes(4, "little")
     log.bodies[0] = bytes(body)
-    (failed,) = read(log, flow_from(BEGINNING, pass_damage=True))
+    (failed,) = read(log, cursor_from(BEGINNING, pass_damage=True))
     assert isinstance(failed.failure, UnsupportedFormatError)
 
 
@@ -177,12 +177,12 @@ def test_a_pointer_that_cannot_be_read_is_damage() -> None:
     log.batch(Block(1, 0))
     log.entries[0] = Entry(0, 0, b"{")
     log.batch(Block(1, 3))
-    (failed,) = read(log, flow_from(BEGINNING))
+    (failed,) = read(log, cursor_from(BEGINNING))
     assert isinstance(failed.failure, CorruptDataError)
-    flow = flow_from(BEGINNING, pass_damage=True)
-    deliveries = read(log, flow)
+    cursor = cursor_from(BEGINNING, pass_damage=True)
+    deliveries = read(log, cursor)
     assert [value for _, value in records(deliveries)] == Block(1, 3).values()
-    assert flow.counts.damaged_blocks == 1
+    assert cursor.counts.damaged_blocks == 1
 
 
 def test_a_late_copy_is_dropped_by_who_starts_behind_the_first() -> None:
@@ -190,10 +190,10 @@ def test_a_late_copy_is_dropped_by_who_starts_behind_the_first() -> None:
     log.batch(Block(1, 0), Block(2, 0))
     start = place(log.batch(Block(1, 3)))
     log.batch(Block(2, 0), Block(1, 6))
-    flow = flow_from(start)
-    found = [value for _, value in records(read(log, flow))]
+    cursor = cursor_from(start)
+    found = [value for _, value in records(read(log, cursor))]
     assert found == [*Block(1, 3).values(), *Block(1, 6).values()]
-    assert flow.counts.duplicate_records == 3
+    assert cursor.counts.duplicate_records == 3
 
 
 @pytest.mark.parametrize("start", [BEGINNING, place(1)], ids=["who read the first", "who starts behind it"])
@@ -213,71 +213,71 @@ def test_a_block_under_seen_sequences_is_dropped_only_as_the_copy_that_it_is(
     log = Log()
     log.batch(Block(1, 0))
     log.batch(second, Block(1, 3))
-    flow = flow_from(start)
-    values = [value for _, value in records(read(log, flow))]
+    cursor = cursor_from(start)
+    values = [value for _, value in records(read(log, cursor))]
     first = Block(1, 0).values() if start == BEGINNING else []
     assert values == first + (second.values() if delivered else []) + Block(1, 3).values()
-    assert flow.counts.conflicting_blocks == int(delivered)
-    assert flow.counts.duplicate_records == (0 if delivered else 3)
-    conflicts = flow.take_seen().conflicts
+    assert cursor.counts.conflicting_blocks == int(delivered)
+    assert cursor.counts.duplicate_records == (0 if delivered else 3)
+    conflicts = cursor.take_seen().conflicts
     assert [conflict.position for conflict in conflicts] == ([place(1)] if delivered else [])
     assert all("differs from what is known under the same sequences" in str(each.error) for each in conflicts)
-    assert flow.take_seen() == ([], [])
+    assert cursor.take_seen() == ([], [])
 
 
 def test_a_batch_may_hold_both_blocks_of_a_conflict() -> None:
     log = Log()
     log.batch(Block(1, 0), Block(1, 0, more=b"!"), Block(1, 0))
-    flow = flow_from(BEGINNING)
-    values = [value for _, value in records(read(log, flow))]
+    cursor = cursor_from(BEGINNING)
+    values = [value for _, value in records(read(log, cursor))]
     assert values == Block(1, 0).values() + Block(1, 0, more=b"!").values()
-    assert (flow.counts.conflicting_blocks, flow.counts.duplicate_records) == (1, 3)
+    assert (cursor.counts.conflicting_blocks, cursor.counts.duplicate_records) == (1, 3)
 
 
 def test_a_third_block_is_compared_with_all_that_lie_before_it() -> None:
     log = Log()
     for more in (b"", b"!", b"", b"!"):
         log.batch(Block(1, 0, more=more))
-    flow = flow_from(BEGINNING)
-    assert [value for _, value in records(read(log, flow))] == Block(1, 0).values() + Block(1, 0, more=b"!").values()
-    assert (flow.counts.conflicting_blocks, flow.counts.duplicate_records) == (1, 6)
+    cursor = cursor_from(BEGINNING)
+    assert [value for _, value in records(read(log, cursor))] == Block(1, 0).values() + Block(1, 0, more=b"!").values()
+    assert (cursor.counts.conflicting_blocks, cursor.counts.duplicate_records) == (1, 6)
 
 
 def test_where_the_first_one_can_not_be_read_sequences_decide() -> None:
     log = Log()
     log.batch(Block(1, 0))
     log.batch(Block(1, 0))
-    flow = flow_from(place(1))
-    flow.look_back(log.entries[:1])
-    flow.begin()
-    flow.take_entries(Entries(log.entries[1:], log.next_offset))
-    slot = flow.next_fetch()
+    cursor = cursor_from(place(1))
+    cursor.look_back(log.entries[:1])
+    cursor.begin()
+    cursor.take_entries(Entries(log.entries[1:], log.next_offset))
+    slot = cursor.next_fetch()
     assert slot is not None
     assert slot.pointer is not None
-    flow.start_fetch(slot)
-    flow.fetched(slot, log.pieces(slot.offset, slot.pointer))
-    assert flow.deliver() is None
-    assert (flow.comparing, flow.deliverable, flow.position) == (slot, False, place(1))
-    flow.drop_fetched()  # a pause in between: it is fetched, and compared, once more
+    cursor.start_fetch(slot)
+    cursor.fetched(slot, log.pieces(slot.offset, slot.pointer))
+    assert cursor.deliver() is None
+    assert (cursor.comparing, cursor.deliverable, cursor.position) == (slot, False, place(1))
+    cursor.drop_fetched()  # a pause in between: it is fetched, and compared, once more
     assert not slot.claims
-    assert flow.next_fetch() is slot
-    flow.start_fetch(slot)
-    flow.fetched(slot, log.pieces(slot.offset, slot.pointer))
-    assert flow.deliver() is None
+    assert cursor.next_fetch() is slot
+    cursor.start_fetch(slot)
+    cursor.fetched(slot, log.pieces(slot.offset, slot.pointer))
+    assert cursor.deliver() is None
     slot.compare({(1, 0, 3): Copies(unread=True)})
-    assert flow.deliver() is None
-    assert (flow.position, flow.counts.duplicate_records) == (place(2), 3)
+    assert cursor.deliver() is None
+    assert (cursor.position, cursor.counts.duplicate_records) == (place(2), 3)
 
 
 def test_ranges_that_a_pointer_could_not_name_come_from_the_index() -> None:
     log = Log()
     log.batch(Block(1, 0), named=False)
     start = place(log.batch(Block(1, 0), Block(1, 3)))
-    flow = flow_from(start)
-    (incomplete,) = flow.look_back(log.entries[:1])
-    flow.note_index(incomplete, [BlockEntry.from_header(parse_header(Block(1, 0).data()), 0)])
-    flow.begin()
-    assert [value for _, value in records(read(log, flow))] == Block(1, 3).values()
+    cursor = cursor_from(start)
+    (incomplete,) = cursor.look_back(log.entries[:1])
+    cursor.note_index(incomplete, [BlockEntry.from_header(parse_header(Block(1, 0).data()), 0)])
+    cursor.begin()
+    assert [value for _, value in records(read(log, cursor))] == Block(1, 3).values()
 
 
 def test_a_pointer_that_cannot_be_read_ends_no_look_back() -> None:
@@ -285,9 +285,9 @@ def test_a_pointer_that_cannot_be_read_ends_no_look_back() -> None:
     log.batch(Block(2, 0))
     log.entries[0] = Entry(0, 0, b"{")
     log.batch(Block(1, 0))
-    flow = flow_from(place(2))
-    assert flow.look_back(log.entries) == []
-    assert flow.dedup_window.seen(0, 1, 0, 3) == [(0, 3)], "a copy of what is behind it is left out"
+    cursor = cursor_from(place(2))
+    assert cursor.look_back(log.entries) == []
+    assert cursor.dedup_window.seen(0, 1, 0, 3) == [(0, 3)], "a copy of what is behind it is left out"
 
 
 def test_expired_named_start_is_a_lasting_error() -> None:
@@ -295,14 +295,14 @@ def test_expired_named_start_is_a_lasting_error() -> None:
     for first in (0, 3, 6):
         log.batch(Block(1, first))
     del log.entries[:2]
-    flow = retained(Totals())
+    cursor = retained(Totals())
     for _ in range(2):
-        (delivery,) = read(log, flow)
+        (delivery,) = read(log, cursor)
         assert isinstance(delivery.failure, PositionExpiredError)
         assert delivery.failure.first == "0:2:0"
         assert "position 0:0:0 of topic 'clicks' is before 0:2:0" in str(delivery.failure)
         assert "6 records are gone" in str(delivery.failure)
-    assert (flow.position, flow.counts.expired_offsets) == (BEGINNING, 0)
+    assert (cursor.position, cursor.counts.expired_offsets) == (BEGINNING, 0)
 
 
 @pytest.mark.parametrize(("known", "lost"), [(Totals(), 6), (Totals(4), 2), (Totals(6), 0), (None, 0)])
@@ -311,9 +311,9 @@ def test_expired_records_are_skipped_and_counted(known: Totals | None, lost: int
     for first in (0, 3, 6):
         log.batch(Block(1, first))
     del log.entries[:2]
-    flow = retained(known, skip=True)
-    assert [value for _, value in records(read(log, flow))] == Block(1, 6).values()
-    assert (flow.counts.expired_offsets, flow.counts.expired_records) == (2, lost)
+    cursor = retained(known, skip=True)
+    assert [value for _, value in records(read(log, cursor))] == Block(1, 6).values()
+    assert (cursor.counts.expired_offsets, cursor.counts.expired_records) == (2, lost)
 
 
 @pytest.mark.parametrize("known", [Totals(6), None])
@@ -330,40 +330,40 @@ def test_retention_may_overtake_a_start_twice_before_its_first_record(known: Tot
     log = Log()
     for first in (0, 3, 6, 9):
         log.batch(Block(1, first))
-    flow = retained(known, skip=known is not None)
-    flow.begin()
+    cursor = retained(known, skip=known is not None)
+    cursor.begin()
     for first in (2, 3):
-        flow.take_gap(first, decode_pointer(log.entries[first].body).totals)
-        assert flow.deliver() is None
-        assert flow.take_moved_start() == (None if known is not None else place(first))
+        cursor.take_gap(first, decode_pointer(log.entries[first].body).totals)
+        assert cursor.deliver() is None
+        assert cursor.take_moved_start() == (None if known is not None else place(first))
     del log.entries[:3]
-    assert [value for _, value in records(read(log, flow))] == Block(1, 9).values()
-    assert (flow.counts.expired_offsets, flow.counts.expired_records) == (3, lost)
+    assert [value for _, value in records(read(log, cursor))] == Block(1, 9).values()
+    assert (cursor.counts.expired_offsets, cursor.counts.expired_records) == (3, lost)
 
 
 def test_a_start_moves_behind_a_batch_that_expired_while_it_was_fetched() -> None:
     log = Log()
     log.batch(Block(1, 0))
-    flow = retained(None)
-    flow.begin()
-    flow.take_entries(shown(log))
-    slot = flow.next_fetch()
+    cursor = retained(None)
+    cursor.begin()
+    cursor.take_entries(shown(log))
+    slot = cursor.next_fetch()
     assert slot is not None
-    flow.start_fetch(slot)
-    flow.expire(slot, 1)
-    assert flow.deliver() is None
-    assert (flow.take_moved_start(), flow.counts.expired_records) == (place(1), 0)
+    cursor.start_fetch(slot)
+    cursor.expire(slot, 1)
+    assert cursor.deliver() is None
+    assert (cursor.take_moved_start(), cursor.counts.expired_records) == (place(1), 0)
 
 
 def test_a_reader_that_was_overtaken_is_told() -> None:
     log = Log()
     log.batch(Block(1, 0))
-    flow = retained(None)
-    assert len(records(read(log, flow))) == 3
+    cursor = retained(None)
+    assert len(records(read(log, cursor))) == 3
     for first in (3, 6, 9):
         log.batch(Block(1, first))
     del log.entries[:3]
-    (delivery,) = read(log, flow)
+    (delivery,) = read(log, cursor)
     assert isinstance(delivery.failure, PositionExpiredError)
     assert delivery.failure.first == "0:3:0"
     assert "6 records are gone" in str(delivery.failure)
@@ -372,35 +372,35 @@ def test_a_reader_that_was_overtaken_is_told() -> None:
 def test_control_pointers_that_go_are_no_loss() -> None:
     log = Log()
     log.batch(Block(1, 0))
-    flow = retained(Totals())
-    assert len(records(read(log, flow))) == 3
+    cursor = retained(Totals())
+    assert len(records(read(log, cursor))) == 3
     log.control(epoch=2)
     log.control(epoch=3)
     log.batch(Block(1, 3), epoch=3)
     del log.entries[:3]
-    assert [value for _, value in records(read(log, flow))] == Block(1, 3).values()
+    assert [value for _, value in records(read(log, cursor))] == Block(1, 3).values()
 
 
 @pytest.mark.parametrize("skip", [True, False])
 def test_a_batch_that_expired_while_it_was_fetched(*, skip: bool) -> None:
     log = Log()
     log.batch(Block(1, 0))
-    flow = retained(Totals(), skip=skip)
-    flow.begin()
-    flow.take_entries(shown(log))
-    slot = flow.next_fetch()
+    cursor = retained(Totals(), skip=skip)
+    cursor.begin()
+    cursor.take_entries(shown(log))
+    slot = cursor.next_fetch()
     assert slot is not None
-    flow.start_fetch(slot)
-    flow.expire(slot, 7)
-    delivery = flow.deliver()
-    assert flow.held_bytes == 0
+    cursor.start_fetch(slot)
+    cursor.expire(slot, 7)
+    delivery = cursor.deliver()
+    assert cursor.held_bytes == 0
     if skip:
         assert delivery is None
-        assert (flow.position, flow.counts.expired_records) == (place(1), 3)
+        assert (cursor.position, cursor.counts.expired_records) == (place(1), 3)
     else:
         assert delivery is not None
         assert isinstance(delivery.failure, PositionExpiredError)
-        assert (delivery.failure.first, flow.position) == ("0:7:0", BEGINNING)
+        assert (delivery.failure.first, cursor.position) == ("0:7:0", BEGINNING)
 
 
 def test_totals_follow_late_pointers_until_they_are_adopted() -> None:
@@ -409,14 +409,14 @@ def test_totals_follow_late_pointers_until_they_are_adopted() -> None:
     log.batch(Block(1, 0), epoch=1)
     log.control(epoch=2)
     late = log.batch(Block(2, 0), epoch=1, late=True)
-    flow = flow_from(BEGINNING)
-    read(log, flow)
+    cursor = cursor_from(BEGINNING)
+    read(log, cursor)
     size = len(Block(2, 0).data())
-    assert flow.behind.totals == Totals(6, 2 * size)
+    assert cursor.behind.totals == Totals(6, 2 * size)
     adopted = Adopted(offset=late, epoch=1, batch_sequence=late, records=3, bytes=size)
     log.batch(Block(1, 3), epoch=2, adopted=(adopted,))
-    read(log, flow)
-    assert flow.behind.totals == Totals(9, 3 * size) == Totals(log.records, log.stored)
+    read(log, cursor)
+    assert cursor.behind.totals == Totals(9, 3 * size) == Totals(log.records, log.stored)
 
 
 def test_gaps_are_delivered_across_and_counted() -> None:
@@ -424,64 +424,64 @@ def test_gaps_are_delivered_across_and_counted() -> None:
     log.batch(Block(1, 0), Block(1, 10))
     log.batch(Block(1, 13), Block(1, 18))
     log.batch(Block(1, 21))
-    flow = flow_from(BEGINNING)
-    assert len(records(read(log, flow))) == 15
-    assert flow.counts.gap_sequences == 7 + 2
+    cursor = cursor_from(BEGINNING)
+    assert len(records(read(log, cursor))) == 15
+    assert cursor.counts.gap_sequences == 7 + 2
 
 
 def test_an_end_in_offsets_that_were_never_used_is_reached() -> None:
     log = Log()
     log.batch(Block(1, 0))
-    flow = flow_from(BEGINNING, place(5))
-    flow.begin()
-    flow.take_entries(shown(log))
-    assert flow.poll_offset == 1
-    slot = flow.next_fetch()
+    cursor = cursor_from(BEGINNING, place(5))
+    cursor.begin()
+    cursor.take_entries(shown(log))
+    assert cursor.poll_offset == 1
+    slot = cursor.next_fetch()
     assert slot is not None
-    flow.start_fetch(slot)
+    cursor.start_fetch(slot)
     assert slot.pointer is not None
-    flow.fetched(slot, log.pieces(0, slot.pointer))
-    flow.take_entries(Entries([], 5))
-    assert flow.deliver() is not None
-    assert flow.state is CursorState.ENDED
+    cursor.fetched(slot, log.pieces(0, slot.pointer))
+    cursor.take_entries(Entries([], 5))
+    assert cursor.deliver() is not None
+    assert cursor.state is CursorState.ENDED
 
 
-def test_a_paused_flow_delivers_and_holds_nothing() -> None:
+def test_a_paused_cursor_delivers_and_holds_nothing() -> None:
     log = Log()
     log.batch(Block(1, 0))
-    flow = flow_from(BEGINNING)
-    flow.begin()
-    flow.take_entries(shown(log))
-    slot = flow.next_fetch()
+    cursor = cursor_from(BEGINNING)
+    cursor.begin()
+    cursor.take_entries(shown(log))
+    slot = cursor.next_fetch()
     assert slot is not None
-    flow.start_fetch(slot)
-    assert flow.held_bytes == slot.bytes
-    set_paused(flow, True)
-    flow.drop_fetched()
+    cursor.start_fetch(slot)
+    assert cursor.held_bytes == slot.bytes
+    set_paused(cursor, True)
+    cursor.drop_fetched()
     assert slot.pointer is not None
-    flow.fetched(slot, log.pieces(0, slot.pointer))  # it comes too late
-    assert (flow.deliver(), flow.next_fetch(), flow.held_bytes) == (None, None, 0)
-    set_paused(flow, False)
-    assert len(records(read(log, flow))) == 3
+    cursor.fetched(slot, log.pieces(0, slot.pointer))  # it comes too late
+    assert (cursor.deliver(), cursor.next_fetch(), cursor.held_bytes) == (None, None, 0)
+    set_paused(cursor, False)
+    assert len(records(read(log, cursor))) == 3
 
 
 def test_polling_stops_at_the_bound_and_goes_on_at_half_of_it() -> None:
     log = Log()
-    for number in range(flow_module.SLOTS_MAX):
+    for number in range(cursor_module.SLOTS_MAX):
         log.batch(Block(1, 3 * number))
-    flow = flow_from(BEGINNING)
-    flow.begin()
-    flow.take_entries(shown(log))
+    cursor = cursor_from(BEGINNING)
+    cursor.begin()
+    cursor.take_entries(shown(log))
     delivered = 0
-    while polls_nothing(flow):
-        slot = flow.next_fetch()
+    while polls_nothing(cursor):
+        slot = cursor.next_fetch()
         assert slot is not None
         assert slot.pointer is not None
-        flow.start_fetch(slot)
-        flow.fetched(slot, log.pieces(slot.offset, slot.pointer))
-        assert flow.deliver() is not None
+        cursor.start_fetch(slot)
+        cursor.fetched(slot, log.pieces(slot.offset, slot.pointer))
+        assert cursor.deliver() is not None
         delivered += 1
-    assert delivered == flow_module.SLOTS_MAX // 2
+    assert delivered == cursor_module.SLOTS_MAX // 2
 
 
 @pytest.mark.parametrize("state", list(CursorState))
@@ -498,10 +498,10 @@ def test_the_table_of_states_is_kept(state: CursorState, following: CursorState)
 def test_outside_of_reading_nothing_is_polled_fetched_or_delivered(state: CursorState) -> None:
     log = Log()
     log.batch(Block(1, 0))
-    flow = flow_from(BEGINNING)
-    flow.state = state
-    flow.take_entries(shown(log))
-    assert (flow.poll_offset, flow.next_fetch(), flow.deliver()) == (None, None, None)
+    cursor = cursor_from(BEGINNING)
+    cursor.state = state
+    cursor.take_entries(shown(log))
+    assert (cursor.poll_offset, cursor.next_fetch(), cursor.deliver()) == (None, None, None)
 
 
 def test_sequences_of_a_look_back_are_forgotten_with_the_window() -> None:
@@ -510,18 +510,18 @@ def test_sequences_of_a_look_back_are_forgotten_with_the_window() -> None:
     log.batch(Block(2, 0), time_ms=5 * WINDOW_MS)
     log.batch(Block(2, 3), time_ms=10 * WINDOW_MS)
     log.batch(Block(1, 0), Block(2, 3), time_ms=10 * WINDOW_MS + 1)
-    flow = flow_from(Position(0, 3))
-    assert [value for _, value in records(read(log, flow))] == Block(1, 0).values()
-    assert flow.counts.duplicate_records == 3
+    cursor = cursor_from(Position(0, 3))
+    assert [value for _, value in records(read(log, cursor))] == Block(1, 0).values()
+    assert cursor.counts.duplicate_records == 3
 
 
 def test_a_small_batch_is_fetched_as_a_whole_wherever_the_start_lies_in_it() -> None:
     log = Log()
     log.batch(Block(1, 0), Block(1, 3))
-    flow = flow_from(Position(0, 0, 4))
-    flow.begin()
-    flow.take_entries(shown(log))
-    slot = flow.next_fetch()
+    cursor = cursor_from(Position(0, 0, 4))
+    cursor.begin()
+    cursor.take_entries(shown(log))
+    slot = cursor.next_fetch()
     assert slot is not None
-    flow.start_fetch(slot)
+    cursor.start_fetch(slot)
     assert slot.part is None

@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 import pytest
 from msgspec.structs import replace
 
-from memq.client.consumer.fetch import partition_cursor as flow_module
+from memq.client.consumer.fetch import partition_cursor as cursor_module
 from memq.client.consumer.fetch.partition_cursor import Counts, CursorState, PartitionCursor, ReadyRange
 from memq.client.consumer.fetch.pointer_slot import PointerSlot
 from memq.errors import CorruptDataError, PositionExpiredError
@@ -18,34 +18,34 @@ from memq.format.pointer import Location, decode_pointer, encode_pointer
 from memq.notification import Entries, Entry, Span
 from memq.notification.stored_blocks import Copies, claim_of, stored_block
 from memq.topic import Position, Totals
-from tests.unit.cursor_reads import BEGINNING, flow_from, place, read, records, retained, shown
+from tests.unit.cursor_reads import BEGINNING, cursor_from, place, read, records, retained, shown
 from tests.unit.queue_model import PARTITION, WINDOW_MS, Block, Log
 
 SIZE = len(Block(1, 0).data())
 
 
 def reading(log: Log, start: Position = BEGINNING, end: Position | None = None, **how: bool) -> PartitionCursor:
-    """Return a flow that has all pointers from `start` on, and looked back at none."""
-    flow = flow_from(start, end, **how)
-    flow.begin()
-    flow.take_entries(
+    """Return a cursor that has all pointers from `start` on, and looked back at none."""
+    cursor = cursor_from(start, end, **how)
+    cursor.begin()
+    cursor.take_entries(
         Entries([entry for entry in log.entries if entry.offset >= start.pointer_offset], log.next_offset)
     )
-    return flow
+    return cursor
 
 
-def fetch(log: Log, flow: PartitionCursor) -> PointerSlot:
+def fetch(log: Log, cursor: PartitionCursor) -> PointerSlot:
     """Fetch the next batch as a whole."""
-    slot = flow.next_fetch()
+    slot = cursor.next_fetch()
     assert slot is not None
     assert slot.pointer is not None
-    flow.start_fetch(slot)
-    flow.fetched(slot, log.pieces(slot.offset, slot.pointer))
+    cursor.start_fetch(slot)
+    cursor.fetched(slot, log.pieces(slot.offset, slot.pointer))
     return slot
 
 
-def delivered(flow: PartitionCursor, *, whole: bool = False) -> ReadyRange:
-    delivery = flow.deliver(whole=whole)
+def delivered(cursor: PartitionCursor, *, whole: bool = False) -> ReadyRange:
+    delivery = cursor.deliver(whole=whole)
     assert delivery is not None
     return delivery
 
@@ -92,13 +92,13 @@ def test_a_look_back_counts_what_lies_before_the_start_and_nothing_else() -> Non
     log.batch(Block(1, 3))
     log.batch(Block(1, 6))
     log.entries[0] = Entry(0, 0, b"{")
-    flow = flow_from(place(2))
-    flow.look_back(log.entries)
-    assert flow.behind.totals == Totals(6, 2 * SIZE)
-    flow.begin()
-    flow.take_entries(shown(log))
-    fetch(log, flow)
-    assert [value for _, value in records([delivered(flow)])] == Block(1, 6).values()
+    cursor = cursor_from(place(2))
+    cursor.look_back(log.entries)
+    assert cursor.behind.totals == Totals(6, 2 * SIZE)
+    cursor.begin()
+    cursor.take_entries(shown(log))
+    fetch(log, cursor)
+    assert [value for _, value in records([delivered(cursor)])] == Block(1, 6).values()
 
 
 def test_a_reader_that_begins_at_its_end_has_ended() -> None:
@@ -107,20 +107,20 @@ def test_a_reader_that_begins_at_its_end_has_ended() -> None:
         (place(2), CursorState.ENDED),
         (place(3, 1), CursorState.READING),
     ):
-        flow = flow_from(place(3), end)
-        flow.begin()
-        assert flow.state is state
-    flow = flow_from(BEGINNING, place(3))
-    flow.begin()
-    flow.take_entries(Entries([], 3))
-    assert flow.state is CursorState.ENDED
+        cursor = cursor_from(place(3), end)
+        cursor.begin()
+        assert cursor.state is state
+    cursor = cursor_from(BEGINNING, place(3))
+    cursor.begin()
+    cursor.take_entries(Entries([], 3))
+    assert cursor.state is CursorState.ENDED
 
 
 def test_retention_has_passed_where_neither_log_nor_answer_has_the_next_offset() -> None:
-    flow = flow_from(place(2))
+    cursor = cursor_from(place(2))
     entry = Entry(5, 0, b"")
     for begin, entries, expected in ((3, [entry], 3), (7, [entry], 5), (4, [], 4), (2, [entry], None), (2, [], None)):
-        assert flow.misses(Span(begin, 9), entries) == expected
+        assert cursor.misses(Span(begin, 9), entries) == expected
 
 
 def test_answers_are_taken_once_and_in_their_state_alone() -> None:
@@ -128,15 +128,15 @@ def test_answers_are_taken_once_and_in_their_state_alone() -> None:
     log.batch(Block(1, 0))
     early = shown(log)
     log.batch(Block(1, 3))
-    flow = flow_from(BEGINNING)
-    flow.take_entries(shown(log))
-    flow.begin()
-    assert (flow.next_fetch(), flow.poll_offset) == (None, 0), "it did not read yet"
-    flow.take_entries(Entries(early, 0))
-    assert flow.poll_offset == 1
-    flow.take_entries(shown(log))
-    flow.take_entries(shown(log))
-    assert [fetch(log, flow).offset, fetch(log, flow).offset, flow.next_fetch()] == [0, 1, None]
+    cursor = cursor_from(BEGINNING)
+    cursor.take_entries(shown(log))
+    cursor.begin()
+    assert (cursor.next_fetch(), cursor.poll_offset) == (None, 0), "it did not read yet"
+    cursor.take_entries(Entries(early, 0))
+    assert cursor.poll_offset == 1
+    cursor.take_entries(shown(log))
+    cursor.take_entries(shown(log))
+    assert [fetch(log, cursor).offset, fetch(log, cursor).offset, cursor.next_fetch()] == [0, 1, None]
 
 
 def test_reader_of_whole_batches_stops_before_each_kind_of_damage() -> None:
@@ -145,17 +145,17 @@ def test_reader_of_whole_batches_stops_before_each_kind_of_damage() -> None:
         log.batch(Block(1, 3 * number))
     damage(log, 1)
     log.entries[2] = Entry(2, 0, b"{")
-    flow = reading(log, pass_damage=True)
-    flow.take_gap(9, Totals())
-    fetch(log, flow)
-    fetch(log, flow)
-    assert delivered(flow, whole=True).slices
+    cursor = reading(log, pass_damage=True)
+    cursor.take_gap(9, Totals())
+    fetch(log, cursor)
+    fetch(log, cursor)
+    assert delivered(cursor, whole=True).slices
     for number in (1, 2, 3):
-        assert flow.deliver(whole=True) is None
-        assert flow.position == place(number)
-        flow.deliver()
-    assert flow.deliver(whole=True) is None
-    assert flow.position == place(9)
+        assert cursor.deliver(whole=True) is None
+        assert cursor.position == place(number)
+        cursor.deliver()
+    assert cursor.deliver(whole=True) is None
+    assert cursor.position == place(9)
 
 
 def test_an_unreadable_pointer_is_named_with_the_place_behind_it() -> None:
@@ -174,32 +174,32 @@ def test_blocks_before_the_start_that_were_not_fetched_count_as_seen(skip: tuple
     log = Log()
     log.batch(Block(1, 0), Block(1, 3), skip=skip)
     log.batch(Block(1, 0), Block(1, 6))
-    flow = reading(log, place(0, 3))
-    slot = flow.next_fetch()
+    cursor = reading(log, place(0, 3))
+    slot = cursor.next_fetch()
     assert slot is not None
     assert slot.pointer is not None
-    flow.start_fetch(slot)
+    cursor.start_fetch(slot)
     entries = numbered_entries([BlockEntry.from_header(parse_header(Block(1, 0).data()), 0)])
-    flow.fetched(slot, log.pieces(0, slot.pointer)[1:], entries)
-    assert [value for _, value in records([delivered(flow)])] == Block(1, 3).values()
-    second = fetch(log, flow)
-    assert (flow.deliver() is None) is (not skip)
+    cursor.fetched(slot, log.pieces(0, slot.pointer)[1:], entries)
+    assert [value for _, value in records([delivered(cursor)])] == Block(1, 3).values()
+    second = fetch(log, cursor)
+    assert (cursor.deliver() is None) is (not skip)
     assert list(second.claims) == ([] if skip else [(1, 0, 3)])
 
 
 def test_a_batch_has_moved_when_its_pointer_names_another_place() -> None:
     log = Log()
     log.batch(Block(1, 0))
-    flow = reading(log)
-    slot = flow.next_fetch()
+    cursor = reading(log)
+    slot = cursor.next_fetch()
     assert slot is not None
     pointer = slot.pointer
     assert pointer is not None
-    assert not flow.move(slot, log.entries[0])
-    assert not flow.move(slot, Entry(0, 0, b"{"))
+    assert not cursor.move(slot, log.entries[0])
+    assert not cursor.move(slot, Entry(0, 0, b"{"))
     assert slot.pointer is pointer
     location = Location(store="main", key="o/elsewhere", offset=0, length=SIZE)
-    assert flow.move(slot, Entry(0, 0, encode_pointer(replace(pointer, locations=(location,)))))
+    assert cursor.move(slot, Entry(0, 0, encode_pointer(replace(pointer, locations=(location,)))))
     assert slot.pointer.locations == (location,)
 
 
@@ -219,12 +219,12 @@ def test_of_a_large_batch_only_the_wanted_records_are_fetched(
     log = Log()
     log.batch(Block(1, 0), Block(1, 3), Block(1, 6))
     for least, expected in ((3 * SIZE, part), (3 * SIZE + 1, None)):
-        monkeypatch.setattr(flow_module, "PART_BYTES_MIN", least)
+        monkeypatch.setattr(cursor_module, "PART_BYTES_MIN", least)
         assert fetch(log, reading(log, start, end)).part == expected
-    monkeypatch.setattr(flow_module, "PART_BYTES_MIN", SIZE)
+    monkeypatch.setattr(cursor_module, "PART_BYTES_MIN", SIZE)
     log.batch(Block(1, 9), Block(1, 12))
-    flow = reading(log, place(0, 4), place(1, 5))
-    assert [fetch(log, flow).part, fetch(log, flow).part] == [(4, 9), (0, 5)]
+    cursor = reading(log, place(0, 4), place(1, 5))
+    assert [fetch(log, cursor).part, fetch(log, cursor).part] == [(4, 9), (0, 5)]
 
 
 def test_seen_sequences_are_forgotten_with_the_window() -> None:
@@ -233,41 +233,41 @@ def test_seen_sequences_are_forgotten_with_the_window() -> None:
     for number in (5, 10):
         log.batch(Block(2, number), time_ms=number * WINDOW_MS)
     log.batch(Block(1, 0), time_ms=10 * WINDOW_MS + 1)
-    flow = flow_from(BEGINNING)
-    assert len(read(log, flow)) == 4
-    assert flow.counts.duplicate_records == 0
+    cursor = cursor_from(BEGINNING)
+    assert len(read(log, cursor)) == 4
+    assert cursor.counts.duplicate_records == 0
 
 
 def test_totals_are_those_that_the_first_pointer_states() -> None:
     log = Log()
     log.batch(Block(1, 0))
     log.batch(Block(1, 3))
-    flow = reading(log, place(1))
-    fetch(log, flow)
-    delivery = delivered(flow)
+    cursor = reading(log, place(1))
+    fetch(log, cursor)
+    delivery = delivered(cursor)
     assert (delivery.totals, delivery.behind.totals) == (Totals(3, SIZE), Totals(6, 2 * SIZE))
-    flow = retained(Totals(), skip=True)
-    flow.begin()
-    flow.take_entries(Entries(log.entries[1:], 2))
-    slot = flow.next_fetch()
+    cursor = retained(Totals(), skip=True)
+    cursor.begin()
+    cursor.take_entries(Entries(log.entries[1:], 2))
+    slot = cursor.next_fetch()
     assert slot is not None
-    flow.start_fetch(slot)
-    flow.expire(slot, 2)
-    assert flow.deliver() is None
-    assert flow.behind.totals == Totals(6, 2 * SIZE)
+    cursor.start_fetch(slot)
+    cursor.expire(slot, 2)
+    assert cursor.deliver() is None
+    assert cursor.behind.totals == Totals(6, 2 * SIZE)
 
 
 def test_a_start_within_a_batch_stays_where_it_is() -> None:
     log = Log()
     log.batch(Block(1, 0), Block(1, 3))
-    flow = reading(log, place(0, 1))
-    fetch(log, flow)
-    assert len(records([delivered(flow)])) == flow.counts.records == 5
+    cursor = reading(log, place(0, 1))
+    fetch(log, cursor)
+    assert len(records([delivered(cursor)])) == cursor.counts.records == 5
     damage(log, 0)
-    flow = reading(log, place(0, 1))
-    fetch(log, flow)
-    assert delivered(flow).failure is not None
-    assert flow.position == place(0, 1)
+    cursor = reading(log, place(0, 1))
+    fetch(log, cursor)
+    assert delivered(cursor).failure is not None
+    assert cursor.position == place(0, 1)
     expired = PartitionCursor(PARTITION, place(0, 1), window_ms=WINDOW_MS, known=Totals(1))
     expired.begin()
     expired.take_entries(shown(log))
@@ -284,25 +284,25 @@ def test_blocks_before_a_start_within_their_batch_count_as_seen() -> None:
     log = Log()
     log.batch(Block(1, 0), Block(1, 3))
     log.batch(Block(1, 0))
-    flow = flow_from(place(0, 3))
-    flow.begin()
-    assert [value for _, value in records(read(log, flow))] == Block(1, 3).values()
-    assert flow.counts.duplicate_records == 3
+    cursor = cursor_from(place(0, 3))
+    cursor.begin()
+    assert [value for _, value in records(read(log, cursor))] == Block(1, 3).values()
+    assert cursor.counts.duplicate_records == 3
 
 
 def test_deliveries_end_with_the_block_that_fills_them_and_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log()
     log.batch(Block(1, 0), Block(1, 3), Block(1, 6))
-    flow = reading(log, end=place(0, 3))
-    fetch(log, flow)
-    assert [(each.low, each.high) for each in delivered(flow).slices] == [(0, 3)]
-    monkeypatch.setattr(flow_module, "DELIVERY_BYTES", parse_header(Block(1, 0).data()).raw_length)
-    flow = reading(log)
-    slot = fetch(log, flow)
+    cursor = reading(log, end=place(0, 3))
+    fetch(log, cursor)
+    assert [(each.low, each.high) for each in delivered(cursor).slices] == [(0, 3)]
+    monkeypatch.setattr(cursor_module, "DELIVERY_BYTES", parse_header(Block(1, 0).data()).raw_length)
+    cursor = reading(log)
+    slot = fetch(log, cursor)
     for judged in (1, 2, 3):
-        assert len(delivered(flow).slices) == 1
+        assert len(delivered(cursor).slices) == 1
         assert slot.judged == judged
-    assert flow.deliver() is None
+    assert cursor.deliver() is None
 
 
 @pytest.mark.parametrize("damaged", [6, 9])
@@ -311,18 +311,18 @@ def test_a_batch_that_is_cut_otherwise_the_next_time_is_judged_from_its_start(
 ) -> None:
     log = Log()
     log.batch(Block(1, 0), Block(1, 3), Block(1, 6))
-    monkeypatch.setattr(flow_module, "DELIVERY_BYTES", 1)
-    flow = reading(log)
-    pieces = fetch(log, flow).pieces or ()
-    assert delivered(flow).behind.position == place(0, 3)
-    flow.drop_fetched()
-    slot = flow.next_fetch()
+    monkeypatch.setattr(cursor_module, "DELIVERY_BYTES", 1)
+    cursor = reading(log)
+    pieces = fetch(log, cursor).pieces or ()
+    assert delivered(cursor).behind.position == place(0, 3)
+    cursor.drop_fetched()
+    slot = cursor.next_fetch()
     assert slot is not None
-    flow.start_fetch(slot)
+    cursor.start_fetch(slot)
     hidden = BlockPiece(0, 0, damaged, None, memoryview(b""), CorruptDataError("its length is wrong"))
-    flow.fetched(slot, [hidden, *(piece for piece in pieces if piece.first >= damaged)])
-    assert delivered(flow).failure is not None
-    assert flow.position == place(0, 3)
+    cursor.fetched(slot, [hidden, *(piece for piece in pieces if piece.first >= damaged)])
+    assert delivered(cursor).failure is not None
+    assert cursor.position == place(0, 3)
 
 
 def test_copies_are_found_beside_damaged_blocks() -> None:
@@ -332,10 +332,10 @@ def test_copies_are_found_beside_damaged_blocks() -> None:
         second = [Block(1, 3), Block(1, 0)] if damaged == 0 else [Block(1, 0), Block(1, 3)]
         log.batch(*second)
         damage(log, 1, damaged)
-        flow = flow_from(BEGINNING, pass_damage=True)
-        assert [value for _, value in records(read(log, flow))] == Block(1, 0).values()
-        assert (flow.counts.duplicate_records, flow.counts.damaged_blocks) == (3, 1)
-        ((partition, header),) = flow.take_seen().copies
+        cursor = cursor_from(BEGINNING, pass_damage=True)
+        assert [value for _, value in records(read(log, cursor))] == Block(1, 0).values()
+        assert (cursor.counts.duplicate_records, cursor.counts.damaged_blocks) == (3, 1)
+        ((partition, header),) = cursor.take_seen().copies
         assert (partition, header.first_sequence) == (0, 0)
 
 
@@ -344,6 +344,6 @@ def test_blocks_that_were_seen_in_part_are_delivered_and_counted(second: Block, 
     log = Log()
     log.batch(Block(1, 0))
     log.batch(second)
-    flow = flow_from(BEGINNING)
-    read(log, flow)
-    assert flow.counts.overlapping_blocks == overlapping
+    cursor = cursor_from(BEGINNING)
+    read(log, cursor)
+    assert cursor.counts.overlapping_blocks == overlapping

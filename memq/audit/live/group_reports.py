@@ -38,7 +38,7 @@ class GroupReports:
     def __init__(self, consumer: AsyncConsumer, queue: RemoteQueue, topic: Topic, find: FindTopic) -> None:
         self._consumer = consumer
         self._queue = queue
-        self._places = OffsetResolver(queue)
+        self._resolver = OffsetResolver(queue)
         self._topic = topic
         self._find = find
 
@@ -91,7 +91,7 @@ class GroupReports:
                 await asyncio.sleep(BEYOND_S / (BEYOND_TRIES - 1))
             try:
                 await self._seek(home, at)
-                await self._places.checked_mark(self._log_of(home), at)
+                await self._resolver.checked_mark(self._log_of(home), at)
             except PositionLostError:
                 break
             except InvalidRequestError:
@@ -121,7 +121,7 @@ class GroupReports:
             raise GenerationFencedError(f"partition {home} of {AUDIT_TOPIC} ends before position {position}")
         if position is not None:
             try:
-                await self._places.checked_mark(self._log_of(home), position)
+                await self._resolver.checked_mark(self._log_of(home), position)
             except PositionLostError as error:
                 raise GenerationFencedError(str(error)) from error
         return end

@@ -51,7 +51,7 @@ class LogFollower:
 
     def __init__(self, queue: RemoteQueue, read: ReadRange, events: EventLog, clock: Clock) -> None:
         self._queue = queue
-        self._places = OffsetResolver(queue)
+        self._resolver = OffsetResolver(queue)
         self._clock = clock
         self._continuity: dict[ReadPartition, LogContinuity] = {}
         self._doubtful: dict[ReadPartition, None] = {}  # logs that ended before what was read of them
@@ -183,7 +183,7 @@ class LogFollower:
         elif log not in self._doubtful and not known.is_broken_by(new):
             return True
         try:
-            await self._places.check_continuity(log, known)
+            await self._resolver.check_continuity(log, known)
         except PositionLostError:
             await self._rewind(log, audits)
             return False

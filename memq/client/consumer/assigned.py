@@ -63,7 +63,7 @@ class ConsumerObserver(Protocol):
 class Assigned:
     """The partition, from the moment it is read until it is `removed`."""
 
-    flow: PartitionCursor
+    cursor: PartitionCursor
     settings: TopicSettings
     writers: list[int]  # the write partitions whose pointers go here
     grant: int = 0  # of the partition to this member: all that is read under an older one is void
@@ -79,4 +79,4 @@ class Assigned:
     @property
     def place(self) -> TopicPartition:
         """The partition as users name it."""
-        return topic_partition_of(self.flow.partition)
+        return topic_partition_of(self.cursor.partition)

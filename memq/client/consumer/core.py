@@ -89,7 +89,7 @@ class ConsumerCore:
         any_broker = BrokerRouter(self._pool, self._metadata.holders)
         self._queue = RemoteQueue(any_broker, any_broker.with_blocks)
         self._owners = OwnerRequests(runtime, self._pool, self._metadata, SPANS_S_MAX)
-        self._places = OffsetResolver(self._queue, owner_spans=self._owner_spans)
+        self._resolver = OffsetResolver(self._queue, owner_spans=self._owner_spans)
         self._stores = OpenStores(self._metadata, runtime, settings.s3)
         self._dead_letters = DeadLetters(runtime, addresses)
         self._topics: dict[str, Topic] = {}
@@ -107,7 +107,7 @@ class ConsumerCore:
         self._opener = Opener(
             settings,
             self._queue,
-            self._places,
+            self._resolver,
             self._reading,
             self._topics,
             self._wanted,
@@ -301,12 +301,12 @@ class ConsumerCore:
         topic = self._topic_of(partition)
         position, totals = self._here(assigned)
         if totals is None:
-            totals = await self._places.totals_of(assigned.flow, topic.settings, topic.writers_of(partition))
-        return await self._places.lag(topic, partition, position, totals, self._runtime.clock)
+            totals = await self._resolver.totals_of(assigned.cursor, topic.settings, topic.writers_of(partition))
+        return await self._resolver.lag(topic, partition, position, totals, self._runtime.clock)
 
     def _here(self, assigned: Assigned) -> tuple[Position, Totals | None]:
         """Return the next position of a partition, and the totals before its pointer if known."""
-        return self._ready_batches.ahead_of(assigned) or (assigned.flow.behind.marked_position, None)
+        return self._ready_batches.ahead_of(assigned) or (assigned.cursor.behind.marked_position, None)
 
     async def seek(self, topic: str, partition: int, to: Point) -> None:
         """Continue from another position; prefetched data is dropped.
@@ -354,7 +354,7 @@ class ConsumerCore:
     def stats(self) -> ConsumerStats:
         """Return the counters."""
         total = Counts()
-        parts = [assigned.flow.counts for assigned in self._reading.assigned.values()]
+        parts = [assigned.cursor.counts for assigned in self._reading.assigned.values()]
         for part in (self._late_counts, self._reading.removed_counts, *parts):
             total.add(part)
         total.records -= self._ready_batches.records_kept

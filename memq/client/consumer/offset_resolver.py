@@ -179,24 +179,24 @@ class OffsetResolver:
         return continuity.mark
 
     async def look_back(
-        self, flow: PartitionCursor, settings: TopicSettings, writers: Sequence[int], index_of: IndexOf
+        self, cursor: PartitionCursor, settings: TopicSettings, writers: Sequence[int], index_of: IndexOf
     ) -> None:
-        """Show `flow` the pointers of the dedup window before its start, and how much lies before it.
+        """Show `cursor` the pointers of the dedup window before its start, and how much lies before it.
 
         Raises: InvalidRequestError for a start after the end, for example of a group whose partition lost its log;
         PositionLostError if the log has grown past the start since then.
         """
-        partition, start = flow.partition, flow.position.pointer_offset
+        partition, start = cursor.partition, cursor.position.pointer_offset
         span = await valid_span(self._queue, partition)
-        await self._check_end(partition, flow.position, span)
+        await self._check_end(partition, cursor.position, span)
         if span.begin <= start:
-            await self.check_continuity(partition, flow.continuity)
-        flow.begin_look_back()
+            await self.check_continuity(partition, cursor.continuity)
+        cursor.begin_look_back()
         async for entries in self.window_before(partition, start, span, settings):
-            for pointer in flow.look_back(entries):
-                flow.note_index(pointer, await index_of(pointer))
-        if start and not all(flow.progress.is_settled(writer) for writer in writers):
-            flow.progress.join(await self._before(partition, start, span, settings, writers))
+            for pointer in cursor.look_back(entries):
+                cursor.note_index(pointer, await index_of(pointer))
+        if start and not all(cursor.progress.is_settled(writer) for writer in writers):
+            cursor.progress.join(await self._before(partition, start, span, settings, writers))
 
     async def window_before(
         self, partition: ReadPartition, start: int, span: Span, settings: TopicSettings
@@ -220,11 +220,11 @@ class OffsetResolver:
         span = await valid_span(self._queue, partition)
         return (await self._before(partition, offset, span, settings, writers)).totals
 
-    async def totals_of(self, flow: PartitionCursor, settings: TopicSettings, writers: Sequence[int]) -> Totals:
-        """Return how much lies before the pointer at the position of `flow`."""
-        if flow.state is CursorState.LOOKING_BACK:
-            return await self.totals_before(flow.partition, flow.position.pointer_offset, settings, writers)
-        return flow.progress.totals
+    async def totals_of(self, cursor: PartitionCursor, settings: TopicSettings, writers: Sequence[int]) -> Totals:
+        """Return how much lies before the pointer at the position of `cursor`."""
+        if cursor.state is CursorState.LOOKING_BACK:
+            return await self.totals_before(cursor.partition, cursor.position.pointer_offset, settings, writers)
+        return cursor.progress.totals
 
     async def lag(self, topic: Topic, partition: ReadPartition, position: Position, here: Totals, clock: Clock) -> Lag:
         """Return what lies between `position`, with `here` before its pointer, and the end now."""

@@ -35,7 +35,7 @@ class Opener:
         self,
         settings: ConsumerSettings,
         queue: RemoteQueue,
-        places: OffsetResolver,
+        resolver: OffsetResolver,
         reading: FetchScheduler,
         topics: Mapping[str, Topic],
         wanted: Callable[[], Mapping[ReadPartition, int]],
@@ -47,7 +47,7 @@ class Opener:
         self.failure: MemqError | None = None
         self._settings = settings
         self._queue = queue
-        self._places = places
+        self._resolver = resolver
         self._reading = reading
         self._topics = topics
         self._wanted = wanted
@@ -98,7 +98,7 @@ class Opener:
                 f"partition {partition.partition} of topic '{partition.topic}' was assigned to another member",
                 hint="poll until on_assigned was called with it, then seek again",
             )
-        paused = assigned.flow.paused
+        paused = assigned.cursor.paused
         self._read(partition, position, _known_before(point), "seek", assigned.grant, position.mark)
         if paused:
             self._reading.pause(partition, paused=True)
@@ -176,7 +176,7 @@ class Opener:
         place = topic_partition_of(partition)
         if self._settings.end is not None and partition not in self._ends:
             end = point_of(self._settings.end, place)
-            self._ends[partition] = await self._places.position_of(end, partition, settings)
+            self._ends[partition] = await self._resolver.position_of(end, partition, settings)
         known: Totals | None
         mark = 0
         if stored is not None:
@@ -195,7 +195,7 @@ class Opener:
         self, point: str | int | Position, partition: ReadPartition, settings: TopicSettings
     ) -> Position:
         skip = self._settings.on_expired == "skip"
-        return await self._places.start_at(point, partition, settings, pass_expired=skip)
+        return await self._resolver.start_at(point, partition, settings, pass_expired=skip)
 
     def _read(
         self,
@@ -207,7 +207,7 @@ class Opener:
         mark: int = 0,
     ) -> Assigned:
         topic = self._topics[partition.topic]
-        flow = PartitionCursor(
+        cursor = PartitionCursor(
             partition,
             position,
             window_ms=window_ms(topic.settings),
@@ -217,7 +217,7 @@ class Opener:
             known=known,
             mark=mark,
         )
-        assigned = self._reading.add(flow, topic, grant)
+        assigned = self._reading.add(cursor, topic, grant)
         if self._observer is not None:
             commits = self._settings.group is not None
             assigned.observer = self._observer.reading(topic, assigned.writers, commits=commits)
@@ -228,5 +228,5 @@ class Opener:
 
 
 def _known_before(point: str | int | Position) -> Totals | None:
-    """Return what `PartitionCursor` is to know of what lies before a start: see there."""
+    """Return the argument `known` of `PartitionCursor` for a start without a stored position."""
     return Totals() if isinstance(point, Position) else None

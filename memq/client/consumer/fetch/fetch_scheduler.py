@@ -55,7 +55,7 @@ class FetchScheduler:
         self.stored: dict[ReadPartition, Committed] = {}  # the last that is known to be stored of each
         self._runtime = runtime
         self._queue = queue
-        self._places = OffsetResolver(queue)
+        self._resolver = OffsetResolver(queue)
         self._fetcher = fetcher
         self._tasks = tasks
         self._prefetch_bytes_max = prefetch_bytes_max
@@ -94,17 +94,17 @@ class FetchScheduler:
         """The partitions that are read, in the order they came."""
         return self._assigned
 
-    def add(self, flow: PartitionCursor, topic: Topic, grant: int = 0) -> Assigned:
+    def add(self, cursor: PartitionCursor, topic: Topic, grant: int = 0) -> Assigned:
         """Read a partition, replacing an earlier reading of it."""
-        self.remove(flow.partition)
-        writers = topic.writers_of(flow.partition)
-        assigned = self._assigned[flow.partition] = Assigned(flow, topic.settings, writers, grant)
-        self._turn.append(flow.partition)
+        self.remove(cursor.partition)
+        writers = topic.writers_of(cursor.partition)
+        assigned = self._assigned[cursor.partition] = Assigned(cursor, topic.settings, writers, grant)
+        self._turn.append(cursor.partition)
         self._work(assigned, self._begin(assigned), "consumer looks back")
         return assigned
 
     def follow(self, topics: Mapping[str, Topic]) -> None:
-        """Take the write partitions that topics have by now: what retention takes of all of them is counted."""
+        """Take the present write partitions of topics, so that lost records of all of them are counted."""
         for partition, assigned in self._assigned.items():
             topic = topics.get(partition.topic)
             if topic is not None and topic.id == partition.topic_id:
@@ -121,7 +121,7 @@ class FetchScheduler:
         assigned = self._assigned.pop(partition, None)
         if assigned is not None:
             assigned.removed = True
-            self.removed_counts.add(assigned.flow.counts)
+            self.removed_counts.add(assigned.cursor.counts)
             self._turn.remove(partition)
             self._polling.forget(partition)
             for task in list(assigned.tasks):
@@ -130,26 +130,26 @@ class FetchScheduler:
 
     def pause(self, partition: ReadPartition, *, paused: bool) -> None:
         """Pause or resume a partition; a paused one holds no bytes."""
-        flow = self._assigned[partition].flow
-        flow.paused = paused
+        cursor = self._assigned[partition].cursor
+        cursor.paused = paused
         if paused:
-            flow.drop_fetched()
+            cursor.drop_fetched()
         self._advance()
 
     def deliver(self, *, whole: bool = False) -> tuple[Assigned, ReadyRange] | None:
         """Return the next records of the partition whose turn it is; None when nothing is ready.
 
-        With `whole` nothing that is damaged is met.
+        With `whole` no partition delivers a damaged batch (`PartitionCursor.deliver`).
         """
         for partition in list(self._turn):
             assigned = self._assigned[partition]
-            if not assigned.flow.deliverable:
+            if not assigned.cursor.deliverable:
                 continue
-            before = assigned.flow.position
-            delivery = assigned.flow.deliver(whole=whole)
+            before = assigned.cursor.position
+            delivery = assigned.cursor.deliver(whole=whole)
             self._report_events(assigned)
-            if delivery is None and assigned.flow.position != before:
-                assigned.ledger.passed(assigned.flow.behind)
+            if delivery is None and assigned.cursor.position != before:
+                assigned.ledger.passed(assigned.cursor.behind)
             self._advance()
             if delivery is not None:
                 self._turn.remove(partition)
@@ -159,11 +159,11 @@ class FetchScheduler:
 
     def _report_events(self, assigned: Assigned) -> None:
         """Report the cursor's events to the audit, before the records that it delivers."""
-        seen = assigned.flow.take_seen()
+        seen = assigned.cursor.take_seen()
         for conflict in seen.conflicts:
-            where = f"topic '{assigned.flow.partition.topic}' at {conflict.position}"
+            where = f"topic '{assigned.cursor.partition.topic}' at {conflict.position}"
             self._events.error("consumer.identity-conflict", f"{where}, delivered all the same: {conflict.error}")
-        moved, observer = assigned.flow.take_moved_start(), assigned.observer
+        moved, observer = assigned.cursor.take_moved_start(), assigned.observer
         if observer is None:
             return
         if moved is not None:
@@ -174,8 +174,8 @@ class FetchScheduler:
     @property
     def ended(self) -> bool:
         """Whether every partition was delivered to its end; false when there is none."""
-        flows = [assigned.flow for assigned in self._assigned.values()]
-        return bool(flows) and all(flow.state is CursorState.ENDED for flow in flows)
+        cursors = [assigned.cursor for assigned in self._assigned.values()]
+        return bool(cursors) and all(cursor.state is CursorState.ENDED for cursor in cursors)
 
     # ---- blocks that come with their pointers --------------------------------------------------------
 
@@ -190,7 +190,7 @@ class FetchScheduler:
 
         Only those of the next batch are taken: a later one would hold bytes for which the next one waits.
         """
-        while not assigned.stalled and (slot := assigned.flow.next_fetch()) is not None:
+        while not assigned.stalled and (slot := assigned.cursor.next_fetch()) is not None:
             data = blocks.get(slot.offset)
             if data is None or self._held_bytes() + slot.bytes > self._prefetch_bytes_max:
                 return
@@ -199,11 +199,11 @@ class FetchScheduler:
             if pieces is None:
                 slot.sent = data
                 return
-            assigned.flow.start_fetch(slot)
-            assigned.flow.fetched(slot, pieces)
+            assigned.cursor.start_fetch(slot)
+            assigned.cursor.fetched(slot, pieces)
 
     def _held_bytes(self) -> int:
-        return sum(assigned.flow.held_bytes for assigned in self._assigned.values())
+        return sum(assigned.cursor.held_bytes for assigned in self._assigned.values())
 
     # ---- work for one partition ----------------------------------------------------------------------
 
@@ -228,21 +228,21 @@ class FetchScheduler:
         while True:
             try:
                 async with self._looking_back:
-                    await self._places.look_back(
-                        assigned.flow, assigned.settings, assigned.writers, self._fetcher.index_of
+                    await self._resolver.look_back(
+                        assigned.cursor, assigned.settings, assigned.writers, self._fetcher.index_of
                     )
                 break
             except MemqError as error:
                 failures += 1
                 await self._retries.back_off(error, failures)
-        assigned.flow.begin()
+        assigned.cursor.begin()
         self._advance()
         self._changed()
 
     def _fetch_more(self) -> None:
         """Start fetches in turn while there is room: at least one, whatever its size."""
         slow = [partition for partition, assigned in self._assigned.items() if self._is_slow(assigned)]
-        slow_bytes = [self._assigned[partition].flow.held_bytes for partition in slow]
+        slow_bytes = [self._assigned[partition].cursor.held_bytes for partition in slow]
         slow_fetches = sum(self._assigned[partition].fetches for partition in slow)
         held = self._held_bytes()
         held -= min(sum(slow_bytes), max([self._prefetch_bytes_max, *slow_bytes]))
@@ -252,7 +252,7 @@ class FetchScheduler:
             started = False
             for partition in self._turn:
                 assigned = self._assigned[partition]
-                slot = assigned.flow.next_fetch()
+                slot = assigned.cursor.next_fetch()
                 if slot is None or partition in slow:
                     continue
                 if self._fetches >= fetches_max or (held and held + slot.bytes > self._prefetch_bytes_max):
@@ -262,7 +262,7 @@ class FetchScheduler:
                 self._start_fetch(assigned, slot)
 
     def _is_slow(self, assigned: Assigned) -> bool:
-        """Return whether a partition gets nothing, though it fetches, and others are not to wait for it."""
+        """Whether other partitions do not wait for this one: it is stalled, or no fetch ended for `SLOW_S`."""
         since_s = self._runtime.clock.monotonic() - assigned.fetched_s
         return assigned.stalled or (assigned.fetches > 0 and since_s >= SLOW_S)
 
@@ -271,7 +271,7 @@ class FetchScheduler:
         if assigned.fetches == 0:
             assigned.fetched_s = self._runtime.clock.monotonic()
         assigned.fetches += 1
-        assigned.flow.start_fetch(slot)
+        assigned.cursor.start_fetch(slot)
         late = asyncio.get_running_loop().call_later(SLOW_S, self._fetch_is_late)
 
         def ended(_task: asyncio.Task[None]) -> None:
@@ -290,27 +290,27 @@ class FetchScheduler:
             self._advance()
 
     def _compare_more(self) -> None:
-        """Look up what blocks seem to be copies of; one batch at a time in each partition."""
+        """Search for the originals of apparent copies, for one batch at a time in each partition."""
         for assigned in self._assigned.values():
-            slot = assigned.flow.comparing
+            slot = assigned.cursor.comparing
             if slot is not None and slot.claims and assigned.compared is not slot:
                 assigned.compared = slot
                 self._work(assigned, self._compare(assigned, slot), "consumer compares")
 
     async def _compare(self, assigned: Assigned, slot: PointerSlot) -> None:
-        flow, failures = assigned.flow, 0
+        cursor, failures = assigned.cursor, 0
         assert slot.pointer is not None
         search = BlockSearch(
             self._queue,
-            flow.partition,
+            cursor.partition,
             slot.pointer.partition,
             self._fetcher.index_of,
             self._events,
-            str(flow.partition),
+            str(cursor.partition),
         )
         while slot.claims:
             try:
-                begin = await self._queue.seek_time(flow.partition, slot.time_ms - window_ms(assigned.settings))
+                begin = await self._queue.seek_time(cursor.partition, slot.time_ms - window_ms(assigned.settings))
                 slot.compare(await search.find(slot.claims, begin, slot.offset, slot.is_compared))
             except MemqError as error:
                 failures += 1
@@ -327,7 +327,7 @@ class FetchScheduler:
                 failures += 1
                 if failures == STALL_FAILURES and _is_wanted(slot) and not assigned.stalled:
                     assigned.stalled = True
-                    assigned.flow.drop_fetched()
+                    assigned.cursor.drop_fetched()
                     self._work(assigned, self._fetch_stalled(assigned, failures), "consumer fetches one batch")
                     self._retries.note(error)
                     return
@@ -336,36 +336,36 @@ class FetchScheduler:
 
     async def _fetch_stalled(self, assigned: Assigned, failures: int) -> None:
         """Fetch the next batch of a partition that holds none, until it comes; others continue meanwhile."""
-        flow = assigned.flow
-        while (slot := flow.next_fetch()) is not None:
+        cursor = assigned.cursor
+        while (slot := cursor.next_fetch()) is not None:
             await self._retries.pause(failures)
-            if flow.next_fetch() is not slot:
+            if cursor.next_fetch() is not slot:
                 continue
-            flow.start_fetch(slot)
+            cursor.start_fetch(slot)
             try:
                 async with self._stalled_fetches:
                     await self._fetch_once(assigned, slot)
                 break
             except MemqError as error:
                 failures += 1
-                flow.drop_fetched()
+                cursor.drop_fetched()
                 self._retries.note(error)
         assigned.stalled = False
         self._advance()
         self._changed()
 
-    def _look_again(self, assigned: Assigned, slot: PointerSlot, error: NotFoundError) -> None:
-        """Raise StoreError for `MISSING_S` before a missing object is skipped: a skip can't be undone.
+    def _check_missing(self, assigned: Assigned, slot: PointerSlot, error: NotFoundError) -> None:
+        """Raise StoreError until an object has been missing for `MISSING_S`: a skip can't be undone.
 
-        The queue still has the pointer, so retention has not taken the object. A store whose outage is answered with
-        404 on all ways would else cost a group sound records. Whoever stops at damage may try again as it likes.
+        The queue still has the pointer, so retention has not taken the object. A store may answer 404 during an
+        outage, and then a group would skip sound records. A consumer that stops at damage gets the error at once.
         """
-        if not assigned.flow.pass_damage:
+        if not assigned.cursor.pass_damage:
             return
         now_s = self._runtime.clock.monotonic()
         if slot.missing_since_s is None:
             slot.missing_since_s = now_s
-            place = f"topic '{assigned.flow.partition.topic}' at offset {slot.offset}"
+            place = f"topic '{assigned.cursor.partition.topic}' at offset {slot.offset}"
             self._events.warning("consumer.object-missing", f"{place}: {error}; asking again for {MISSING_S:g} s")
         if now_s < slot.missing_since_s + MISSING_S:
             raise StoreError(f"an object that the queue names is missing: {error}")
@@ -382,21 +382,21 @@ class FetchScheduler:
                 part = await self._fetcher.fetch_records(pointer, *slot.part)
                 pieces, before = part.pieces, part.before
         except NotFoundError as error:
-            ahead = await self._queue.read(assigned.flow.partition, slot.offset, 1)
+            ahead = await self._queue.read(assigned.cursor.partition, slot.offset, 1)
             if not ahead or ahead[0].offset != slot.offset:
-                span = await self._queue.span(assigned.flow.partition)
-                first = await self._places.first_left(assigned.flow.partition, slot.offset, span)
+                span = await self._queue.span(assigned.cursor.partition)
+                first = await self._resolver.first_left(assigned.cursor.partition, slot.offset, span)
                 if first is None:  # it was there, and retention did not take it
                     raise QueueError(f"the pointer at offset {slot.offset} is not shown any more") from error
-                assigned.flow.expire(slot, first)  # retention took pointer and object
+                assigned.cursor.expire(slot, first)  # retention took pointer and object
                 return
-            if assigned.flow.move(slot, ahead[0]):
+            if assigned.cursor.move(slot, ahead[0]):
                 return
-            self._look_again(assigned, slot, error)
+            self._check_missing(assigned, slot, error)
             pieces = missing_batch(pointer, CorruptDataError(f"its object is missing: {error}"))
-        assigned.flow.fetched(slot, pieces, before)
+        assigned.cursor.fetched(slot, pieces, before)
 
 
 def _is_wanted(slot: PointerSlot) -> bool:
-    """Return whether a batch that is being fetched is still to come: not when it was dropped meanwhile."""
+    """Whether a batch is still being fetched; false if it was dropped meanwhile."""
     return slot.fetching

@@ -86,8 +86,8 @@ class Counts:
 class ReadyRange:
     """A delivery of `deliver`: records, or an error before which the cursor stays.
 
-    `first` and `behind` are the places before and after, `totals` what lies before the pointer of `first`;
-    `damaged` are pieces that were passed over, or the one that the error is about.
+    `first` and `behind` are the positions before and after it; `totals` counts the records before the pointer of
+    `first`. `damaged` has the pieces that were passed over, or the one that `failure` names.
     """
 
     first: Position
@@ -130,10 +130,10 @@ class Seen(NamedTuple):
 class PartitionCursor:
     """The machine of one read partition, from `start` on, to `end` when there is one.
 
-    With `pass_damage` damaged blocks are passed over, else the flow stays before the first one; `pass_expired` says the
-    same of what retention took. `known` is what is known to lie before the start (none of it when the caller named
-    the place), None where the start is what there is: what goes before its first record is no loss. `mark` is that of
-    the start (`Committed`).
+    With `pass_damage` the cursor passes over damaged blocks, else it stays before the first one. `pass_expired` is the
+    same for records that retention took. `known` has the totals before the start as far as they are known. It is None
+    for a start that is no position: then records that retention takes before the first delivery are no loss.
+    `mark` is that of the start (`Committed`); `window_ms` is the length of the dedup window.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class PartitionCursor:
         self.counts = Counts()
         self.state = CursorState.LOOKING_BACK
         self.paused = False
-        self.held_bytes = 0  # stored bytes that are here or on their way
+        self.held_bytes = 0  # stored bytes of batches that are fetched, or are being fetched
         self.pass_damage = pass_damage
         self._pass_expired = pass_expired
         self._start = start
@@ -182,10 +182,10 @@ class PartitionCursor:
         self._progress = ReadProgress()
 
     def look_back(self, entries: Iterable[Entry]) -> list[Pointer]:
-        """Take pointers that lie before the start, in order: what they hold was seen.
+        """Take pointers before the start, in order, and mark the sequences of their blocks as seen.
 
-        No object is read, except the indexes of those that are returned: they have more producers than a pointer
-        can name, so `note_index` wants them.
+        Returns the pointers that do not name all their producers: the caller reads the indexes of their objects, and
+        calls `note_index`.
         """
         assert self.state is CursorState.LOOKING_BACK
         incomplete: list[Pointer] = []
@@ -220,7 +220,7 @@ class PartitionCursor:
 
     @property
     def poll_offset(self) -> int | None:
-        """From where to poll pointers; None when none are wanted now."""
+        """The offset from which to poll pointers; None when no pointers are needed now."""
         if len(self._slots) >= SLOTS_MAX:
             self._full = True
         elif len(self._slots) <= SLOTS_MAX // 2:
@@ -280,7 +280,7 @@ class PartitionCursor:
     def fetched(self, slot: PointerSlot, pieces: Sequence[BlockPiece], before: Sequence[NumberedEntry] = ()) -> None:
         """Take the pieces of a fetched batch, unless the batch was dropped meanwhile.
 
-        `before` are blocks before the start that were not fetched: what they hold was seen.
+        `before` are the blocks before the start that were not fetched: their sequences count as seen.
         """
         if slot.fetching:
             slot.fetching, slot.pieces, slot.damaged = False, pieces, not is_whole(pieces)
@@ -303,7 +303,7 @@ class PartitionCursor:
         return True
 
     def drop_fetched(self) -> None:
-        """Let go of all batches that are here or on their way: they are fetched again when they are wanted."""
+        """Drop all fetched batches, and those that are being fetched; the cursor fetches them again later."""
         for slot in self._slots:  # what was judged of a batch stays judged
             slot.fetching, slot.pieces, slot.claims = False, None, ()
         self._unfetched = deque(slot for slot in self._slots if not slot.ready)
@@ -319,9 +319,9 @@ class PartitionCursor:
         return self._slots[0].ready and not self._slots[0].claims
 
     def deliver(self, *, whole: bool = False) -> ReadyRange | None:
-        """Return the next records, or the error before which the flow stays; None when nothing is ready.
+        """Return the next records, or the error before which the cursor stays; None when nothing is ready.
 
-        Control pointers, copies and what expired are passed over on the way: the position moves over them.
+        The position moves over control pointers, copies and expired records.
         With `whole` it stops before a batch that is damaged, so that nothing but records is returned.
         """
         while self.deliverable and not (whole and self._slots[0].damaged):
@@ -447,7 +447,7 @@ class PartitionCursor:
         return max(0, gap.before.records - self._passed_totals().records)
 
     def _end_index(self, offset: int) -> int | None:
-        """Return the record index at which the flow ends in this batch; None when it ends elsewhere."""
+        """Return the record index at which the cursor ends in this batch; None when it ends elsewhere."""
         if self.end is not None and self.end.pointer_offset == offset:
             return self.end.record_index
         return None

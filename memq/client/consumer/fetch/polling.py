@@ -64,10 +64,10 @@ class Retries:
 
 @dataclass(slots=True)
 class _Poll:
-    """One of the two polls."""
+    """One of the two polls. `kicked` ends a poll, so that the next one includes more partitions."""
 
     wait_ms: int
-    polled: dict[ReadPartition, int] = field(default_factory=dict)  # the offsets of the one under way
+    polled: dict[ReadPartition, int] = field(default_factory=dict)  # the partitions and offsets of the current poll
     kicked: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -84,7 +84,7 @@ class BlocksTaker(Protocol):
 
 
 class Polling:
-    """Gives each flow of `assigned` the pointers that it wants; `advanced` is called after each answer."""
+    """Polls pointers for each cursor of `assigned`; calls `advanced` after each answer."""
 
     def __init__(
         self,
@@ -96,14 +96,16 @@ class Polling:
     ) -> None:
         self._queue = queue
         self._blocks = blocks
-        self._places = OffsetResolver(queue)
+        self._resolver = OffsetResolver(queue)
         self._assigned = assigned
         self._retries = retries
         self._advanced = advanced
         self._common = _Poll(POLL_WAIT_MS)
         self._apart = _Poll(0)
         self._short_s: dict[ReadPartition, float] = {}  # by log: since when it ends before what was read of it
-        self._failing: dict[ReadPartition, None] = {}  # those that are apart, the least recent failure first
+        self._failing: dict[
+            ReadPartition, None
+        ] = {}  # the partitions that are polled apart, the least recent failure first
 
     def start(self, tasks: TaskOwner) -> None:
         """Start both polls."""
@@ -111,24 +113,24 @@ class Polling:
         tasks.start(self._run(self._apart), "consumer polls apart")
 
     def advance(self) -> None:
-        """Begin a new poll where a partition is wanted that is not in the one under way."""
+        """Begin a new poll if the current one lacks a partition that needs pointers."""
         for poll in (self._common, self._apart):
             if any(partition not in poll.polled for partition in self._wanted(poll)):
                 poll.kicked.set()
 
     def forget(self, partition: ReadPartition) -> None:
-        """Drop what the polls under way bring of a partition."""
+        """Ignore the answers of current polls for a partition."""
         self._failing.pop(partition, None)
         self._short_s.pop(partition, None)
         for poll in (self._common, self._apart):
             poll.polled.pop(partition, None)
 
     def _wanted(self, poll: _Poll) -> dict[ReadPartition, int]:
-        """Return from where which partitions are to be polled, in the order in which they are to be answered."""
+        """Return the partitions to poll with their offsets, in the order in which the broker shall answer."""
         partitions = list(self._failing)
         if poll is self._common:
             partitions = [partition for partition in self._assigned if partition not in self._failing]
-        offsets = {partition: self._assigned[partition].flow.poll_offset for partition in partitions}
+        offsets = {partition: self._assigned[partition].cursor.poll_offset for partition in partitions}
         return {partition: offset for partition, offset in offsets.items() if offset is not None}
 
     async def _run(self, poll: _Poll) -> None:
@@ -139,13 +141,13 @@ class Polling:
             if not poll.polled:
                 await poll.kicked.wait()
                 continue
-            error = await self._once(poll, poll.polled)
+            error = await self._poll_once(poll, poll.polled)
             failures = 0 if error is None else failures + 1
             if error is not None:
                 await self._retries.back_off(error, failures)
 
-    async def _once(self, poll: _Poll, offsets: dict[ReadPartition, int]) -> MemqError | None:
-        """Poll until a partition is wanted that is not among `offsets`; return why the next poll has to wait."""
+    async def _poll_once(self, poll: _Poll, offsets: dict[ReadPartition, int]) -> MemqError | None:
+        """Poll until a partition outside `offsets` needs pointers; return the error that delays the next poll."""
         loop = asyncio.get_running_loop()
         bytes_max = min(LOG_BYTES * len(offsets), POLL_BYTES_MAX)
         blocks_bytes_max = self._blocks.blocks_bytes_max() if poll is self._common else 0
@@ -171,25 +173,25 @@ class Polling:
         return error
 
     def _asked(self, partition: ReadPartition, offsets: Mapping[ReadPartition, int]) -> tuple[Assigned, int] | None:
-        """Return the partition and offset of an answer; None when it left or moved in the meantime."""
+        """Return the partition and requested offset of an answer; None if it left or moved meanwhile."""
         assigned, offset = self._assigned.get(partition), offsets.get(partition)
-        if assigned is None or offset is None or assigned.flow.poll_offset != offset:
+        if assigned is None or offset is None or assigned.cursor.poll_offset != offset:
             return None
         return assigned, offset
 
     async def _take_common(self, polled: Polled, offsets: Mapping[ReadPartition, int]) -> None:
-        """Take what continues at the offset that was asked for; all else is asked for apart."""
+        """Take entries that continue at the requested offset; poll the partition apart in all other cases."""
         asked = self._asked(polled.partition, offsets)
         if asked is None:
             return
         assigned, offset = asked
         if polled.error is not None:
             self._retries.note(polled.error)
-        flow, is_short = assigned.flow, polled.error is None and _ends_before(assigned.flow, polled)
+        cursor, is_short = assigned.cursor, polled.error is None and _ends_before(assigned.cursor, polled)
         if not is_short:
             self._short_s.pop(polled.partition, None)
-        doubtful = polled.error is not None or _passes_over(flow, polled, offset) or is_short
-        if doubtful or not flow.take_entries(first_run(polled.entries), compared=False):
+        doubtful = polled.error is not None or _passes_over(cursor, polled, offset) or is_short
+        if doubtful or not cursor.take_entries(first_run(polled.entries), compared=False):
             self._failing[polled.partition] = None
         elif polled.blocks:
             self._blocks.take_blocks(assigned, polled.blocks)
@@ -223,52 +225,52 @@ class Polling:
         An answer without entries is compared, too: a log that was cut may have grown to the same end.
         Raises: PositionLostError if the log is not the one that was read before.
         """
-        flow, entries = assigned.flow, polled.entries
-        self._check_end(flow, polled)
+        cursor, entries = assigned.cursor, polled.entries
+        self._check_end(cursor, polled)
         if first_of(entries) > offset:
             # Offsets need not be dense, but nearly always are: what lies between was passed over by this answer alone.
             again = await self._queue.read(polled.partition, offset, POLL_BYTES_MAX)
             entries = min(entries, again, key=first_of)
         before = Totals()
-        first = flow.misses(polled.span, entries)
+        first = cursor.misses(polled.span, entries)
         if first is not None:
-            first = await self._places.first_left(polled.partition, offset, polled.span)
+            first = await self._resolver.first_left(polled.partition, offset, polled.span)
             if first is None:
                 raise QueueError(
                     f"the queue no longer reports that '{polled.partition.topic}' begins after offset {offset}"
                 )
-            before = await self._places.totals_before(polled.partition, first, assigned.settings, assigned.writers)
+            before = await self._resolver.totals_before(polled.partition, first, assigned.settings, assigned.writers)
         if not _is_still_at(assigned, offset):
             return
         if first is not None:
-            flow.take_gap(first, before)
+            cursor.take_gap(first, before)
         entries = first_run(entries)
-        if not entries or _ends_before(flow, polled) or not flow.take_entries(entries, compared=False):
-            await self._places.check_continuity(polled.partition, flow.continuity)
+        if not entries or _ends_before(cursor, polled) or not cursor.take_entries(entries, compared=False):
+            await self._resolver.check_continuity(polled.partition, cursor.continuity)
             if _is_still_at(assigned, offset):
-                flow.take_entries(entries)
+                cursor.take_entries(entries)
 
-    def _check_end(self, flow: PartitionCursor, polled: Polled) -> None:
+    def _check_end(self, cursor: PartitionCursor, polled: Polled) -> None:
         """Raise PositionLostError for a log that ends before what was read of it for `SHORT_S`.
 
         Its new records would reach the reader only after the log has grown over the reader's position.
         """
-        if not _ends_before(flow, polled):
+        if not _ends_before(cursor, polled):
             self._short_s.pop(polled.partition, None)
             return
         now_s = asyncio.get_running_loop().time()
         if now_s - self._short_s.setdefault(polled.partition, now_s) >= SHORT_S:
-            raise cut_error(polled.partition, flow.continuity.reached, polled.span.end)
+            raise cut_error(polled.partition, cursor.continuity.reached, polled.span.end)
 
 
-def _passes_over(flow: PartitionCursor, polled: Polled, offset: int) -> bool:
-    return first_of(polled.entries) > offset or flow.misses(polled.span, polled.entries) is not None
+def _passes_over(cursor: PartitionCursor, polled: Polled, offset: int) -> bool:
+    return first_of(polled.entries) > offset or cursor.misses(polled.span, polled.entries) is not None
 
 
 def _is_still_at(assigned: Assigned, offset: int) -> bool:
-    return not assigned.removed and assigned.flow.poll_offset == offset
+    return not assigned.removed and assigned.cursor.poll_offset == offset
 
 
-def _ends_before(flow: PartitionCursor, polled: Polled) -> bool:
+def _ends_before(cursor: PartitionCursor, polled: Polled) -> bool:
     """Whether the log ends before what was read of it."""
-    return polled.span.end < flow.continuity.reached.pointer_offset
+    return polled.span.end < cursor.continuity.reached.pointer_offset

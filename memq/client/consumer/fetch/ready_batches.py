@@ -71,7 +71,7 @@ class ReadyBatches:
             handout = self._ahead.popleft()
             if handout.assigned.removed:
                 self._dropped_records += len(handout.batch)
-            elif handout.assigned.flow.paused:
+            elif handout.assigned.cursor.paused:
                 paused.append(handout)
             else:
                 found = handout
