@@ -16,26 +16,26 @@ from memq.topic import Committed, Position, Topic, TopicSettings
 
 
 class ReadObserver(Protocol):
-    """Observes the reading of one read partition, for the audit; nothing of a consumer rests on it."""
+    """Observes the reading of one read partition, for the audit. The consumer does not depend on it."""
 
     def begin(self, at: Position, reason: BeginReason, before: Any = None) -> None:
         """Reading begins at a position, in place of the observer `before`."""
         ...
 
     def deliver(self, delivery: ReadyRange, now_ms: int) -> None:
-        """A range is given to the caller."""
+        """A range is delivered to the user; `now_ms` is the wall clock (Unix ms)."""
         ...
 
     def drop_copies(self, copies: Iterable[Copy], now_ms: int) -> None:
-        """Copies of what was delivered before are left out."""
+        """Copies of delivered blocks are dropped."""
         ...
 
     def note_damage(self, writer: int, damage: Damage) -> None:
-        """Records that were given turn out to be damaged."""
+        """Delivered records turn out to be damaged."""
         ...
 
     def begin_storing(self) -> None:
-        """A commit is on its way."""
+        """A commit begins."""
         ...
 
     def store(self, committed: Committed, now_ms: int) -> None:
@@ -43,7 +43,7 @@ class ReadObserver(Protocol):
         ...
 
     def end_storing(self) -> None:
-        """The commit is done, or failed."""
+        """The commit has ended, or failed."""
         ...
 
 
@@ -61,22 +61,22 @@ class ConsumerObserver(Protocol):
 
 @dataclass(slots=True)
 class Assigned:
-    """The partition, from the moment it is read until it is `removed`."""
+    """A partition from its opening until it is `removed`."""
 
     cursor: PartitionCursor
     settings: TopicSettings
     writers: list[int]  # the write partitions whose pointers go here
-    grant: int = 0  # of the partition to this member: all that is read under an older one is void
+    grant: int = 0  # number of the assignment; batches that were read under an older one are dropped
     ledger: CommitLedger = field(default_factory=CommitLedger)
     tasks: dict[asyncio.Task[None], None] = field(default_factory=dict)
     removed: bool = False
     stalled: bool = False  # its next batch is asked for alone, apart from all other fetches
-    fetches: int = 0  # under way
-    fetched_s: float = 0.0  # when the last of them ended, or the first began (monotonic)
+    fetches: int = 0  # number of current fetches
+    fetched_s: float = 0.0  # when the last fetch ended, or the first began (monotonic)
     compared: PointerSlot | None = None  # the batch whose blocks are being compared
-    observer: ReadObserver | None = None  # of the audit, where it wants to know
+    observer: ReadObserver | None = None  # of the audit; None without one
 
     @property
     def place(self) -> TopicPartition:
-        """The partition as users name it."""
+        """The partition in the type of the public API."""
         return topic_partition_of(self.cursor.partition)

@@ -94,7 +94,7 @@ class ConsumerCore:
         self._dead_letters = DeadLetters(runtime, addresses)
         self._topics: dict[str, Topic] = {}
         self._changed = asyncio.Event()
-        self._stale = asyncio.Event()  # what is known of the topics is to be refreshed now
+        self._stale = asyncio.Event()  # the known topics must be refreshed now
         self._tasks = TaskOwner(self._die, self._events)
         self._confirmed = ConfirmedReads(self._events)
         reader = partial(self._stores.reader, waits=self._pool.waits)
@@ -165,9 +165,9 @@ class ConsumerCore:
     async def close(self, timeout_s: float = CLOSE_S_MAX) -> None:
         """Commit finished batches if auto-commit is on, leave the group, and disconnect.
 
-        Twice is fine.
-        The commit and the leave take at most `timeout_s` each. Raises: what the commit met that does not pass, when all
-        is let go: a member that stayed would hold its partitions, and read nothing.
+        A second call does nothing. The commit and the leave take at most `timeout_s` each. Raises: an error of the
+        commit that does not pass, after the consumer has left the group: a member that stayed would hold its
+        partitions, and read nothing.
         """
         if self._closed:
             return
@@ -193,10 +193,9 @@ class ConsumerCore:
     # ---- batches -----------------------------------------------------------------------------------
 
     def next_at_hand(self) -> Batch | None:
-        """Return the next batch when one was made ahead and nothing is more urgent.
+        """Return the next batch if one is prepared and nothing is more urgent, else None.
 
-        What was handed out before is done.
-        Of all that this class has only this may be called on the user's own thread.
+        The call finishes the batch before it. Only this method may be called on the user's own thread.
         """
         if self._closed or self._ready_batches.urgent or self._reading.failure is not None:
             return None
@@ -215,9 +214,9 @@ class ConsumerCore:
         """Return the next batch.
 
         Changes of the assignment come first: the caller reports them and then takes them by `take`.
-        What was handed out before is done by this call. None after `timeout_s`, at the end, and after `wakeup`.
-        More batches may be at hand then.
-        Raises: CorruptDataError before a damaged block; what the cluster says that does not pass by itself.
+        The call finishes the batch before it. It returns None after `timeout_s`, at the end, and after `wakeup`.
+        `next_at_hand` may then have more batches.
+        Raises: CorruptDataError before a damaged block; errors of the cluster that do not pass.
         """
         await self.start()
         try:
@@ -248,7 +247,7 @@ class ConsumerCore:
 
     @property
     def ended(self) -> bool:
-        """Whether all that is assigned was delivered to the `end` that was asked for."""
+        """Whether all assigned partitions were delivered up to the `end` of the settings."""
         everything_open = self._wanted().keys() <= self._reading.assigned.keys()
         nothing_left = self._delivery is None and not self._ready_batches.waiting
         return self._started and nothing_left and everything_open and self._reading.ended
@@ -274,14 +273,14 @@ class ConsumerCore:
         for partition in changes.assigned:
             self._group.state.confirm_assigned(partition)
 
-    # ---- places ------------------------------------------------------------------------------------
+    # ---- positions ---------------------------------------------------------------------------------
 
     def positions(self) -> dict[TopicPartition, Position]:
         """Return the position of the next record in each assigned partition."""
         return {assigned.place: self._here(assigned)[0] for assigned in self._reading.assigned.values()}
 
     async def committed(self) -> dict[TopicPartition, Position]:
-        """Return what the group has stored for the partitions of the topics. Raises: as `commit`."""
+        """Return the stored positions of the group in the partitions of the topics. Raises: as `commit`."""
         self._need_group()
         await self.start()
         stored = await self._queue.committed(self.settings.group or "", self._partitions())
@@ -349,7 +348,7 @@ class ConsumerCore:
         await self._send_late_damage()
         await committer.commit_surely((assigned, behind(batch)))
         if not assigned.ledger.is_stored(batch.next):
-            raise _given_back(batch)  # between two tries: what is not read here any more is left out
+            raise _given_back(batch)  # a commit leaves out partitions that the member lost between two tries
 
     def stats(self) -> ConsumerStats:
         """Return the counters."""
@@ -378,7 +377,7 @@ class ConsumerCore:
                     for name in self.settings.topics:
                         self._metadata.doubt(name)
                     self._stale.set()  # a topic is gone: the others must continue
-                    self._ready_batches.urgent = True  # and what was fetched of it must not come after this error
+                    self._ready_batches.urgent = True  # its fetched batches must not come after this error
                 raise failure
         if self._started and not self._topics:
             self._stale.set()

@@ -32,7 +32,7 @@ class AssignmentEvents:
 class MemberState:
     """One member of one group. `generation` is -1 while it is outside.
 
-    `released` is what the next heartbeat names as given back.
+    `released` are the partitions that the next heartbeat gives back.
     """
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class MemberState:
         self._to_lose[partition] = None
 
     def _grant(self) -> None:
-        """Number what came, and drop what went; what stayed keeps its number."""
+        """Number the new partitions, and drop those that left; the others keep their numbers."""
         before, self._granted = self._granted, {}
         for partition in (*self._held, *self._to_assign):
             if partition not in before:

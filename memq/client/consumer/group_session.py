@@ -47,10 +47,10 @@ class Committer:
         self._busy = asyncio.Lock()
 
     async def commit_surely(self, only: tuple[Assigned, Committed] | None = None) -> None:
-        """Commit all partitions, or `only` one up to a place, however long the queue is away.
+        """Commit all partitions, or `only` one up to a position; retry while the queue is unreachable.
 
-        It ends when this member is not in its group any more.
-        Raises: GenerationFencedError when a partition is another member's by now, or may be.
+        The retries end when this member is no longer in its group.
+        Raises: GenerationFencedError if another member has a partition now, or may have it.
         """
         for failures in itertools.count(1):
             try:
@@ -67,9 +67,9 @@ class Committer:
         *,
         only: tuple[Assigned, Committed] | None = None,
     ) -> None:
-        """Store the positions of finished batches in these partitions, in all, or in `only` one up to a place.
+        """Store the positions of finished batches: of `partitions`, of all, or of `only` one up to a position.
 
-        Raises: GenerationFencedError when a partition is another member's by now; RetryableError.
+        Raises: GenerationFencedError if another member has a partition now; RetryableError.
         """
         async with self._busy:
             self._ready_batches.settle()
@@ -127,7 +127,7 @@ def _due(assigned: Assigned, only: tuple[Assigned, Committed] | None) -> Committ
 class GroupSession:
     """One member of one group. `state` has its partitions and the events due to its user.
 
-    `changed` is called after every answer; `failure` is what the user must see: joining continues after it.
+    `changed` is called after every answer. `failure` is an error for the user; the member still tries to join.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class GroupSession:
             self.kick()
 
     def kick(self) -> None:
-        """Say at once that the member lives, and what it gives back."""
+        """Send the next heartbeat at once, with the partitions to give back."""
         self._kicked.set()
 
     async def run(self) -> None:
@@ -180,7 +180,7 @@ class GroupSession:
                 delay = backoff_s(self._runtime.random, failures, base_s=_RETRY_S_BASE, most_s=_RETRY_S_MAX)
             self._changed()
             if self.state.inside and self.state.released and not failures:
-                continue  # what was not held at all goes back at once
+                continue  # partitions that the member never read are given back at once
             with suppress(TimeoutError):
                 async with asyncio.timeout(delay):
                     await self._kicked.wait()

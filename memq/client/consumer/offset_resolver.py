@@ -39,14 +39,15 @@ def late_ms(settings: TopicSettings) -> int:
 
 
 def window_ms(settings: TopicSettings) -> int:
-    """How much queue time a reader remembers: W, and what later pointers may be late."""
+    """Return the queue time in ms that a reader remembers: W, and the greatest delay of a pointer."""
     return settings.dedup_window_ms + late_ms(settings)
 
 
 class OffsetResolver:
-    """Answers questions about places, by reading pointers only.
+    """Finds offsets, totals and lag of a log. It reads pointers only, no objects.
 
-    Totals from the last `tail_offsets`, if they do. `owner_spans` asks the owners that write to a partition.
+    It takes totals from the last `tail_offsets` entries if these suffice. `owner_spans` asks the owners that write to
+    a partition.
     """
 
     def __init__(
@@ -61,9 +62,9 @@ class OffsetResolver:
     ) -> Position:
         """Return the position that a point means now.
 
-        `beginning` is what retention left, `end` is after all that is there. A time in Unix ms is the first batch
-        that was sealed at or after it, so that ranges that follow on each other in time share no record and
-        leave none out. A position is taken as it is. Raises: InvalidRequestError for one of another partition.
+        `beginning` is the first entry that retention left, `end` is after the last one. A time in Unix ms is the first
+        batch that was sealed at or after it. So consecutive ranges of time share no record and leave none out. A
+        position is returned unchanged. Raises: InvalidRequestError for one of another partition.
         """
         number = partition.partition
         if isinstance(point, Position):
@@ -77,11 +78,11 @@ class OffsetResolver:
         return Position(number, await self.end(partition))
 
     async def end(self, partition: ReadPartition) -> int:
-        """Return the offset after all that was acked before this call. Raises: QueueError.
+        """Return the offset after all pointers that were acked before this call. Raises: QueueError.
 
-        The owners are asked, too: their queue never shows them less than they have published. Kafka shows it to
-        others: a node that was paused, and no longer leads the partition, answers the end that it knew. Measured:
-        11 to 106 times in a row, for up to 127 ms after it was resumed. So a second answer of it proves nothing.
+        The owners are asked, too, because an owner knows all pointers that it has published. A Kafka node that was
+        paused, and no longer leads the partition, answers an old end. Measured: 11 to 106 times in a row, for up to
+        127 ms after it was resumed. So a second answer of the node proves nothing.
         """
         spans = [await self.span(partition)]
         if self._owner_spans is not None:
@@ -89,7 +90,7 @@ class OffsetResolver:
         return max(span.end for span in spans)
 
     async def span(self, partition: ReadPartition) -> Span:
-        """Return all that either of two answers covers: a replica that lags shows less. Raises: QueueError."""
+        """Return the union of two answers, since a replica that lags shows less. Raises: QueueError."""
         spans = [await valid_span(self._queue, partition) for _ in range(2)]
         return Span(min(span.begin for span in spans), max(span.end for span in spans))
 
@@ -101,12 +102,12 @@ class OffsetResolver:
         *,
         pass_expired: bool = False,
     ) -> Position:
-        """Return the position that a point means now, to read all from there on.
+        """Return the position that a point means now, for a reader that starts there.
 
-        With `pass_expired` an expired one.
+        With `pass_expired`, a position that retention has passed is no error.
 
-        Raises: PositionExpiredError for one that retention has passed, InvalidRequestError for one after the end; as
-        `position_of`.
+        Raises: PositionExpiredError for a position that retention has passed, InvalidRequestError for one after the
+        end; as `position_of`.
         """
         position = await self.position_of(point, partition, settings)
         if isinstance(point, Position):
@@ -120,7 +121,7 @@ class OffsetResolver:
     async def first_left(self, partition: ReadPartition, offset: int, span: Span) -> int | None:
         """Return the first offset that is left when retention has passed `offset`, else None.
 
-        Two answers must say so, `span` and one that is asked for now: what is passed over for it never comes again.
+        Two answers must agree, `span` and a new one: the reader never returns to entries that it passes over.
         """
         if span.begin <= offset:
             return None
@@ -209,25 +210,25 @@ class OffsetResolver:
                 yield entries
 
     async def end_totals(self, partition: ReadPartition, settings: TopicSettings, writers: Sequence[int]) -> Totals:
-        """Return how much the partition holds up to its end now, all that retention took included."""
+        """Return the totals up to the present end, including all that retention took."""
         span = await valid_span(self._queue, partition)
         return (await self._before(partition, span.end, span, settings, writers)).totals
 
     async def totals_before(
         self, partition: ReadPartition, offset: int, settings: TopicSettings, writers: Sequence[int]
     ) -> Totals:
-        """Return how much lies before the pointer at `offset`, all that retention took included."""
+        """Return the totals before the pointer at `offset`, including all that retention took."""
         span = await valid_span(self._queue, partition)
         return (await self._before(partition, offset, span, settings, writers)).totals
 
     async def totals_of(self, cursor: PartitionCursor, settings: TopicSettings, writers: Sequence[int]) -> Totals:
-        """Return how much lies before the pointer at the position of `cursor`."""
+        """Return the totals before the pointer at the position of `cursor`."""
         if cursor.state is CursorState.LOOKING_BACK:
             return await self.totals_before(cursor.partition, cursor.position.pointer_offset, settings, writers)
         return cursor.progress.totals
 
     async def lag(self, topic: Topic, partition: ReadPartition, position: Position, here: Totals, clock: Clock) -> Lag:
-        """Return what lies between `position`, with `here` before its pointer, and the end now."""
+        """Return the lag from `position` to the present end; `here` are the totals before its pointer."""
         span = await valid_span(self._queue, partition)
         writers = topic.writers_of(partition)
         end = (await self._before(partition, span.end, span, topic.settings, writers)).totals
@@ -241,9 +242,10 @@ class OffsetResolver:
     # ---- inside --------------------------------------------------------------------------------
 
     async def _offset_at(self, partition: ReadPartition, time_ms: int, settings: TopicSettings) -> int:
-        """A queue time is at most `late_ms` after the seal: start there, and compare the seals.
+        """Return the offset of the first batch that was sealed at `time_ms` or later.
 
-        Without a batch that young it is the end: the same as `end`, or two ranges would leave out what lies between.
+        A queue time is at most `late_ms` after the seal, so the search starts there and compares the seals. Without
+        such a batch it returns the same as `end`: otherwise two ranges would leave out the records between.
         """
         first = await valid_seek(self._queue, partition, time_ms - late_ms(settings))
         end = await self.end(partition)
@@ -298,7 +300,7 @@ class OffsetResolver:
     async def _read_on(
         self, progress: ReadProgress, partition: ReadPartition, first: int, end: int, writers: Sequence[int]
     ) -> None:
-        """Retention took all that `writers` had before `first`: what their next pointers state lay there."""
+        """Take the totals that the next pointers state, for `writers` without a pointer before `first`."""
         async for _, pointer in self._pointers(partition, first, end):
             if not progress.knows([pointer.partition]):
                 progress.start_at(pointer)

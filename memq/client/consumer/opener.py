@@ -25,10 +25,10 @@ _STALE_RETRY_S_MAX = 2.0
 
 
 class Opener:
-    """Reads what is `wanted` and is not read yet, in the background, whenever it is kicked.
+    """Opens `wanted` partitions that are not read yet, in the background, after each `kick`.
 
-    A partition starts at the position of its group, else at the start that was asked for. Its end is fixed when it is
-    opened first. Each partition is opened by a task of its own: a log that fails delays no other.
+    A partition starts at the stored position of the group, else at the start of the settings. Its end is fixed at its
+    first opening. Each partition is opened by a task of its own: a log that fails delays no other.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Opener:
             await self._kicked.wait()
 
     async def _back_off(self, error: MemqError) -> None:
-        """Log a failure, and wait before the next try; the user sees what does not pass by itself."""
+        """Log a failure, and wait before the next try; the user gets an error that does not pass."""
         self._events.warning("consumer.retry", f"{type(error).__name__}: {error}; trying again")
         if not isinstance(error, RetryableError):
             self.failure = error
@@ -86,9 +86,9 @@ class Opener:
         await asyncio.sleep(_RETRY_S)
 
     async def seek(self, partition: ReadPartition, to: Point) -> None:
-        """Read a partition, which is read, from another place.
+        """Continue to read a partition from another point.
 
-        Raises: InvalidRequestError when it goes meanwhile.
+        Raises: InvalidRequestError if the partition is given to another member meanwhile; as `start_at`.
         """
         assigned = self._reading.assigned[partition]
         point = point_of(to, topic_partition_of(partition))
@@ -117,7 +117,7 @@ class Opener:
             self._tasks.start(self._open_soon(partition, grant, stored.get(partition)), "consumer opens a partition")
 
     async def _open_soon(self, partition: ReadPartition, grant: int, stored: Committed | None) -> None:
-        """Open a partition, as often as it fails, for as long as it is wanted under `grant`."""
+        """Open a partition; retry while it is wanted under `grant`."""
         try:
             while self._wanted().get(partition) == grant:
                 try:
@@ -133,10 +133,10 @@ class Opener:
             self._changed()
 
     async def _confirmed(self, partition: ReadPartition, stored: Committed | None) -> Committed | None:
-        """Return what the group has stored of a partition, which is `stored` unless that is outdated.
+        """Return the stored position of a partition: `stored`, or a new answer if that is outdated.
 
-        A position before one that this member knows to be stored is an outdated answer: it is asked for again, within
-        bounds, since only a reset of the group goes back.
+        A position before one that this member knows to be stored is outdated: this asks again, within bounds, since
+        only a reset of the group goes back.
         """
         for tries in range(_STALE_RETRIES):
             if not self._goes_back(partition, stored):

@@ -2,7 +2,7 @@
 
 One fold per write partition (`memq.format.totals`, with the theory) gives both ends of a lag: records stored, before
 dedup, filter and damage. A commit is always a contiguous prefix: the position after the last batch before which all
-are finished. What was passed over without being handed out (control pointers, copies, damage) counts as finished.
+are finished. Control pointers, copies and damaged blocks are not handed out, and count as finished.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class CommitLedger:
         self._stored: Committed | None = None
 
     def __len__(self) -> int:
-        """How many places are kept: those of batches that are not done, and what follows on them."""
+        """Number of kept positions: those after unfinished batches, and all later ones."""
         return len(self._entries)
 
     def hand(self, behind: Committed) -> None:
-        """Note a batch that was handed out; `behind` is the place after it."""
+        """Note a batch that was handed out; `behind` is the position after it."""
         self._entries.append(_LedgerEntry(behind, done=False))
 
     def passed(self, behind: Committed) -> None:
-        """Note that all before `behind` was passed over, without a batch."""
+        """Note that the cursor moved to `behind` without a batch to hand out."""
         self._entries.append(_LedgerEntry(behind, done=True))
         self._take_done()
 
@@ -60,7 +60,7 @@ class CommitLedger:
 
     @property
     def prefix(self) -> Committed | None:
-        """The place before which all is done; None when nothing is."""
+        """The position before which all batches are done; None if no batch is."""
         return self._prefix
 
     @property
@@ -74,7 +74,7 @@ class CommitLedger:
         return any(not entry.done for entry in self._entries)
 
     def is_stored(self, position: Position) -> bool:
-        """Whether it is known that a place at or after `position` was stored."""
+        """Whether a position at or after `position` is known to be stored."""
         return self._stored is not None and self._stored.position >= position
 
     def stored(self, committed: Committed) -> None:
@@ -82,7 +82,7 @@ class CommitLedger:
         self._stored = committed
 
     def _take_done(self) -> None:
-        """Move the prefix: only batches that are not done, and what follows on them, are kept."""
+        """Move the prefix over finished batches, and drop their positions."""
         while self._entries and self._entries[0].done:
             self._prefix = self._entries.popleft().behind
 
@@ -96,7 +96,7 @@ class Gap:
 
 
 def expired_error(partition: ReadPartition, position: Position, first: int, records: int = 0) -> PositionExpiredError:
-    """Return what says that a position lies before offset `first`, the first one that is left."""
+    """Return the error for a position before offset `first`, the first one that is left."""
     valid = Position(partition.partition, first)
     lost = f": {records} records are gone" if records else ""
     error = PositionExpiredError(
@@ -200,7 +200,7 @@ class ReadProgress:
         self._parts: dict[int, TotalsFold] = {}
 
     def pass_over(self, pointer: Pointer) -> None:
-        """Count a pointer as lying before this place."""
+        """Count the records of a pointer as before the position."""
         self._part(pointer.partition).add(pointer)
 
     def start_at(self, pointer: Pointer) -> None:
@@ -208,7 +208,7 @@ class ReadProgress:
         self._part(pointer.partition).reach(pointer.totals)
 
     def join(self, other: ReadProgress) -> None:
-        """Take what `other` found before the same place, where it is more."""
+        """Take the totals of `other` before the same position, for each write partition where they are higher."""
         for partition, part in other._parts.items():
             self._part(partition).reach(part.totals)
 
@@ -220,7 +220,7 @@ class ReadProgress:
 
     @property
     def totals(self) -> Totals:
-        """The totals before this place, over all write partitions."""
+        """The totals before the position, over all write partitions."""
         total = Totals()
         for part in self._parts.values():
             total = total.plus(part.totals.records, part.totals.bytes)

@@ -35,7 +35,9 @@ class DedupWindow:
         assert window_ms > 0, f"window of {window_ms} ms"
         self.gaps = 0
         self._window_ms = window_ms
-        self._slices: deque[tuple[int, dict[Source, RangeSet]]] = deque([(0, {})])  # start time, what was seen
+        self._slices: deque[tuple[int, dict[Source, RangeSet]]] = deque(
+            [(0, {})]
+        )  # start time (Unix ms), seen sequences
         self._next: dict[Source, int] = {}  # one above the greatest sequence seen, within the window
         self._now_ms = 0
 
@@ -66,20 +68,20 @@ class DedupWindow:
         self._next[source] = max(self._next.get(source, 0), next_)
 
     def judge(self, partition: int, producer: int, first: int, next_: int) -> Novelty:
-        """Say what to do with a block of these sequences, and remember them."""
+        """Return whether a block of these sequences is new, and remember them."""
         source = (partition, producer)
         expected = self._next.get(source)
         verdict = Novelty.NEW
         if expected is not None:
             if first > expected:
                 self.gaps += first - expected
-            elif first < expected:  # else nothing that was seen can reach it: the common case costs one look-up
+            elif first < expected:  # else no seen sequence can be in it: the common case costs one look-up
                 verdict = self._compare(source, first, next_)
         self.note(partition, producer, first, next_)
         return verdict
 
     def seen(self, partition: int, producer: int, first: int, next_: int) -> list[Range]:
-        """Return what of these sequences was seen, without remembering that it was asked for."""
+        """Return those of these sequences that were seen; do not remember them."""
         source = (partition, producer)
         if first >= self._next.get(source, 0):
             return []
@@ -88,7 +90,7 @@ class DedupWindow:
 
     @property
     def producers(self) -> int:
-        """How many (write partition, producer id) are remembered."""
+        """Number of remembered pairs of write partition and producer id."""
         return len(self._next)
 
     def _compare(self, source: Source, first: int, next_: int) -> Novelty:

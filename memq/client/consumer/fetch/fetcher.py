@@ -61,9 +61,9 @@ class _Wanted:
 
 
 class RangeCoalescer:
-    """A `RangeReader` over another one. Of those who ask at once the first one reads for all.
+    """A `RangeReader` that joins simultaneous requests for neighbouring ranges of a large object.
 
-    Batches of other objects are read each by itself: what lies next to them is another partition's.
+    Batches of other objects are read one by one: their neighbours belong to other partitions.
     """
 
     def __init__(self, reader: RangeReader) -> None:
@@ -79,7 +79,7 @@ class RangeCoalescer:
         group.append(wanted)
         if len(group) == 1:
             try:
-                await asyncio.sleep(0)  # those who were started with this one ask before it continues
+                await asyncio.sleep(0)  # tasks that were started with this one add their requests first
                 del self._waiting[key]
                 await asyncio.gather(*(self._read_run(key, run) for run in runs_of(group)))
             finally:
@@ -92,9 +92,9 @@ class RangeCoalescer:
         return await self._reader.get_range(key, offset, length) if found is None else found
 
     async def _read_run(self, key: str, run: Sequence[_Wanted]) -> None:
-        """Read a run for all.
+        """Read a run of ranges with one request.
 
-        When that fails each of them reads his own range, and learns what is wrong with it.
+        If it fails, each caller reads its own range, and gets the error of that range.
         """
         if len(run) == 1:
             return
@@ -222,9 +222,9 @@ class BatchFetcher:
         return await self._confirmed.read(self._ways(pointer, partial(self._read_index, pointer)))
 
     async def fetch_blocks(self, pointer: Pointer, wanted: Callable[[BlockEntry], bool]) -> Sequence[BlockPiece]:
-        """Return the blocks of a batch that are wanted by their entries in the index, which is read first.
+        """Read the index of a batch, and return the blocks whose entries are `wanted`.
 
-        Blocks that lie side by side come in one request. Without an index to go by, all come. Raises: as `fetch`.
+        Neighbouring blocks take one request. Without a readable index, all blocks are returned. Raises: as `fetch`.
         """
 
         async def fetch_runs(reader: RangeReader, location: Location) -> Sequence[BlockPiece]:
@@ -310,9 +310,9 @@ class BatchFetcher:
     async def _fetch_by(self, reader: RangeReader, location: Location, pointer: Pointer) -> _Cut:
         try:
             data = await reader.get_range(location.key, location.offset, location.length)
-        except CorruptDataError as error:  # the object is cut: what is there may hold whole blocks
+        except CorruptDataError as error:  # the object is truncated: the rest may hold whole blocks
             data = await _readable_start(reader, location)
-            if len(data) == location.length:  # the answer was cut on its way
+            if len(data) == location.length:  # the answer was incomplete, not the object
                 self._confirmed.note(f"object '{location.key}'", str(error))
             return _Cut(data, cut_batch(pointer, data) if data else missing_batch(pointer, error))
         self._learn(location.store, reader)
@@ -326,7 +326,7 @@ class BatchFetcher:
         return _Cut(data, cut_batch(pointer, data, index))
 
     async def _read_index(self, pointer: Pointer, reader: RangeReader, location: Location) -> list[BlockEntry]:
-        """Return the entries of a batch's blocks. Raises: CorruptDataError when they are not all that it has."""
+        """Return the entries of a batch's blocks. Raises: CorruptDataError if entries are missing."""
         index = await self._object_index(reader, location)
         entries = entries_of_batch(index.blocks, location.offset, location.length)
         if not counts_all(pointer, entries):
@@ -384,10 +384,10 @@ async def _fetch_runs(
 
 
 async def _readable_start(reader: RangeReader, location: Location) -> Buffer:
-    """Return the part of a batch that is there, of an object that seems to end within it.
+    """Return the readable part of a batch in an object that seems to end within the batch.
 
-    Its last byte is asked for first: an answer that was cut on its way says nothing of the object. Two of them, of
-    any lengths, were taken for an object that lacks its last byte.
+    The last byte of the batch is requested first: an incomplete answer says nothing about the object. Before, two such
+    answers, of any lengths, passed for an object that lacks its last byte.
     """
 
     async def read(offset: int, length: int) -> Buffer:

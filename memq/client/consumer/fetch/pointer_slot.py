@@ -1,4 +1,4 @@
-"""A pointer on its way through a cursor, from the poll to the delivery of its batch. Pure."""
+"""One pointer in a cursor, from the poll to the delivery of its batch. Pure."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ class PointerSlot:
     cause: MemqError | None = None  # the pointer itself can't be read
     pieces: Sequence[BlockPiece] | None = None
     fetching: bool = False
-    sent: memoryview | None = None  # bytes that came with the pointer, and are not the whole batch
-    part: tuple[int, int] | None = None  # which records are wanted of it; None for all
+    sent: memoryview | None = (
+        None  # bytes that came with the pointer and are not the sound batch: they count as its first fetch
+    )
+    part: tuple[int, int] | None = None  # the needed records, by first index and end; None for all
     gap: Gap | None = None  # retention took it, alone after its pointer was read, or with others before
     damaged: bool = False  # its pointer, or some of its pieces
     missing_since_s: float | None = None  # when all routes first answered that its object does not exist
     judged: int = 0  # pieces before this one were delivered or passed over
     claims: Sequence[Claim] = ()  # its pieces that seem to be copies, when the next one waits to be compared
-    stored: Mapping[Claim, Copies] | None = None  # what lies before it under their sequences
+    stored: Mapping[Claim, Copies] | None = None  # the blocks before it that have the sequences of `claims`
 
     @property
     def mark(self) -> int:
@@ -39,11 +41,11 @@ class PointerSlot:
 
     @property
     def bytes(self) -> int:
-        """How many stored bytes it brings, 0 when there is nothing to fetch."""
+        """Number of stored bytes to fetch; 0 without a batch."""
         return self.pointer.locations[0].length if self.pointer is not None and self.pointer.locations else 0
 
     def compare(self, stored: Mapping[Claim, Copies]) -> None:
-        """Take what lies before the batch under its claims."""
+        """Take the blocks before the batch that have the sequences of its claims."""
         self.claims, self.stored = (), stored
 
     def is_compared(self, claim: Claim, copies: Copies) -> bool:

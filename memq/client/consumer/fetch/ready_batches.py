@@ -1,9 +1,8 @@
 """Batches between cursors and user: prepared, delivered, not yet finished. Pure.
 
-Theory: to ask the I/O thread for a batch costs 100 µs of CPU, since two threads that sleep are woken: 200 ns for each
-record of 1 KB. So one question brings several batches, and the thread of a sync consumer takes the others from here by
-itself. That needs no lock: while it takes them the I/O thread adds none, and what that reads meanwhile are single
-steps on a deque, each atomic.
+Theory: a request to the I/O thread costs 100 µs of CPU, since it wakes two threads: 200 ns for each record of 1 KB. So
+one request brings several batches, and the thread of a sync consumer takes the others from here without the I/O
+thread. That needs no lock: the I/O thread adds no batch meanwhile, and each of its reads is one atomic step on a deque.
 """
 
 from __future__ import annotations
@@ -28,53 +27,53 @@ class ReadyBatch:
 
 
 class ReadyBatches:
-    """The batches of one consumer. A batch is done when the next one is asked for.
+    """The batches of one consumer. A batch is done when the next one is requested.
 
-    `urgent` says that the next question must reach the I/O side: there is news that can't wait for what is ahead.
+    With `urgent` the next request must reach the I/O side, before the prepared batches are taken.
     """
 
     def __init__(self) -> None:
         self.urgent = False
         self._ahead: deque[ReadyBatch] = deque()
         self._handed: deque[ReadyBatch] = deque()
-        self._asked: ReadyBatch | None = None  # handed out by the question under way, or the last one
+        self._asked: ReadyBatch | None = None  # handed out by the current request, or the last one
         self._dropped_records = 0
 
     def __iter__(self) -> Iterator[ReadyBatch]:
-        """Yield those that are ahead, the next one first."""
+        """Yield the prepared batches, the next one first."""
         return iter(self._ahead)
 
-    def add(self, handout: ReadyBatch) -> None:
-        """Put a batch after those that are ahead."""
-        self._ahead.append(handout)
+    def add(self, ready: ReadyBatch) -> None:
+        """Add a batch after the prepared ones."""
+        self._ahead.append(ready)
 
     def ask(self) -> None:
-        """A question begins; whatever was handed out before has arrived."""
+        """Note that a request begins: the user has all batches that were handed out before."""
         self._asked = None
 
     def take_back(self) -> None:
-        """Put what the question under way has handed out back before the others: it has not arrived."""
+        """Put the batch of the current request back before the others: it has not reached the user."""
         asked, self._asked = self._asked, None
         if asked is not None and self._handed[-1] is asked:
             self._ahead.appendleft(self._handed.pop())
 
     def finish(self) -> None:
-        """The next batch is asked for: the last one is done."""
+        """Note that the next batch is requested: the last one is done."""
         if self._handed:
             self._handed[-1].done = True
 
     def take(self) -> Batch | None:
-        """Hand out the next batch; None when there is none whose partition is read, and not paused, now."""
+        """Hand out the next batch of a partition that is still read and not paused; None without one."""
         paused: list[ReadyBatch] = []
         found = None
         while self._ahead and found is None:
-            handout = self._ahead.popleft()
-            if handout.assigned.removed:
-                self._dropped_records += len(handout.batch)
-            elif handout.assigned.cursor.paused:
-                paused.append(handout)
+            ready = self._ahead.popleft()
+            if ready.assigned.removed:
+                self._dropped_records += len(ready.batch)
+            elif ready.assigned.cursor.paused:
+                paused.append(ready)
             else:
-                found = handout
+                found = ready
         self._ahead.extendleft(reversed(paused))
         if found is None:
             return None
@@ -85,34 +84,34 @@ class ReadyBatches:
     def settle(self) -> None:
         """Report finished batches to their ledgers."""
         while self._handed and self._handed[0].done:
-            handout = self._handed.popleft()
-            handout.assigned.ledger.finish(handout.batch.next)
+            ready = self._handed.popleft()
+            ready.assigned.ledger.finish(ready.batch.next)
 
     def settle_finished(self) -> None:
         """Report batches that were read completely, before the next is requested.
 
-        While the user waits for this: only then it does not change.
+        Only call it while the user waits: then no batch changes.
         """
-        for handout in self._handed:
-            if handout.batch.finished:
-                handout.assigned.ledger.finish(handout.batch.next)
+        for ready in self._handed:
+            if ready.batch.finished:
+                ready.assigned.ledger.finish(ready.batch.next)
 
     def ahead_of(self, assigned: Assigned) -> tuple[Position, Totals] | None:
-        """Return what comes next in a partition, and the totals before its pointer, when that was made ahead.
+        """Return the position of the next prepared batch of a partition, and the totals before its pointer.
 
-        While the user waits for this, as all that follows.
+        None without one. Only call it, and the methods below, while the user waits.
         """
-        for handout in self:
-            if handout.assigned is assigned:
-                return handout.batch.first, handout.totals
+        for ready in self:
+            if ready.assigned is assigned:
+                return ready.batch.first, ready.totals
         return None
 
     @property
     def waiting(self) -> bool:
-        """Whether there are batches that were made ahead."""
+        """Whether there are prepared batches."""
         return bool(self._ahead)
 
     @property
     def records_kept(self) -> int:
-        """How many records were counted as delivered, and are ahead or were dropped there."""
-        return self._dropped_records + sum(len(handout.batch) for handout in self)
+        """Number of records that were counted as delivered, and did not reach the user yet, or were dropped."""
+        return self._dropped_records + sum(len(ready.batch) for ready in self)
