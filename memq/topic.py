@@ -339,7 +339,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ReadPartition:
-    """One partition of the notification queue: a topic made again under the same name has another id."""
+    """One partition of the notification queue: a topic created again under the same name has another id."""
 
     topic: str
     topic_id: str

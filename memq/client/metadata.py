@@ -65,7 +65,7 @@ class ClusterMetadata:
     def owner(self, name: str, topic_id: str, partition: int) -> Address | None:
         """Return the last known address of a write partition's owner; None without one.
 
-        Raises: NotFoundError when the topic is gone, or was made again under the same name.
+        Raises: NotFoundError when the topic is gone, or was created again under the same name.
         """
         known = self._topics.get(name)
         if known is None or known.topic.id != topic_id:

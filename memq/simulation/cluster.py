@@ -204,7 +204,7 @@ class SimCluster:
             self.rounds[broker.services.settings.broker_id] += 1
 
     async def _started(self, settings: BrokerSettings, runtime: Runtime, doors: Doors) -> Broker:
-        """Start a broker; one that can't start is closed and made again, as a process manager does."""
+        """Start a broker; one that can't start is closed and replaced, as a process manager does."""
         disk = None
         if self.shape.settings.ack1 == "disk":
             host = self.disks.setdefault(settings.broker_id, HostDisk())

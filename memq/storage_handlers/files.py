@@ -3,13 +3,13 @@
 All code here runs in a thread. It raises `OSError` unconverted; the handler converts it to errors of memq.
 
 A file is durable only when the name of every folder above it is durable in its parent. To sync the whole chain with
-each object would cost one fsync per level, so durable folders are remembered. A folder that is removed and made again
-is not durable. So a put pins the folders of its object while it relies on them, and a removal skips pinned folders.
+each object would cost one fsync per level, so durable folders are remembered. A folder that is removed and created
+again is not durable. So a put pins the folders of its object while it relies on them, and a removal skips pinned folders.
 Another process does not know these pins. Where it may remove folders, each put syncs the whole chain.
 
 A failed fsync may discard data, so that the next one of the same folder succeeds but has written nothing. Therefore a
 sync counts only when no overlapping sync has failed. A folder whose own name was part of a failed sync is not used
-again by this process, unless it is removed and made again.
+again by this process, unless it is removed and created again.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def test_killed_at_any_moment_nothing_acked_is_lost_or_doubled(seed: int, tmp_pa
         assert read_all(server, "clicks") == [b"%d" % number for number in range(sent)]
 
 
-def test_a_named_producer_that_begins_anew_after_each_kill_has_its_records_there_once(tmp_path: Path) -> None:
+def test_a_named_producer_that_starts_again_after_each_kill_has_each_record_once(tmp_path: Path) -> None:
     draw, total = random.Random(5), 6_000
     with dev_server(tmp_path / "data") as server:
         for life in range(4):
@@ -141,7 +141,7 @@ def test_starts_sweep_what_no_pointer_names_and_say_so(tmp_path: Path) -> None:
         assert read_all(server, "clicks") == [b"kept"]
 
 
-def test_a_consumer_group_goes_on_where_it_committed(tmp_path: Path) -> None:
+def test_a_consumer_group_continues_where_it_committed(tmp_path: Path) -> None:
     with dev_server(tmp_path / "data") as server:
         with memq.Producer(server.address) as producer:
             for number in range(100):

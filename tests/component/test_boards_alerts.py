@@ -49,7 +49,7 @@ def test_boards_use_what_is_exported(path: Path) -> None:
     assert len(numbers) == len(set(numbers))
 
 
-def test_boards_are_told_apart() -> None:
+def test_boards_are_distinguished() -> None:
     names = [json.loads(path.read_text())["uid"] for path in BOARDS]
     assert len(names) == len(set(names)) == len(BOARDS) > 0
 

@@ -70,7 +70,7 @@ def test_a_broker_that_hands_over_redirects_to_the_next_owner_once_it_has_draine
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-def test_only_for_who_leaves_each_partition_that_went_begins_the_limit_anew(
+def test_each_moved_partition_restarts_the_limit_only_for_a_broker_that_leaves(
     leaves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved: list[float] = []

@@ -242,7 +242,7 @@ def test_a_block_that_is_sent_again_is_acked_and_stored_once() -> None:
     run(work())
 
 
-def test_a_block_that_was_cut_anew_is_refused() -> None:
+def test_a_block_with_other_bounds_than_before_is_refused() -> None:
     async def work() -> None:
         async with running_broker() as broker:
             client = await BareClient.connect(broker)

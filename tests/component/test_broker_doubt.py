@@ -147,7 +147,7 @@ def test_an_answer_alone_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(work())
 
 
-def test_an_owner_goes_on_while_its_queue_says_denied_or_not_found() -> None:
+def test_an_owner_continues_while_its_queue_says_denied_or_not_found() -> None:
     async def work(error: type[Exception]) -> None:
         async with rig() as cluster:
             one = await cluster.start("one")

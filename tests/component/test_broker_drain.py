@@ -97,7 +97,7 @@ def test_turns_are_taken_in_order_and_given_back_once() -> None:
     run(work())
 
 
-def test_a_work_that_outlasts_its_turn_goes_on_beside_the_next() -> None:
+def test_work_that_outlasts_its_turn_continues_next_to_the_next_one() -> None:
     async def work() -> None:
         turns, gate, running = TimedSemaphore(1, 1.0), asyncio.Event(), list[int]()
 
@@ -123,7 +123,7 @@ def test_a_work_that_outlasts_its_turn_goes_on_beside_the_next() -> None:
     run(work(), SteppedLoop)
 
 
-def test_progress_is_told_only_of_what_takes_long(caplog: pytest.LogCaptureFixture) -> None:
+def test_progress_is_reported_only_for_long_work(caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock()
     progress = DrainProgress(clock, EventLog(clock), 10_000, "partitions are handed over")
     with caplog.at_level(logging.INFO, "memq"):

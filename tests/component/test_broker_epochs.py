@@ -48,7 +48,7 @@ def test_an_epoch_that_the_queue_shows_already_is_not_used_again() -> None:
     run(work())
 
 
-def test_an_opening_after_a_long_silence_counts_what_landed_beside_the_last_pointer() -> None:
+def test_an_opening_after_a_long_silence_counts_what_landed_next_to_the_last_pointer() -> None:
     """The last pointer's owner had not met it, and nothing of it is young enough for the dedup window."""
 
     async def work() -> None:

@@ -307,7 +307,7 @@ def test_restore_reports_and_keeps_a_partition_opened_in_the_new_queue() -> None
     run(work())
 
 
-def test_a_restore_that_was_ended_half_way_before_brokers_started_is_told() -> None:
+def test_a_restore_that_was_ended_half_way_before_brokers_started_is_reported() -> None:
     async def work() -> None:
         async with running_broker() as broker:
             topic = await fill(broker)

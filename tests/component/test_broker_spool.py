@@ -344,7 +344,7 @@ def test_a_segment_of_a_newer_version_is_kept_for_who_can_read_it(tmp_path: Path
     asyncio.run(work())
 
 
-def test_damage_is_told_and_kept_and_costs_only_what_it_hits(tmp_path: Path) -> None:
+def test_damage_is_reported_and_kept_and_costs_only_what_it_hits(tmp_path: Path) -> None:
     async def work() -> None:
         async with rig() as cluster:
             topic = await left_behind(cluster, tmp_path)

@@ -165,7 +165,7 @@ def test_concurrent_owner_lookups_share_one_read(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("silent", "answer"), [(TOPICS, True), (2 * TOPICS - 1, False), (2 * TOPICS, False)])
-def test_a_start_goes_on_while_half_of_all_logs_answer(
+def test_a_start_continues_while_half_of_all_logs_answer(
     silent: int, answer: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """`silent`: for how many of two logs a topic there is no answer; the opening of each checks it again."""

@@ -77,7 +77,7 @@ def test_tools_are_installed_with_sudo_for_other_users(machine: Machine) -> None
     ]
 
 
-def test_an_apt_that_fails_stops_nothing_and_is_told(machine: Machine) -> None:
+def test_an_apt_that_fails_stops_nothing_and_is_reported(machine: Machine) -> None:
     machine.has("id", "#!/bin/sh\necho 0\n")
     machine.has("apt-get", LACKS)
     done = machine.run("tools")

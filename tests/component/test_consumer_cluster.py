@@ -157,7 +157,7 @@ def test_wakeup_ends_the_poll_and_the_iteration_that_wait(cluster: Cluster) -> N
 # ---- groups ---------------------------------------------------------------------------------------
 
 
-def test_a_group_goes_on_where_it_committed(cluster: Cluster) -> None:
+def test_a_group_continues_where_it_committed(cluster: Cluster) -> None:
     send(cluster, b"0", b"1", b"2")
     with memq.Consumer(cluster.address, "clicks", group="g", auto_commit=False) as consumer:
         batch = consumer.poll(10)
@@ -336,7 +336,7 @@ def test_fail_raises_with_object_and_block_and_stays(cluster: Cluster) -> None:
         assert take(consumer).values() == [b"2"]
 
 
-def test_skip_counts_and_goes_on(cluster: Cluster) -> None:
+def test_skip_counts_and_continues(cluster: Cluster) -> None:
     send(cluster, b"0", b"1", b"2")
     cluster.damage(cluster.records("clicks")[1].position)
     with memq.Consumer(cluster.address, "clicks", end="end", on_damaged="skip") as consumer:
@@ -436,7 +436,9 @@ def test_a_broker_that_comes_back_is_found_again(cluster: Cluster) -> None:
         assert take(consumer).values() == [b"1"]
 
 
-def test_a_topic_that_is_gone_is_told_and_the_others_go_on(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_is_gone_is_reported_and_the_others_continue(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("memq.client.consumer.core.REFRESH_S", 0.2)
     send(cluster, b"0")
     send(cluster, b"v", topic="views")

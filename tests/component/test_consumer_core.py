@@ -328,7 +328,7 @@ def test_a_close_commits_what_is_done_with_auto_commit_only(auto_commit: bool) -
 # ---- topics that go ------------------------------------------------------------------------------
 
 
-def test_a_topic_that_goes_is_an_error_and_the_others_go_on() -> None:
+def test_a_topic_that_goes_is_an_error_and_the_others_continue() -> None:
     async def test(broker: Broker) -> None:
         await fill(broker, 1)
         await fill(broker, 1, topic="orders")
@@ -360,7 +360,7 @@ async def errors_of(consumer: AsyncConsumer, count: int, text: str = "", records
 # ---- failures ------------------------------------------------------------------------------------
 
 
-def test_an_error_that_does_not_pass_is_raised_once_and_reading_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_does_not_pass_is_raised_once_and_reading_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(broker: Broker) -> None:
         await fill(broker, 2)
         async with reader(broker) as consumer:

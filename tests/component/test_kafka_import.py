@@ -125,7 +125,7 @@ def test_all_comes_over_as_it_was_and_later_what_came_since() -> None:
 
 
 @pytest.mark.parametrize("broken_after", [0, 1, 4, 9, 14])
-def test_a_copy_that_was_given_up_goes_on_and_fulfills_its_plan_first(broken_after: int) -> None:
+def test_a_copy_that_was_given_up_continues_and_fulfills_its_plan_first(broken_after: int) -> None:
     source = source_of(numbered(range(10)), numbered(range(5)))
     source.broken_after = broken_after
 

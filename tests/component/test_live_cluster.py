@@ -443,7 +443,7 @@ def test_several_auditors_share_one_state(cluster: Cluster) -> None:
         with_database(url, work)
 
 
-def test_the_auditor_beside_a_broker_begins_again_when_its_state_could_not_be_opened(
+def test_the_auditor_next_to_a_broker_begins_again_when_its_state_could_not_be_opened(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     folder, again = tmp_path / "later", asyncio.Event()

@@ -1,4 +1,4 @@
-"""The live audit when its topic `_memq_audit` is missing, or was deleted and made again."""
+"""The live audit when its topic `_memq_audit` is missing, or was deleted and created again."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ def test_staged_objects_stay_that_a_lost_log_may_have_named() -> None:
     run(work())
 
 
-def test_a_log_whose_past_is_in_large_objects_alone_is_not_opened_anew() -> None:
+def test_an_empty_log_with_batches_in_large_objects_is_not_opened() -> None:
     async def work() -> None:
         async with running_broker(audit=False) as broker:
             topic = await filled(broker)

@@ -81,7 +81,7 @@ def _aged(body: bytes, by_ms: int) -> bytes:
 # ---- instances -----------------------------------------------------------------------------------
 
 
-def test_an_instance_goes_on_where_the_name_stood() -> None:
+def test_an_instance_continues_after_the_last_record_of_its_name() -> None:
     async def work() -> None:
         async with running_broker() as broker:
             topic = await made(broker)
@@ -266,7 +266,7 @@ def test_an_instance_does_not_begin_at_an_owner_that_lost_its_epoch_while_it_wai
         (1, 7, 0, 1, ProducerFencedError),
     ],
 )
-def test_an_instance_goes_on_at_once_where_nothing_is_in_doubt(
+def test_an_instance_continues_at_once_where_nothing_is_in_doubt(
     epoch: int, sequence: int, streams_of: int, opened: int, error: type[MemqError] | None
 ) -> None:
     async def work() -> None:

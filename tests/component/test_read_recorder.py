@@ -86,7 +86,7 @@ class HeldQueue(MemoryQueue):
         await super().commit(group, member, generation, positions, number)
 
 
-def test_a_partition_that_is_read_anew_while_its_commit_is_under_way_begins_behind_that() -> None:
+def test_a_partition_that_is_opened_again_during_its_commit_begins_after_the_committed_position() -> None:
     async def scenario() -> list[str]:
         runtime = Runtime()
         queue = HeldQueue(runtime.clock)

@@ -134,7 +134,7 @@ def test_producer_reports_the_records_that_it_gives_up(cluster: Cluster) -> None
 
 
 @pytest.mark.parametrize("policy", ["skip", "fail"])
-def test_damage_is_told_with_its_place(cluster: Cluster, policy: OnDamaged) -> None:
+def test_damage_is_reported_with_its_place(cluster: Cluster, policy: OnDamaged) -> None:
     send(cluster, 3)
     cluster.damage(Position(0, 1), "clicks")
     audit_topic = ReceivedReports(cluster)
@@ -153,7 +153,7 @@ def test_damage_is_told_with_its_place(cluster: Cluster, policy: OnDamaged) -> N
     assert "processed" not in audit_topic.stages("consumer")
 
 
-def test_a_rewind_is_told(cluster: Cluster) -> None:
+def test_a_rewind_is_reported(cluster: Cluster) -> None:
     send(cluster, 10)
     audit_topic = ReceivedReports(cluster)
 
@@ -183,7 +183,7 @@ def test_reports_outlive_their_broker(cluster: Cluster) -> None:
         audit_topic.until(lambda: audit_topic.stages("producer").get("acked") == RangeSet([(0, 2)]))
 
 
-def test_without_the_topic_the_work_goes_on() -> None:
+def test_without_the_topic_the_work_continues() -> None:
     async def work() -> None:
         async with running_broker(audit=True, audit_interval_ms=100) as broker:
             await broker.partitions.delete(broker.partitions.topic(AUDIT_TOPIC))

@@ -48,7 +48,7 @@ def test_message_of_memq_or_spark_is_found_between_the_traces(text: str, said: t
     assert sentence_of(text) == said
 
 
-def test_a_machine_without_java_is_told_so() -> None:
+def test_a_missing_java_is_named() -> None:
     sentence = sentence_of("[JAVA_GATEWAY_EXITED] Java gateway process exited before sending its port number.")
     assert sentence is not None
     assert "Java 17" in sentence[1]

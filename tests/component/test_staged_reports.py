@@ -66,7 +66,7 @@ async def staged(store: MemoryHandler, topic: Topic, values: int) -> list[Staged
     return await writer.finish()
 
 
-def test_a_batch_is_told_as_the_indexes_of_its_objects_have_it() -> None:
+def test_a_batch_is_described_by_the_indexes_of_its_objects() -> None:
     async def work() -> None:
         store = MemoryHandler(Runtime().clock)
         objects = await staged(store, TOPIC, 300)

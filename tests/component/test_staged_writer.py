@@ -114,7 +114,7 @@ def test_a_job_that_repeats_a_batch_with_other_rows_is_refused(others: list[byte
     run(rigged(work))
 
 
-def test_a_stream_that_computes_a_batch_again_with_other_rows_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stream_that_computes_a_batch_again_with_other_rows_continues(caplog: pytest.LogCaptureFixture) -> None:
     async def work(rig: Rig) -> None:
         await rig.commits.commit(1, await rig.staged([b"one"]), rig.store, source="s")
         with caplog.at_level(logging.WARNING, "memq"):
@@ -125,7 +125,7 @@ def test_a_stream_that_computes_a_batch_again_with_other_rows_goes_on(caplog: py
     assert "staged.other-rows" in [getattr(record, "event", "") for record in caplog.records]
 
 
-def test_two_streams_under_one_name_are_told_apart() -> None:
+def test_two_streams_under_one_name_are_distinguished() -> None:
     async def work(rig: Rig) -> None:
         await rig.commits.commit(1, await rig.staged([b"ours"]), rig.store, source="one")
         await rig.commits.commit(1, await rig.staged([b"again"]), rig.store, source="one")
@@ -237,7 +237,7 @@ def test_a_writer_is_remembered_by_the_next_owner() -> None:
     run(rigged(work, partitions=1))
 
 
-def test_staged_records_stand_beside_sent_ones() -> None:
+def test_staged_records_lie_next_to_sent_ones() -> None:
     async def work(rig: Rig) -> None:
         from memq.client.producer.producer import AsyncProducer
 

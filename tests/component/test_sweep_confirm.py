@@ -276,7 +276,7 @@ def knows_no_topic(house: House) -> dict[str, Any]:
 
 
 def knows_an_old_topic(house: House) -> dict[str, Any]:
-    """The topic was made again since."""
+    """The topic was created again since."""
     return {"topics": OldTopics([replace_id(house.rig.topic)])}
 
 

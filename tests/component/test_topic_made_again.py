@@ -204,7 +204,7 @@ def test_an_admin_names_the_topic_that_is_there_now() -> None:
     asyncio.run(work())
 
 
-def test_a_deletion_goes_on_while_the_queue_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deletion_continues_while_the_queue_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memq.broker.partitions.DROP_RETRY_S", 0.001)
     failures = 3
 

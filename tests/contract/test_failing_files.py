@@ -190,7 +190,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_spool_on_a_full_disk_refuses_and_goes_on_when_there_is_room(
+def test_a_spool_on_a_full_disk_refuses_and_continues_when_there_is_room(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "RETRY_S_BASE", 0.001)

@@ -190,7 +190,7 @@ async def test_age_does_not_matter_where_epochs_fence(queue: NotificationQueue, 
 
 
 @over_queues_that_refuse("epoch")
-async def test_one_fenced_publish_does_not_fail_those_beside_it(queue: NotificationQueue, clock: ManualClock) -> None:
+async def test_one_fenced_publish_does_not_fail_the_others(queue: NotificationQueue, clock: ManualClock) -> None:
     await queue.create([part()], STALE_MS)
     await queue.publish(publication(clock, b"first", epoch=2))
     epochs = [2, 1, 2, 1, 1, 2, 3, 2, 3]
@@ -364,7 +364,7 @@ async def test_waiting_in_vain_ends_with_the_timeout(queue: NotificationQueue, c
 
 
 @over_queues
-async def test_a_publish_wakes_who_waits_for_it_and_nobody_else(queue: NotificationQueue, clock: ManualClock) -> None:
+async def test_a_publish_wakes_only_the_readers_that_wait_for_it(queue: NotificationQueue, clock: ManualClock) -> None:
     await queue.create([part(0), part(1)], STALE_MS)
     either = asyncio.create_task(queue.wait({part(0): 0, part(1): 0}, 3_600))
     second = asyncio.create_task(queue.wait({part(1): 1}, 3_600))
@@ -384,7 +384,7 @@ async def test_a_publish_wakes_who_waits_for_it_and_nobody_else(queue: Notificat
 
 
 @over_queues
-async def test_a_drop_wakes_who_waits(queue: NotificationQueue, clock: ManualClock) -> None:
+async def test_a_drop_wakes_waiting_readers(queue: NotificationQueue, clock: ManualClock) -> None:
     await queue.create([part()], STALE_MS)
     waiting = asyncio.create_task(queue.wait({part(): 0}, 3_600))
     await queue.span(part())

@@ -153,7 +153,7 @@ def test_processes_that_publish_at_once_share_one_dense_log(tmp_path: Path) -> N
     assert [bodies[offset] for offset in offsets[2]] == [b"2-%d" % number for number in range(60)]
 
 
-def test_a_publish_of_another_process_wakes_who_waits(tmp_path: Path) -> None:
+def test_a_publish_of_another_process_wakes_waiting_readers(tmp_path: Path) -> None:
     process, pipe = start(publish_some, tmp_path, 0, 5)
 
     async def scenario() -> None:
@@ -435,7 +435,7 @@ def test_damaged_pages_are_corrupt_when_they_are_met(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_damaged_group_is_corrupt_and_the_log_goes_on(tmp_path: Path) -> None:
+def test_a_damaged_group_is_corrupt_and_the_log_continues(tmp_path: Path) -> None:
     connection = sqlite3.connect(make(tmp_path))
     row = ("report", '{"generation": "many"}', 0)
     connection.execute("INSERT INTO groups VALUES (?, ?, ?, ?)", (*row, checksum("groups", row)))

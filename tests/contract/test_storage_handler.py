@@ -154,7 +154,7 @@ async def test_a_listing_has_pages_without_a_seam(store: StorageHandler) -> None
 
 
 @over_stores
-async def test_a_listing_goes_on_while_objects_go(store: StorageHandler) -> None:
+async def test_a_listing_continues_while_objects_go(store: StorageHandler) -> None:
     for number in range(50):
         await put(store, f"d{number:02d}/x", b"1")
     seen = []

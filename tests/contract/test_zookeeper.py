@@ -316,7 +316,9 @@ async def test_a_change_between_the_first_watch_and_its_first_read_is_reported(d
 
 
 @over_zookeeper
-async def test_nothing_is_read_for_watchers_that_went_and_who_comes_later_is_told(door: Doors, server: Server) -> None:
+async def test_nothing_is_read_for_watchers_that_left_and_later_watchers_are_notified(
+    door: Doors, server: Server
+) -> None:
     one, two = door(), door()
     calls: list[int] = []
     called = asyncio.Event()
@@ -345,7 +347,7 @@ async def test_nothing_is_read_for_watchers_that_went_and_who_comes_later_is_tol
 
 
 @over_zookeeper
-async def test_while_it_is_away_everything_fails_in_time_and_goes_on_afterwards(door: Doors, server: Server) -> None:
+async def test_while_it_is_away_everything_fails_in_time_and_continues_afterwards(door: Doors, server: Server) -> None:
     one = door()
     await one.register(broker("b1"))
     await one.create_topic(topic(partitions=1))
@@ -369,7 +371,7 @@ async def test_while_it_is_away_everything_fails_in_time_and_goes_on_afterwards(
 
 
 @over_zookeeper
-async def test_the_event_loop_goes_on_while_kazoo_waits(door: Doors, server: Server) -> None:
+async def test_the_event_loop_continues_while_kazoo_waits(door: Doors, server: Server) -> None:
     """Only the loop's own ticks wake the server: did anything on the loop wait for it, it would wait in vain."""
     one, late = door(session_timeout_ms="30s"), door(session_timeout_ms="30s", connect_timeout_ms="60s")
     await one.create_topic(topic(partitions=1))

@@ -116,7 +116,7 @@ def test_kcats_letters(memq: Memq) -> None:
     assert memq("consume", "kcat", "-e", "-o", "@-1h", "-f", "%k,").stdout == "a,b,,"
 
 
-def test_a_group_goes_on_where_it_stands(memq: Memq) -> None:
+def test_a_group_continues_at_its_position(memq: Memq) -> None:
     memq("produce", "grouped", stdin="1\n2\n")
     assert memq("consume", "grouped", "-e", "-G", "readers").stdout == "1\n2\n"
     memq("produce", "grouped", stdin="3\n")
@@ -359,9 +359,7 @@ def test_limits_of_clients_are_set_and_shown(tmp_path: Path) -> None:
         (["--host", "127.0.0.1"], "127.0.0.1"),
     ],
 )
-def test_clients_of_a_cluster_are_told_an_address_that_they_can_use(
-    tmp_path: Path, options: list[str], host: str
-) -> None:
+def test_clients_of_a_cluster_get_an_address_that_they_can_use(tmp_path: Path, options: list[str], host: str) -> None:
     broker = AnyInterface(tmp_path, options)
     try:
         broker.launch()

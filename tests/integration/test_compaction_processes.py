@@ -143,7 +143,7 @@ def lags_of(broker: DevServer, positions: list[memq.Position]) -> list[tuple[int
     return found
 
 
-def test_a_consumer_that_knew_the_old_places_goes_on(broker: DevServer) -> None:
+def test_a_consumer_that_knew_the_old_places_continues(broker: DevServer) -> None:
     topic = make_topic(broker, "clicks")
     produce(broker, "clicks", BATCHES)
     make_old(broker.data, "clicks", OLD)

@@ -154,7 +154,7 @@ def test_a_loss_a_doubling_and_damage_on_memq_dev_are_seen(
         server.close()
 
 
-def test_an_auditor_beside_a_broker_shows_what_it_finds(browser: Browser, tmp_path: Path) -> None:
+def test_an_auditor_next_to_a_broker_shows_what_it_finds(browser: Browser, tmp_path: Path) -> None:
     log = tmp_path / "auditor.log"
     command = [sys.executable, "-m", "memq", "auditor", "--audit-state", f"sqlite:{tmp_path / 'audit.sqlite'}"]
     with Cluster(audit=True, audit_interval_ms=100) as cluster:

@@ -149,7 +149,7 @@ def test_transactions_leave_gaps_and_no_aborted_record(kafka: Server, server: De
 
 
 @pytest.mark.soak
-def test_a_killed_import_goes_on_and_copies_nothing_twice(kafka: Server, server: DevServer) -> None:
+def test_a_killed_import_continues_and_copies_nothing_twice(kafka: Server, server: DevServer) -> None:
     for round_number in range(repetitions(few=1, many=10)):
         source, into = f"big{round_number}", f"killed{round_number}"
         make_topic(kafka, source)
@@ -182,7 +182,7 @@ def killed_after(kafka: Server, server: DevServer, source: str, into: str, recor
         return code != 0
 
 
-def test_groups_stand_where_they_stood(kafka: Server, server: DevServer) -> None:
+def test_groups_keep_their_positions(kafka: Server, server: DevServer) -> None:
     make_topic(kafka, "read")
     fill(kafka, "read", 0, 900)
     admin = AdminClient({"bootstrap.servers": kafka.address})

@@ -247,7 +247,7 @@ def test_threads_do_not_grow_with_partitions(kafka: Server) -> None:
     over_kafka(kafka, work)
 
 
-def test_a_commit_of_another_hand_stands_at_the_pointer(kafka: Server) -> None:
+def test_a_commit_by_another_tool_is_at_the_first_record_of_its_pointer(kafka: Server) -> None:
     """A commit without metadata erases the record index."""
 
     async def work(queue: KafkaQueue) -> None:

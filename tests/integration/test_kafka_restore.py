@@ -75,7 +75,7 @@ def fill_over_two_epochs(brokers: list[BrokerProcess]) -> int:
     return between_ms
 
 
-def test_lost_pointers_in_kafka_are_restored_and_the_cluster_goes_on(
+def test_lost_pointers_in_kafka_are_restored_and_the_cluster_continues(
     tmp_path: Path, zookeeper: Server, kafka: Server, reads_s3: S3Server
 ) -> None:
     with broker_processes(tmp_path, zookeeper, kafka, reads_s3, count=2) as brokers:

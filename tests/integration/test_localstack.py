@@ -229,7 +229,7 @@ def check_settings(state: Path, facts: dict[str, dict[str, str]]) -> None:
     assert (state / "memq.toml").stat().st_mode & 0o077 == 0, "the keys are the owner's"
 
 
-def test_mistakes_are_told(localstack: Command) -> None:
+def test_mistakes_are_reported(localstack: Command) -> None:
     done = localstack("up", "nats")
     assert done.returncode == 2
     assert "no server is called 'nats'; there are s3, zookeeper, kafka" in done.stderr

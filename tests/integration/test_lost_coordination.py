@@ -18,7 +18,9 @@ def entered_again(broker: BrokerProcess) -> int:
 
 
 @pytest.mark.soak
-def test_without_governor_zookeeper_and_sessions_clients_go_on(brokers: list[BrokerProcess], zookeeper: Server) -> None:
+def test_without_governor_zookeeper_and_sessions_clients_continue(
+    brokers: list[BrokerProcess], zookeeper: Server
+) -> None:
     create(brokers)
     path = path_of(brokers[0].log.parent)
     with Sender(brokers) as sender, GroupReader(brokers) as reader:

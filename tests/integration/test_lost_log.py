@@ -76,7 +76,7 @@ def sweep_until_kept(config: str, logs: int) -> None:
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["one partition", "made again"])
-def test_a_lost_log_is_told_kept_and_restored(
+def test_a_lost_log_is_reported_kept_and_restored(
     tmp_path: Path, zookeeper: Server, kafka: Server, reads_s3: S3Server, whole: bool
 ) -> None:
     with broker_processes(tmp_path, zookeeper, kafka, reads_s3, count=1) as (broker,):

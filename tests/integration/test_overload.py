@@ -130,7 +130,7 @@ def test_thousands_of_idle_clients_cost_little_and_hinder_nobody(tmp_path: Path,
         assert grown <= files * 16 * KIB, f"{grown / files / KIB:.1f} KiB for each idle client"
 
 
-def test_more_clients_than_files_are_turned_away_and_the_broker_goes_on(tmp_path: Path, files: int) -> None:
+def test_more_clients_than_files_are_turned_away_and_the_broker_continues(tmp_path: Path, files: int) -> None:
     with dev_server(tmp_path / "data") as server:
         with memq.Producer(server.address) as producer:
             producer.send("clicks", b"before").result(timeout=TIMEOUT_S)
@@ -176,9 +176,7 @@ def limit_file_size(server: DevServer, size: int) -> None:
 
 
 @pytest.mark.parametrize("left", [1, 100 * KIB], ids=["nothing can be written", "objects can't be written"])
-def test_with_a_full_disk_producers_are_told_and_when_there_is_room_again_all_is_well(
-    left: int, tmp_path: Path
-) -> None:
+def test_with_a_full_disk_producers_get_errors_and_with_room_again_all_is_well(left: int, tmp_path: Path) -> None:
     before, given_up, patient = (value_of(0, number, 300 * KIB) for number in range(3))
     with dev_server(tmp_path / "data") as server:
         with memq.Producer(server.address, codec="none", delivery_timeout_ms=1_500) as producer:

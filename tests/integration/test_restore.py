@@ -91,7 +91,7 @@ def test_one_lost_log_is_restored_into_the_queue_that_is_there(tmp_path: Path) -
     assert "move it away first" in restore(server.data).stderr
 
 
-def test_a_lost_queue_is_restored_and_goes_on(tmp_path: Path) -> None:
+def test_a_lost_queue_is_restored_and_continues(tmp_path: Path) -> None:
     server = DevServer(tmp_path / "data")
     server.start()
     fill(server.address)

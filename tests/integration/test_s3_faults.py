@@ -171,7 +171,7 @@ async def test_an_object_without_marks_is_compared_byte_by_byte(server: FaultyS3
 
 
 @over_paths()
-async def test_a_missing_right_is_told_at_once(server: FaultyS3, store: S3Handler) -> None:
+async def test_a_missing_right_is_reported_at_once(server: FaultyS3, store: S3Handler) -> None:
     for method in ("PUT", "GET", "HEAD", "DELETE"):
         server.always[method] = Fault("answer", 403, "AccessDenied")
     for call in (put(store), store.get(KEY), store.get_range(KEY, 0, 1), store.size(KEY), store.delete(KEY)):
@@ -301,7 +301,7 @@ async def test_a_long_range_is_read_in_parts(server: FaultyS3, store: S3Handler)
 
 
 @over_paths()
-async def test_a_listing_goes_on_where_it_failed(server: FaultyS3, store: S3Handler) -> None:
+async def test_a_listing_continues_where_it_failed(server: FaultyS3, store: S3Handler) -> None:
     await put(store)
     one = server.objects.pop(WHOLE)
     server.objects.update({f"f/k/{number:04d}": one for number in range(1_500)})

@@ -28,7 +28,7 @@ def swept(*arguments: str, code: int = 0) -> list[dict[str, object]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_a_data_folder_is_swept_by_who_is_alone_with_it(tmp_path: Path) -> None:
+def test_a_data_folder_is_swept_by_the_only_process_that_uses_it(tmp_path: Path) -> None:
     with dev_server(tmp_path / "data") as server:
         with memq.Producer(server.address) as producer:
             producer.send("clicks", b"kept").result(timeout=60)

@@ -116,7 +116,7 @@ BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         PUBLISHING,
-        "an owner that met a higher epoch goes on",
+        "an owner that met a higher epoch continues",
         "if self.own.phase is Phase.FENCED:",
         "if self.own.phase is Phase.OPENING and self.own.stated:",
     ),
@@ -230,7 +230,7 @@ BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         KNOWN,
-        "readers are told to pass over a block with other content",
+        "pointers skip a block with other content",
         "if copies.differ_from(header):",
         "if not copies.blocks:",
     ),
@@ -266,7 +266,7 @@ BROKER_RULES: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         KNOWN,
-        "readers are told to pass over blocks of which nobody knows a copy",
+        "pointers skip blocks that have no known copy",
         "        if copies is None or not copies.blocks:\n            return False\n",
         "        if copies is None or not copies.blocks:\n            return True\n",
     ),

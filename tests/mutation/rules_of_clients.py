@@ -69,7 +69,7 @@ CLIENT_RULES: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         WINDOW,
-        "burned sequences are not told at the end",
+        "burned sequences are not reported at the end",
         "CloseStream(self.next_sequence, list(self.burned))",
         "CloseStream(self.next_sequence, [])",
     ),

@@ -82,7 +82,7 @@ LOG_RULES: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         COMPACTION,
-        "a manifest goes on from parts that do not follow on it",
+        "a manifest takes parts that do not follow on it",
         "    if parts[0].first > manifest.next and await _begin_of(queue, manifest) > manifest.next:\n",
         "    if not parts:\n",
     ),
@@ -178,7 +178,7 @@ LOG_RULES: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         GROUPS,
-        "an older instance of a member goes on",
+        "an older instance of a member continues",
         "if not member.joined <= generation <= self.generation:",
         "if generation > self.generation:",
     ),
@@ -232,7 +232,7 @@ LOG_RULES: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         SQLITE_LOG,
-        "a partition whose row is damaged is made again",
+        "a partition whose row is damaged is created again",
         "if _may_be(connection, row, key):",
         "if False:",
     ),

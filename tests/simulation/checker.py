@@ -32,7 +32,7 @@ from tests.simulation.commit_rules import CommitRules
 from tests.simulation.compaction_rules import CompactionRules
 from tests.simulation.copy_rules import CopyRules
 from tests.simulation.group_rules import GroupRules
-from tests.simulation.lag import LagCheck
+from tests.simulation.lag_check import LagCheck
 from tests.simulation.owner_rules import OwnerRules, Refusal
 from tests.simulation.read_log import ReadLog
 from tests.simulation.reader import Delivered, FindingError, LogEntry, Source, object_bytes, read_entry, resume

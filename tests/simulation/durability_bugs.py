@@ -225,7 +225,7 @@ KEEPING_BUGS = (
         level="calm",
     ),
     Planted(
-        "shared object told stored before it is",
+        "a shared object is reported as stored before it is",
         "memq.broker.partition.storing",
         "SharedObjects._ship",
         swap(
@@ -238,7 +238,7 @@ KEEPING_BUGS = (
         aspects=("shared",),
     ),
     Planted(
-        "all of a shared object told the first one's place",
+        "all batches of a shared object get the location of the first one",
         "memq.broker.partition.storing",
         "SharedObjects._put",
         after("object_of", "for batch in shipment.batches: batch.offset = 0"),
@@ -369,7 +369,7 @@ KEEPING_BUGS = (
         aspects=("named",),
     ),
     Planted(
-        "a later commit decides anew",
+        "a later commit decides again",
         "memq.client.bulk.staged_writer",
         "StagedCommits.decide",
         swap(

@@ -24,7 +24,7 @@ from memq.simulation.ports.wrong_answers import (
     WrongAnswerRates,
 )
 from memq.topic import CLOCK_ERROR_MS, TopicSettings
-from tests.simulation.thin import CLOCK_ERROR, Constants, draw_constants
+from tests.simulation.reduced_constants import CLOCK_ERROR, Constants, draw_constants
 
 ASPECTS = (
     "house",

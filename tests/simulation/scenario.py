@@ -41,11 +41,11 @@ from tests.simulation.named_producer import NamedLife
 from tests.simulation.named_rules import NamedRules, no_holes
 from tests.simulation.plain_producer import PlainProducer, Running
 from tests.simulation.plan import Plan
+from tests.simulation.reduced_constants import scaled
 from tests.simulation.restore_rules import RestoreRules
 from tests.simulation.sent_acks import SentAcks, noted_acks
 from tests.simulation.staged_rules import StagedRules
 from tests.simulation.staged_writer import StagedLife
-from tests.simulation.thin import scaled
 from tests.simulation.topic_churn import TopicChurn
 
 SIZES = (0, 0, 10, 10, 300, 300, 3_000)  # bytes of a value next to its name

@@ -91,7 +91,7 @@ def same_record_in_other_sequences(log: Log) -> None:
     log.batch([block(0, values), block(1, values)], 0)
 
 
-def block_cut_anew(log: Log) -> None:
+def block_with_other_bounds(log: Log) -> None:
     values = log.send(0, 1, 2)
     log.batch([block(0, values[:2])], 0)
     log.batch([block(1, values[1:])], 1)
@@ -268,7 +268,7 @@ def last_pointer_taken(log: Log) -> None:
         (garbage, "was never sent"),
         (other_partition, "belongs to another partition"),
         (same_record_in_other_sequences, "is delivered twice"),
-        (block_cut_anew, "was seen in part"),
+        (block_with_other_bounds, "was seen in part"),
         (other_bytes_under_one_identity, "another one there, up to 2"),
         (batches_out_of_order, "comes before 0"),
         (epoch_opened_twice, "is opened by b and again by other, process 0"),

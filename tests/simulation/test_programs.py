@@ -177,7 +177,7 @@ def test_a_program_that_does_not_return_is_named() -> None:
             simulation.finish(5.0)
 
 
-def test_a_process_that_is_killed_paused_or_isolated_goes_on() -> None:
+def test_a_process_that_is_killed_paused_or_isolated_continues() -> None:
     lives: list[int] = []
     ticks: list[float] = []
 

@@ -207,7 +207,7 @@ def test_a_task_whose_error_nobody_asked_for_fails_the_run() -> None:
             world.run()
 
 
-def test_a_busy_loop_lets_time_go_on() -> None:
+def test_a_busy_loop_lets_time_continue() -> None:
     async def main(node: SimNode) -> None:
         deadline = node.clock.monotonic() + 0.5
         while node.clock.monotonic() < deadline:  # noqa: ASYNC110  the busy loop is what is tested

@@ -89,7 +89,7 @@ def test_batches_published_twice_are_read_once_or_raw(spark: SparkSession, broke
     assert raw == sorted([*range(300), *range(100)])
 
 
-def test_damage_ends_a_read_or_is_told_of_in_a_column(spark: SparkSession, broker: DevServer) -> None:
+def test_damage_ends_a_read_or_is_shown_in_a_column(spark: SparkSession, broker: DevServer) -> None:
     make_topic(broker.address, "damaged")
     for first in range(0, 400, 100):
         send(broker.address, "damaged", numbers(first, first + 100))

@@ -15,7 +15,7 @@ from tests.servers import DevServer
 from tests.spark.produced import HOUR_MS, START_MS, numbers_in, produce
 
 
-def test_each_record_is_written_once_and_runs_go_on(spark: SparkSession, broker: DevServer, tmp_path: Path) -> None:
+def test_each_record_is_written_once_and_runs_continue(spark: SparkSession, broker: DevServer, tmp_path: Path) -> None:
     produce(broker, "compacted", range(500))
     folder = tmp_path / "files"
     arguments = ["compact", "compacted", "-b", broker.address, "--to", str(folder), "-o", "partitionBytes=128KiB"]

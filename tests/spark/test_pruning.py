@@ -104,7 +104,7 @@ def test_filter_that_matches_nothing_costs_no_request(spark: SparkSession, store
     assert store.fetched() == (0, 0)
 
 
-def test_no_key_of_the_store_stands_in_a_plan(spark: SparkSession, store: CountedStore) -> None:
+def test_no_plan_shows_a_key_of_the_store(spark: SparkSession, store: CountedStore) -> None:
     frame = frame_of(spark, store).where("tag = 'green'")
     plan = frame._jdf.queryExecution().toString()
     assert "memq" in plan

@@ -47,7 +47,7 @@ def run(broker: DevServer, *arguments: str) -> str:
     return done.stdout
 
 
-def test_a_topic_is_replayed_once_and_goes_on(spark: SparkSession, broker: DevServer) -> None:
+def test_a_topic_is_replayed_once_and_continues(spark: SparkSession, broker: DevServer) -> None:
     produce(broker, "source", range(300))
     with memq.Producer(broker.address) as producer:
         producer.send("source", None, key=b"gone", headers=[("a", b"1"), ("b", None)], tag="web", timestamp_ms=7)

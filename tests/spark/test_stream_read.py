@@ -53,7 +53,7 @@ def test_micro_batches_have_as_many_bytes_as_allowed(spark: SparkSession, broker
     assert written(spark, tmp_path) == list(range(600))
 
 
-def test_a_restart_goes_on_where_it_was(spark: SparkSession, broker: DevServer, tmp_path: Path) -> None:
+def test_a_restart_continues_where_it_was(spark: SparkSession, broker: DevServer, tmp_path: Path) -> None:
     make_topic(broker.address, "restarted", partitions=2)
     send(broker.address, "restarted", numbers(0, 500))
     assert sum(each["numInputRows"] for each in follow(spark, broker, "restarted", tmp_path)) == 500

@@ -42,7 +42,7 @@ def test_a_name_that_no_host_can_have_is_unreachable(host: str) -> None:
         asyncio.run(SocketNetwork().listen(host, 0, asyncio.BufferedProtocol))
 
 
-def test_an_address_of_ipv6_is_told_in_brackets() -> None:
+def test_an_address_of_ipv6_is_written_in_brackets() -> None:
     with pytest.raises(UnreachableError, match=r"\[::1\]:1: "):
         asyncio.run(SocketNetwork().connect("::1", 1, asyncio.BufferedProtocol))
 

@@ -183,7 +183,7 @@ def test_bytes_behind_an_object_are_a_fault_only_in_a_whole_read() -> None:
 
 
 @pytest.mark.parametrize("error", [NotFoundError("gone"), StoreError("away")])
-def test_errors_of_the_store_are_told(error: Exception) -> None:
+def test_errors_of_the_store_are_reported(error: Exception) -> None:
     async def fail(store: str, key: str, offset: int, length: int) -> Buffer:
         raise error
 

@@ -267,7 +267,7 @@ def test_an_unreadable_pointer_is_damage_and_a_newer_one_makes_losses_unproven()
         assert verdict.outcome is outcome
 
 
-def test_blocks_that_readers_are_told_to_skip_are_copies() -> None:
+def test_blocks_that_pointers_skip_are_copies() -> None:
     auditor = Auditor(TOPIC)
     auditor.open_partition(0, Span(0, 2))
     auditor.take_batch(0, 0, NOW_MS, data_pointer([(5, 0, 4)]), BatchCheck(KEY, (BlockCheck(0, 5, 0, 4),)))

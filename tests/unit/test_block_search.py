@@ -246,7 +246,7 @@ def test_entries_without_a_batch_of_the_partition_are_skipped() -> None:
     asyncio.run(work())
 
 
-def test_an_index_that_cant_be_read_is_told_and_one_that_may_be_read_later_is_an_error(
+def test_an_index_that_cant_be_read_is_reported_and_one_that_may_be_read_later_is_an_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def work() -> None:

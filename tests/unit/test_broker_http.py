@@ -156,7 +156,7 @@ def test_half_a_request_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> No
     run(work())
 
 
-def test_too_many_connections_are_closed_and_the_port_goes_on() -> None:
+def test_too_many_connections_are_closed_and_the_port_continues() -> None:
     async def work() -> None:
         async with http_port() as address:
             opened = [await asyncio.open_connection(*address) for _ in range(CONNECTIONS_MAX)]  # noqa: TID251 - bare peers

@@ -254,7 +254,7 @@ def test_cached_slabs_are_reclaimed_before_reading_stops() -> None:
     assert pool.refusals == 0
 
 
-def test_a_refused_lease_is_told_once_when_memory_comes_back() -> None:
+def test_a_refused_lease_is_reported_once_when_memory_comes_back() -> None:
     pool = SlabPool(4 * SLAB, SLAB)
     report: list[int] = []
     pool.freed = lambda: report.append(pool.leased_bytes)

@@ -183,7 +183,7 @@ def test_a_planted_bug_is_found(bug: Planted) -> None:
         asyncio.run(all_of_it())
 
 
-def test_of_two_compactions_at_once_one_wins_and_the_other_goes_on_from_there() -> None:
+def test_of_two_compactions_at_once_one_wins_and_the_other_continues_from_there() -> None:
     async def work() -> None:
         world = await World.made()
         others: list[int] = []
@@ -204,7 +204,7 @@ def test_of_two_compactions_at_once_one_wins_and_the_other_goes_on_from_there() 
     asyncio.run(work())
 
 
-def test_a_number_that_was_swept_is_not_won_by_who_slept() -> None:
+def test_a_number_that_was_swept_is_not_won_by_a_compaction_that_slept() -> None:
     async def work() -> None:
         world = await World.made()
         files = world.parts().files
@@ -243,7 +243,7 @@ def test_parts_copied_too_long_ago_are_not_named() -> None:
     asyncio.run(work())
 
 
-def test_a_damaged_batch_stays_as_it_is_and_is_told() -> None:
+def test_a_damaged_batch_stays_as_it_is_and_is_reported() -> None:
     async def work() -> None:
         world = await World.made()
         (_, pointer, body) = world.expected[5]

@@ -160,7 +160,7 @@ def test_readers_and_compaction_skip_parts_before_a_hole() -> None:
     asyncio.run(work())
 
 
-def test_a_missing_batch_is_told_unless_retention_took_it() -> None:
+def test_a_missing_batch_is_reported_unless_retention_took_it() -> None:
     async def work() -> None:
         world = await World.made()
         key = world.expected[3][1].locations[0].key

@@ -38,7 +38,7 @@ def test_a_hole_that_is_filled_late_is_new() -> None:
     assert dedup_window.judge(0, 1, 10, 20) is Novelty.SEEN
 
 
-def test_a_partial_overlap_is_told() -> None:
+def test_a_partial_overlap_is_reported() -> None:
     dedup_window = DedupWindow(WINDOW_MS)
     dedup_window.note(0, 1, 0, 10)
     assert dedup_window.judge(0, 1, 5, 15) is Novelty.PARTLY

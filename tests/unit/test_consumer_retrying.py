@@ -313,7 +313,7 @@ def test_the_audit_gets_the_copies_that_were_dropped() -> None:
     reading(work())
 
 
-def test_the_audit_is_told_where_reading_begins_when_retention_was_faster() -> None:
+def test_the_audit_learns_where_reading_begins_when_retention_was_faster() -> None:
     async def work() -> None:
         world = World(log_of(4))
         del world.logs[0].entries[:2]

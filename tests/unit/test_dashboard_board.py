@@ -87,14 +87,14 @@ def test_a_rate_takes_two_looks_and_before_the_first_one_nothing_is_known() -> N
     rates.repeat_last("t", 5_000, (minute + 2) * MINUTE_MS)
     assert (rates.records_s("t"), rates.bytes_s("t"), rates.total("t", 0)) == (0.0, 0.0, 151)
     assert rates.spark("t", minute + 2)[-3:] == (60, 1, 0)
-    rates.take("t", "other", {0: Totals(3, 30)}, 6_000, (minute + 1) * MINUTE_MS)  # made again under its name
+    rates.take("t", "other", {0: Totals(3, 30)}, 6_000, (minute + 1) * MINUTE_MS)  # created again under its name
     assert rates.records_s("t") is None
     rates.keep({})
     assert rates.spark("t", minute) == ()
 
 
 def test_a_replica_that_lags_erases_no_history_and_no_rate_shows_its_records_twice() -> None:
-    """A total below the last one was taken for a topic that was made again: its last hour was gone."""
+    """A total below the last one was taken for a topic that was created again: its last hour was gone."""
     rates, minute = TopicRates(), 1_000
     for number, records in enumerate((100, 150, 120, 160)):
         totals = {0: Totals(records, records * 10), 1: Totals(7, 70)}

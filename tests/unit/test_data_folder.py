@@ -81,7 +81,7 @@ def hold(path: Path, pipe: Connection) -> None:
     pipe.recv()
 
 
-def test_a_second_process_is_told_who_holds_it_until_that_dies(tmp_path: Path) -> None:
+def test_a_second_process_learns_which_process_holds_it_until_that_dies(tmp_path: Path) -> None:
     parent, child = SPAWN.Pipe()
     process = SPAWN.Process(target=hold, args=(tmp_path, child))
     process.start()

@@ -20,7 +20,7 @@ async def cluster_of(partitions: int) -> ClusterView:
     return await view_of(door, 0)
 
 
-def test_the_loop_goes_on_while_many_partitions_are_planned() -> None:
+def test_the_loop_continues_while_many_partitions_are_planned() -> None:
     went_on = threading.Event()
 
     def waiting(view: ClusterView) -> AssignmentPlan:

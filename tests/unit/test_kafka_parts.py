@@ -375,7 +375,7 @@ class BusyZero:
         """Nothing."""
 
 
-def test_a_read_that_hears_nothing_fails_in_time_beside_a_busy_partition_whose_read_is_done(
+def test_a_read_that_hears_nothing_fails_in_time_next_to_a_busy_partition_whose_read_is_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def run() -> None:

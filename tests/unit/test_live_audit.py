@@ -222,7 +222,7 @@ def test_records_of_a_dead_instance_resent_an_hour_later_leave_the_flight() -> N
     assert [harness.rows[minute].side("")["committed"] for minute in (MINUTE, MINUTE + 60)] == [5, 5]
 
 
-def test_a_hole_below_the_end_that_a_producer_told_is_lost_when_no_late_pointer_can_land() -> None:
+def test_a_hole_below_the_reported_end_of_a_producer_is_lost_when_no_late_pointer_can_land() -> None:
     harness = LiveAuditHarness()
     harness.sent(span("sent", (0, 20)), span("acked", (0, 10)))
     harness.queue((PRODUCER, 0, 10))
@@ -244,7 +244,7 @@ def test_a_hole_below_an_end_waits_for_forwarding_where_an_ack_with_1_was_not_he
     assert harness.found() == [(*LOST, ((10, 15),))]
 
 
-def test_a_hole_below_an_end_waits_for_forwarding_where_no_report_told_the_level_and_stays_lost() -> None:
+def test_a_hole_below_an_end_waits_for_forwarding_if_no_report_has_the_level_and_stays_lost() -> None:
     harness = LiveAuditHarness()
     harness.queue((PRODUCER, 0, 10))
     harness.end(20, (15, 20))
@@ -346,7 +346,7 @@ def test_records_from_before_the_start_of_a_member_are_doubled() -> None:
     assert harness.found() == [("doubled", "consumer", GROUP, PRODUCER, ((5, 10),))]
 
 
-def test_a_missing_report_may_have_told_that_its_member_began_again() -> None:
+def test_a_missing_report_may_have_said_that_its_member_began_again() -> None:
     harness = LiveAuditHarness()
     for first in (0, 10):
         harness.queue((PRODUCER, first, first + 10))
@@ -408,7 +408,7 @@ def test_a_client_that_breaks_its_promise_makes_its_minutes_unknown_until_it_com
     assert harness.word() == "ok"
 
 
-def test_a_pointer_that_can_not_be_read_is_told_and_what_it_named_is_lost() -> None:
+def test_a_pointer_that_can_not_be_read_is_reported_and_what_it_named_is_lost() -> None:
     harness = LiveAuditHarness()
     harness.queue((PRODUCER, 0, 10))
     harness.audit.take_unreadable(1, harness.now_ms, CorruptDataError("pointer of 3 bytes can't be read"))
@@ -418,7 +418,7 @@ def test_a_pointer_that_can_not_be_read_is_told_and_what_it_named_is_lost() -> N
     assert harness.found() == [(*LOST, ((10, 20),)), ("unreadable pointer", "queue", "", 0, ())]
 
 
-def test_a_record_that_the_totals_count_and_no_pointer_shows_is_told() -> None:
+def test_a_record_that_the_totals_count_and_no_pointer_shows_is_reported() -> None:
     harness = LiveAuditHarness()
     harness.queue((PRODUCER, 0, 10))
     harness.totals = harness.totals.plus(7, 1)

@@ -199,7 +199,7 @@ def test_a_batch_in_which_a_gap_ends_is_not_judged() -> None:
     assert harness.found(grave=False) == [(*LOST, ((15, 20),))]
 
 
-def test_damage_is_told_by_who_failed_at_it_and_is_not_lost() -> None:
+def test_damage_is_reported_by_the_reader_that_met_it_and_is_not_lost() -> None:
     harness = StreamHarness(3)
     damage = ReportedDamage(
         object=KEY, block=0, offset=1, records=10, cause="checksum", producer=PRODUCER, first=10, next=20

@@ -128,7 +128,7 @@ def test_a_manifest_that_no_reader_would_take_is_not_written() -> None:
         encode_compaction_manifest(manifest(*parts))
 
 
-def test_keys_of_compacted_parts_are_told_apart() -> None:
+def test_keys_of_compacted_parts_are_distinguished() -> None:
     name = ("c", "clicks", ID)
     key = large_object_key(*name, 0xAB, NOW_MS)
     hour_ms = NOW_MS // 3_600_000 * 3_600_000

@@ -107,7 +107,7 @@ def test_without_one_that_of_the_process_is_heeded(monkeypatch: pytest.MonkeyPat
     assert (found.access_key_id, found.secret_access_key) == ("id", "of the environment")
 
 
-def test_a_mistake_in_the_section_is_told() -> None:
+def test_a_mistake_in_the_section_is_reported() -> None:
     with pytest.raises(UnknownSettingError, match="acces_key"):
         opened({"acces_key_id": "id"})
 
@@ -131,6 +131,6 @@ def test_a_bucket_without_keys_is_left_to_the_brokers(monkeypatch: pytest.Monkey
     assert store_of({"region": "x"}) is None
 
 
-def test_half_of_a_pair_of_keys_is_told() -> None:
+def test_half_of_a_pair_of_keys_is_reported() -> None:
     with pytest.raises(InvalidSettingError, match="has one of access_key_id and secret_access_key"):
         opened({"access_key_id": "id"})

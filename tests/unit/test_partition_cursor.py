@@ -88,7 +88,7 @@ def _values_in(body: bytes) -> list[bytes]:
 
 
 @given(logs(), st.data())
-def test_a_reader_that_resumes_anywhere_goes_on_exactly(log: Log, data: st.DataObject) -> None:
+def test_a_reader_that_resumes_anywhere_continues_exactly(log: Log, data: st.DataObject) -> None:
     whole = read(log, cursor_from(BEGINNING))
     places = [BEGINNING, *[delivery.behind.position for delivery in whole], *[at for at, _ in records(whole)]]
     start = data.draw(st.sampled_from(places))
@@ -355,7 +355,7 @@ def test_a_start_moves_behind_a_batch_that_expired_while_it_was_fetched() -> Non
     assert (cursor.take_moved_start(), cursor.counts.expired_records) == (place(1), 0)
 
 
-def test_a_reader_that_was_overtaken_is_told() -> None:
+def test_a_reader_that_was_overtaken_gets_an_error() -> None:
     log = Log()
     log.batch(Block(1, 0))
     cursor = retained(None)
@@ -465,7 +465,7 @@ def test_a_paused_cursor_delivers_and_holds_nothing() -> None:
     assert len(records(read(log, cursor))) == 3
 
 
-def test_polling_stops_at_the_bound_and_goes_on_at_half_of_it() -> None:
+def test_polling_stops_at_the_bound_and_continues_at_half_of_it() -> None:
     log = Log()
     for number in range(cursor_module.SLOTS_MAX):
         log.batch(Block(1, 3 * number))

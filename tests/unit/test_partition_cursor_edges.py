@@ -325,7 +325,7 @@ def test_a_batch_that_is_cut_otherwise_the_next_time_is_judged_from_its_start(
     assert cursor.position == place(0, 3)
 
 
-def test_copies_are_found_beside_damaged_blocks() -> None:
+def test_copies_are_found_next_to_damaged_blocks() -> None:
     for damaged in (0, 1):
         log = Log()
         log.batch(Block(1, 0))

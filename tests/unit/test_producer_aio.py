@@ -265,7 +265,7 @@ def test_bad_input_is_refused_and_changes_nothing() -> None:
     assert run(test).values() == [b"good", None]
 
 
-def test_an_unknown_topic_and_a_bad_name_are_told_at_once() -> None:
+def test_an_unknown_topic_and_a_bad_name_are_reported_at_once() -> None:
     async def test(broker: ToyBroker) -> None:
         async with AsyncProducer(broker.address) as producer:
             with pytest.raises(NotFoundError, match="topic 'nothing' does not exist"):
@@ -276,7 +276,7 @@ def test_an_unknown_topic_and_a_bad_name_are_told_at_once() -> None:
     run(test)
 
 
-def test_no_broker_is_told_after_the_metadata_timeout() -> None:
+def test_a_missing_broker_is_reported_after_the_metadata_timeout() -> None:
     async def test(broker: ToyBroker) -> None:
         async with AsyncProducer("127.0.0.1:1", metadata_timeout_ms=1_000) as producer:
             with pytest.raises(UnreachableError, match=r"no broker answers: can't reach 127\.0\.0\.1:1"):

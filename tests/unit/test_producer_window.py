@@ -162,7 +162,7 @@ def test_the_window_goes_where_it_is_sent_at_once_and_backs_off_when_sent_again(
     assert window.handle(Tick(50.0)) == [OpenStream(0, "third:1", False)]
 
 
-def test_a_throttled_stream_waits_at_least_as_long_as_it_was_told() -> None:
+def test_a_throttled_stream_waits_at_least_as_long_as_the_answer_says() -> None:
     window = opened()
     window.handle(StreamRefused(ThrottledError("slow", retry_after_ms=3_000), 1.0))
     assert window.next_deadline_s is not None
@@ -212,7 +212,7 @@ def test_a_block_that_was_never_written_times_out_and_one_that_was_is_unknown() 
     assert window.state is WindowState.RESTING
 
 
-def test_after_a_gap_the_stream_is_opened_anew_once_all_before_it_is_acked() -> None:
+def test_after_a_gap_the_stream_is_opened_again_once_all_before_it_is_acked() -> None:
     """A stream is dense: block 10 is burned, so 20 can't follow on 0 and waits until that is acked."""
     first, third = block(0), block(20)
     window = opened(first)

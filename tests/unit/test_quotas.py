@@ -84,7 +84,7 @@ def test_the_dark_counts_from_the_last_byte_on(taken: int, over: int) -> None:
     assert limiter.over["observe"] == over
 
 
-def test_requests_count_beside_bytes() -> None:
+def test_requests_count_as_well_as_bytes() -> None:
     limiter = Limiter("topic", "t", RatePerSecond("soft", requests_s=3), 0.0)
     assert limiter.room(0.0)[0] == 3
     limiter.take(3, MIB)

@@ -92,7 +92,7 @@ def test_cancelled_range_leaves_the_others_their_own_reads() -> None:
     asyncio.run(work())
 
 
-def test_an_error_that_may_pass_is_told_to_each() -> None:
+def test_an_error_that_may_pass_is_raised_to_each() -> None:
     class Sick(Reader):
         async def get_range(self, key: str, offset: int, length: int) -> bytes:
             raise StoreError("not now")

@@ -281,7 +281,7 @@ def test_large_objects_are_not_slow_small_ones_and_zero_is_none() -> None:
 # ---- settings and parts ----------------------------------------------------------------------
 
 
-def test_a_bucket_is_named_by_a_url_that_is_told_on() -> None:
+def test_a_bucket_is_named_by_a_url_that_others_can_use() -> None:
     url = "s3://logs/a/b?endpoint=http://127.0.0.1:9000&region=eu-west-1"
     bucket = read_bucket(url, {"secret_access_key": ("s", "test"), "access_key_id": ("k", "test")})
     assert (bucket.name, bucket.prefix, bucket.path_style, bucket.url) == ("logs", "a/b/", True, url)

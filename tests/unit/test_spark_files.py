@@ -81,7 +81,7 @@ def test_open_hours_are_bounded_and_names_tell_the_content() -> None:
     assert [file.key for file, _ in written([hours], 1)] == [file.key for file, _ in written([hours], 1)]
 
 
-def test_manifests_go_on_from_one_another() -> None:
+def test_manifests_continue_from_one_another() -> None:
     before = FilesManifest(number=4, topic="clicks", topic_id="ab" * 16)
     after = before.next({0: Position(0, 3)}, {0: Position(0, 17, 2)}, (FILE,))
     again = after.next({0: Position(0, 17, 2)}, {0: Position(0, 20)}, (FILE,))

@@ -119,20 +119,20 @@ def test_places_are_words_times_and_positions() -> None:
     assert read_options({"topics": "a", "end": "2:5:1"}).end == {("a", 2): Position(2, 5, 1)}
 
 
-def test_fields_of_values_stand_in_place_of_the_value() -> None:
+def test_fields_of_values_replace_the_value() -> None:
     assert table_ddl(("key", "value", "tag"), "a INT") == "key BINARY, a INT, tag STRING"
     with pytest.raises(InvalidSettingError, match="lacks"):
         table_ddl(("key",), "a INT")
 
 
-def test_fields_are_told_from_columns_by_their_place() -> None:
+def test_fields_are_distinguished_from_columns_by_their_place() -> None:
     assert fields_at(("key", "value", "a", "tag"), ("key", "value", "tag"), "value DOUBLE, a INT") == range(1, 3)
     assert fields_at(("timestamp", "tag"), ("value",), "timestamp STRING, tag STRING") == range(2)
     assert fields_at(("key", "value"), ("key", "value"), "") == range(0)
 
 
 @pytest.mark.parametrize("name", ["tag", "Tag"])
-def test_a_field_with_the_name_of_a_column_beside_it_is_refused(name: str) -> None:
+def test_a_field_with_the_name_of_a_column_next_to_it_is_refused(name: str) -> None:
     with pytest.raises(InvalidSettingError, match=f"names of columns: {name}") as caught:
         fields_at(("key", "a", name, "tag"), ("key", "value", "tag"), f"a INT, {name} STRING")
     assert caught.value.hint == "columns = key,value"

@@ -73,7 +73,7 @@ def take(plan: PartitionPlan, offset: int, pointer: Pointer, time_ms: int = 0) -
     return part
 
 
-def test_a_task_is_told_what_batches_before_its_own_had() -> None:
+def test_a_task_gets_the_sequences_of_batches_before_its_own() -> None:
     plan = plan_of()
     assert take(plan, 0, pointer_of(0, 10)).seen == ()
     assert take(plan, 1, pointer_of(10, 20)).seen == ()
@@ -90,7 +90,7 @@ def test_the_window_before_the_start_counts_and_ends() -> None:
     assert take(plan, 7, pointer_of(0, 10), time_ms=1_100_000).seen == (), "what is older than the window is not seen"
 
 
-def test_a_plan_that_goes_on_remembers() -> None:
+def test_a_plan_that_continues_remembers() -> None:
     plan = plan_of()
     take(plan, 0, pointer_of(0, 10))
     plan.extend(END, Position(0, 2_000))

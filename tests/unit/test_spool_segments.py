@@ -60,7 +60,7 @@ class Model:
 
 
 @given(st.lists(st.tuples(st.integers(1, BLOCK_BYTES_MAX), st.integers(0, 60)), max_size=200))
-def test_little_is_kept_beside_what_is_wanted_and_little_is_copied(blocks: list[tuple[int, int]]) -> None:
+def test_little_is_kept_next_to_the_needed_bytes_and_little_is_copied(blocks: list[tuple[int, int]]) -> None:
     """Each block is wanted until so many others came after it; some of them until the end."""
     model = Model()
     wanted: dict[int, list[tuple[Ticket, int]]] = {}

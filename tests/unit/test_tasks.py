@@ -33,7 +33,7 @@ async def wait() -> None:
     await asyncio.get_running_loop().create_future()
 
 
-def test_a_task_that_dies_is_told_to_the_owner(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_task_that_dies_is_reported_to_the_owner(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> list[BaseException]:
         case = Scenario()
 

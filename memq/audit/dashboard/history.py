@@ -203,7 +203,7 @@ class TopicRates:
         """
         minute = wall_ms // MINUTE_MS
         known = self._topics.get(topic)
-        if known is None or known.topic_id != topic_id:  # new, or made again under its name
+        if known is None or known.topic_id != topic_id:  # new, or created again under its name
             self._topics.pop(topic, None)
             while len(self._topics) >= TOPICS_MAX:
                 del self._topics[next(iter(self._topics))]

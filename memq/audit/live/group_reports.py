@@ -50,10 +50,10 @@ class GroupReports:
     async def check(self) -> None:
         """Check that the topic is the one that is read.
 
-        Raises: NotFoundError when it is gone, or was made again.
+        Raises: NotFoundError when it is gone, or was created again.
         """
         if (await self._find(AUDIT_TOPIC)).id != self._topic.id:
-            raise NotFoundError(f"topic {AUDIT_TOPIC} was deleted and made again")
+            raise NotFoundError(f"topic {AUDIT_TOPIC} was deleted and created again")
 
     def homes(self) -> int:
         """Return how many homes there are; 0 while the cluster does not audit."""

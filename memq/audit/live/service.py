@@ -104,7 +104,7 @@ class LiveAudit:
         """Audit until cancelled; `ready` is called when the first round is done.
 
         Raises: what does not pass by itself, as a database that is damaged; NotFoundError when `_memq_audit` is gone,
-        or was made again: another `LiveAudit` continues with it.
+        or was created again: another `LiveAudit` continues with it.
         """
         logged = False
         while True:
@@ -249,8 +249,8 @@ class LiveAudit:
                 audit.silence(None, range(max(first, last - SILENT_MINUTES_MAX), last + 1), 1)
         self._events.warning(
             "audit.began-again",
-            f"partitions {', '.join(map(str, begun))} of {AUDIT_TOPIC} are read from the beginning: the topic was made "
-            f"again, or lost its end; the work of clients since {utc_text(min(begun.values()) / 1000)} is unknown",
+            f"partitions {', '.join(map(str, begun))} of {AUDIT_TOPIC} are read from the beginning: the topic was "
+            f"created again, or lost its end; the work of clients since {utc_text(min(begun.values()) / 1000)} is unknown",
         )
 
     async def _note_heard(self) -> None:
@@ -422,7 +422,7 @@ async def live_audit(brokers: str, state: Database, keep_ms: int, runtime: Runti
 async def keep_auditing(
     brokers: str, state: Database, keep_ms: int, runtime: Runtime, ready: Callable[[], None] = lambda: None
 ) -> None:
-    """Audit until cancelled, also when `_memq_audit` is deleted and made again; `ready` is called once.
+    """Audit until cancelled, also when `_memq_audit` is deleted and created again; `ready` is called once.
 
     Raises: as `live_audit` for the first time; afterwards as `LiveAudit.run`, except NotFoundError.
     """

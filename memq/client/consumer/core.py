@@ -548,7 +548,7 @@ class ConsumerCore:
         return found
 
     async def _refresh(self) -> None:
-        """Learn of new partitions, of topics that were made again, and of those that are gone."""
+        """Learn of new partitions, of topics that were created again, and of those that are gone."""
         while True:
             self._stale.clear()
             with suppress(TimeoutError):

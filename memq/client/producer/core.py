@@ -371,7 +371,7 @@ class ProducerCore:
                 asyncio.get_running_loop().call_exception_handler({"message": text, "exception": error})
 
     def _topic_refreshed(self, topic: Topic) -> None:
-        """A topic may have been altered, or made again: later records follow its new map."""
+        """A topic may have been altered, or created again: later records follow its new map."""
         self._asked_s[topic.name] = self._runtime.clock.monotonic()
         try:
             known = self.buffer.route(topic.name)

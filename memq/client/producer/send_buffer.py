@@ -86,7 +86,7 @@ class SendBuffer:
             return None
 
     def add_route(self, topic: Topic) -> Route:
-        """Put a topic's partition map in place: of a new topic, or of one that was altered or made again."""
+        """Put a topic's partition map in place: of a new topic, or of one that was altered or created again."""
         cut: list[PendingBlock] = []
         with self.lock:
             known = self._routes.get(topic.name)

@@ -35,9 +35,7 @@ class DedupWindow:
         assert window_ms > 0, f"window of {window_ms} ms"
         self.gaps = 0
         self._window_ms = window_ms
-        self._slices: deque[tuple[int, dict[Source, RangeSet]]] = deque(
-            [(0, {})]
-        )  # start time (Unix ms), seen sequences
+        self._slices: deque[tuple[int, dict[Source, RangeSet]]] = deque([(0, {})])  # begin (ms), seen sequences
         self._next: dict[Source, int] = {}  # one above the greatest sequence seen, within the window
         self._now_ms = 0
 

@@ -12,7 +12,7 @@ import memq.limits
 from memq.errors import InvalidSettingError
 from memq.topic import TopicSettings
 from tests.simulation.plan import ASPECTS, draw_plan
-from tests.simulation.thin import CLOCK_ERROR, TABLE, draw_constants, scaled
+from tests.simulation.reduced_constants import CLOCK_ERROR, TABLE, draw_constants, scaled
 
 
 def usual(place: str) -> float:

@@ -9,7 +9,7 @@ import pytest
 
 from memq.format.pointer import Adopted, Location, Pointer
 from memq.topic import ReadPartition, TopicSettings, Totals
-from tests.simulation.lag import LagCheck
+from tests.simulation.lag_check import LagCheck
 from tests.simulation.reader import FindingError, LogEntry
 
 PARTITION = ReadPartition("t", "0" * 32, 0)
