@@ -197,7 +197,7 @@ class Chaos:
         failing.fail_until(number, until_s, service=service, hangs=hangs)
 
     def _cut_log(self) -> None:
-        """Let a log lose its end. All brokers are killed, or an operator restarts them later."""
+        """Cut a log. All brokers are killed, or an operator restarts them later."""
         partition = self._random.choice(self._cluster.read_partitions)
         log = self._cluster.cloud.queue.log(partition)
         lost = min(self._random.randint(1, LOG_CUT_ENTRIES_MAX), len(log.entries) - 1)

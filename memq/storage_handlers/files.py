@@ -4,7 +4,7 @@ All code here runs in a thread. It raises `OSError` unconverted; the handler con
 
 A file is durable only when the name of every folder above it is durable in its parent. To sync the whole chain with
 each object would cost one fsync per level, so durable folders are remembered. A folder that is removed and created
-again is not durable. So a put pins the folders of its object while it relies on them, and a removal skips pinned folders.
+again is not durable. So a put pins the folders of its object while it relies on them, and a removal skips pinned ones.
 Another process does not know these pins. Where it may remove folders, each put syncs the whole chain.
 
 A failed fsync may discard data, so that the next one of the same folder succeeds but has written nothing. Therefore a

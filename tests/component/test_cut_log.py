@@ -1,4 +1,4 @@
-"""A log that lost its end and grew over a reader's position again: no reader skips the new records silently."""
+"""A log that was cut and grew over a reader's position again: no reader skips the new records silently."""
 
 from __future__ import annotations
 

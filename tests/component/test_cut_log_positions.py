@@ -1,4 +1,4 @@
-"""A start that is a `Position` with a mark, after its log lost its end and grew again."""
+"""A start that is a `Position` with a mark, after its log was cut and grew again."""
 
 from __future__ import annotations
 

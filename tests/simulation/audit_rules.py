@@ -123,7 +123,7 @@ class AuditRules:
             self._fail(f"the audit does not know the producers {list(lying)[:3]}")
 
     def _batch_holes(self) -> int:
-        """Return how many batches are missing before others of their epoch, in logs that have lost their ends."""
+        """Return how many batches are missing before others of their epoch, in logs that were cut."""
         numbers: dict[tuple[int, int], set[int]] = {}
         begun: dict[tuple[int, int], None] = {}  # epochs of which retention may have taken some
         for log in self._logs.values():

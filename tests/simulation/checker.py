@@ -86,7 +86,7 @@ class Checker:
         *,
         refuse: Refusal = "epoch",
     ) -> None:
-        self.cut_live = False  # logs lose their ends under running owners
+        self.cut_live = False  # logs are cut under running owners
         self.on_disk = False  # what is acked with 1 outlives its owner, too
         self.ack_s_max: float | None = None  # in a calm world nobody waits for longer: else a wake-up was lost
         self.throttles: Callable[[], int] = lambda: (
@@ -117,7 +117,7 @@ class Checker:
         ] = {}  # by identity: where it ends, its checksum
         self._sequences: dict[tuple[str, int, int], RangeSet] = {}  # by the first three of an identity
         self._unacked: dict[Source, list[tuple[int, bytes]]] = {}  # sequences and records that no owner has acked yet
-        self.cuts = 0  # how often the queue has lost the end of a log
+        self.cuts = 0  # how often the queue has cut a log
         self._begins: dict[ReadPartition, int] = {}  # as it was when it was checked the last time
         self._fetch = partial(object_bytes, objects)
         self.compaction = CompactionRules(self.logs, objects, self._fetch, now)

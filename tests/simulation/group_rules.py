@@ -76,7 +76,7 @@ class GroupRules:
         self._lost.pop(reader, None)
 
     def cut(self, partition: ReadPartition, lost_end: int) -> None:
-        """The queue has lost a log's end, which was `lost_end`: no group has read the new records there."""
+        """The queue has cut a log, whose end was `lost_end`: no group has read the new records there."""
         end = len(self._log(partition).stream)
         self._lost_ends[partition] = max(lost_end, self._lost_ends.get(partition, 0))
         for key, reached in self._reached.items():

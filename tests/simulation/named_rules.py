@@ -15,7 +15,7 @@ Logs = Mapping[ReadPartition, ReadLog]
 
 
 def no_cuts() -> int:
-    """Return how often a log has lost its end: never."""
+    """Return how often a log was cut: never."""
     return 0
 
 
@@ -38,7 +38,7 @@ class NamedRules:
         cuts: Callable[[], int] = no_cuts,
         holes: Callable[[str, int], Container[int]] = no_holes,
     ) -> None:
-        self.cuts = cuts  # how often a log has lost its end
+        self.cuts = cuts  # returns how often a log was cut
         self._holes = holes
         self._logs = logs
         self._fail = fail
@@ -47,7 +47,7 @@ class NamedRules:
     def began(self, name: str, stood: Mapping[int, int], cuts: int = 0) -> None:
         """An instance of `name` was notified where it continues, by write partition.
 
-        It began to ask after so many `cuts`. If a log lost its end meanwhile, the answer may be of the time before.
+        It began to ask after so many `cuts`. If a log was cut meanwhile, the answer may be of the time before.
         """
         self._names[name] = None
         if cuts != self.cuts():

@@ -215,7 +215,7 @@ def key_too_old(history: History) -> None:
 
 
 def log_lost(history: History) -> None:
-    """Let the log of an owner lose its end, and the owner learn of it by its next batch."""
+    """Cut the log of an owner, and let the owner learn of it by its next batch."""
     history.open(1, 1)
     history.publish(1, 1)
     history.monitor.cuts(PARTITION, 1, history.now_s)

@@ -1,4 +1,4 @@
-"""The live audit's reads of a log that loses its end and grows again: it reads the new pointers."""
+"""The live audit's reads of a log that was cut and grows again: it reads the new pointers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams and positions of Spark when the log lost its end and grew again: no new record is skipped silently."""
+"""Streams and positions of Spark when the log was cut and grew again: no new record is skipped silently."""
 
 from __future__ import annotations
 

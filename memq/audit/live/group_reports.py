@@ -77,7 +77,7 @@ class GroupReports:
     async def seek(self, home: int, position: str) -> bool:
         """Continue from a position, "" for the beginning; return False if it had to begin there.
 
-        It does so when the log ends before the position in all answers of `BEYOND_S`: a log that lost its end, or was
+        It does so when the log ends before the position in all answers of `BEYOND_S`: a log that was cut, or was
         restored. It also does so when such a log has grown again, which the mark of the position shows.
 
         Raises: FencedError when another owns the home now.

@@ -4,7 +4,7 @@ A round polls all partitions in one request. A log that fails, or whose objects 
 and polled separately until it answers. If the index of an object did not answer, this index must answer, too. Nothing
 of such a log is judged until it was read up to an end again.
 
-A log may lose its end and grow again. `LogContinuity` shows when to compare the log with the last pointer that was
+A log may be cut and grow again. `LogContinuity` shows when to compare the log with the last pointer that was
 read. After a cut, the log is read again from its first changed pointer, or from its end if that is not known.
 """
 
@@ -146,7 +146,7 @@ class LogFollower:
         pointers = [read_pointer(entry.body, newer="return") for entry in polled.entries]
         try:
             if not await self._continues_or_rewinds(audits, polled, pointers):
-                return QueueError("it lost its end; it is read again from there")
+                return QueueError("it was cut; it is read again from the cut")
             async with asyncio.timeout(INDEXES_S_MAX):
                 for audit in audits:
                     audit.begin_at(min(polled.span.begin, first_of(polled.entries)))
@@ -209,7 +209,7 @@ class LogFollower:
         self._doubtful.pop(log, None)
         self._events.warning(
             "audit.log-cut",
-            f"partition {log.partition} of topic '{log.topic}' lost its end, and is read again from offset {resume}: "
+            f"partition {log.partition} of topic '{log.topic}' was cut, and is read again from offset {resume}: "
             "the minutes since the last pointer that is left are unknown",
         )
 

@@ -250,7 +250,8 @@ class LiveAudit:
         self._events.warning(
             "audit.began-again",
             f"partitions {', '.join(map(str, begun))} of {AUDIT_TOPIC} are read from the beginning: the topic was "
-            f"created again, or lost its end; the work of clients since {utc_text(min(begun.values()) / 1000)} is unknown",
+            "created again, or its log was cut; "
+            f"the work of clients since {utc_text(min(begun.values()) / 1000)} is unknown",
         )
 
     async def _note_heard(self) -> None:

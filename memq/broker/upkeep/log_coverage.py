@@ -6,7 +6,7 @@ A try to publish may land again after later batches; retention removes all point
 So an object of epoch e without a pointer may be deleted if the log shows e, or begins with a later epoch after a trim.
 Its number must not be missing between the numbers that the log shows. Otherwise the log itself has lost the pointer:
 
-- A log that shows nothing, or no epoch as high as e, has lost its end, or all of it.
+- A log that shows nothing, or no epoch as high as e, was cut, or lost completely.
 - A log that was never trimmed begins with `opened` of the first epoch; pointers of older epochs were lost before.
 - A log that was never trimmed, but begins after records, was lost while an owner continued.
 - A log that shows batches 4 and 6 of an epoch has lost batch 5. If it shows batch 5, that pointer names the valid
@@ -99,7 +99,7 @@ class LogCoverage:
     def is_after_end(self, epoch: int, batch_sequence: int, modified_ms: int) -> bool:
         """Whether the batch of an object follows on the last one that the log shows of its epoch.
 
-        The log accounts for it only if no owner acked it before the log lost its end. `modified_ms` (Unix ms) is when
+        The log accounts for it only if no owner acked it before the log was cut. `modified_ms` (Unix ms) is when
         the object was written. If the log shows no batch of the epoch, retention may have taken it: it has if the
         object is older than the first pointer left. An earlier batch that is left proves that it has not: during an
         outage of the queue, an object may wait for hours until it gets its pointer.

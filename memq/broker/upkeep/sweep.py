@@ -86,7 +86,7 @@ class Sweep:
 
     `note` gets a text for objects that stay although they may be garbage. `kept` counts objects that a lost log may
     have named, and objects of a topic that the coordinator does not know. Set `takes_unproven` if no log
-    lost its end: then the pass does not keep objects whose records no batch has.
+    was cut: then the pass does not keep objects whose records no batch has.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Objects after the last batch that a log shows of their epoch: does another batch have their records?
 
 Theory. Such an object has two possible causes. Its owner died before it published the batch: then the producers sent
-the records again, and a later batch has them, or nobody got an ack. Or the log lost its end after the ack, for example
+the records again, and a later batch has them, or nobody got an ack. Or the log was cut after the ack, for example
 by an unclean election of Kafka. The numbers of batches and epochs are the same in both cases. The sequences of the
 producers are not: if a pointer of the log names all sequences of the object, or the producer stated that it gave
 them up, the object has nothing that readers miss. Otherwise it may be the only copy of acked records.

@@ -52,8 +52,8 @@ def sweep(
     A pass deletes the objects that an earlier pass, at least sweep_confirm_ms ago, found too. The others wait for a
     later pass. Brokers may run; the ages must be the same as theirs.
 
-    Objects whose records no batch of the log has are kept. Their producers got no ack, or the log lost its end. Use
-    --unproven only if no log lost its end.
+    Objects whose records no batch of the log has are kept. Their producers got no ack, or the log was cut. Use
+    --unproven only if no log was cut.
 
     If the settings name no store, queue and coordinator, memq sweep uses the folder of --data. No other process may use
     it meanwhile, except with --pending, --keep and --release. Exits with 1 if it skipped a topic, because some of its

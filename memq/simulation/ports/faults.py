@@ -51,7 +51,7 @@ class ChaosFaults:
     sick_s_max: float = 0.0
     part_every_s: float = 0.0  # one log of the queue, or the objects of one partition, fail or hang
     part_s_max: float = 0.0
-    log_cut_every_s: float = 0.0  # the log of a partition loses its end
+    log_cut_every_s: float = 0.0  # a log is cut: it loses its newest entries
     log_cut_live_rate: float = 0.0  # in this share of the log cuts the brokers continue; else all are killed
     disk_every_s: float = 0.0  # a disk of a spool is full, read-only, or fails to sync
     disk_s_max: float = 0.0

@@ -49,7 +49,7 @@ class MonitoredLog:
     begin: int = 0
     stale_s: float = 0.0
     window_s: float = 0.0  # 0: the tail is not checked
-    cut_s: float = -1.0  # when it last lost its end: publishes that were on their way went to a lost leader
+    cut_s: float = -1.0  # when it was last cut: publishes that were sent before went to a lost leader
     dropped: bool = False  # with its topic: a late `create` may bring an empty one back, to which no rule applies
 
     def end_at(self, moment_s: float) -> int:

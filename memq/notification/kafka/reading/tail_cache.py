@@ -22,7 +22,7 @@ class CachedRun:
 
 
 class TailCache:
-    """The newest run of entries of each partition. Entries change only if Kafka loses the end of a log.
+    """The newest run of entries of each partition. Entries change only if Kafka cuts a log.
 
     It does not know the end of a log. When the budget is used up, the entries that were added first are removed.
     """
@@ -40,7 +40,7 @@ class TailCache:
         """Add an entry.
 
         An entry that does not follow the last one begins a new run, because the entries of the gap are unknown. So does
-        another entry at a known offset: the log has lost its end, and grows again. Below the run, a younger entry than
+        another entry at a known offset: the log was cut, and grows again. Below the run, a younger entry than
         the last one shows that.
         """
         run = self._runs.get(partition)
