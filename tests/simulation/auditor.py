@@ -1,6 +1,6 @@
 """The live audit as a process: it reads through the brokers, and may die and start again.
 
-Its state lies in a database that outlives it, as PostgreSQL does: what was stored when it died is what it starts from.
+Its state is in a database that outlives the process, as PostgreSQL does: a new process starts from the stored state.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _ended(work: Coroutine[Any, Any, Answer]) -> Answer:
 
 
 async def run_auditor(node: SimNode, runtime: Runtime, brokers: str, database: AuditDatabase) -> None:
-    """Audit until the process dies; what ends it is tried again, as a process manager does."""
+    """Audit until the process dies; after an error begin again, as a process manager does."""
     while True:
         try:
             async with live_audit(brokers, database, KEEP_MS, runtime) as audit:

@@ -1,4 +1,4 @@
-"""Planted bugs of the live audit at work: what it reads, judges, stores and takes back; see `planted`."""
+"""Planted bugs of the live audit at work: its reads, judgements, state and withdrawn findings; see `planted_bugs`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The auditor of a run against the published history: its results are those that the history demands.
 
-It read through faults and lies, and died now and then. What retention took before it was read, it need not count: as
-long as a log does not answer, it can't. A healed world gives it time to read all; then its clock is set
-an hour on, so that nothing waits for anything any more.
+The auditor read under faults and wrong answers, and died now and then. It need not count pointers that retention took
+before it read them, since it can't read a log that does not answer. In the healed world it has time to read all. Then
+its clock is set forward by an hour, so that no judgement waits any more.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class AuditorRules:
         self._missed: dict[int, int] = {}  # by write partition, records that it took before the auditor had read them
 
     def trimmed(self, log: ReadPartition, before: int) -> None:
-        """Retention takes what lies before an offset; what is stored shows how far the auditor has read for sure."""
+        """Note that retention took the entries below `before`, and how far the auditor has surely read."""
         read = self._read()
         for number in (part.partition for part in self._topic().partitions):
             if self._topic().read_partition_of(number) == log:
@@ -97,7 +97,7 @@ class AuditorRules:
         return found
 
     def check(self, live: LiveRules) -> None:
-        """Compare what the auditor says with what is demanded."""
+        """Compare the results of the auditor with those that the history demands."""
         named = self.named()
         live.check_sound(named)
         for key, ranges in self.named(withdrawn=True).items():

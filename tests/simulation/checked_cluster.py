@@ -1,4 +1,4 @@
-"""The cluster of a scenario: what lands in it goes to a checker for the lasting topic, and to one for the others."""
+"""The cluster of a scenario: one checker for the lasting topic, and one for the other topics."""
 
 from __future__ import annotations
 

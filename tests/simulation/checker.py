@@ -1,7 +1,7 @@
 """The invariants: from each record's life and all that lands in store and queue it finds broken promises.
 
 It knows records by their values, which the simulation makes unique, so it believes neither the producer's sequences
-nor the consumer's positions. What it checks, and when:
+nor the consumer's positions. The checks, and when they run:
 
 - as a pointer lands: its object is there with the bytes that producers sent; its owner kept the rules (see
   `owner_rules`); no record is delivered twice, none that nobody sent; blocks of one identity have the same bytes;
@@ -9,9 +9,9 @@ nor the consumer's positions. What it checks, and when:
 - as a record is consumed, or a position is stored: see `group_rules`; as a report lands: see `report_rules`;
 - as retention takes pointers: they are old enough; as an object is deleted: no pointer names it; as a manifest of
   a compacted part lands: see `compaction_rules`;
-- at the end: what was acked with 1 is in the log, unless an owner was killed that had it in memory; acked records stand
-  in each producer's order; who resumes anywhere reads the same stream; no object is left that no pointer names; and
-  lag is exact (see `lag`).
+- at the end: ack=1 records are in the log, unless an owner was killed that had them in memory; acked records are in
+  each producer's order; a reader that resumes anywhere reads the same stream; no object is left that no pointer names;
+  and lag is exact (see `lag_check`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ReferencePosition = tuple[ReadPartition, int]  # index in the reference stream
 
 @dataclass(slots=True)
 class SentRecord:
-    """What is known of one record: its producer's stream, its number there, and its fate."""
+    """One sent record: its producer's stream, its number there, and its outcome."""
 
     stream: tuple[str, int]  # producer; write partition, or the number of a key
     number: int
@@ -356,7 +356,7 @@ class Checker:
                 self._unacked.setdefault(delivered.source, []).append((delivered.sequence, delivered.value))
 
     def _check_ranges(self, entry: LogEntry) -> None:
-        """Check that the pointer's ranges name what its blocks hold: who looks back reads only them."""
+        """Check that the pointer's ranges name its blocks: a reader that looks back reads only the ranges."""
         named: dict[int, RangeSet] = {}
         for producer in entry.pointer.producers:
             named[producer.producer] = RangeSet(producer.ranges)

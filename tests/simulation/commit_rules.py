@@ -1,6 +1,6 @@
 """Rules of stored positions: only the owner of a partition moves them, and `commit()` stores them.
 
-It hears what the queue answers to each member, and believes nothing else: not the queue's own checks, not the members.
+The rules use only the answers of the queue to each member: neither the queue's own checks, nor the members' state.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class CommitRules:
             Key, tuple[str, int]
         ] = {}  # who was notified last that it holds it, and since which generation
         self._stored: dict[Key, list[Position]] = {}
-        self._asked: dict[tuple[str, ReadPartition, str], Position] = {}  # what a member asked for last
+        self._asked: dict[tuple[str, ReadPartition, str], Position] = {}  # the last commit that a member requested
         self._numbers: dict[tuple[str, str], int] = {}  # of a member's newest stored commit
         self._latest: dict[tuple[str, str], int] = {}  # of the newest commit that a member asked for
         self._joined: dict[tuple[str, str], int] = {}  # the generation in which a member of a group joined last

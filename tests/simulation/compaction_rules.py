@@ -1,7 +1,8 @@
 """Checks each manifest of compaction as it lands: it names the entries that the queue had. Pure.
 
-The highest manifest of a read partition holds. It may name more than the one before it, behind its end, entry by entry
-what the queue had there, with the same bytes; or less at its beginning, which is retention's. What it names stays.
+The highest manifest of a read partition is valid. After the end of its predecessor it may name further entries: those
+that the queue had, with the same bytes. At the beginning it may name fewer, because of retention. No named object is
+deleted.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ PAUSE_S_MAX = 10.0
 
 
 async def run_compactor(node: SimNode, runtime: Runtime, cluster: CheckedCluster, doors: Doors) -> None:
-    """Compact all read partitions in turn; what fails is tried again, as a job that runs every night does."""
+    """Compact all read partitions in turn; retry after errors, as a job that runs every night does."""
     rule = cluster.shape.compaction
     assert rule is not None
     copier = BatchCopier(CLUSTER, doors.queue, {STORE: doors.store}.__getitem__, (STORE, doors.store), runtime)

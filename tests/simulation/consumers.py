@@ -19,12 +19,12 @@ from tests.simulation.group_rules import GroupRules
 from tests.simulation.log_truth import watch_lag
 
 WANDER_RATE = 0.05
-WANDERS_MAX = 40  # of one life: who goes back for ever comes to the end of a long log by luck alone
+WANDERS_MAX = 40  # of one life: a reader that always seeks back reaches the end of a long log only by chance
 PAUSE_S_MAX = 2.0
 
 
 async def run_consumer(node: SimNode, runtime: Runtime, cluster: CheckedCluster, group: str, *, wanders: bool) -> None:
-    """Consume until the process dies; who `wanders` pauses and goes back now and then."""
+    """Consume until the process dies. With `wanders`, the consumer pauses and seeks back now and then."""
     life = 0
     while True:
         life += 1
@@ -106,7 +106,7 @@ class Reader:
 
     @asynccontextmanager
     async def _asked_for_lag(self, consumer: AsyncConsumer) -> AsyncIterator[None]:
-        """Compare the lag of the consumer with the logs in the block, where that is wanted and it goes forward only."""
+        """Compare the lag of a consumer with the logs during the block, if planned and it never seeks back."""
         truth = self._cluster.truth
         if truth is None or self._wanders_left or list(self._ids.values()) != [self._cluster.topic.id]:
             yield
@@ -151,9 +151,9 @@ class Reader:
         return found
 
     async def _wander(self, consumer: AsyncConsumer, now_s: float) -> None:
-        """Now and then pause a partition for a while, or go back to what the group has iterated.
+        """Now and then pause a partition for a while, or seek back to a position that the group has passed.
 
-        Not in a healed world: its time is for coming to the end, and a slow reader of compacted parts needs all of it.
+        Not in a healed world, because a slow reader of compacted parts needs all of its time to reach the end.
         """
         if self._cluster.healed or not self._wanders_left or self._draw.random() >= WANDER_RATE:
             return
@@ -179,7 +179,7 @@ class Reader:
             self._groups(partition).seek(self.name, partition, (record.offset, record.record_index))
 
     def _resume(self, consumer: AsyncConsumer, now_s: float) -> None:
-        """Continue with what was paused for long enough, as far as it is still assigned."""
+        """Resume assigned partitions that were paused for long enough."""
         for partition in [partition for partition, until_s in self._paused.items() if until_s <= now_s]:
             del self._paused[partition]
             self._groups(partition).pause(self.name, partition, paused=False)

@@ -13,7 +13,7 @@ COLUMNS = (*dict.fromkeys(WORKS.values()), OTHER)
 
 @dataclass(slots=True)
 class Summary:
-    """What many runs were, together."""
+    """The sums of many runs."""
 
     runs: int = 0
     acking_runs: int = 0  # those in which something was acked

@@ -32,7 +32,7 @@ LEFT_RATE, KILL_RATE = 0.3, 0.1  # of tries: left running at a step, and ended w
 
 @dataclass(slots=True)
 class Checkpoint:
-    """What outlives the process: which batches are written, and the rows of those that were begun."""
+    """The state that outlives the process: which batches are written, and the rows of begun ones."""
 
     number: int = 0
     batches: int = 0  # of this checkpoint

@@ -1,9 +1,9 @@
 """Rules of a consumer group, checked at each delivered record and each stored position. Pure.
 
-A group skips nothing but what retention took, and is notified when there was a record in it. It stores only what it has
-iterated, as a contiguous prefix. Whoever takes a partition over continues exactly at a position that was read from the
-queue since it was last assigned to it: so it re-reads at most what was not stored. What is paused delivers nothing,
-what is sought continues where it was sought.
+A group skips only records that retention took, and is notified of them. It stores only positions that it has reached,
+as a contiguous prefix. A member that takes a partition over continues at a position that it read from the queue after
+the assignment: so it reads again at most the records after the stored position. A paused partition delivers nothing.
+After a seek, a partition continues at the new position.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class GroupRules:
     # ---- what consumers do -----------------------------------------------------------------------
 
     def begin(self, consumer: str) -> None:
-        """A consumer starts: it reads where its groups stand from here on."""
+        """A consumer starts: it reads the positions of its groups from now on."""
         self._born_s[consumer] = self._now()
 
     def assign(self, consumer: str, group: str, partition: ReadPartition) -> None:
@@ -156,7 +156,7 @@ class GroupRules:
             self._fail(f"{consumer} begins with record {at} of {partition}, stored were {sorted(set(starts))}")
 
     def _is_late_copy(self, log: ReadLog, place: RecordPosition, value: bytes) -> bool:
-        """Whether it is a copy of a record that retention took: who looks back does not see the first one any more."""
+        """Whether it is a copy of a record that retention took: a reader that looks back can't see the first one."""
         source = log.source_of(*place, value)
         first = None if source is None else self._first_place(source, value)
         return first is not None and log.was_expired(first[1])
@@ -197,5 +197,5 @@ def _place(log: ReadLog, at: int) -> RecordPosition:
 
 
 def _may_start(log: ReadLog, start: int, at: int) -> bool:
-    """Whether who starts at a stored place begins with record `at`; at the beginning is what retention has left."""
+    """Whether a start at a stored position may begin with record `at`; `NOTHING`: at any that retention left."""
     return at == max(start, 0) or (start == NOTHING and at <= log.gone_index)

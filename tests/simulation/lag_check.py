@@ -103,7 +103,7 @@ def _sums(log: Sequence[LogEntry]) -> list[Totals]:
 
 
 def _check_stated(log: Sequence[LogEntry]) -> None:
-    """No pointer states more than what lies before it in its write partition."""
+    """Check that no pointer states more than the totals before it in its write partition."""
     stored: dict[int, Totals] = {}
     for entry in log:
         pointer = entry.pointer

@@ -1,8 +1,8 @@
 """Faults injected into the published data of a run: at each stage a loss, a copy, a delay and damage.
 
-What was lost was read by nobody, so reports say nothing of it; what came twice comes at the end of the log, where no
-group has read. Each fault says what the audit must name for it. Two have no place: an object can't come late, for its
-pointer comes behind it; and one that is stored twice is no data, for no pointer names the copy.
+No reader got a lost record, so no report has it. A doubled batch is at the end of the log, where no group has read.
+Each fault has the finding that the audit must show for it. Two faults do not exist: an object can't be late, because its
+pointer follows it; and an object that is stored twice is no data, because no pointer names the copy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Found = tuple[int, Report, ReportPart, ReportSpan]
 
 @dataclass(frozen=True, slots=True)
 class InjectedFault:
-    """What landed with a fault in it, and what the audit names beyond what it names without.
+    """A published history with a fault in it, and the findings that the audit must add.
 
     `counted` is a count of the queue that grows by so many records; `unreadable` the offset of a pointer that it can't
     read. `silent`: a word is missing, so the audit may name less.
@@ -358,11 +358,11 @@ class LiveFaults:
         return LogEntry(max(entry.offset for entry in here) + 1, time_ms, _with_blocks(made, blocks), blocks)
 
     def _unread(self, blocks: Sequence[LogBlock]) -> History:
-        """Return the history in which nobody reports to have read these blocks."""
+        """Return the history in which no reader reports these blocks."""
         return self._map_parts(lambda part: _without(part, blocks))
 
     def _read_badly(self, entry: LogEntry, blocks: Sequence[LogBlock], damages: list[ReportedDamage]) -> InjectedFault:
-        """Whoever fetched any of these blocks reports damage in their place."""
+        """Let each reader of these blocks report damage instead of them."""
 
         def read(part: ReportPart) -> ReportPart:
             without = _without(part, blocks)

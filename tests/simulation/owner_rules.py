@@ -17,7 +17,7 @@ MISREAD_MIN = 2  # an owner takes an object for lost or damaged when two answers
 
 @dataclass(slots=True)
 class Epoch:
-    """What is known of one epoch: who opened it and when that landed, its next batch, what its owner must know."""
+    """One epoch: the broker that opened it, when that landed, its next batch, and the blocks that its owner knows."""
 
     broker: str
     node: SimNode  # one life of the broker
@@ -68,10 +68,10 @@ class OwnerRules:
             self._check_batch(epoch, entry, read_to)
 
     def _open(self, number: int, broker: str, node: SimNode, offset_ms: float, offset: int) -> None:
-        """Note an opening. What lies in the queue at this moment, its owner reads before it takes blocks.
+        """Note an opening. Its owner reads all present entries of the queue before it takes blocks.
 
-        The same process may state an opening again, so that retention does not take the last one. An `opened` has
-        the queue time of its handing over, which tells how far the wall clock was off: later it may jump.
+        The same process may publish `opened` again, so that retention does not take the last one. The queue time of
+        `opened` shows the error of the wall clock at this moment; the clock may jump later.
         """
         now_s = node.world.now
         known = {source: RangeSet(ranges) for source, ranges in self._landed.items()}
@@ -97,8 +97,9 @@ class OwnerRules:
     def may_lose(self, sent_s: float, acked_s: float) -> bool:
         """Whether a block that was sent and acked with 1 then may be lost: an owner was killed that may have held it.
 
-        Who merely loses an epoch brings what it holds to the next owner, and one that said `closed` holds nothing. Who
-        had not opened the partition by the ack was handed the block, and had to publish it before it answered.
+        An owner that only loses its epoch forwards its blocks to the next owner. One that published `closed` holds no
+        block. A broker that opened the partition after the ack got the block by FORWARD, and published it before it
+        answered.
         """
         acked_ms = EPOCH_MS + acked_s * 1000
         return any(
@@ -125,8 +126,8 @@ class OwnerRules:
         epoch.next_batch = max(epoch.next_batch, number + 1)
         for block in entry.blocks:
             known, place = epoch.known.setdefault(block.source, RangeSet()), (block.source, block.first)
-            # Another content under a known identity is no copy, and an object that can't be read shows none: what is
-            # not known to be the same is published.
+            # Other content under a known identity is no copy, and an object that can't be read proves none. An owner
+            # publishes a block that it does not know to be a copy.
             other = self._checksums.setdefault(place, block.checksum) != block.checksum
             keys = self._keys.setdefault(place, set())
             other = other or any(epoch.node.misread[key] >= MISREAD_MIN for key in keys)

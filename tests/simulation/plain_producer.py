@@ -28,14 +28,14 @@ ANSWER_S = 5.0  # without any answer for so long it begins again
 
 
 class Outcomes(Protocol):
-    """Who knows what became of records."""
+    """Receives the outcomes of records."""
 
     def ack(self, value: bytes) -> None:
-        """It is acked with `all`."""
+        """The record is acked with `all`."""
         ...
 
     def give_up(self, value: bytes) -> None:
-        """Nobody knows."""
+        """The outcome of the record is unknown."""
         ...
 
 

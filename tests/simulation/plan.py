@@ -66,7 +66,7 @@ STORM_SENDS_S = 80.0  # for how long a producer sends by keys in a storm, about
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one run is made of."""
+    """The parts of one run: cluster, clients, faults, checks."""
 
     seed: int
     faults: WorldFaults
@@ -209,10 +209,10 @@ def _with_levels(plan: Plan, level: str, draw: random.Random) -> Plan:
 
 
 def _with_seizures(plan: Plan, _level: str, draw: random.Random) -> Plan:
-    """Take partitions from owners whose rings are full of what they acked with 1, for the store is slow; kill nobody.
+    """Take partitions from owners whose rings are full of ack=1 blocks, because the store is slow; kill no broker.
 
-    Then nothing excuses a loss: what is held goes to the next owner, also through one more seizure, a move or a stop.
-    Not where retention takes pointers: it comes out of order there, and an audit can't tell it from what is missing.
+    Then nothing excuses a loss: held blocks go to the next owner, also during one more seizure, a move or a stop.
+    Not with retention: forwarded blocks are out of order, and after retention an audit can't tell them from lost ones.
     """
     if plan.shape.housekeeping_s:
         return plan
@@ -320,9 +320,9 @@ def _with_widening(plan: Plan, level: str, draw: random.Random) -> Plan:
 
 
 def _with_disk(plan: Plan, level: str, draw: random.Random) -> Plan:
-    """Keep ack=1 on disk, and kill brokers whose rings are full, for the store is slow: nothing excuses a loss.
+    """Keep ack=1 on disk, and kill brokers whose rings are full, since the store is slow: nothing excuses a loss.
 
-    Not where retention takes pointers: what nobody can tell from a copy is set aside then.
+    Not with retention: a broker sets blocks aside that it can't tell from copies.
     """
     if plan.shape.housekeeping_s:
         return plan
@@ -373,10 +373,10 @@ def _with_compaction(plan: Plan, level: str, draw: random.Random) -> Plan:
 
 
 def _with_audit_commands(plan: Plan, _level: str, _draw: random.Random) -> Plan:
-    """Audit at any moment, while brokers hold what they acked with 1.
+    """Audit at any moment, while brokers hold ack=1 blocks.
 
-    Not where retention takes pointers: what is forwarded comes out of order there, and an audit can't tell it from what
-    is missing. Not where services lie. With the disk nothing but a broker holds a record, if the queue refuses a lower
+    Not with retention: forwarded blocks are out of order, and after retention an audit can't tell them from lost ones.
+    Not where services lie. With the disk nothing but a broker holds a record, if the queue refuses a lower
     epoch: no pointer is late then, and audits need not wait for one.
     """
     if plan.shape.housekeeping_s or plan.faults.lies:
@@ -461,7 +461,7 @@ def _with_changed_bits(plan: Plan, _level: str, draw: random.Random) -> Plan:
 def _with_cut_logs(plan: Plan, _level: str, draw: random.Random) -> Plan:
     """Cut logs, and let them grow over the same offsets: only what was lost may be missing.
 
-    Runs with writers of batches are left out: what a checkpoint takes for written may be lost. So are audits, which
+    Runs with writers of batches are left out: batches that a checkpoint has may be lost. So are audits, which
     report it, and compactions, whose manifests name what a log lost. A cut may take the `opened` that remembers a name
     whose records retention took. The queue refuses by age, as Kafka does: of the queues, only Kafka can cut a log
     alone.

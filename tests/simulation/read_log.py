@@ -27,7 +27,7 @@ class ReadLog:
     compacted: int = 0
     compacted_next: int = 0
     begin_max: int = 0  # the greatest `begin` so far: a compaction that was slower than retention brings some back
-    cut_at: int | None = None  # the least offset from which the queue has lost all that was there
+    cut_at: int | None = None  # the lowest offset at which the log was cut
     lost: dict[RecordPosition, dict[bytes, None]] = field(default_factory=dict)  # the records that it lost
     moved: dict[int, tuple[Location, ...]] = field(default_factory=dict)  # by offset: where the last copy lies
 
@@ -42,7 +42,7 @@ class ReadLog:
         return replace(self, entries=list(self.entries), stream=list(self.stream), moved=dict(self.moved))
 
     def leave_queue(self, before: int) -> None:
-        """All before an offset has left the queue."""
+        """Note that the entries below `before` have left the queue."""
         self.queue_begin = max(self.queue_begin, before)
         self.begin_max = max(self.begin_max, self.begin)
 
@@ -62,12 +62,12 @@ class ReadLog:
         return entries, records
 
     def keep_compacted(self, begin: int, next_: int) -> None:
-        """A manifest has what lies from `begin` up to `next_`."""
+        """Note that a manifest has the entries from `begin` up to, not with, `next_`."""
         self.compacted, self.compacted_next = begin, next_
         self.begin_max = max(self.begin_max, self.begin)
 
     def locations(self, entry: LogEntry) -> tuple[Location, ...]:
-        """Return where a reader finds the batch of an entry that is left: what is in the queue lies as it was."""
+        """Return the locations of the batch of a remaining entry; in the queue they are those of its pointer."""
         return entry.pointer.locations if entry.offset >= self.queue_begin else self.moved[entry.offset]
 
     def index_of(self, offset: int, record_index: int) -> int:

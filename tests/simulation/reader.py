@@ -1,7 +1,7 @@
 """The reference reader: the records that any reader must deliver, from pointers and objects alone. Pure.
 
-It shares the formats with the product, and nothing else: no prefetch, no cache, memory without end. Who starts at a
-position first reads what lies in the dedup window before it; the stream must then be the same.
+It shares the formats with the product, and nothing else: no prefetch, no cache, memory without end. A reader that
+starts at a position first reads the dedup window before it; the stream must then be the same.
 
 A copy is a block with the sequences and the records of one before it. One with known sequences and other records is
 delivered: see docs/adr/0013-one-identity-one-content.md.
@@ -22,7 +22,7 @@ Fetch = Callable[[str, int, int], bytes]  # key, offset, length
 
 
 class FindingError(AssertionError):
-    """What the log holds breaks a rule."""
+    """An entry of the log breaks a rule."""
 
 
 def object_bytes(objects: Mapping[str, bytes], key: str, offset: int, length: int) -> bytes:
@@ -35,7 +35,7 @@ def object_bytes(objects: Mapping[str, bytes], key: str, offset: int, length: in
 
 @dataclass(frozen=True, slots=True)
 class LogBlock:
-    """One block of a batch: who sent it, and where its first record is in the batch.
+    """One block of a batch: its producer, and the index of its first record in the batch.
 
     `content` is the checksum of its records, without the time at which they were sealed.
     """
@@ -148,7 +148,7 @@ def resume(log: Sequence[LogEntry], offset: int, record_index: int, window_ms: i
     """Return what a reader delivers that starts at a position of `log`, after a look back by `window_ms`.
 
     The window is measured in queue time, back from the pointer that the position names, as the queue's
-    `seek_time` finds it: from the first entry that is young enough, whatever comes behind it.
+    `seek_time` finds it: from the first entry that is young enough, whatever follows.
     """
     reader = ReferenceReader()
     start = next((index for index, entry in enumerate(log) if entry.offset >= offset), len(log))

@@ -65,11 +65,11 @@ class ReportRules:
                 self._check_part(report, part)
 
     def _of_topic(self, report: Report) -> Report:
-        """Return the report without what it says of topics that come and go."""
+        """Return the report without its parts about topics that are deleted during the run."""
         return replace(report, parts=tuple(part for part in report.parts if part.topic_id not in self.transient))
 
     def _check_part(self, report: Report, part: ReportPart) -> None:
-        """What a report says has happened when it lands."""
+        """Check that all events of a report happened before it landed."""
         for span in part.spans:
             for sequence in (number for first, next_ in span.ranges for number in range(first, next_)):
                 place = self._places.get(((part.partition, span.producer), sequence))
@@ -87,7 +87,7 @@ class ReportRules:
     # ---- the end ---------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Check what a whole client has said: it is whole when its numbers are dense, up to one that is its last."""
+        """Check the reports of a complete client: its report numbers are dense, up to one that is its last."""
         for (client, home), reports in self.reports.items():
             reports.sort(key=lambda report: report.number)
             dense = [report.number for report in reports] == list(range(len(reports)))

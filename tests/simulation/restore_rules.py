@@ -1,6 +1,6 @@
 """Rules of a restore, tried on a copy of the store: interrupted and run again, it has each record once.
 
-Objects that retention has let go and no sweep has taken so far may come back with it, and nothing else. The trial takes
+Besides, it may bring back objects that retention released and no sweep has deleted yet, and no others. The trial takes
 up to seconds of virtual time, and the cluster runs meanwhile: its retention may take the same objects from the store.
 So the trial reads its copy alone, and compares it with the logs of the same moment.
 """

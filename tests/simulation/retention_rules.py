@@ -18,14 +18,14 @@ class RetentionRules:
     clock_error_ms: int
 
     def findings(self, taken: Sequence[LogEntry], left: Sequence[LogEntry], now_s: float) -> Iterator[str]:
-        """Say what is wrong with taking some entries, at a virtual time, and leaving those behind them."""
+        """Yield each rule that retention broke: it took `taken` at `now_s` (virtual time), and left `left`."""
         settings = self.settings
         now_ms = EPOCH_MS + now_s * 1000 + self.clock_error_ms
         bytes_left = sum(entry.pointer.stored_bytes for entry in left)
         by_size = 0 < settings.retention_bytes <= bytes_left
         least_ms = min(
             settings.retention_ms or 1 << 52, settings.dedup_window_ms if by_size else 1 << 52
-        )  # who opens reads the dedup window, whatever the bound in bytes
+        )  # an opening reads the dedup window, whatever the bound in bytes
         for entry in taken:
             if entry.time_ms > now_ms - least_ms:
                 yield f"pointer {entry.offset} is taken {now_ms - entry.time_ms:.0f} ms old, {least_ms} ms must stay"

@@ -26,7 +26,7 @@ FAILED_SHOWN_MAX = 20
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What all seeds of one call have in common."""
+    """The options of all seeds of one call."""
 
     level: str | None
     producers: tuple[str, ...]
@@ -36,7 +36,7 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one seed: a report, or what was found."""
+    """The result of one seed: a report, or a finding."""
 
     seed: int
     level: str

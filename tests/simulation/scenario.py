@@ -53,20 +53,20 @@ CALM_ACK_S = 4.5  # opening the partition, and a back-off of up to 2 s after tha
 # Behind the batches of a full ring a record waits longer where each of them waits for a shared object.
 LEVEL_OF: dict[str, AcksLike] = {"product": "all", "one": 1, "none": 0}
 AUDIT_S = 10.0
-REPORT_S = 3.0  # what a report takes at most to land, in a healed world
+REPORT_S = 3.0  # the longest time until a report lands in a healed world
 SWEEP_ROUNDS = 6  # under way, finds, two while what was found waits for its confirmation, deletes; one to spare
 SWEEP_ROUND_S_MAX = 300.0  # thin margins make a pass read all logs and lists for every few objects
 SWEEP_POLL_S = 1.0
 COMPACTION_SWEEP_S = 15.0  # what the manifests of one partition take that retention makes while the sweep is at work
 KEYS = 8  # of a producer that sends by keys
-POLL_S = 0.02  # how often a run looks whether it is at its end
+POLL_S = 0.02  # interval between checks whether the run has ended
 CHURNED = 4  # topics that one life of a process makes and deletes
 LEARN_RATE = 0.1  # how often it asks for the map of its topic: else it does once a minute
 
 
 @dataclass(slots=True)
 class Report:
-    """What came out of a run."""
+    """The result of a run."""
 
     seed: int
     trace_hash: str
@@ -204,7 +204,7 @@ class Scenario:
                 self.world.fail(f"{len(left)} objects are left that no pointer names, the first is '{left[0]}'")
 
     def _check_audit(self) -> None:
-        """Let the audit check what is left, and compare what it says with what is known."""
+        """Audit the remaining log, and compare the result with the known truth."""
         cluster = self.cluster
         cloud = cluster.cloud
         queue = CompactedLogReader(cloud.queue, ManifestFiles(CLUSTER, cloud.handler), cloud.node.clock)
@@ -237,7 +237,7 @@ class Scenario:
             self.auditor.start()
 
     def _check_restore(self) -> None:
-        """Let all pointers be lost, and restore them: what lies in compacted parts, too, and each record once."""
+        """Lose all pointers, and restore them, those in compacted parts, too: each record exists once."""
         cluster = self.cluster
         rules = RestoreRules(CLUSTER, cluster.topic, cluster.objects, self.checker.logs, self.world.fail)
         node = cluster.cloud.node
@@ -247,7 +247,7 @@ class Scenario:
         work.result()
 
     def _check_lost_log(self) -> None:
-        """Let the queue lose a log, and sweep: nothing goes that it named."""
+        """Let the queue lose a log, and sweep: no object is deleted that the log named."""
         cluster, node = self.cluster, self.cluster.cloud.node
         rules = LostLogRules(CLUSTER, cluster.topic, cluster.objects, self.checker.logs, self.world.fail)
         work = node.loop.create_task(rules.check(node.clock, self.world.random("lost log")))

@@ -45,7 +45,7 @@ class StagedRules:
             record.batch = partitions
 
     def committed(self, name: str, batch: int, manifest: Manifest) -> None:
-        """A commit has returned: what the manifest names is there, whoever made it."""
+        """A commit has returned: all records of the manifest are readable, whichever process wrote it."""
         known = self._committed.setdefault((name, batch), manifest)
         if known != manifest:
             self._fail(f"batch {batch} of {name} is another one than before")
