@@ -1,8 +1,8 @@
 """Faults injected into the published data of a run: at each stage a loss, a copy, a delay and damage.
 
 No reader got a lost record, so no report has it. A doubled batch is at the end of the log, where no group has read.
-Each fault has the finding that the audit must show for it. Two faults do not exist: an object can't be late, because its
-pointer follows it; and an object that is stored twice is no data, because no pointer names the copy.
+Each fault has the finding that the audit must show for it. Two faults do not exist: an object can't be late, because
+its pointer follows it; and an object that is stored twice is no data, because no pointer names the copy.
 """
 
 from __future__ import annotations
