@@ -410,7 +410,8 @@ def _file_layers(path: Path | None, profile: str | None) -> list[Layer]:
             if "." not in key:
                 parse_value(key, value, origin)
     if profile and profile not in profiles:
-        raise InvalidSettingError(f"no profile '{profile}' in {path}", hint=did_you_mean(profile, profiles))
+        hint = did_you_mean(profile, profiles) if profiles else f"it has none: write a table [profile.{profile}]"
+        raise InvalidSettingError(f"no profile '{profile}' in {path}", hint=hint)
     layers: list[Layer] = [_flat(table, _origin(path, ""))]
     if profile:
         layers.append(_flat(profiles[profile], _origin(path, profile)))

@@ -161,6 +161,10 @@ def test_files_and_profiles_that_are_not_there(folder: Path) -> None:
     with pytest.raises(InvalidSettingError, match="profile 'prd'") as caught:
         load_settings({}, env(folder), folder=folder, profile="prd")
     assert caught.value.hint == "did you mean 'prod'?"
+    write(folder, "port = 1\n")
+    with pytest.raises(InvalidSettingError, match="profile 'prod'") as caught:
+        load_settings({}, env(folder), folder=folder, profile="prod")
+    assert caught.value.hint == "it has none: write a table [profile.prod]"
 
 
 @pytest.mark.parametrize(
