@@ -1,7 +1,7 @@
 """A librdkafka in memory that gives wrong answers on command, as the real one did.
 
-It takes the place of the library's three clients at the one door where memq makes them. Logs are lists; nothing waits,
-but a delivery report that is held back.
+It takes the place of the library's three clients at the one door where memq makes them. Logs are lists. Polls wait for
+a record or a report, at most for their time-out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, NewPartitions, NewTopic
 
 from memq.notification.kafka import librdkafka
 
@@ -78,11 +78,24 @@ class Message:
 Report = Callable[[KafkaError | None, Message], None]
 
 
+ALL_RIGHTS = frozenset(AclOperation) - {AclOperation.UNKNOWN, AclOperation.ANY, AclOperation.ALL}
+Request = Callable[[str, object], KafkaError | None]  # takes the name of a call and its subject; returns its error
+
+
 @dataclass
 class Library:
-    """A Kafka with its clients. What it is to answer wrongly next is in the fields below `topics`."""
+    """A Kafka with its clients. What it is to answer wrongly next is in the fields below `refuse`."""
 
     topics: dict[str, list[Log]] = field(default_factory=dict)
+    configs: dict[str, dict[str, str]] = field(default_factory=dict)  # settings of each topic
+    topic_rights: Collection[AclOperation] | None = ALL_RIGHTS
+    group_rights: Collection[AclOperation] | None = ALL_RIGHTS
+    now_ms: Callable[[], int] | None = None  # the clock of Kafka, which refuses records by age; None: it refuses none
+    closed: int = 0  # how many consumers were closed
+    changed: threading.Condition = field(default_factory=threading.Condition)  # a record or a report has come
+    refuse: Request = lambda call, subject: None  # decides on requests and reads, before they are done
+    followed: set[KafkaPartition] = field(default_factory=set)  # the last assignment of the last consumer that follows
+    refreshed: list[str] = field(default_factory=list)  # topics whose metadata a producer has refreshed
     offsets: deque[int | KafkaError | None] = field(default_factory=deque)  # for the next offsets; None: the right one
     eof_early: int = 0  # how many reads meet an end at once, wherever they begin
     rewinds: int = 0  # how many reads begin again behind two records: a false OFFSET_OUT_OF_RANGE
@@ -95,11 +108,11 @@ class Library:
     short: int = 0  # how many answers about topics lack them
     narrow: int = 0  # how many times topics are shown without their last partition
     fatal: deque[KafkaError] = field(default_factory=deque)  # raised by the next polls of producers, before reports
+    broken: BaseException | None = None  # raised by all polls of producers with reports
     unflushed: bool = False  # a producer gives no reports after a fatal error, not even when it is flushed
     kept: int = 0  # how many deletions of records or topics are called done, and are not
     denied_absence: int = 0  # how many deletions are answered "not there", and are not done
     lingering: int = 0  # how many times a topic is shown that was deleted
-    configs: dict[str, str] = field(default_factory=dict)  # settings of each topic
     configs_unknown: int = 0  # how many times a topic is called unknown when its settings are asked for
     asked: int = 0  # how many offsets were asked for
     read: int = 0  # how many partitions were read
@@ -107,6 +120,18 @@ class Library:
 
     def log(self, place: KafkaPartition) -> Log:
         return self.topics[place[0]][place[1]]
+
+    def arrive(self, place: KafkaPartition, time_ms: int, value: bytes) -> None:
+        """Add a record of another process."""
+        with self.changed:
+            self.log(place).append(time_ms, value)
+            self.changed.notify_all()
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic, as another process does."""
+        with self.changed:
+            del self.topics[topic]
+            self.changed.notify_all()
 
     def client(self, kind: type[Any], settings: Mapping[str, Any], complain: Callable[[KafkaError], None]) -> Any:
         """Return a client, in place of `memq.notification.kafka.librdkafka._client`."""
@@ -131,17 +156,23 @@ class FakeAdmin:
         if self._library.silent > 0:
             self._library.silent -= 1
             raise KafkaException(KafkaError(KafkaError._TRANSPORT))
-        return SimpleNamespace(cluster_id="kafka-1", topics=self._library.topics)
+        shown = {name: SimpleNamespace(partitions=dict(enumerate(logs))) for name, logs in self._library.topics.items()}
+        return SimpleNamespace(cluster_id="kafka-1", topics=shown)
 
-    def describe_topics(self, topics: TopicCollection, request_timeout: float) -> dict[str, Future[Any]]:
+    def describe_topics(
+        self, topics: TopicCollection, request_timeout: float, include_authorized_operations: bool = False
+    ) -> dict[str, Future[Any]]:
         names: Any = topics.topic_names
         if self._library.short > 0:
             self._library.short -= 1
             wrong = RuntimeError(f"Results length 0 is different from future-map length {len(names)}")
             return {name: finished(wrong) for name in names}
-        return {name: self._described(name) for name in names}
+        return {name: self._described(name, include_authorized_operations) for name in names}
 
-    def _described(self, name: str) -> Future[Any]:
+    def _described(self, name: str, rights: bool) -> Future[Any]:
+        error = self._library.refuse("describe_topics", name)
+        if error is not None:
+            return finished(KafkaException(error))
         if name not in self._library.topics and self._library.lingering > 0:
             self._library.lingering -= 1
             leader = SimpleNamespace(id=1)
@@ -154,16 +185,65 @@ class FakeAdmin:
         count = len(self._library.topics[name]) - (self._library.narrow > 0)
         self._library.narrow -= 1
         parts = [SimpleNamespace(id=number, leader=SimpleNamespace(id=1)) for number in range(count)]
-        return finished(SimpleNamespace(partitions=parts, topic_id=f"id of {name}"))
+        allowed = self._library.topic_rights if rights else None
+        return finished(SimpleNamespace(partitions=parts, topic_id=f"id of {name}", authorized_operations=allowed))
 
     def describe_configs(self, resources: Collection[Any], request_timeout: float) -> dict[Any, Future[Any]]:
-        return {resource: self._configs() for resource in resources}
+        return {resource: self._configs(resource.name) for resource in resources}
 
-    def _configs(self) -> Future[Any]:
-        if self._library.configs_unknown > 0:
+    def _configs(self, topic: str) -> Future[Any]:
+        if self._library.configs_unknown > 0 or topic not in self._library.configs:
             self._library.configs_unknown -= 1
             return finished(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
-        return finished({name: SimpleNamespace(value=value) for name, value in self._library.configs.items()})
+        return finished({name: SimpleNamespace(value=value) for name, value in self._library.configs[topic].items()})
+
+    def create_topics(self, new: Collection[NewTopic], request_timeout: float) -> dict[str, Future[Any]]:
+        return {each.topic: self._created(each) for each in new}
+
+    def _created(self, new: NewTopic) -> Future[Any]:
+        error = self._library.refuse("create_topics", new)
+        if error is None and new.topic in self._library.topics:
+            error = KafkaError(KafkaError.TOPIC_ALREADY_EXISTS)
+        if error is not None:
+            return finished(KafkaException(error))
+        self._library.topics[new.topic] = [Log() for _ in range(new.num_partitions)]
+        self._library.configs[new.topic] = dict(new.config)
+        return finished(None)
+
+    def create_partitions(self, new: Collection[NewPartitions], request_timeout: float) -> dict[str, Future[Any]]:
+        return {each.topic: self._widened(each) for each in new}
+
+    def _widened(self, new: NewPartitions) -> Future[Any]:
+        error = self._library.refuse("create_partitions", new)
+        if error is not None:
+            return finished(KafkaException(error))
+        logs = self._library.topics[new.topic]
+        logs += [Log() for _ in range(new.new_total_count - len(logs))]
+        return finished(None)
+
+    def incremental_alter_configs(
+        self, resources: Collection[ConfigResource], request_timeout: float
+    ) -> dict[Any, Future[Any]]:
+        return {each: self._altered(each) for each in resources}
+
+    def _altered(self, resource: ConfigResource) -> Future[Any]:
+        error = self._library.refuse("incremental_alter_configs", resource)
+        if error is not None:
+            return finished(KafkaException(error))
+        for entry in resource.incremental_configs:
+            self._library.configs[resource.name][entry.name] = entry.value
+        return finished(None)
+
+    def describe_consumer_groups(
+        self, groups: Collection[str], include_authorized_operations: bool, request_timeout: float
+    ) -> dict[str, Future[Any]]:
+        return {group: self._group(group, include_authorized_operations) for group in groups}
+
+    def _group(self, group: str, rights: bool) -> Future[Any]:
+        error = self._library.refuse("describe_consumer_groups", group)
+        if error is not None:
+            return finished(KafkaException(error))
+        return finished(SimpleNamespace(authorized_operations=self._library.group_rights if rights else None))
 
     def list_offsets(
         self, asked: Mapping[TopicPartition, Any], request_timeout: float, isolation_level: Any = None
@@ -174,10 +254,15 @@ class FakeAdmin:
         return {part: self._deleted(part.topic, part) for part in before}
 
     def delete_topics(self, names: Collection[str], request_timeout: float) -> dict[str, Future[Any]]:
+        if not names:
+            raise ValueError("Expected non-empty list of topics to delete")
         return {name: self._deleted(name, None) for name in names}
 
     def _deleted(self, name: str, before: TopicPartition | None) -> Future[Any]:
         library_ = self._library
+        error = library_.refuse("delete_records" if before else "delete_topics", before or name)
+        if error is not None:
+            return finished(KafkaException(error))
         if library_.denied_absence > 0 or name not in library_.topics:
             library_.denied_absence -= 1
             return finished(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
@@ -186,13 +271,17 @@ class FakeAdmin:
         if before is None:
             if done:
                 del library_.topics[name]
+                library_.configs.pop(name, None)
             return finished(None)
         log = library_.log((name, before.partition))
-        log.begin = before.offset if done else log.begin
+        log.begin = max(before.offset, log.begin) if done else log.begin
         return finished(SimpleNamespace(low_watermark=log.begin))
 
     def _offset(self, place: KafkaPartition, spec: Any) -> Future[Any]:
         self._library.asked += 1
+        error = self._library.refuse("list_offsets", place)
+        if error is not None:
+            return finished(KafkaException(error))
         log = self._library.log(place)
         wrong = self._library.offsets.popleft() if self._library.offsets else None
         if isinstance(wrong, KafkaError):
@@ -214,7 +303,7 @@ class FakeConsumer:
     def __init__(self, library_: Library) -> None:
         self._library = library_
         self._messages: deque[Message] = deque()
-        self._followed: list[TopicPartition] = []
+        self._followed: dict[KafkaPartition, int] = {}  # with the next offset of each
 
     def list_topics(self, topic: str, timeout_s: float) -> None:
         """Nothing has to be looked up."""
@@ -228,6 +317,9 @@ class FakeConsumer:
     def _read(self, place: KafkaPartition, offset: int) -> list[Message]:
         if self._library.mute:
             return []
+        error = self._library.refuse("read", place)
+        if error is not None:
+            return [Message(place, None, None, error)]
         log, eof = self._library.log(place), KafkaError(KafkaError._PARTITION_EOF)
         if self._library.eof_early > 0:
             self._library.eof_early -= 1
@@ -245,17 +337,37 @@ class FakeConsumer:
         self._messages.clear()
 
     def assignment(self) -> list[TopicPartition]:
-        return list(self._followed)
+        return [TopicPartition(*place) for place in self._followed]
 
     def incremental_assign(self, parts: Collection[TopicPartition]) -> None:
-        """Nothing comes to those who follow."""
-        self._followed += parts
+        assert not any((part.topic, part.partition) in self._followed for part in parts), "the library refuses it"
+        self._followed |= {(part.topic, part.partition): part.offset for part in parts}
+        self._library.followed = set(self._followed)
 
     def incremental_unassign(self, parts: Collection[TopicPartition]) -> None:
-        self._followed = [part for part in self._followed if part not in parts]
+        for part in parts:
+            del self._followed[part.topic, part.partition]
+        self._library.followed = set(self._followed)
 
     def poll(self, timeout_s: float) -> Message | None:
+        with self._library.changed:
+            self._library.changed.wait_for(lambda: self._messages or self._arrive(), timeout_s)
         return self._messages.popleft() if self._messages else None
+
+    def _arrive(self) -> bool:
+        """Receive the new records of followed partitions; whether one came."""
+        for place, offset in self._followed.items():
+            if place[0] not in self._library.topics:
+                if offset != INVALID:
+                    self._messages.append(Message(place, None, None, KafkaError(KafkaError._UNKNOWN_TOPIC)))
+                self._followed[place] = INVALID
+                continue
+            log = self._library.log(place)
+            if not self._library.mute:
+                for record in log.records[max(offset - log.end, -len(log.records)) :] if offset < log.end else ():
+                    self._messages.append(Message(place, record.offset, record, None))
+                self._followed[place] = max(offset, log.end)
+        return bool(self._messages)
 
     def consume(self, count: int, timeout_s: float) -> list[Message]:
         found = list(self._messages)[:count]
@@ -264,6 +376,7 @@ class FakeConsumer:
         return found
 
     def close(self) -> None:
+        self._library.closed += 1
         if self._library.stuck is not None:
             self._library.stuck.wait()
 
@@ -283,13 +396,30 @@ class FakeProducer:
         self, topic: str, *, value: bytes, key: bytes, partition: int, timestamp: int, on_delivery: Report
     ) -> None:
         place = (topic, partition)
-        lost = self._library.lost.popleft() if self._library.lost else False
-        offset = INVALID if lost else self._library.log(place).append(timestamp, value)
-        message = Message(place, offset, None, None)
         wrong = self._library.reports.popleft() if self._library.reports else None
-        self._reports.append(lambda: wrong(on_delivery, message) if wrong else on_delivery(None, message))
+        if self._refuses(topic, timestamp):
+            wrong, offset = refused(KafkaError.INVALID_TIMESTAMP), INVALID
+        else:
+            lost = self._library.lost.popleft() if self._library.lost else False
+            offset = INVALID if lost else self._library.log(place).append(timestamp, value)
+        message = Message(place, offset, None, None)
+        with self._library.changed:
+            self._reports.append(lambda: wrong(on_delivery, message) if wrong else on_delivery(None, message))
+            self._library.changed.notify_all()
+
+    def _refuses(self, topic: str, timestamp: int) -> bool:
+        if self._library.now_ms is None:
+            return False
+        settings, age_ms = self._library.configs[topic], self._library.now_ms() - timestamp
+        return age_ms > int(settings["message.timestamp.before.max.ms"]) or -age_ms > int(
+            settings["message.timestamp.after.max.ms"]
+        )
 
     def poll(self, timeout_s: float) -> int:
+        with self._library.changed:
+            self._library.changed.wait_for(lambda: self._reports, timeout_s)
+        if self._reports and self._library.broken is not None:
+            raise self._library.broken
         if self._reports and self._library.fatal:
             self._mute = self._library.unflushed
             raise KafkaException(self._library.fatal.popleft())
@@ -298,13 +428,13 @@ class FakeProducer:
         return 0
 
     def list_topics(self, topic: str, timeout_s: float) -> None:
-        """Nothing has to be looked up."""
+        self._library.refreshed.append(topic)
 
     def purge(self) -> None:
         """Nothing waits in it."""
 
     def flush(self, timeout_s: float) -> int:
-        return self.poll(timeout_s)
+        return self.poll(0)
 
 
 def refused(code: int) -> Callable[[Report, Message], None]:

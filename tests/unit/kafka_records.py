@@ -15,6 +15,7 @@ from memq.notification.kafka.settings import Names, kafka_settings
 from memq.runtime.runtime import Runtime
 from memq.topic import ReadPartition
 from tests.librdkafka import Library, Log, use
+from tests.skipping_loop import run_skipping, skipping_runtime
 
 PARTITION = ReadPartition("clicks", "0a" * 16, 0)
 TOPIC = Names("memq.").kafka_topic(PARTITION)
@@ -43,6 +44,20 @@ def over(work: Callable[[KafkaQueue], Awaitable[None]], request_timeout_ms: int 
             await queue.close()
 
     asyncio.run(run())
+
+
+def over_virtual(work: Callable[[KafkaQueue], Awaitable[None]], servers: str = "localhost", **section: object) -> None:
+    """Run work that needs no thread of the queue, on virtual time."""
+
+    async def run() -> None:
+        settings = kafka_settings(f"kafka://{servers}", {name: (value, "test") for name, value in section.items()})
+        queue = KafkaQueue(settings, skipping_runtime())
+        try:
+            await work(queue)
+        finally:
+            await queue.close()
+
+    run_skipping(run())
 
 
 def publication(body: bytes) -> Publication:

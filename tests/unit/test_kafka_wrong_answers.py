@@ -95,7 +95,7 @@ def test_a_topic_whose_settings_one_node_does_not_know_yet_is_asked_for_again(
 ) -> None:
     """A broker ended at its start, because another one had just made the audit topic."""
     monkeypatch.setattr(topics_module, "READY_PAUSE_S", 0.0)
-    library.configs = {**topics_module.REQUIRED, topics_module.STALE: "9000", "min.insync.replicas": "1"}
+    library.configs[TOPIC] = {**topics_module.REQUIRED, topics_module.STALE: "9000", "min.insync.replicas": "1"}
     library.configs_unknown = times
 
     async def work(queue: KafkaQueue) -> None:

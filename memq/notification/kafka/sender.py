@@ -197,7 +197,16 @@ class Sender:
     def _start(self) -> None:
         if not self._started:
             self._started = True
-            self._tasks.start(self._pool.run(self._serve, asyncio.get_running_loop()), "kafka sender")
+            self._tasks.start(self._run(), "kafka sender")
+
+    async def _run(self) -> None:
+        try:
+            await self._pool.run(self._serve, asyncio.get_running_loop())
+        finally:  # the thread has ended, died, or was left behind: no report comes any more
+            self._stopping = True
+            for report, (key, _) in list(self._open.items()):
+                if not report.done():
+                    report.set_result(QueueError(f"{_doing(key)}: the queue was closed before Kafka answered"))
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         while not self._stopping:
@@ -218,8 +227,6 @@ class Sender:
         """End the thread; pointers that wait for Kafka fail, and their outcome is unknown."""
         self._stopping = True
         await end_threads(self._pool, lambda: _discard(self._producer))  # the thread of `_serve` may not have begun
-        for report, (key, _) in list(self._open.items()):  # librdkafka hangs: its thread was left behind
-            report.set_result(QueueError(f"{_doing(key)}: the queue was closed before Kafka answered"))
         keep_to_end(self._producer)
 
 
