@@ -192,6 +192,9 @@ class FakeAdmin:
         return {resource: self._configs(resource.name) for resource in resources}
 
     def _configs(self, topic: str) -> Future[Any]:
+        error = self._library.refuse("describe_configs", topic)
+        if error is not None:
+            return finished(KafkaException(error))
         if self._library.configs_unknown > 0 or topic not in self._library.configs:
             self._library.configs_unknown -= 1
             return finished(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))

@@ -43,7 +43,7 @@ def test_kafka_refuses_pointers_by_their_age_on_its_own_clock(monkeypatch: pytes
         await queue.create([part()], STALE_MS)
         for age_ms in (0, STALE_MS, -AHEAD_MS_MAX):
             await queue.publish(publication(clock, age_ms=age_ms))
-        for age_ms in (STALE_MS + 1, -AHEAD_MS_MAX - 1, clock.wall_ms(), clock.wall_ms() + 1):
+        for age_ms in (STALE_MS + 1, -AHEAD_MS_MAX - 1, clock.wall_ms()):
             with pytest.raises(QueueRefusedError):
                 await queue.publish(publication(clock, age_ms=age_ms))
         await queue.create([part()], 2 * STALE_MS)

@@ -134,6 +134,7 @@ def test_without_describe_the_other_rights_are_not_called_missing(library: Libra
     async def work(queue: KafkaQueue) -> None:
         text, _ = await missing(queue)
         assert text.endswith(": 1 rights are missing: Describe on topics that begin with 'memq.', ends are looked up")
+        assert CHECKED in library.topics
 
     over_virtual(work)
 
@@ -202,5 +203,24 @@ def test_an_error_that_remains_is_raised_at_once(library: Library) -> None:
             await queue.check()
         assert caught.value.hint == "use a newer Kafka"
         assert now_s() < READY_PAUSE_S
+
+    over_virtual(work)
+
+
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [("create_topics", KafkaError.UNKNOWN_TOPIC_OR_PART), ("describe_topics", KafkaError._TIMED_OUT)],
+)
+def test_a_topic_for_the_check_that_kafka_does_not_make_or_describe_may_come_later(
+    library: Library, call: str, code: int
+) -> None:
+    library.refuse = denies(call, code, subject=None if call == "create_topics" else CHECKED)
+
+    async def work(queue: KafkaQueue) -> None:
+        with pytest.raises(QueueError, match=f"Kafka topic '{CHECKED}'"):
+            await queue.check()
+        assert CHECKED not in library.topics
+        library.refuse = denies("", 0)
+        await queue.check()
 
     over_virtual(work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +13,19 @@ from memq.errors import DeniedError, InvalidRequestError, InvalidSettingError, N
 from memq.limits import POINTER_BYTES_MAX
 from memq.notification import Span
 from memq.notification.kafka import queue as queue_module
+from memq.notification.kafka.admin import KafkaAdmin
+from memq.notification.kafka.librdkafka import LastErrors
 from memq.notification.kafka.queue import KafkaQueue
-from memq.notification.kafka.topics import KNOWN_TRIES, READY_PAUSE_S, READY_TRIES, REQUIRED, STALE
+from memq.notification.kafka.reading.offsets import Offsets
+from memq.notification.kafka.settings import kafka_settings
+from memq.notification.kafka.topic_metadata_cache import TopicMetadataCache
+from memq.notification.kafka.topics import KNOWN_TRIES, READY_PAUSE_S, READY_TRIES, REQUIRED, STALE, KafkaTopics
+from memq.runtime.logs import EventLog
+from memq.runtime.tasks import TaskOwner
 from memq.topic import ReadPartition
+from tests.contract.manual_clock import ManualClock
 from tests.librdkafka import Library, Log, use
-from tests.skipping_loop import now_s
+from tests.skipping_loop import now_s, run_skipping
 from tests.unit.kafka_records import PARTITION, TOPIC, over_virtual
 
 SECOND = ReadPartition(PARTITION.topic, PARTITION.topic_id, 1)
@@ -72,6 +81,7 @@ def test_a_new_topic_has_the_settings_that_keep_pointers(library: Library) -> No
         assert len(library.topics[TOPIC]) == 2
         assert library.configs == {TOPIC: {**REQUIRED, STALE: "9000", "min.insync.replicas": "2"}}
         assert [new.replication_factor for call, new in requests.all if call == "create_topics"] == [3]
+        assert requests.count("describe_configs") == 0, "Kafka may not know them yet"
 
     over_virtual(work, replication_factor=3, min_insync_replicas=2)
 
@@ -92,7 +102,7 @@ def test_a_topic_that_is_as_it_should_be_is_not_changed(library: Library) -> Non
         await queue.create([PARTITION], 9_000)
         requests = Requests(library)
         await queue.create([PARTITION], 9_000)
-        assert {call for call, _ in requests.all} == {"describe_topics", "list_offsets"}
+        assert {call for call, _ in requests.all} == {"describe_topics", "describe_configs", "list_offsets"}
         await queue.create([PARTITION, SECOND], 8_000)
         assert library.configs[TOPIC][STALE] == "8000"
         assert (requests.count("create_topics"), requests.count("create_partitions")) == (0, 1)
@@ -259,6 +269,44 @@ def test_a_trim_of_a_topic_that_is_deleted_meanwhile_finds_nothing(library: Libr
             await queue.trim(SECOND, 1)
 
     over_virtual(work)
+
+
+def test_a_trim_of_a_topic_that_this_queue_drops_meanwhile_is_not_found(library: Library) -> None:
+    async def work(queue: KafkaQueue) -> None:
+        await queue.create([PARTITION], 9_000)
+        library.log((TOPIC, 0)).append(1, b"first")
+        drops: list[asyncio.Task[None]] = []
+        Requests(
+            library,
+            "delete_records",
+            PART,
+            then=lambda: drops.append(asyncio.create_task(queue.drop([PARTITION]))),
+        )
+        with pytest.raises(NotFoundError):
+            await queue.trim(PARTITION, 1)
+        await drops[0]
+
+    over_virtual(work)
+
+
+def test_the_library_knows_the_leader_of_a_partition_before_its_trim(library: Library) -> None:
+    """It would look the leader up itself, with a fault that may end the process."""
+    library.topics[TOPIC] = [Log()]
+    library.log((TOPIC, 0)).append(1, b"first")
+    requests = Requests(library)
+
+    async def work() -> None:
+        settings, clock = kafka_settings("kafka://localhost", {}), ManualClock()
+        tasks = TaskOwner(lambda error: None, EventLog(clock))
+        admin = KafkaAdmin(settings, LastErrors())
+        metadata = TopicMetadataCache(admin, clock, tasks)
+        topics = KafkaTopics(admin, settings, metadata, Offsets(admin, metadata, tasks), tasks)
+        for _ in range(2):
+            await topics.trim(TOPIC, 0, 1)
+        await tasks.stop()
+
+    run_skipping(work())
+    assert [call for call, _ in requests.all] == ["describe_topics", "delete_records", "delete_records"]
 
 
 # ---- drop ------------------------------------------------------------------------------------------
