@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memq.errors import GenerationFencedError, InvalidNameError, InvalidRequestError, InvalidSettingError, QueueError
-from memq.notification import Entry
 from memq.notification.kafka.groups.holdings import Holdings
 from memq.notification.kafka.groups.hosted_groups import decode_commit, encode_metadata
 from memq.notification.kafka.librdkafka import LastErrors
@@ -21,7 +19,6 @@ from memq.notification.kafka.reading import fetcher as fetcher_module
 from memq.notification.kafka.reading import follower as follower_module
 from memq.notification.kafka.reading.fetcher import METADATA_REQUESTS_MAX, AssignedConsumer, EntryFetcher
 from memq.notification.kafka.reading.follower import Follower
-from memq.notification.kafka.reading.tail_cache import ENTRY_BYTES, TailCache
 from memq.notification.kafka.settings import OWN, KafkaSettings, Names, kafka_settings
 from memq.runtime.logs import EventLog
 from memq.runtime.tasks import TaskOwner
@@ -155,78 +152,6 @@ def test_any_commit_is_read(offset: int, metadata: str | None) -> None:
     assert (found is None) == (not 0 <= offset < 1 << 39)
     if found is not None:
         assert found.position.pointer_offset == offset
-
-
-# ---- the cache -------------------------------------------------------------------------------
-
-STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.just("add"), st.sampled_from([A, B]), st.integers(0, 12)),
-        st.tuples(st.just("trim"), st.sampled_from([A, B]), st.integers(0, 12)),
-        st.tuples(st.just("drop"), st.sampled_from([A, B]), st.just(0)),
-    ),
-    max_size=60,
-)
-
-
-@given(STEPS, st.integers(1, 8))
-def test_tail_cache_has_no_gap_and_stays_within_its_bytes(
-    steps: list[tuple[str, ReadPartition, int]], room: int
-) -> None:
-    size = ENTRY_BYTES + 10
-    cache = TailCache(room * size)
-    added: Mapping[ReadPartition, set[int]] = {A: set(), B: set()}
-    for what, partition, offset in steps:
-        if what == "add":
-            cache.add(partition, Entry(offset, 0, b"%010d" % offset))
-            added[partition].add(offset)
-        elif what == "trim":
-            cache.trim(partition, offset)
-        else:
-            cache.drop(partition)
-            added[partition].clear()
-        assert 0 <= cache.bytes <= room * size
-        for each in (A, B):
-            for start in range(13):
-                found = cache.read(each, start, ALL)
-                assert [entry.offset for entry in found] == list(range(start, start + len(found)))
-                assert all(entry.offset in added[each] and entry.body == b"%010d" % entry.offset for entry in found)
-
-
-def test_the_cache_forgets_what_is_oldest() -> None:
-    cache = TailCache(3 * (ENTRY_BYTES + 1))
-    for offset, partition in enumerate((A, B, A, B)):
-        cache.add(partition, Entry(offset // 2, 0, b"x"))
-    assert [len(cache.read(partition, 0, ALL)) for partition in (A, B)] == [0, 2]
-    assert [entry.offset for entry in cache.read(A, 1, ALL)] == [1]
-    assert len(cache.read(B, 0, 0)) == 1
-    cache.trim(B, 2)
-    assert cache.read(B, 1, ALL) == ()
-
-
-def test_the_cache_forgets_the_lost_end_of_a_log_that_grows_again() -> None:
-    """Else a reader would get the lost entries, and skip the new ones at their offsets."""
-    cache = TailCache(ALL)
-    for offset in range(4):
-        cache.add(A, Entry(offset, 0, b"lost %d" % offset))
-    cache.add(A, Entry(2, 0, b"lost 2"))
-    assert len(cache.read(A, 0, ALL)) == 4
-    for offset in (2, 3):
-        cache.add(A, Entry(offset, 0, b"new %d" % offset))
-    assert cache.read(A, 0, ALL) == ()
-    assert [entry.body for entry in cache.read(A, 2, ALL)] == [b"new 2", b"new 3"]
-
-
-def test_the_cache_forgets_a_lost_end_that_begins_before_what_it_has() -> None:
-    """A reader that has read the new entries up to there would get the lost ones next."""
-    cache = TailCache(ALL)
-    for offset in (4, 5):
-        cache.add(A, Entry(offset, 1_000, b"lost"))
-    cache.add(A, Entry(3, 900, b"late"))
-    assert len(cache.read(A, 4, ALL)) == 2, "the answer to an earlier publish came later"
-    cache.add(A, Entry(3, 1_001, b"new"))
-    assert cache.read(A, 4, ALL) == ()
-    assert [entry.body for entry in cache.read(A, 3, ALL)] == [b"new"]
 
 
 # ---- what a member holds ---------------------------------------------------------------------

@@ -46,7 +46,7 @@ def test_an_object_older_than_the_first_pointer_that_retention_left_is_not_after
     assert not log.is_after_end(3, 7, 10 * HOUR_MS - CLOCK_ERROR_MS - 1)
     assert log.is_after_end(3, 7, 10 * HOUR_MS - CLOCK_ERROR_MS)
     assert not log.is_after_end(2, 7, 11 * HOUR_MS), "of another epoch"
-    log.take(pointer("3.6", 9), cut=True, time_ms=10 * HOUR_MS)
+    log.take(pointer("3.6", 9), trimmed=True, time_ms=10 * HOUR_MS)
     assert log.is_after_end(3, 7, 0), "an outage of the queue: the object waited for hours until it got its pointer"
     whole = LogCoverage()
     whole.take(pointer("o3"), trimmed=False, time_ms=10 * HOUR_MS)
