@@ -11,10 +11,10 @@ from confluent_kafka import KafkaError
 
 from memq.errors import ClosedError, DeniedError, NotFoundError, QueueError
 from memq.notification import Span
-from memq.notification.kafka.queue import LEADERLESS_S_MAX, KafkaQueue
+from memq.notification.kafka.queue import LEADERLESS_S_MAX, SHOWN_PAUSES_S, KafkaQueue
 from memq.notification.kafka.topics import REQUIRED, STALE
 from tests.brokers import until
-from tests.librdkafka import Library, Log, Message, Report, use
+from tests.librdkafka import Library, Log, Message, Report, refused, use
 from tests.skipping_loop import now_s
 from tests.unit.kafka_records import ALL, PARTITION, RECORDS, TOPIC, few_records, over, over_virtual, publication
 
@@ -190,6 +190,31 @@ def test_a_publish_whose_topic_is_deleted_meanwhile_is_not_found(library: Librar
     over(work)
 
 
+def test_after_a_publish_without_an_answer_the_topic_is_looked_up_again(library: Library) -> None:
+    """It may have been deleted: librdkafka reports that late, and would let Kafka create it."""
+    library.reports.append(refused(KafkaError._MSG_TIMED_OUT))
+
+    async def work(queue: KafkaQueue) -> None:
+        with pytest.raises(QueueError):
+            await queue.publish(publication(b"late"))
+        library.delete(TOPIC)
+        with pytest.raises(QueueError, match="shown before"):
+            await queue.publish(publication(b"next"))
+        assert library.topics == {}
+
+    over(work)
+
+
+def test_a_read_at_the_end_is_no_read(library: Library) -> None:
+    """A consumer at the end asks for it again and again; each read would take a thread."""
+
+    async def work(queue: KafkaQueue) -> None:
+        assert list(await queue.read(PARTITION, RECORDS, ALL)) == []
+        assert library.read == 0
+
+    over(work)
+
+
 def test_a_producer_that_does_not_know_a_new_partition_looks_it_up(library: Library) -> None:
     def unknown(report: Report, message: Message) -> None:
         report(KafkaError(PART), Message((TOPIC, 0), None, None, None))
@@ -308,5 +333,31 @@ def test_a_closed_queue_leaves_no_thread_and_no_consumer(library: Library) -> No
         left = [thread.name for thread in threading.enumerate() if thread.name.startswith("memq-kafka")]
         assert set(left) == {thread.name for thread in before}
         assert library.closed == 2, "the one that reads and the one that follows"
+
+    over(work)
+
+
+def test_a_wait_that_asks_for_an_end_during_the_close_follows_nothing(library: Library) -> None:
+    """The follower's thread would begin after the end of the threads."""
+
+    async def work(queue: KafkaQueue) -> None:
+        waiting = asyncio.create_task(queue.wait({PARTITION: RECORDS}, LONG_S))
+        await until(lambda: library.asked == 1)
+        closing = asyncio.create_task(queue.close())
+        with pytest.raises(ClosedError):
+            await waiting
+        await closing
+        assert (library.followed, library.closed) == (set(), 0)
+
+    over(work)
+
+
+def test_a_pointer_that_a_node_does_not_show_yet_is_read_again_after_a_pause(library: Library) -> None:
+    """Each read creates a consumer."""
+
+    async def work(queue: KafkaQueue) -> None:
+        begin_s, library.eof_early = asyncio.get_running_loop().time(), 2
+        assert await queue.publish(publication(b"first")) == RECORDS
+        assert asyncio.get_running_loop().time() - begin_s >= sum(SHOWN_PAUSES_S[:2])
 
     over(work)
