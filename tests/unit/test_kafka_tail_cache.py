@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Mapping
 
 from hypothesis import given
@@ -115,6 +116,24 @@ def test_a_full_cache_forgets_the_entries_that_were_added_first() -> None:
     assert (offsets(cache, 0), offsets(cache, 15, partition=B), cache.bytes) == ([], [], 0), "it is too large"
     cache.add(A, entry(1))
     assert offsets(cache, 1) == [1]
+
+
+def test_a_cache_whose_entries_are_trimmed_as_they_come_stays_small_and_forgets_in_order() -> None:
+    """The order of additions also has entries that are gone: an owner that trims would use more and more memory."""
+    cache = filled(4 * (ENTRY_BYTES + 2))
+    tracemalloc.start()
+    begin_bytes = tracemalloc.get_traced_memory()[0]
+    for offset in range(5_000):
+        cache.add(B, Entry(offset, 0, b""))
+        cache.trim(B, offset + 1)
+    taken_bytes = tracemalloc.get_traced_memory()[0] - begin_bytes
+    tracemalloc.stop()
+    assert taken_bytes < 250_000, "5,000 places in the order take 500 KB"
+    cache.add(B, Entry(5_000, 0, b"50"))
+    assert ([offsets(cache, each) for each in (10, 11)], offsets(cache, 5_000, partition=B)) == (
+        [[], [11, 12, 13]],
+        [5_000],
+    )
 
 
 STEPS = st.lists(

@@ -51,7 +51,6 @@ class TailCache:
                 known = run.entries[entry.offset - run.first].body == entry.body
             if known:
                 return
-            self.drop(partition)
             run = None
         if run is None or entry.offset != run.next:
             self.drop(partition)
