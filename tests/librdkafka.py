@@ -210,7 +210,7 @@ class FakeAdmin:
         if error is not None:
             return finished(KafkaException(error))
         self._library.topics[new.topic] = [Log() for _ in range(new.num_partitions)]
-        self._library.configs[new.topic] = dict(new.config)
+        self._library.configs[new.topic] = dict(new.config or {})
         return finished(None)
 
     def create_partitions(self, new: Collection[NewPartitions], request_timeout: float) -> dict[str, Future[Any]]:
@@ -234,7 +234,7 @@ class FakeAdmin:
         if error is not None:
             return finished(KafkaException(error))
         for entry in resource.incremental_configs:
-            self._library.configs[resource.name][entry.name] = entry.value
+            self._library.configs[resource.name][entry.name] = entry.value or ""
         return finished(None)
 
     def describe_consumer_groups(

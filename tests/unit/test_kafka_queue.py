@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -49,10 +50,10 @@ def test_an_entry_of_another_process_wakes_who_waits_and_is_read_from_memory(lib
         await waiting
         assert [entry.body for entry in await queue.read(PARTITION, RECORDS, ALL)] == [b"other"]
         assert library.read == read, "the entry that arrived is kept"
-        assert await queue.span(PARTITION) == Span(0, RECORDS + 1)
         library.offsets.extend([0, RECORDS])
         with pytest.raises(QueueError, match=f"the end is {RECORDS}, after it was {RECORDS + 1}"):
             await queue.span(PARTITION)
+        assert await queue.span(PARTITION) == Span(0, RECORDS + 1)
         assert not later.done()
         library.arrive((TOPIC, 0), 2_000, b"other")
         await later
@@ -337,21 +338,6 @@ def test_a_closed_queue_leaves_no_thread_and_no_consumer(library: Library) -> No
     over(work)
 
 
-def test_a_wait_that_asks_for_an_end_during_the_close_follows_nothing(library: Library) -> None:
-    """The follower's thread would begin after the end of the threads."""
-
-    async def work(queue: KafkaQueue) -> None:
-        waiting = asyncio.create_task(queue.wait({PARTITION: RECORDS}, LONG_S))
-        await until(lambda: library.asked == 1)
-        closing = asyncio.create_task(queue.close())
-        with pytest.raises(ClosedError):
-            await waiting
-        await closing
-        assert (library.followed, library.closed) == (set(), 0)
-
-    over(work)
-
-
 def test_a_pointer_that_a_node_does_not_show_yet_is_read_again_after_a_pause(library: Library) -> None:
     """Each read creates a consumer."""
 
@@ -359,5 +345,21 @@ def test_a_pointer_that_a_node_does_not_show_yet_is_read_again_after_a_pause(lib
         begin_s, library.eof_early = asyncio.get_running_loop().time(), 2
         assert await queue.publish(publication(b"first")) == RECORDS
         assert asyncio.get_running_loop().time() - begin_s >= sum(SHOWN_PAUSES_S[:2])
+
+    over(work)
+
+
+def test_waits_that_ended_take_no_memory(library: Library) -> None:
+    """A consumer of a quiet partition waits again and again."""
+
+    async def work(queue: KafkaQueue) -> None:
+        await queue.wait({PARTITION: RECORDS}, 0)
+        tracemalloc.start()
+        begin_bytes = tracemalloc.get_traced_memory()[0]
+        for _ in range(500):
+            await queue.wait({PARTITION: RECORDS}, 0)
+        taken_bytes = tracemalloc.get_traced_memory()[0] - begin_bytes
+        tracemalloc.stop()
+        assert taken_bytes < 100_000
 
     over(work)
