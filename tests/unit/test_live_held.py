@@ -77,3 +77,26 @@ def test_unsettled_records_are_asked_for_again_and_new_ones_at_once() -> None:
     assert questions.sought(3, again=False) == [Sought(3, 5, ((0, 4), (10, 12)))]
     questions.forget(5)
     assert questions.sought(3, again=True) == []
+
+
+@pytest.mark.parametrize("acks", [1, 2])
+def test_records_lost_below_an_end_stay_lost_if_their_producer_ends_again(acks: int) -> None:
+    """A new instance of a named producer continues after the first end."""
+    harness = LiveAuditHarness()
+    harness.publish(pointer(kind="opened", broker="one"))
+    harness.answer = HeldAnswer(answered=frozenset({"one"}))
+    harness.queue((PRODUCER, 0, 4))
+    harness.end(10, acks=acks)
+    harness.settle(LATE_MS + HELD_MS)
+    assert harness.found() == [(*LOST, ((4, 10),))]
+    harness.queue((PRODUCER, 10, 20))
+    harness.end(25, acks=acks)
+    first, second = (*LOST, ((4, 10),)), (*LOST, ((20, 25),))
+    for later_ms in (0, LATE_MS):
+        harness.settle(later_ms)
+        assert first in harness.found()
+    harness.settle(HELD_MS)
+    assert harness.found() == [first, second]
+    harness.queue((PRODUCER, 4, 10))
+    harness.settle()
+    assert harness.found() == [second]

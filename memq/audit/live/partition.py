@@ -480,14 +480,18 @@ class PartitionAudit:
         """Return the ranges below a producer's reported end that no pointer has.
 
         What was sent for less than `all`, acked or not, or at a level that no report names yet, may be held for the
-        next owner: until that time is over, only what is overdue was sent for `all`.
+        next owner: until that time is over, only what is overdue was sent for `all`. A named producer ends again and
+        again: what was lost below an earlier end stays lost.
         """
-        if stream.account.end is None or self._undecided(stream, now_ms):
+        if stream.account.end is None:
             return []
         balance = self._balance(producer, stream, now_ms)
         missing = apart(balance.lost, stream.gave_up, stream.acked)
+        known = common(missing, self._lost(producer))
+        if self._undecided(stream, now_ms):
+            return known
         if self._undecided(stream, now_ms - HELD_MS):
-            return common(apart(missing, stream.weak), stream.overdue)
+            return list(RangeSet([*common(apart(missing, stream.weak), stream.overdue), *known]))
         return missing
 
     def _seen(self, stream: AuditedProducer, missing: list[Range]) -> tuple[list[Range], list[Range]]:
