@@ -32,7 +32,7 @@ def offsets(cache: TailCache, offset: int, bytes_max: int = ALL, partition: Read
     return [found.offset for found in cache.read(partition, offset, bytes_max)]
 
 
-def test_the_cache_answers_nothing_for_what_it_lacks() -> None:
+def test_entries_that_are_not_cached_are_not_answered() -> None:
     cache = filled()
     assert [offsets(cache, offset) for offset in (10, 12, 13)] == [[10, 11, 12, 13], [12, 13], [13]]
     assert [offsets(cache, offset) for offset in (9, 14, 99)] == [[], [], []]
