@@ -116,6 +116,7 @@ class Library:
     configs_unknown: int = 0  # how many times a topic is called unknown when its settings are asked for
     asked: int = 0  # how many offsets were asked for
     read: int = 0  # how many partitions were read
+    late: bool = False  # whether those who follow do not learn yet that a topic was deleted
     mute: bool = False  # whether nothing comes to those who read
 
     def log(self, place: KafkaPartition) -> Log:
@@ -361,9 +362,9 @@ class FakeConsumer:
         """Receive the new records of followed partitions; whether one came."""
         for place, offset in self._followed.items():
             if place[0] not in self._library.topics:
-                if offset != INVALID:
+                if offset != INVALID and not self._library.late:
                     self._messages.append(Message(place, None, None, KafkaError(KafkaError._UNKNOWN_TOPIC)))
-                self._followed[place] = INVALID
+                    self._followed[place] = INVALID
                 continue
             log = self._library.log(place)
             if not self._library.mute:

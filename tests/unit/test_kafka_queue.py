@@ -132,6 +132,19 @@ def test_a_dropped_partition_that_is_made_again_is_empty(library: Library) -> No
     over(work)
 
 
+def test_a_drop_wakes_who_waits_and_ends_what_follows_before_the_library_learns_of_it(library: Library) -> None:
+    library.late = True
+
+    async def work(queue: KafkaQueue) -> None:
+        waiting = await following(queue, library)
+        await queue.drop([PARTITION])
+        async with asyncio.timeout(5):
+            await waiting
+            await until(lambda: not library.followed)
+
+    over(work)
+
+
 def test_a_drop_that_is_denied_lets_waits_continue(library: Library) -> None:
     """They were woken by no entry of another process any more."""
 

@@ -125,6 +125,17 @@ def test_a_publish_after_one_that_was_given_up_is_refused_once(library: Library)
     over(work)
 
 
+def test_a_pointer_of_time_zero_is_too_old(library: Library) -> None:
+    """The library would replace the time by its own."""
+
+    async def work(queue: KafkaQueue) -> None:
+        with pytest.raises(QueueRefusedError, match="queue time 0 is too old"):
+            await queue.publish(Publication(PARTITION, 0, 1, 0, b"old"))
+        assert await queue.publish(Publication(PARTITION, 0, 1, 1, b"young")) == RECORDS
+
+    over(work)
+
+
 # ---- the offset of a report ------------------------------------------------------------------------
 
 

@@ -49,6 +49,7 @@ def test_a_user_with_all_rights_passes_and_proven_rights_are_not_asked_for_again
     library.refuse = note
 
     async def work(queue: KafkaQueue) -> None:
+        await skip(CHECK_S)
         await queue.check()
         assert (len(library.topics[CHECKED]), library.configs[CHECKED][STALE]) == (1, "0")
         await skip(CHECK_S - 1)
