@@ -334,7 +334,7 @@ def test_a_queue_whose_thread_died_fails_all_that_waits_and_all_later_calls(libr
     over(work)
 
 
-def test_a_closed_queue_leaves_no_thread_and_no_consumer(library: Library) -> None:
+def test_a_closed_queue_leaves_no_task_no_thread_and_no_consumer(library: Library) -> None:
     async def work(queue: KafkaQueue) -> None:
         before = {thread for thread in threading.enumerate() if thread.name.startswith("memq-kafka")}
         waiting = await following(queue, library)
@@ -344,6 +344,7 @@ def test_a_closed_queue_leaves_no_thread_and_no_consumer(library: Library) -> No
         await waiting
         assert library.closed == 0
         await queue.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
         left = [thread.name for thread in threading.enumerate() if thread.name.startswith("memq-kafka")]
         assert set(left) == {thread.name for thread in before}
         assert library.closed == 2, "the one that reads and the one that follows"
