@@ -58,10 +58,12 @@ class DataFolder:
 
         The name of a new cluster is `name` and a random suffix from `draw`.
         With `queue_gone`, the queue's file may be missing although objects exist: the caller restores it.
-        Raises: InvalidRequestError when another process holds the folder, with its pid, or when `lock` is a file
-        of another program; DeniedError when it can't be written; CorruptDataError when a part is missing or
-        damaged; UnsupportedFormatError when a newer memq made it; StoreError when the disk is full or fails.
+        Raises: InvalidRequestError when another process holds the folder, with its pid, when `lock` is a file of
+        another program, or when the folder lies in another data folder; DeniedError when it can't be written;
+        CorruptDataError when a part is missing or damaged; UnsupportedFormatError when a newer memq made it; StoreError
+        when the disk is full or fails.
         """
+        _refuse_inner(path)
         try:
             _make_each([*reversed(path.parents), path])
             if not (path / "lock").exists():  # memq was never here: nothing is put into a folder that is refused
@@ -121,6 +123,15 @@ def _make_each(folders: Iterable[Path]) -> None:
             if not folder.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
             sync_folder(folder.parent)
+
+
+def _refuse_inner(path: Path) -> None:
+    """Raise InvalidRequestError for a folder in another data folder, whose files it would be."""
+    outer = next((each for each in path.absolute().parents if (each / "cluster.json").is_file()), None)
+    if outer is not None and not (path / "cluster.json").is_file():
+        raise InvalidRequestError(
+            f"folder '{path}' lies in the data folder '{outer}'", hint="choose a folder outside of it with --data"
+        )
 
 
 def make_folder(path: Path, what: str = "data folder", setting: str = "--data") -> None:

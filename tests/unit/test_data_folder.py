@@ -157,6 +157,18 @@ def test_nothing_is_put_into_a_folder_that_is_refused(tmp_path: Path, file: str)
         assert os.listdir(path) == [file.partition("/")[0]]
 
 
+@pytest.mark.parametrize("inner", ["objects", "objects/new", "spool/new"])
+def test_a_new_folder_in_another_data_folder_is_refused(tmp_path: Path, inner: str) -> None:
+    """The files of the inner folder would be damaged objects of the outer one."""
+    outer = tmp_path / "data"
+    open_folder(outer).close()
+    before = sorted(outer.rglob("*"))
+    with pytest.raises(InvalidRequestError, match="lies in the data folder") as refused:
+        open_folder(outer / inner)
+    assert "--data" in refused.value.hint
+    assert sorted(outer.rglob("*")) == before
+
+
 @pytest.mark.parametrize("content", [b"notes of the user\n", b"1" * 100, b"12\nand more", b"\xff"])
 def test_a_lock_file_of_somebody_else_is_refused_and_kept(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "lock").write_bytes(content)
