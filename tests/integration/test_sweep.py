@@ -50,7 +50,7 @@ def test_a_data_folder_is_swept_by_the_only_process_that_uses_it(tmp_path: Path)
     assert not unnamed.exists()
     assert named.exists()
     assert swept(*arguments) == []
-    assert run(["sweep", "--data", str(tmp_path / "elsewhere")]) == 1
+    assert run(["sweep", "--data", str(tmp_path / "elsewhere")]) == 3, "the folder does not exist"
 
 
 def test_a_cluster_is_swept_while_its_brokers_run(
