@@ -511,6 +511,22 @@ def test_the_error_of_a_log_is_shown_though_others_are_back() -> None:
     polling(work())
 
 
+def test_an_answer_with_room_for_one_partition_of_two_is_no_failure() -> None:
+    """Else each pointer of logs that need a comparison would cost a pause."""
+
+    async def work() -> None:
+        polls = Polls(log_of(1, 1), log_of(1, 2))
+        polls.add(0)
+        polls.add(1)
+        await skip(0.1)
+        call = await polls.send_apart(0, 1)
+        await polls.answer(call, polls.sound(0, 0))
+        assert (polls.apart().offsets, polls.retries.pauses) == ({1: 0}, [])
+        await polls.end()
+
+    polling(work())
+
+
 def test_an_answer_that_lacks_a_partition_is_a_failure_of_the_poll_apart_alone() -> None:
     async def work() -> None:
         polls = Polls(log_of(1, 1), log_of(1, 2))

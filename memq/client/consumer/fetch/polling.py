@@ -160,8 +160,9 @@ class Polling:
                 take = self._take_common if poll is self._common else self._take_apart
                 for polled in answer.result():
                     error = await take(polled, offsets) or error
-                if poll is self._apart and error is None and any(partition in self._failing for partition in offsets):
-                    error = QueueError("an answer left some partitions out")
+                left_out = [partition for partition in offsets if partition in self._failing]
+                if poll is self._apart and error is None and left_out and len(left_out) == len(offsets):
+                    error = QueueError("an answer left all partitions out")
         except MemqError as failed:
             error = failed
             for partition in offsets:
