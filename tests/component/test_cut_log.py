@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from memq.broker.broker import Broker
+from memq.broker.upkeep.retention import sweep
 from memq.broker.upkeep.sweep import Sweep, Unnamed
 from memq.client.admin import AsyncAdmin
 from memq.client.consumer.consumer import AsyncConsumer
@@ -191,7 +192,7 @@ def test_a_reader_whose_log_stays_shorter_than_what_it_read_is_refused(monkeypat
     run(work())
 
 
-def test_objects_of_the_last_batches_that_a_log_lost_are_kept_until_a_restore() -> None:
+def test_objects_of_the_last_batches_that_a_log_lost_are_kept_until_a_restore(caplog: pytest.LogCaptureFixture) -> None:
     """The next owner opens a later epoch, so the numbers of the batches show no loss."""
 
     async def work() -> None:
@@ -215,6 +216,11 @@ def test_objects_of_the_last_batches_that_a_log_lost_are_kept_until_a_restore() 
             lost = [key for key in keys if parse_object_key(key).batch_sequence >= LEFT]  # type: ignore[union-attr]
             assert {each.key: each.kept for each in found} == dict.fromkeys(lost, True)
             assert (len(lost), notes) == (READ - LEFT, [])
+            for _ in range(2):
+                assert (
+                    (await sweep(another.services, 0)).unproven == another.services.swept.unproven_objects == len(lost)
+                )
+            assert events_of(caplog).count("sweep-unproven") == 1, "the second pass keeps no more than the first"
 
     run(work())
 

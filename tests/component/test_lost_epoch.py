@@ -55,7 +55,7 @@ def test_an_upload_that_finds_its_key_taken_ends_the_epoch_behind_a_publish_that
                 await processor.restate()
                 await queue.begun.wait()
             caplog.clear()
-            processor.fence(ObjectExistsError("somebody was here"))
+            processor.fence(ObjectExistsError("another process has this key"))
             processor.fence(ObjectExistsError("and there"))
             assert events_of(caplog) == ["fenced"] * 2
             assert own.phase is Phase.FENCED
@@ -126,7 +126,7 @@ def test_a_lost_epoch_settles_what_waits_and_leaves_nothing_behind() -> None:
             await turns()
             uploads = [task for task in asyncio.all_tasks() if task.get_name().startswith("upload ")]
             assert len(uploads) == 1
-            processor.fence(ObjectExistsError("somebody was here"))
+            processor.fence(ObjectExistsError("another process has this key"))
             queue.gate.set()
             with pytest.raises(MovedError, match="lost its epoch"):
                 await states
@@ -233,7 +233,7 @@ def test_an_epoch_that_is_lost_while_a_named_producer_is_admitted_redirects_its_
             )
             client.write(encode_frame(Api.OPEN, 2, 7, encode_message(ask)))
             await queue.begun.wait()
-            processor.fence(ObjectExistsError("somebody was here"))
+            processor.fence(ObjectExistsError("another process has this key"))
             queue.gate.set()
             frames = [await client.frame() for _ in range(3)]
             assert {(each.api, each.stream) for each in frames} == {

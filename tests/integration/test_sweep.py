@@ -12,10 +12,13 @@ import boto3
 
 import memq
 from memq.cli.run import run
+from memq.format.key import object_key
+from memq.governor.data_folder import cluster_of
 from memq_localstack.s3 import BUCKET
 from memq_localstack.servers import S3Server, Server
 from tests.processes import broker_processes
 from tests.servers import dev_server
+from tests.unit.bare_cluster import indexed
 
 OLD_S = 7_200
 
@@ -51,6 +54,35 @@ def test_a_data_folder_is_swept_by_the_only_process_that_uses_it(tmp_path: Path)
     assert named.exists()
     assert swept(*arguments) == []
     assert run(["sweep", "--data", str(tmp_path / "elsewhere")]) == 3, "the folder does not exist"
+
+
+def test_objects_whose_records_no_batch_has_are_kept_unless_the_operator_says_otherwise(tmp_path: Path) -> None:
+    with dev_server(tmp_path / "data") as server:
+        with memq.Producer(server.address) as producer:
+            producer.send("clicks", b"kept").result(timeout=60)
+        with memq.Admin(server.address) as admin:
+            topic = admin.topic("clicks").topic
+        server.kill()
+    later = server.data / "objects" / object_key(cluster_of(server.data), "clicks", topic.id, 0, 1, 7, 1_000)
+    later.parent.mkdir(parents=True)
+    later.write_bytes(indexed(topic, 0, number=7))  # of a producer that no pointer names
+    os.utime(later, (later.stat().st_mtime - OLD_S,) * 2)
+    arguments = ["--data", str(server.data), "--sweep-confirm-ms", "1s"]
+    for _ in range(2):
+        (found,) = swept(*arguments)
+        assert (found["kept"], found["new"], found["goes"]) == (True, False, False)
+    assert (
+        "1 object of"
+        in subprocess.run(
+            [sys.executable, "-m", "memq", "sweep", *arguments], capture_output=True, text=True, check=True, timeout=90
+        ).stderr
+    )
+    assert run(["sweep", "--data", str(server.data), "--unproven", "--pending"]) == 2
+    (found,) = swept(*arguments, "--unproven")
+    while not found["goes"]:
+        assert later.exists()
+        (found,) = swept(*arguments, "--unproven")
+    assert not later.exists()
 
 
 def test_a_cluster_is_swept_while_its_brokers_run(

@@ -53,12 +53,12 @@ class NamedLife:
             old.append(producer)
             cuts = self._rules.cuts()
             try:
-                stood = await producer.resume_points("t")
+                points = await producer.resume_points("t")
             except MemqError:  # the world is sick: the next one may come through
                 await asyncio.sleep(RETRY_S)
                 continue
-            self._rules.began(self._node.name, stood, cuts)
-            numbers, tag, draw = dict(stood), f"{self._life}.{self._instances}", self._node.random
+            self._rules.began(self._node.name, points, cuts)
+            numbers, tag, draw = dict(points), f"{self._life}.{self._instances}", self._node.random
             left -= await self._send(producer, numbers, min(left, draw.randint(3, 25)), tag)
             if draw.random() < GOES_ON_RATE:
                 self._watchers.append(asyncio.create_task(self._go_on(producer, numbers, tag)))

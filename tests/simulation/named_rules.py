@@ -44,7 +44,7 @@ class NamedRules:
         self._fail = fail
         self._names: dict[str, None] = {}
 
-    def began(self, name: str, stood: Mapping[int, int], cuts: int = 0) -> None:
+    def began(self, name: str, points: Mapping[int, int], cuts: int = 0) -> None:
         """An instance of `name` was notified where it continues, by write partition.
 
         It began to ask after so many `cuts`. If a log was cut meanwhile, the answer may be of the time before.
@@ -52,7 +52,7 @@ class NamedRules:
         self._names[name] = None
         if cuts != self.cuts():
             return
-        for partition, sequence in stood.items():
+        for partition, sequence in points.items():
             held = self._held(name, partition)
             if sequence != held:
                 self._fail(f"{name} goes on at {sequence} of partition {partition}, where {held} of its records are")

@@ -17,8 +17,8 @@ part that retention removes from a manifest.
 
 If a queue has lost pointers, objects without a pointer may be data. The sweep keeps and reports objects that a log does
 not account for (`memq.broker.upkeep.log_coverage`). It also keeps objects of a topic that only the queue knows: the
-coordinator may be an old backup, or one of another cluster. It also keeps objects whose records no batch of the log
-has (`memq.broker.upkeep.unproven_objects`), until retention has trimmed the log after their epoch.
+coordinator may be an old backup, or one of another cluster. Objects whose records no batch of the log has stay until
+retention has trimmed the older pointers (`memq.broker.upkeep.unproven_objects`).
 """
 
 from __future__ import annotations
