@@ -264,7 +264,8 @@ class SendBuffer:
         return rest
 
     def _put_many_by(self, route: Route, many: RecordColumns, delivered: list[Any]) -> RecordColumns | None:
-        if len(many.values) > _CHUNK_RECORDS:
+        divided = many.keys is not None and len(route.buffers) > 1
+        if divided or len(many.values) > _CHUNK_RECORDS:
             _check_sizes(route, many)  # else it is done, before anything is taken, with the only chunk
         if many.keys is None:
             done = self._put_column(route, None, many, delivered)
@@ -273,7 +274,6 @@ class SendBuffer:
             done = self._put_column(route, route.buffers[0], many, delivered)
             rest = range(done, len(many.values))
         else:
-            _check_sizes(route, many)  # before the first partition takes any
             return self._put_by_place(route, many, many.keys, delivered)
         return many.pick(rest) if rest else None
 
