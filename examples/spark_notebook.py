@@ -20,7 +20,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import memq
 from memq.spark.pipelines.__main__ import pipelines
-from memq.spark.pipelines.topic_files import place_of_text, read_files
+from memq.spark.pipelines.topic_files import location_of_text, read_files
 from memq_localstack.java import spark_environment
 
 ended = ExitStack()
@@ -77,7 +77,7 @@ print(f"stream: {micro_batches} micro-batches, equal to the batch: {followed == 
 # %% Compact: Parquet files by date and hour, under a manifest; pipelines run in the session that is there
 files = str(folder / "files")
 pipelines.main(["compact", "orders", "-b", address, "--unsettled", "--to", files], standalone_mode=False)
-compacted = read_files(spark, place_of_text(files))
+compacted = read_files(spark, location_of_text(files))
 print(f"compact: {compacted.count():,} records of {compacted.select('key').distinct().count()} customers in files")
 
 # %% Audit: what was sent, and what of it is there

@@ -36,21 +36,21 @@ def compaction_figures(scene: Scene, options: Options) -> list[Figure]:
     ]
 
 
-def _compact(scene: Scene, place: str) -> None:
+def _compact(scene: Scene, folder: str) -> None:
     from memq.spark.options import read_options
     from memq.spark.pipelines.to_files import write_files
-    from memq.spark.pipelines.topic_files import place_of_text
+    from memq.spark.pipelines.topic_files import location_of_text
 
     options = read_options({"brokers": scene.address, "topics": COMPACTED})
-    manifest = write_files(scene.spark, options, place_of_text(place), settled=False)
+    manifest = write_files(scene.spark, options, location_of_text(folder), settled=False)
     assert manifest.records == scene.records, f"{manifest.records} records of {scene.records}"
 
 
-def _partition(scene: Scene, place: str) -> None:
+def _partition(scene: Scene, folder: str) -> None:
     params = {"brokers": scene.address, "topics": COMPACTED}
     frame = scene.spark.read.format("memq").options(**params).load()
     hours = frame.selectExpr("*", "cast(timestamp AS DATE) AS date", "hour(timestamp) AS hour")
-    hours.write.partitionBy("date", "hour").parquet(place, compression="zstd")
+    hours.write.partitionBy("date", "hour").parquet(folder, compression="zstd")
 
 
 def _small_topics(scene: Scene, count: int) -> list[str]:

@@ -71,8 +71,8 @@ async def find_topic(queue: TopicFinder, name: str) -> list[ReadPartition]:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicPlace:
-    """A topic: its settings, and its read partitions with the write partitions of each."""
+class SparkTopic:
+    """A topic of a job: its settings, and its read partitions with the write partitions of each."""
 
     name: str
     id: str
@@ -81,8 +81,8 @@ class TopicPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class CompactorPlace:
-    """For compaction: the cluster's name, its first store, and the queue that pointers leave."""
+class CompactionAccess:
+    """The needs of compaction: the cluster's name, its first store, and the queue that pointers leave."""
 
     cluster: str
     store: str
@@ -94,17 +94,17 @@ class Access:
     """The open connections to a cluster, for one event loop."""
 
     queue: PointerReader
-    topics: Mapping[str, TopicPlace]
+    topics: Mapping[str, SparkTopic]
     urls: StoreUrls
     fetcher: BatchFetcher  # reads the indexes of those few batches whose pointers don't name all their producers
     groups: Groups
     runtime: Runtime
-    compactor: CompactorPlace | None = None  # brokers alone know the settings that it goes by
+    compactor: CompactionAccess | None = None  # brokers alone know the settings that it goes by
     pool: LinkPool | None = None  # the connections to them
     owners: OwnerRequests | None = None  # none when the queue is read without brokers
 
     @property
-    def places(self) -> OffsetResolver:
+    def resolver(self) -> OffsetResolver:
         """Resolves positions and ends of the queue."""
         return OffsetResolver(self.queue, owner_spans=self._owner_spans if self.owners is not None else None)
 
@@ -131,15 +131,15 @@ async def _through_broker(options: ReadOptions, runtime: Runtime) -> AsyncIterat
     stores: TaskStores | None = None
     try:
         await pool.reach(CONNECT_TIMEOUT_MS / 1000)
-        topics: dict[str, TopicPlace] = {}
+        topics: dict[str, SparkTopic] = {}
         for name in options.topics:
             topic = (await metadata.topic(name, timeout_s=TOPIC_S_MAX)).topic
             writers = {partition: topic.writers_of(partition) for partition in read_partitions(topic)}
-            topics[name] = TopicPlace(name, topic.id, topic.settings, writers)
+            topics[name] = SparkTopic(name, topic.id, topic.settings, writers)
         urls = StoreUrls.of(options, {store.name: store.url for store in metadata.stores})
         stores = TaskStores(urls, runtime)
         queue = RemoteQueue(ask)
-        place = CompactorPlace(metadata.cluster, metadata.stores[0].name, queue)
+        compactor = CompactionAccess(metadata.cluster, metadata.stores[0].name, queue)
         confirmed = ConfirmedReads(EventLog(runtime.clock), missing_s=options.missing_s)
         yield Access(
             queue,
@@ -148,7 +148,7 @@ async def _through_broker(options: ReadOptions, runtime: Runtime) -> AsyncIterat
             BatchFetcher("auto", ask.read, stores.open_here, confirmed),
             queue,
             runtime,
-            place,
+            compactor,
             pool,
             OwnerRequests(runtime, pool, metadata, OWNERS_S_MAX),
         )
@@ -159,10 +159,10 @@ async def _through_broker(options: ReadOptions, runtime: Runtime) -> AsyncIterat
         await pool.close()
 
 
-async def _cluster_of(queue: PointerReader, topics: Iterable[TopicPlace]) -> str:
-    """Return the cluster's name, which pointers have.
+async def _cluster_of(queue: PointerReader, topics: Iterable[SparkTopic]) -> str:
+    """Return the cluster's name from the first pointer in the queue.
 
-    "" when there are none: then none have left the queue, either.
+    "" if the queue has no pointer; then compaction has not removed any from it.
     """
     for topic in topics:
         for partition in topic.partitions:
@@ -176,16 +176,19 @@ async def _cluster_of(queue: PointerReader, topics: Iterable[TopicPlace]) -> str
 
 @asynccontextmanager
 async def _through_queue(options: ReadOptions, runtime: Runtime) -> AsyncIterator[Access]:
-    """Without a broker the topics' settings are unknown: defaults hold, each partition is a writer."""
+    """Read the queue without a broker.
+
+    Topic settings are unknown without one, so defaults apply, and each partition is a writer.
+    """
     queue = open_queue(options, runtime)
     urls = StoreUrls.of(options, {})
     stores = TaskStores(urls, runtime)
     try:
-        topics: dict[str, TopicPlace] = {}
+        topics: dict[str, SparkTopic] = {}
         for name in options.topics:
             partitions = await find_topic(queue, name)
             writers = {partition: [partition.partition] for partition in partitions}
-            topics[name] = TopicPlace(name, partitions[0].topic_id, TopicSettings(), writers)
+            topics[name] = SparkTopic(name, partitions[0].topic_id, TopicSettings(), writers)
         cluster = await _cluster_of(queue, topics.values())
         files = ManifestFiles(cluster, stores.open(ANY)) if cluster else None
         pointers = CompactedLogReader(queue, files, runtime.clock) if files is not None else queue

@@ -39,7 +39,7 @@ DEFAULT_COLUMNS = tuple(name for name in COLUMNS if name not in ("damage", "orph
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MISSING_S = 30  # as long as a consumer that passes over damage asks
 _NUMBER = re.compile(r"[0-9]{1,16}\Z")  # `isdigit` takes "²", and `int` no text of over 4,300 digits
-_PLACED = re.compile(r"(?:(?P<topic>[^=,]+)=)?(?P<position>\d+:\d+:\d+(?::[0-9a-f]{8})?)\Z")
+_POSITION = re.compile(r"(?:(?P<topic>[^=,]+)=)?(?P<position>\d+:\d+:\d+(?::[0-9a-f]{8})?)\Z")
 
 DESCRIPTIONS = {
     "brokers": "HOST:PORT of a broker, several with commas: they know topics, pointers and stores; else MEMQ_BROKERS",
@@ -81,7 +81,7 @@ def table_ddl(columns: tuple[str, ...], fields: str) -> str:
 
 
 def fields_at(names: Sequence[str], columns: tuple[str, ...], fields: str) -> range:
-    """Return the places of the decoded fields in `names`, the columns of a table of `table_ddl`.
+    """Return the indexes of the decoded fields in `names`, the columns of a table of `table_ddl`.
 
     A field may be called `value`, which it replaces, or like a column that is not read. Raises: InvalidSettingError for
     a field with the name of another column (Spark ignores the case of letters), and for a different table.
@@ -248,12 +248,12 @@ def _columns(text: str) -> tuple[str, ...]:
 
 
 def _point(name: str, text: str, topics: tuple[str, ...]) -> Point:
-    """Read a place: a word, a time, or positions."""
+    """Read a start or end: a word, a time, or positions."""
     if text in ("beginning", "end"):
         return text
-    parts = [_PLACED.match(part.strip()) for part in text.split(",")]
+    parts = [_POSITION.match(part.strip()) for part in text.split(",")]
     if all(parts):
-        return dict(_placed(name, part, topics) for part in parts if part is not None)
+        return dict(_position(name, part, topics) for part in parts if part is not None)
     if _NUMBER.match(text):
         return parse_unix_ms(text)
     try:
@@ -262,13 +262,13 @@ def _point(name: str, text: str, topics: tuple[str, ...]) -> Point:
         time = None
     if time is None or time.tzinfo is None:
         raise InvalidSettingError(
-            f"option '{name}' = '{text[:60]}' is no place",
+            f"option '{name}' = '{text[:60]}' is neither a position nor a time",
             hint="write beginning, end, 2026-01-31T12:00:00Z, epoch milliseconds, or positions such as 0:17:3",
         )
     return (time - _EPOCH) // timedelta(milliseconds=1)
 
 
-def _placed(name: str, part: re.Match[str], topics: tuple[str, ...]) -> tuple[tuple[str, int], Position]:
+def _position(name: str, part: re.Match[str], topics: tuple[str, ...]) -> tuple[tuple[str, int], Position]:
     topic = (part["topic"] or "").strip() or (topics[0] if len(topics) == 1 else "")
     if topic not in topics:
         raise InvalidSettingError(

@@ -1,7 +1,7 @@
 """Positions of a stream in Spark's checkpoint, and the end of the next micro-batch. Pure.
 
-Spark compares offsets as text, so equal positions must have equal text. Each place includes the number of records and
-bytes before it. So the difference of two offsets is the lag in the query's progress.
+Spark compares offsets as text, so equal positions must have equal text. Each position includes the records and bytes
+before it. So the difference between two offsets is the lag in the query's progress.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from memq.format.pointer import Pointer, pointer_mark
 from memq.topic import Position, ReadPartition, Totals
 
 
-class StreamPlace(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A place in one read partition: next pointer, next record in it, and records and bytes before it.
+class StreamPosition(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The next pointer and next record of one read partition, and the records and bytes before them.
 
-    `mark` is that of the last pointer before it (`Position`); a checkpoint of an earlier release has none.
+    `mark` is the mark of the last pointer before it (`Position`); a checkpoint of an earlier release has none.
     """
 
     offset: int
@@ -30,57 +30,59 @@ class StreamPlace(msgspec.Struct, frozen=True, omit_defaults=True):
     bytes: int = 0
     mark: int = 0
 
-    def position(self, partition: ReadPartition) -> Position:
-        """Return the place as a position."""
+    def in_partition(self, partition: ReadPartition) -> Position:
+        """Return the position in `partition`, without the records and bytes before it."""
         return Position(partition.partition, self.offset, self.index, self.mark)
 
     @classmethod
-    def of(cls, position: Position, totals: Totals) -> StreamPlace:
-        """Return the place of a position, given the totals before its pointer."""
+    def of(cls, position: Position, totals: Totals) -> StreamPosition:
+        """Return a position with the totals before it, given those before its pointer."""
         records = totals.records + position.record_index
         return cls(position.pointer_offset, position.record_index, records, totals.bytes, position.mark)
 
 
-class TopicPlaces(msgspec.Struct, frozen=True):
-    """Places in one topic; `id` distinguishes it from a later topic of the same name."""
+class TopicPositions(msgspec.Struct, frozen=True):
+    """Positions in one topic; `id` distinguishes it from a later topic of the same name."""
 
     id: str
-    partitions: dict[int, StreamPlace]
+    partitions: dict[int, StreamPosition]
 
 
-Places = dict[ReadPartition, StreamPlace]
+StreamPositions = dict[ReadPartition, StreamPosition]
 
 
-def encode_offsets(places: Places) -> dict[str, Any]:
+def encode_offsets(positions: StreamPositions) -> dict[str, Any]:
     """Return the JSON text for Spark's checkpoint."""
-    topics: dict[str, TopicPlaces] = {}
-    for partition, place in sorted(places.items()):
-        topics.setdefault(partition.topic, TopicPlaces(partition.topic_id, {})).partitions[partition.partition] = place
+    topics: dict[str, TopicPositions] = {}
+    for partition, position in sorted(positions.items()):
+        topics.setdefault(partition.topic, TopicPositions(partition.topic_id, {})).partitions[partition.partition] = (
+            position
+        )
     encoded: dict[str, Any] = msgspec.to_builtins(topics, str_keys=True)
     return encoded
 
 
-def decode_offsets(offsets: Mapping[str, Any], partitions: list[ReadPartition]) -> Places:
-    """Return the places of `partitions` in a checkpoint.
+def decode_offsets(offsets: Mapping[str, Any], partitions: list[ReadPartition]) -> StreamPositions:
+    """Return the positions of `partitions` in a checkpoint.
 
     Raises: InvalidRequestError if the checkpoint is of other topics: it belongs to one set of topics.
     """
     try:
-        topics = msgspec.convert(offsets, dict[str, TopicPlaces], strict=False)
+        topics = msgspec.convert(offsets, dict[str, TopicPositions], strict=False)
     except msgspec.ValidationError as error:
         raise InvalidRequestError(f"offset {str(offsets)[:120]} can't be read: {error}") from error
-    places: Places = {}
+    positions: StreamPositions = {}
     for partition in partitions:
         topic = topics.get(partition.topic)
         if topic is None or topic.id != partition.topic_id or partition.partition not in topic.partitions:
             known = {name: topic.id for name, topic in topics.items()}
             raise InvalidRequestError(
-                f"the checkpoint is of topics {known}, and has no place in partition {partition.partition} of "
+                f"the checkpoint is of topics {known}, and has no position in partition {partition.partition} of "
                 f"'{partition.topic}' with id {partition.topic_id}",
                 hint="use another checkpointLocation for other topics, or for one that was created again",
             )
-        places[partition] = topic.partitions[partition.partition]
-    return places
+        positions[partition] = topic.partitions[partition.partition]
+    return positions
 
 
 @dataclass(slots=True)
@@ -89,20 +91,20 @@ class Admission:
 
     records_max: int | None
     bytes_max: int | None
-    places: Places
+    positions: StreamPositions
     full: bool = False
     _records: int = field(default=0, init=False)
     _bytes: int = field(default=0, init=False)
 
     def take(self, partition: ReadPartition, offset: int, pointer: Pointer | MemqError) -> None:
         """Add the next pointer, in a fair order of partitions, or the part of its batch that fits."""
-        place = self.places[partition]
+        position = self.positions[partition]
         mark = pointer_mark(pointer) if isinstance(pointer, Pointer) else 0
-        behind = StreamPlace(offset + 1, 0, place.records, place.bytes, mark)
+        behind = StreamPosition(offset + 1, 0, position.records, position.bytes, mark)
         if not isinstance(pointer, Pointer) or pointer.kind != "data":
-            self.places[partition] = behind
+            self.positions[partition] = behind
             return
-        low = place.index if offset == place.offset else 0
+        low = position.index if offset == position.offset else 0
         records, size = pointer.records - low, pointer.locations[0].length
         if self.bytes_max is not None and self._bytes and self._bytes + size > self.bytes_max:
             self.full = True
@@ -111,12 +113,14 @@ class Admission:
         if room < records:
             self.full = True
             if room > 0:
-                self.places[partition] = StreamPlace(offset, low + room, place.records + room, place.bytes, mark)
+                self.positions[partition] = StreamPosition(
+                    offset, low + room, position.records + room, position.bytes, mark
+                )
             return
         self._records += records
         self._bytes += size
-        self.places[partition] = msgspec.structs.replace(
-            behind, records=place.records + records, bytes=place.bytes + size
+        self.positions[partition] = msgspec.structs.replace(
+            behind, records=position.records + records, bytes=position.bytes + size
         )
 
 
@@ -146,8 +150,8 @@ def _totals(offset: object) -> tuple[int, int]:
     while isinstance(offset, str):
         offset = json.loads(offset)
     try:
-        topics = msgspec.convert(offset, dict[str, TopicPlaces], strict=False)
+        topics = msgspec.convert(offset, dict[str, TopicPositions], strict=False)
     except msgspec.ValidationError:
         return 0, 0
-    places = [place for topic in topics.values() for place in topic.partitions.values()]
-    return sum(place.records for place in places), sum(place.bytes for place in places)
+    positions = [position for topic in topics.values() for position in topic.partitions.values()]
+    return sum(position.records for position in positions), sum(position.bytes for position in positions)

@@ -29,13 +29,13 @@ from memq.notification import Entry
 from memq.runtime.clock import backoff_s
 from memq.runtime.network import format_address
 from memq.runtime.runtime import Runtime
-from memq.spark.access import Access, TopicPlace, open_access
+from memq.spark.access import Access, SparkTopic, open_access
 from memq.spark.options import ReadOptions
-from memq.spark.read.batch_reader import Stretch, check_positions, parts_of, place_of, plan_of
+from memq.spark.read.batch_reader import Stretch, check_positions, parts_of, plan_of, position_of
 from memq.spark.read.planner import BatchPart, PartitionPlan, Split, TaskAudit, TaskRange, stretches_of
 from memq.spark.read.pruning import ReadFilter
 from memq.spark.read.task import read_task, settings_of, splits_of
-from memq.spark.stream_offsets import Admission, Places, StreamPlace, decode_offsets, encode_offsets
+from memq.spark.stream_offsets import Admission, StreamPosition, StreamPositions, decode_offsets, encode_offsets
 from memq.topic import Position, ReadPartition
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class StreamReport:
     as processed. The tasks report the records (`TaskReport`); the auditor judges tasks that reported nothing.
     """
 
-    def __init__(self, name: str, pool: LinkPool, topics: Mapping[str, TopicPlace], runtime: Runtime) -> None:
+    def __init__(self, name: str, pool: LinkPool, topics: Mapping[str, SparkTopic], runtime: Runtime) -> None:
         self._topics = topics
         self._at: dict[ReadPartition, Position] = {}
         self._pool = pool
@@ -68,14 +68,14 @@ class StreamReport:
         """Interval in ms at which the cluster wants reports; 0: no reports."""
         return self._pool.audit_ms
 
-    async def note_checkpoint(self, places: Places, reason: BeginReason) -> None:
-        """Note the checkpoint's position `places`; a new partition begins there.
+    async def note_checkpoint(self, positions: StreamPositions, reason: BeginReason) -> None:
+        """Note the checkpoint's positions; a new partition begins there.
 
         Progress is reported at once, because Spark ends this process without notice when all records are read.
         """
         came = False
-        for partition, place in places.items():
-            position, before = place.position(partition), self._at.get(partition)
+        for partition, stored in positions.items():
+            position, before = stored.in_partition(partition), self._at.get(partition)
             if position == before:
                 continue
             self._at[partition] = position
@@ -111,8 +111,8 @@ class TopicStream:
         self._runtime = runtime
         self._stack = AsyncExitStack()
         self._access: Access | None = None
-        self._ends: dict[ReadPartition, StreamPlace] | None = None
-        self._plans: dict[ReadPartition, tuple[StreamPlace, PartitionPlan]] = {}
+        self._ends: dict[ReadPartition, StreamPosition] | None = None
+        self._plans: dict[ReadPartition, tuple[StreamPosition, PartitionPlan]] = {}
         self._report: StreamReport | None = None
         self._begins: BeginReason = "stored"
 
@@ -127,16 +127,18 @@ class TopicStream:
         if the log was cut before `start` and has grown again; InvalidRequestError for the offsets of other topics.
         """
 
-        async def latest(access: Access) -> Places:
-            places = decode_offsets(start, _partitions(access))
-            await self._report_checkpoint(places)
-            ends = self._ends or await self._found_ends(access, places)
-            for partition, place in places.items():
-                await self._check_expired(access, partition, place)
-            await _check_marks(access, places)
+        async def latest(access: Access) -> StreamPositions:
+            positions = decode_offsets(start, _partitions(access))
+            await self._report_checkpoint(positions)
+            ends = self._ends or await self._found_ends(access, positions)
+            for partition, position in positions.items():
+                await self._check_expired(access, partition, position)
+            await _check_marks(access, positions)
             if limit == MicroBatchLimit():
-                return {partition: max(place, ends[partition], key=_order) for partition, place in places.items()}
-            return await self._admit(access, places, ends, limit)
+                return {
+                    partition: max(position, ends[partition], key=_order) for partition, position in positions.items()
+                }
+            return await self._admit(access, positions, ends, limit)
 
         return encode_offsets(await self._tried(latest))
 
@@ -157,10 +159,12 @@ class TopicStream:
             await self._report_checkpoint(first)
             await _check_marks(access, first)
             await _check_marks(access, last)
-            for partition, place in first.items():
-                if place.position(partition) < last[partition].position(partition):
-                    parts[partition] = [part async for part in self._parts(access, partition, place, last[partition])]
-                    await self._check_expired(access, partition, place)  # retention may delete during the read
+            for partition, position in first.items():
+                if position.in_partition(partition) < last[partition].in_partition(partition):
+                    parts[partition] = [
+                        part async for part in self._parts(access, partition, position, last[partition])
+                    ]
+                    await self._check_expired(access, partition, position)  # retention may delete during the read
             settings = settings_of(self._options, access.urls, _WANTED)
             splits = splits_of([part for found in parts.values() for part in found], self._options, settings)
             self._let_report(access, splits, parts, first, last)
@@ -195,17 +199,17 @@ class TopicStream:
                 delay = backoff_s(self._runtime.random, tries, base_s=_RETRY_S_BASE, most_s=_RETRY_S_MOST)
                 await asyncio.sleep(delay)
 
-    async def _initial(self, access: Access) -> Places:
+    async def _initial(self, access: Access) -> StreamPositions:
         self._begins = "start"
         check_positions(access, self._options)
-        places: Places = {}
+        positions: StreamPositions = {}
         for topic in access.topics.values():
             for partition, writers in topic.partitions.items():
-                start = await place_of(access, topic, partition, self._options.start, "beginning")
-                totals = await access.places.totals_before(partition, start.pointer_offset, topic.settings, writers)
-                start = replace(start, mark=await access.places.checked_mark(partition, start))
-                places[partition] = StreamPlace.of(start, totals)
-        return places
+                start = await position_of(access, topic, partition, self._options.start, "beginning")
+                totals = await access.resolver.totals_before(partition, start.pointer_offset, topic.settings, writers)
+                start = replace(start, mark=await access.resolver.checked_mark(partition, start))
+                positions[partition] = StreamPosition.of(start, totals)
+        return positions
 
     # ---- the audit -----------------------------------------------------------------------------------
 
@@ -214,68 +218,70 @@ class TopicStream:
             return None
         return StreamReport(self._options.audit_name, access.pool, access.topics, self._runtime)
 
-    async def _report_checkpoint(self, places: Places) -> None:
+    async def _report_checkpoint(self, positions: StreamPositions) -> None:
         if self._report is not None:
-            await self._report.note_checkpoint(places, self._begins)
+            await self._report.note_checkpoint(positions, self._begins)
 
     def _let_report(
         self,
         access: Access,
         splits: Sequence[Split],
         parts: Mapping[ReadPartition, Sequence[BatchPart]],
-        first: Places,
-        last: Places,
+        first: StreamPositions,
+        last: StreamPositions,
     ) -> None:
         """Give the tasks their reporting data, if reports are wanted."""
         if self._report is None or not self._report.interval_ms:
             return
-        places = {
+        ranges = {
             partition: TaskRange(
                 partition,
                 tuple(access.topics[partition.topic].partitions[partition]),
-                first[partition].position(partition),
-                last[partition].position(partition),
+                first[partition].in_partition(partition),
+                last[partition].in_partition(partition),
             )
             for partition in parts
         }
         homes = (partition for partition, found in parts.items() for _ in found)
         brokers = tuple(format_address(address) for address in bootstrap_addresses(self._options.brokers))
-        for split, stretches in zip(splits, stretches_of(splits, homes, places), strict=True):
+        for split, stretches in zip(splits, stretches_of(splits, homes, ranges), strict=True):
             split.audit = TaskAudit(self._options.audit_name, brokers, self._report.interval_ms, stretches)
 
-    # ---- places --------------------------------------------------------------------------------------
+    # ---- positions -----------------------------------------------------------------------------------
 
-    async def _found_ends(self, access: Access, known: Places) -> Places:
-        """Return the ends now; of a partition in which nothing is new the place that is `known`."""
-        ends: Places = {}
+    async def _found_ends(self, access: Access, known: StreamPositions) -> StreamPositions:
+        """Return the present ends; for a partition without new pointers, its position in `known`."""
+        ends: StreamPositions = {}
         for topic in access.topics.values():
             for partition, writers in topic.partitions.items():
-                end = (await access.places.span(partition)).end
-                place = known.get(partition)
-                if place is not None and (place.offset, place.index) >= (end, 0):
-                    ends[partition] = place
+                end = (await access.resolver.span(partition)).end
+                position = known.get(partition)
+                if position is not None and (position.offset, position.index) >= (end, 0):
+                    ends[partition] = position
                 else:
-                    totals = await access.places.totals_before(partition, end, topic.settings, writers)
-                    mark = await access.places.checked_mark(partition, Position(partition.partition, end))
-                    ends[partition] = StreamPlace(end, 0, totals.records, totals.bytes, mark)
+                    totals = await access.resolver.totals_before(partition, end, topic.settings, writers)
+                    mark = await access.resolver.checked_mark(partition, Position(partition.partition, end))
+                    ends[partition] = StreamPosition(end, 0, totals.records, totals.bytes, mark)
         return ends
 
-    async def _check_expired(self, access: Access, partition: ReadPartition, place: StreamPlace) -> None:
-        begin = (await access.places.span(partition)).begin
-        if begin <= place.offset or self._options.skip_expired:
+    async def _check_expired(self, access: Access, partition: ReadPartition, position: StreamPosition) -> None:
+        begin = (await access.resolver.span(partition)).begin
+        if begin <= position.offset or self._options.skip_expired:
             return
         topic = access.topics[partition.topic]
-        before = await access.places.totals_before(partition, begin, topic.settings, topic.partitions[partition])
-        if before.records != place.records:  # else retention took pointers without records
-            lost = max(0, before.records - place.records)
-            raise expired_error(partition, place.position(partition), begin, lost)
+        before = await access.resolver.totals_before(partition, begin, topic.settings, topic.partitions[partition])
+        if before.records != position.records:  # else retention took pointers without records
+            lost = max(0, before.records - position.records)
+            raise expired_error(partition, position.in_partition(partition), begin, lost)
 
-    async def _admit(self, access: Access, places: Places, ends: Places, limit: MicroBatchLimit) -> Places:
+    async def _admit(
+        self, access: Access, positions: StreamPositions, ends: StreamPositions, limit: MicroBatchLimit
+    ) -> StreamPositions:
         """Take pointers of all partitions, the oldest first, until the limit is reached."""
-        admission = Admission(limit.records_max, limit.bytes_max, dict(places))
+        admission = Admission(limit.records_max, limit.bytes_max, dict(positions))
         streams = {
-            partition: _entries(access, partition, place.offset, ends[partition].offset)
-            for partition, place in places.items()
+            partition: _entries(access, partition, position.offset, ends[partition].offset)
+            for partition, position in positions.items()
         }
         heads: list[tuple[int, ReadPartition, Entry]] = []
         for partition, stream in streams.items():
@@ -286,13 +292,13 @@ class TopicStream:
             await _push_next(heads, partition, streams[partition])
         for stream in streams.values():
             await stream.aclose()
-        return admission.places
+        return admission.positions
 
     async def _parts(
-        self, access: Access, partition: ReadPartition, first: StreamPlace, last: StreamPlace
+        self, access: Access, partition: ReadPartition, first: StreamPosition, last: StreamPosition
     ) -> AsyncIterator[BatchPart]:
         """Yield what is to be read; the window before is not read again where the last plan ended."""
-        stretch = Stretch(partition, first.position(partition), last.position(partition))
+        stretch = Stretch(partition, first.in_partition(partition), last.in_partition(partition))
         behind, plan = self._plans.pop(partition, (None, None))
         seen = plan is not None and behind == first and not first.index
         if plan is None or not seen:
@@ -304,18 +310,18 @@ class TopicStream:
         self._plans[partition] = last, plan
 
 
-def _order(place: StreamPlace) -> tuple[int, int]:
-    return place.offset, place.index
+def _order(position: StreamPosition) -> tuple[int, int]:
+    return position.offset, position.index
 
 
-async def _check_marks(access: Access, places: Places) -> None:
-    """Check that the log of each partition still has the last pointer before its place.
+async def _check_marks(access: Access, positions: StreamPositions) -> None:
+    """Check that the log of each partition still has the last pointer before its position.
 
-    Raises: PositionLostError if it was cut and has grown again; QueueError while it ends before the place.
+    Raises: PositionLostError if the log was cut and has grown again; QueueError if it ends before the position.
     """
-    for partition, place in places.items():
-        if place.mark:
-            await access.places.checked_mark(partition, place.position(partition))
+    for partition, position in positions.items():
+        if position.mark:
+            await access.resolver.checked_mark(partition, position.in_partition(partition))
 
 
 def _partitions(access: Access) -> list[ReadPartition]:
@@ -323,7 +329,7 @@ def _partitions(access: Access) -> list[ReadPartition]:
 
 
 async def _entries(access: Access, partition: ReadPartition, first: int, end: int) -> AsyncGenerator[Entry, None]:
-    async for entries in access.places.pages(partition, first, end):
+    async for entries in access.resolver.pages(partition, first, end):
         for entry in entries:
             yield entry
 

@@ -133,8 +133,8 @@ def test_a_stream_reports_what_its_tasks_have_read_and_how_far_its_checkpoint_is
     assert {report.name for report in heard.reports if report.kind in ("spark-task", "spark-reader")} == {STREAM}
     begins = {(part.partition, begin.at, begin.reason) for part in heard.parts("spark-reader") for begin in part.begins}
     assert begins == {(0, "0:0:0", "start"), (1, "1:0:0", "start")}
-    last = {number: max(map(Position.parse, places)) for number, places in committed(heard).items()}
-    ends = {number: Position(number, place["offset"]) for number, place in places_of(job.at).items()}
+    last = {number: max(map(Position.parse, positions)) for number, positions in committed(heard).items()}
+    ends = {number: Position(number, position["offset"]) for number, position in positions_of(job.at).items()}
     assert last == ends, "the checkpoint of the last question"
     for number, end in ends.items():
         stretches = sorted(stretches_of(heard, number))
@@ -142,8 +142,8 @@ def test_a_stream_reports_what_its_tasks_have_read_and_how_far_its_checkpoint_is
         assert all(before[1] == after[0] for before, after in itertools.pairwise(stretches))
 
 
-def places_of(offsets: dict[str, Any]) -> dict[int, dict[str, int]]:
-    return {int(number): place for number, place in offsets["clicks"]["partitions"].items()}
+def positions_of(offsets: dict[str, Any]) -> dict[int, dict[str, int]]:
+    return {int(number): position for number, position in offsets["clicks"]["partitions"].items()}
 
 
 def committed(heard: ReceivedReports) -> dict[int, list[str]]:

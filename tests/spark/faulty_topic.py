@@ -105,22 +105,22 @@ def inject_faults(folder: Path, seed: int) -> FaultyTopic:
 
 async def _fill(made: FaultyTopic, draw: random.Random) -> None:
     queue, store = SqliteQueue(made.queue, SystemClock()), FilesystemHandler(made.store, made.store)
-    places = [ReadPartition(TOPIC.name, TOPIC.id, number) for number in range(PARTITIONS)]
-    await queue.create(places, 30_000)
+    partitions = [ReadPartition(TOPIC.name, TOPIC.id, number) for number in range(PARTITIONS)]
+    await queue.create(partitions, 30_000)
     try:
-        for place in places:
-            batches = list(_drawn(place.partition, draw))
+        for partition in partitions:
+            batches = list(_drawn(partition.partition, draw))
             ends = [producer for producer in range(1, PRODUCERS + 1) if draw.random() < 0.7]
             made.truth.update(_truth(batches, ends))
-            log = _log(place.partition, batches, ends)
-            if place.partition == 0:
+            log = _log(partition.partition, batches, ends)
+            if partition.partition == 0:
                 made.processed = _processed([batch for _, batch in log[:GROUP_OFFSET]])
             for minute, report in log:
                 named = await _stored(store, report) if isinstance(report, Batch) else report
                 time_ms = NOW_MS + minute * MINUTE_MS
                 # the queue's own rule, for one epoch, so that older ones of the pointers may land late
-                await queue.publish(Publication(place, place.partition, 1, time_ms, encode_pointer(named)))
-        await queue.commit(GROUP, "", -1, {places[0]: Committed(Position(0, GROUP_OFFSET))})
+                await queue.publish(Publication(partition, partition.partition, 1, time_ms, encode_pointer(named)))
+        await queue.commit(GROUP, "", -1, {partitions[0]: Committed(Position(0, GROUP_OFFSET))})
     finally:
         await store.close()
         await queue.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 import memq
-from memq.spark.pipelines.topic_files import place_of_text, read_files
+from memq.spark.pipelines.topic_files import location_of_text, read_files
 from tests.servers import DevServer
 
 START_MS = 1_767_225_600_000
@@ -30,5 +30,5 @@ def produce(broker: DevServer, topic: str, numbers: Sequence[int]) -> None:
 
 
 def numbers_in(spark: SparkSession, folder: Path) -> list[int]:
-    rows = read_files(spark, place_of_text(str(folder))).select("value").collect()
+    rows = read_files(spark, location_of_text(str(folder))).select("value").collect()
     return sorted(int(bytes(row.value).split()[0]) for row in rows)

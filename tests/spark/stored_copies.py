@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from pyspark.sql import DataFrame, SparkSession
 
 from memq.spark.pipelines.__main__ import pipelines
-from memq.spark.pipelines.topic_files import place_of_text, read_files
+from memq.spark.pipelines.topic_files import location_of_text, read_files
 from tests.spark.streams import run_to_end
 from tests.spark.topics import make_topic, read
 
@@ -65,7 +65,7 @@ def piped_copies(
         url = bucket.replace("?", f"/{name}?")
         for _ in range(2):
             run(name, topic, *by_queue, *more, "--to", url)
-        yield name, read_files(spark, place_of_text(url, config))
+        yield name, read_files(spark, location_of_text(url, config))
 
 
 def run(*words: str) -> str:

@@ -14,7 +14,7 @@ from memq.spark.pipelines.__main__ import pipelines
 from memq.spark.pipelines.backfill import backfill, backfill_files
 from memq.spark.pipelines.inputs import options_of
 from memq.spark.pipelines.spread import Batches
-from memq.spark.pipelines.topic_files import manifest_of, place_of_text
+from memq.spark.pipelines.topic_files import location_of_text, manifest_of
 from tests.servers import DevServer
 from tests.spark.produced import numbers_in, produce
 from tests.spark.topics import left_of
@@ -42,10 +42,10 @@ def test_files_get_what_a_group_has_not_read(spark: SparkSession, broker: DevSer
     assert left_of(broker, "files") == 0
     produce(broker, "backfilled", range(400, 450))
     with memq.Admin(broker.address) as admin:  # as if a run had been killed before its commits
-        began = manifest_of(place_of_text(str(folder))).starts
-        admin.reset_group("files", "backfilled", {("backfilled", each): place for each, place in began.items()})
+        began = manifest_of(location_of_text(str(folder))).starts
+        admin.reset_group("files", "backfilled", {("backfilled", each): position for each, position in began.items()})
     options = options_of("backfilled", broker.address, [])[1]
-    backfill_files(spark, options, "files", place_of_text(str(folder)))
+    backfill_files(spark, options, "files", location_of_text(str(folder)))
     assert numbers_in(spark, folder) == sorted({*range(450)} - read)
     assert left_of(broker, "files") == 0
 
@@ -54,16 +54,16 @@ def test_files_that_begin_behind_a_group_are_refused(spark: SparkSession, broker
     """The group was moved to the end of the files, and never got the records before their beginning."""
     produce(broker, "begun", range(400))
     read = consume_some(broker, "begun", "first")
-    place = place_of_text(str(tmp_path / "files"))
+    location = location_of_text(str(tmp_path / "files"))
     options = options_of("begun", broker.address, [])[1]
-    assert backfill_files(spark, options, "first", place).records == 400 - len(read)
+    assert backfill_files(spark, options, "first", location).records == 400 - len(read)
     with pytest.raises(InvalidRequestError, match=r"group 'second' is at .* begin at "):
-        backfill_files(spark, options, "second", place)
+        backfill_files(spark, options, "second", location)
     with memq.Admin(broker.address) as admin:
         assert "second" not in admin.groups()
         admin.reset_group("first", "begun", "beginning")
     with pytest.raises(InvalidRequestError, match=r"group 'first' is at .* begin at "):
-        backfill_files(spark, options, "first", place)
+        backfill_files(spark, options, "first", location)
     assert left_of(broker, "first") == 400
     assert numbers_in(spark, tmp_path / "files") == sorted({*range(400)} - read)
 

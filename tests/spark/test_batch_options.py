@@ -61,7 +61,7 @@ def test_topics_columns_and_splits(spark: SparkSession, broker: DevServer) -> No
     assert read(spark, broker.address, "one,two", partitionBytes="64KiB").rdd.getNumPartitions() > 1
 
 
-def test_places_are_positions_and_times(spark: SparkSession, broker: DevServer) -> None:
+def test_points_are_positions_and_times(spark: SparkSession, broker: DevServer) -> None:
     make_topic(broker.address, "places")
     for first in range(0, 300, 100):
         send(broker.address, "places", numbers(first, first + 100))

@@ -50,8 +50,8 @@ def through_broker(spark: SparkSession, broker: DevServer, topic: str) -> DataFr
 
 
 def through_queue(spark: SparkSession, broker: DevServer, topic: str) -> DataFrame:
-    places = {"queue": f"sqlite:{broker.data}/queue.sqlite", "store": (broker.data / "objects").as_uri()}
-    return spark.read.format("memq").options(topics=topic, columns=",".join(COLUMNS), **places).load()
+    source = {"queue": f"sqlite:{broker.data}/queue.sqlite", "store": (broker.data / "objects").as_uri()}
+    return spark.read.format("memq").options(topics=topic, columns=",".join(COLUMNS), **source).load()
 
 
 def objects(broker: DevServer, topic: str, *, large: bool) -> list[Path]:
@@ -73,8 +73,8 @@ def test_every_read_sees_the_same_before_and_after(spark: SparkSession, broker: 
     named = {path.name for path in made}
     read = through_broker(spark, broker, "to-large").select("*")
     assert rows(read) == before
-    places = spark.read.format("memq").options(brokers=broker.address, topics="to-large", columns="object").load()
-    assert named <= {str(row.object).rpartition("/")[2] for row in places.distinct().collect()}
+    listed = spark.read.format("memq").options(brokers=broker.address, topics="to-large", columns="object").load()
+    assert named <= {str(row.object).rpartition("/")[2] for row in listed.distinct().collect()}
     assert rows(through_queue(spark, broker, "to-large")) == before
     assert all_records(broker.address, "to-large") == consumed
     folder = made[0].parents[5]
@@ -84,8 +84,8 @@ def test_every_read_sees_the_same_before_and_after(spark: SparkSession, broker: 
 
 def test_objects_are_compacted_with_brokers_only(spark: SparkSession, broker: DevServer) -> None:
     fill(broker, "by-queue")
-    places = [f"queue=sqlite:{broker.data}/queue.sqlite", f"store={(broker.data / 'objects').as_uri()}"]
-    arguments = ["compact", "by-queue", "--into", "objects", *(word for each in places for word in ("-o", each))]
+    source = [f"queue=sqlite:{broker.data}/queue.sqlite", f"store={(broker.data / 'objects').as_uri()}"]
+    arguments = ["compact", "by-queue", "--into", "objects", *(word for each in source for word in ("-o", each))]
     with pytest.raises(InvalidSettingError, match="with brokers"):
         CliRunner().invoke(pipelines, arguments, standalone_mode=False, catch_exceptions=False)
 

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import memq
-from memq.spark.pipelines.topic_files import manifest_of, place_of_text
+from memq.spark.pipelines.topic_files import location_of_text, manifest_of
 from tests.servers import DevServer
 from tests.soak import SOAKING
 from tests.spark.jobs import PIPELINES, Job
@@ -41,6 +41,6 @@ def test_pipelines_work_on_more_than_the_drivers_memory(spark: SparkSession, bro
     assert f"{RECORDS} records" in run("compact", "--to", str(files), "--unsettled")
     assert f"{RECORDS} records sent" in run("replay", "--to-topic", COPY)
     run("backfill", "--group", GROUP, "--to", str(caught_up))
-    assert [manifest_of(place_of_text(str(place))).records for place in (files, caught_up)] == [RECORDS, RECORDS]
+    assert [manifest_of(location_of_text(str(folder))).records for folder in (files, caught_up)] == [RECORDS, RECORDS]
     frame = spark.read.format("memq").options(brokers=broker.address, topics=COPY, columns="key").load()
     assert frame.distinct().count() == RECORDS

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 import memq
 from memq.spark.pipelines.__main__ import pipelines
-from memq.spark.pipelines.topic_files import manifest_of, place_of_text
+from memq.spark.pipelines.topic_files import location_of_text, manifest_of
 from tests.servers import DevServer
 from tests.soak import SOAKING, report
 from tests.spark.jobs import PIPELINES, Job, kill_an_executor
@@ -58,7 +58,7 @@ def test_a_killed_driver_loses_and_doubles_nothing(
         rounds -= f"{topic}: manifest" in line
     assert not rounds, job.said
     job.kill_all()
-    assert manifest_of(place_of_text(str(folder))).number >= 1
+    assert manifest_of(location_of_text(str(folder))).number >= 1
     run(*words)
     assert numbers_in(spark, folder) == [*range(500)]
     assert pipeline == "compact" or left_of(broker, topic) == 0

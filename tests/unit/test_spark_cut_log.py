@@ -36,8 +36,8 @@ def without_marks(offsets: Offsets) -> Offsets:
     """Return the checkpoint that an earlier release would have written."""
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(offsets))
     for topic in plain.values():
-        for place in topic["partitions"].values():
-            place.pop("mark", None)
+        for position in topic["partitions"].values():
+            position.pop("mark", None)
     return plain
 
 
@@ -105,8 +105,8 @@ def test_a_batch_read_from_a_position_that_the_log_lost_fails(follow: Follow, tm
     topic = topic_of(tmp_path, 1, 1, 1)
     query = follow(topic)
     query.step()
-    place = query.at["clicks"]["partitions"]["0"]
-    start = Position(0, place["offset"], 0, place["mark"])
+    position = query.at["clicks"]["partitions"]["0"]
+    start = Position(0, position["offset"], 0, position["mark"])
     grow(topic, 4)
     assert len(values_of({**topic.options, "start": str(start)})) == 2, "without a mark it is read as before"
     with pytest.raises(PositionLostError, match="was cut before position 0:3:0"):

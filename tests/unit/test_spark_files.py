@@ -18,15 +18,15 @@ from memq.spark.pipelines.to_files import HOURS_MAX, HourFiles, WrittenFile
 from memq.spark.pipelines.topic_files import (
     KEPT,
     File,
-    FilePlace,
+    FilesLocation,
     FilesManifest,
     decode_manifest,
     encode_manifest,
     first_of,
     key_of,
     latest,
-    open_place,
-    place_of_text,
+    location_of_text,
+    open_location,
     publish,
 )
 from memq.storage_handlers import ObjectEntry
@@ -101,7 +101,7 @@ def test_data_that_is_no_manifest_is_damage(data: bytes) -> None:
 
 def test_of_two_manifests_of_one_number_one_wins(tmp_path: Path) -> None:
     async def go() -> None:
-        async with open_place(FilePlace((tmp_path / "files").as_uri())) as store:
+        async with open_location(FilesLocation((tmp_path / "files").as_uri())) as store:
             manifest = await first_of(store, "clicks", "ab")
             one, other = manifest.next({}, {0: Position(0, 1)}, ()), manifest.next({}, {0: Position(0, 2)}, ())
             assert [await publish(store, each) for each in (one, other, one)] == [True, False, True]
@@ -134,13 +134,13 @@ def test_a_listing_that_keeps_showing_a_deleted_manifest_is_an_error() -> None:
     run_skipping(work())
 
 
-def test_a_place_that_can_not_be_is_named(tmp_path: Path) -> None:
+def test_a_location_that_can_not_be_is_named(tmp_path: Path) -> None:
     async def opened(text: str) -> None:
-        async with open_place(place_of_text(text)):
+        async with open_location(location_of_text(text)):
             pass
 
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(DeniedError, match=r"no folder can be made at .*/file': "):
         asyncio.run(opened(str(tmp_path / "file")))
     with pytest.raises(InvalidSettingError, match="no files can be written to 'hdfs://host/files'"):
-        place_of_text("hdfs://host/files")
+        location_of_text("hdfs://host/files")

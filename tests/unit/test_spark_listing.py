@@ -177,7 +177,7 @@ def test_an_object_that_can_not_be_read_is_damage_of_every_topic(listing: Listin
         assert listing.values(path, onDamaged="skip") == [b"own"]
         lost = rows_of({"path": str(listing.folder / path)}, columns="damage,topic,partition,offset", onDamaged="skip")
         assert [row["damage"] is None for row in lost] == [False, True]
-        assert (lost[0]["topic"], lost[0]["partition"], lost[0]["offset"]) == ("", 0, 0), "it has no place"
+        assert (lost[0]["topic"], lost[0]["partition"], lost[0]["offset"]) == ("", 0, 0), "it has no position"
 
 
 @pytest.mark.parametrize(
@@ -198,11 +198,11 @@ def test_times_are_those_of_the_seal(listing: Listing, start: int | None, end: i
     assert listing.values("", (), **options) == [value.encode() for value in found]
 
 
-@pytest.mark.parametrize("place", [{"start": "end"}, {"end": "beginning"}])
-def test_places_that_only_a_queue_knows_are_refused(listing: Listing, place: dict[str, str]) -> None:
+@pytest.mark.parametrize("point", [{"start": "end"}, {"end": "beginning"}])
+def test_positions_that_only_a_queue_knows_are_refused(listing: Listing, point: dict[str, str]) -> None:
     listing.batch(b"a")
     with pytest.raises(InvalidSettingError, match="needs a queue, and 'path' reads objects alone"):
-        listing.values("", (), **place)
+        listing.values("", (), **point)
 
 
 def test_filters_prune_a_listing_too(listing: Listing) -> None:

@@ -37,15 +37,15 @@ def test_names_are_read_in_any_case() -> None:
         ({"topics": "a", "brokers": "b:1", "queue": "sqlite:q", "store": "file:s"}, "exclude each other"),
         ({"topics": "a", "queue": "sqlite:q"}, "needs 'store'"),
         ({"topics": "a", "start": "1738310400"}, "time 1738310400 is in ms, and in 1970"),
-        ({"topics": "a", "start": "²"}, "no place"),
-        ({"topics": "a", "start": "9" * 17}, "no place"),
+        ({"topics": "a", "start": "²"}, "neither a position nor a time"),
+        ({"topics": "a", "start": "9" * 17}, "neither a position nor a time"),
         ({"topics": "a", "missingSeconds": "²"}, "not from"),
         ({"topics": "a", "missingSeconds": "9" * 5_000}, "not from"),
         ({"topics": "a", "partitionBytes": "9" * 5_000}, "not from"),
         ({"topics": "a", "columns": "key, valu"}, "'valu'"),
         ({"topics": "a", "columns": "key,key"}, "twice"),
-        ({"topics": "a", "start": "yesterday"}, "no place"),
-        ({"topics": "a", "start": "2026-01-01T00:00:00"}, "no place"),
+        ({"topics": "a", "start": "yesterday"}, "neither a position nor a time"),
+        ({"topics": "a", "start": "2026-01-01T00:00:00"}, "neither a position nor a time"),
         ({"topics": "a,b", "start": "0:17:3"}, "of no topic"),
         ({"topics": "a", "partitionBytes": "1"}, "not from"),
         ({"topics": "a", "partitionBytes": "many"}, "not from"),
@@ -110,7 +110,7 @@ def test_options_belong_to_batch_reads_or_to_streams() -> None:
     assert read_options({"topics": "a", "maxBytesPerTrigger": "1MiB"}).trigger_bytes_max == 1 << 20
 
 
-def test_places_are_words_times_and_positions() -> None:
+def test_points_are_words_times_and_positions() -> None:
     assert read_options({"topics": "a", "start": "end"}).start == "end"
     assert read_options({"topics": "a", "start": "1767225600000"}).start == 1_767_225_600_000
     assert read_options({"topics": "a", "start": "2026-01-01T00:00:00Z"}).start == 1_767_225_600_000
@@ -125,7 +125,7 @@ def test_fields_of_values_replace_the_value() -> None:
         table_ddl(("key",), "a INT")
 
 
-def test_fields_are_distinguished_from_columns_by_their_place() -> None:
+def test_fields_are_distinguished_from_columns_by_their_index() -> None:
     assert fields_at(("key", "value", "a", "tag"), ("key", "value", "tag"), "value DOUBLE, a INT") == range(1, 3)
     assert fields_at(("timestamp", "tag"), ("value",), "timestamp STRING, tag STRING") == range(2)
     assert fields_at(("key", "value"), ("key", "value"), "") == range(0)

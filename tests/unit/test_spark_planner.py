@@ -22,7 +22,7 @@ from memq.notification import Entry, Span
 from memq.notification.memory import MemoryQueue
 from memq.runtime.clock import SystemClock
 from memq.runtime.runtime import Runtime
-from memq.spark.access import Access, TopicPlace
+from memq.spark.access import Access, SparkTopic
 from memq.spark.options import ReadOptions, read_options
 from memq.spark.read import batch_reader, planner
 from memq.spark.read.planner import (
@@ -43,7 +43,7 @@ from memq.spark.read.planner import (
 from memq.spark.read.pruning import ReadFilter
 from memq.spark.read.task import settings_of
 from memq.spark.stores import StoreUrls
-from memq.spark.stream_offsets import Admission, StreamLag, StreamPlace, decode_offsets, encode_offsets, lag
+from memq.spark.stream_offsets import Admission, StreamLag, StreamPosition, decode_offsets, encode_offsets, lag
 from memq.topic import Position, ReadPartition, TopicSettings
 from tests.unit.audited import block, data_pointer
 
@@ -171,35 +171,35 @@ def test_splits_travel_to_tasks() -> None:
 
 @given(st.lists(st.integers(1, 40), min_size=1), st.integers(1, 60))
 def test_micro_batches_take_each_record_once_and_as_many_as_allowed(counts: list[int], records_max: int) -> None:
-    place, taken = StreamPlace(0), []
-    while place.offset < len(counts):
-        admission = Admission(records_max, None, {PARTITION: place})
-        for offset in range(place.offset, len(counts)):
+    position, taken = StreamPosition(0), []
+    while position.offset < len(counts):
+        admission = Admission(records_max, None, {PARTITION: position})
+        for offset in range(position.offset, len(counts)):
             if admission.full:
                 break
             admission.take(PARTITION, offset, pointer_of(0, counts[offset]))
-        after = admission.places[PARTITION]
-        taken.append(after.records - place.records)
-        place = after
-    assert sum(taken) == sum(counts) == place.records
+        after = admission.positions[PARTITION]
+        taken.append(after.records - position.records)
+        position = after
+    assert sum(taken) == sum(counts) == position.records
     assert all(count == records_max for count in taken[:-1])
     assert 0 < taken[-1] <= records_max
 
 
 @given(st.lists(st.integers(1, 40), min_size=1), st.integers(1, 60))
 def test_micro_batches_have_whole_batches_of_as_many_bytes(sizes: list[int], bytes_max: int) -> None:
-    place = StreamPlace(0)
-    while place.offset < len(sizes):
-        admission = Admission(None, bytes_max, {PARTITION: place})
-        for offset in range(place.offset, len(sizes)):
+    position = StreamPosition(0)
+    while position.offset < len(sizes):
+        admission = Admission(None, bytes_max, {PARTITION: position})
+        for offset in range(position.offset, len(sizes)):
             if admission.full:
                 break
             admission.take(PARTITION, offset, pointer_of(0, 1, size=sizes[offset]))
-        after = admission.places[PARTITION]
-        assert after.offset == place.offset + 1 or after.bytes - place.bytes <= bytes_max
-        assert after.offset > place.offset
-        place = after
-    assert place.bytes == sum(sizes)
+        after = admission.positions[PARTITION]
+        assert after.offset == position.offset + 1 or after.bytes - position.bytes <= bytes_max
+        assert after.offset > position.offset
+        position = after
+    assert position.bytes == sum(sizes)
 
 
 @pytest.mark.parametrize(
@@ -223,31 +223,34 @@ def test_a_micro_batch_reaches_its_bounds_exactly(
     records_max: int | None, bytes_max: int | None, end: tuple[int, int]
 ) -> None:
     """The batches have ten records each, and 40, 60 and 50 bytes."""
-    admission = Admission(records_max, bytes_max, {PARTITION: StreamPlace(0)})
+    admission = Admission(records_max, bytes_max, {PARTITION: StreamPosition(0)})
     for offset, size in enumerate((40, 60, 50)):
         if not admission.full:
             admission.take(PARTITION, offset, pointer_of(10 * offset, 10 * offset + 10, size=size))
-    found = admission.places[PARTITION]
+    found = admission.positions[PARTITION]
     assert (found.offset, found.index) == end
     assert found.records == 10 * end[0] + end[1]
     assert found.bytes == sum((40, 60, 50)[: end[0]])
 
 
 def test_pointers_without_records_pass_the_bounds_of_a_micro_batch() -> None:
-    admission = Admission(10, 40, {PARTITION: StreamPlace(0)})
+    admission = Admission(10, 40, {PARTITION: StreamPosition(0)})
     opened = Pointer(kind="opened", cluster="c", topic="clicks", topic_id="0" * 32, partition=0, epoch=1)
     admission.take(PARTITION, 0, opened)
     admission.take(PARTITION, 1, CorruptDataError("pointer can't be read"))
     admission.take(PARTITION, 2, pointer_of(0, 10, size=40))
     admission.take(PARTITION, 3, opened)
-    assert (admission.places[PARTITION], admission.full) == (StreamPlace(4, 0, 10, 40, pointer_mark(opened)), False)
+    assert (admission.positions[PARTITION], admission.full) == (
+        StreamPosition(4, 0, 10, 40, pointer_mark(opened)),
+        False,
+    )
 
 
 def test_offsets_go_through_json_and_name_what_they_are_not_of() -> None:
-    places = {PARTITION: StreamPlace(17, 3, 100, 2_000), ReadPartition("clicks", "0" * 32, 1): StreamPlace(0)}
-    encoded = encode_offsets(places)
-    assert decode_offsets(encoded, list(places)) == places
-    assert encode_offsets(decode_offsets(encoded, list(places))) == encoded, "Spark compares text"
+    positions = {PARTITION: StreamPosition(17, 3, 100, 2_000), ReadPartition("clicks", "0" * 32, 1): StreamPosition(0)}
+    encoded = encode_offsets(positions)
+    assert decode_offsets(encoded, list(positions)) == positions
+    assert encode_offsets(decode_offsets(encoded, list(positions))) == encoded, "Spark compares text"
     for other in (ReadPartition("clicks", "1" * 32, 0), ReadPartition("orders", "0" * 32, 0)):
         with pytest.raises(InvalidRequestError, match="checkpoint"):
             decode_offsets(encoded, [other])
@@ -257,7 +260,8 @@ def test_offsets_go_through_json_and_name_what_they_are_not_of() -> None:
 
 def test_lag_is_the_difference_of_offsets_and_nothing_for_other_sources() -> None:
     here, end = (
-        encode_offsets({PARTITION: place}) for place in (StreamPlace(1, 0, 10, 100), StreamPlace(5, 0, 25, 700))
+        encode_offsets({PARTITION: position})
+        for position in (StreamPosition(1, 0, 10, 100), StreamPosition(5, 0, 25, 700))
     )
     ours = {"endOffset": here, "latestOffset": end}
     assert lag({"sources": [ours, {"endOffset": "5", "latestOffset": None}]}) == StreamLag(15, 600)
@@ -331,7 +335,7 @@ def test_batches_of_another_write_partition_hold_other_records() -> None:
     assert passed.holders(0, batch, [(1, (0, 10))]) == ()
 
 
-def place_of(number: int, topic: str) -> TaskRange:
+def range_of(number: int, topic: str) -> TaskRange:
     partition = ReadPartition(topic, topic * 32, number)
     return TaskRange(partition, (number, number + 10), Position(number, 2, 3), Position(number, 50, 1))
 
@@ -339,43 +343,43 @@ def place_of(number: int, topic: str) -> TaskRange:
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 4)), max_size=4))
 def test_stretches_cover_all_once(shapes: list[tuple[int, int]]) -> None:
     """`shapes`: for each read partition how many batches, and after how many of all of them a new task begins."""
-    places = {place.partition: place for place in (place_of(at % 2, "ab"[at // 2]) for at in range(len(shapes)))}
+    whole = {covered.partition: covered for covered in (range_of(at % 2, "ab"[at // 2]) for at in range(len(shapes)))}
     parts: list[BatchPart] = []
     homes: list[ReadPartition] = []
     splits: list[Split] = []
-    for place, (batches, step) in zip(places.values(), shapes, strict=True):
+    for covered, (batches, step) in zip(whole.values(), shapes, strict=True):
         for batch in range(batches):
             low = 3 if batch == 0 else 0
-            parts.append(BatchPart(place.begin.read_partition, 2 + 5 * batch, None, low=low))
-            homes.append(place.partition)
+            parts.append(BatchPart(covered.begin.read_partition, 2 + 5 * batch, None, low=low))
+            homes.append(covered.partition)
             if len(parts) >= step:
                 splits.append(Split(parts, SETTINGS))
                 parts = []
     if parts:
         splits.append(Split(parts, SETTINGS))
-    ranges = stretches_of(splits, homes, places)
-    assert len(ranges) == len(splits)
-    for stretches in ranges:
+    tasks = stretches_of(splits, homes, whole)
+    assert len(tasks) == len(splits)
+    for stretches in tasks:
         assert len({each.partition for each in stretches}) == len(stretches), "a task has one range of a partition"
-    for place in places.values() if splits else ():
-        mine = [each for stretches in ranges for each in stretches if (each.id, each.writers) == key_of(place)]
+    for covered in whole.values() if splits else ():
+        mine = [each for stretches in tasks for each in stretches if (each.id, each.writers) == key_of(covered)]
         mine.sort(key=lambda each: each.begin)
-        assert [each.begin for each in mine] == [place.begin, *(each.end for each in mine[:-1])]
-        assert mine[-1].end == place.end
+        assert [each.begin for each in mine] == [covered.begin, *(each.end for each in mine[:-1])]
+        assert mine[-1].end == covered.end
     numbered = iter(homes)
-    for split, stretches in zip(splits, ranges, strict=True):
+    for split, stretches in zip(splits, tasks, strict=True):
         for part in split.parts:
             home = next(numbered)
             at = Position(part.partition, part.offset, part.low)
             assert sum(each.id == home.topic_id and each.begin <= at < each.end for each in stretches) == 1
 
 
-def key_of(place: TaskRange) -> tuple[str, tuple[int, ...]]:
-    return place.partition.topic_id, place.writers
+def key_of(covered: TaskRange) -> tuple[str, tuple[int, ...]]:
+    return covered.partition.topic_id, covered.writers
 
 
-def test_a_place_without_a_batch_goes_with_the_first_task() -> None:
-    first, idle = place_of(0, "a"), place_of(1, "a")
+def test_a_range_without_a_batch_goes_with_the_first_task() -> None:
+    first, idle = range_of(0, "a"), range_of(1, "a")
     parts = [BatchPart(0, 2 + number, None) for number in range(2)]
     for splits in ([Split(parts, SETTINGS)], [Split([part], SETTINGS) for part in parts]):
         ranges = stretches_of(splits, [first.partition] * 2, {each.partition: each for each in (first, idle)})
@@ -383,8 +387,8 @@ def test_a_place_without_a_batch_goes_with_the_first_task() -> None:
 
 
 def test_without_tasks_nobody_answers() -> None:
-    place = place_of(0, "a")
-    assert stretches_of(split_parts([], 1, SETTINGS), [], {place.partition: place}) == []
+    covered = range_of(0, "a")
+    assert stretches_of(split_parts([], 1, SETTINGS), [], {covered.partition: covered}) == []
 
 
 class LaggingQueue(MemoryQueue):
@@ -401,7 +405,7 @@ class LaggingQueue(MemoryQueue):
 def test_a_batch_read_covers_all_though_a_replica_lags() -> None:
     async def work() -> None:
         partition = ReadPartition("t", "ab" * 16, 0)
-        topic = TopicPlace("t", partition.topic_id, TopicSettings(), {partition: [0]})
+        topic = SparkTopic("t", partition.topic_id, TopicSettings(), {partition: [0]})
         queue: Any = LaggingQueue()
         access = Access(queue, {"t": topic}, StoreUrls({}), cast(BatchFetcher, None), queue, Runtime())
         options = read_options({"brokers": "localhost", "topics": "t"})

@@ -96,7 +96,7 @@ def test_the_columns_are_those_of_the_ddl_in_its_order(tmp_path: Path) -> None:
         MemqSource(options).streamReader(StructType([StructField("other", StringType())]))
 
 
-# ---- places ----------------------------------------------------------------------------------
+# ---- positions -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -318,8 +318,8 @@ def test_damage_that_is_skipped_is_a_row_of_its_own_where_it_is_asked_for(
     assert "checksum" in cause
     assert cell == {"object": key, "block": 0, "records": 2, "position": "0:0:0"}
     offset = Position(0, 0).offset
-    place = {"topic": "clicks", "partition": 0, "offset": offset, "record_index": 0, "object": key, "orphan": False}
-    assert lost == {**place, "value": None, "sequence": None}
+    origin = {"topic": "clicks", "partition": 0, "offset": offset, "record_index": 0, "object": key, "orphan": False}
+    assert lost == {**origin, "value": None, "sequence": None}
 
 
 def test_damage_that_shows_when_the_payload_is_read_is_named_as_well(tmp_path: Path) -> None:

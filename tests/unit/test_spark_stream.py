@@ -196,7 +196,7 @@ def test_the_lag_is_what_is_stored_behind_a_micro_batch(follow: Follow, tmp_path
     assert query.reader.reportLatestOffset() == query.at
 
 
-# ---- places ----------------------------------------------------------------------------------
+# ---- positions -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -77,9 +77,9 @@ async def plan_audit(options: ReadOptions) -> AuditPlan:
     """Ask for what there is now. Raises: UnreachableError, NotFoundError, QueueError."""
     runtime = Runtime()
     async with open_access(options, runtime) as access:
-        place = access.topics[options.topics[0]]
-        topic = Topic(name=place.name, id=place.id, created_ms=0, partitions=equal_slots(1), settings=place.settings)
-        spans = {partition: await access.places.span(partition) for partition in sorted(place.partitions)}
+        named = access.topics[options.topics[0]]
+        topic = Topic(name=named.name, id=named.id, created_ms=0, partitions=equal_slots(1), settings=named.settings)
+        spans = {partition: await access.resolver.span(partition) for partition in sorted(named.partitions)}
         pieces = [
             piece
             for partition, span in spans.items()
@@ -105,16 +105,16 @@ async def plan_again(options: ReadOptions, plan: AuditPlan, sought: Sequence[Sou
     async with open_access(options, Runtime()) as access:
         if access.pool is None:
             return plan
-        place = access.topics[options.topics[0]]
-        if place.id != plan.topic.id:
+        topic = access.topics[options.topics[0]]
+        if topic.id != plan.topic.id:
             raise NotFoundError(
-                f"topic '{place.name}' was deleted during the audit, and created again", hint="start the audit again"
+                f"topic '{topic.name}' was deleted during the audit, and created again", hint="start the audit again"
             )
         answer = await Holders(access.pool, BrokerRouter(access.pool)).ask(plan.topic, sought)
         spans, pieces = dict(plan.spans), list(plan.pieces)
-        for partition in sorted(place.partitions):
+        for partition in sorted(topic.partitions):
             before = spans[partition.partition]
-            behind = Span(before.end, max(before.end, (await access.places.span(partition)).end))
+            behind = Span(before.end, max(before.end, (await access.resolver.span(partition)).end))
             spans[partition.partition] = Span(before.begin, behind.end)
             pieces += await pieces_of(access, partition, behind, options.partition_bytes)
         return replace(plan, spans=spans, pieces=pieces, sought=sought, answer=answer)
@@ -192,8 +192,8 @@ def _check(options: ReadOptions, piece: PointerSpan) -> Batches:
 async def _checked(options: ReadOptions, piece: PointerSpan) -> AsyncGenerator[Row, None]:
     async with open_access(options, Runtime()) as access, TaskStores(access.urls, Runtime()) as stores:
         async for checked in Checker(access.queue, store_reader(stores.open)).check(piece.partition, piece.span):
-            place = {"partition": piece.partition.partition, "offset": checked.entry.offset}
-            yield {**place, "checked": encode_checked(checked)}
+            pointer = {"partition": piece.partition.partition, "offset": checked.entry.offset}
+            yield {**pointer, "checked": encode_checked(checked)}
 
 
 # ---- judging ---------------------------------------------------------------------------------------

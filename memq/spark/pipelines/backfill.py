@@ -29,7 +29,7 @@ from memq.spark.pipelines.inputs import (
 from memq.spark.pipelines.rounds import ROUND_TASKS, plan_round, starts_of
 from memq.spark.pipelines.spread import Batches, spread
 from memq.spark.pipelines.to_files import write_files
-from memq.spark.pipelines.topic_files import FilePlace, FilesManifest, place_of_text
+from memq.spark.pipelines.topic_files import FilesLocation, FilesManifest, location_of_text
 from memq.spark.read.planner import Split
 from memq.spark.read.task import read_task
 
@@ -48,15 +48,15 @@ Work = Callable[[Batches], None]
 def command(topic: str, brokers: str | None, given: tuple[str, ...], group: str, to: str, tasks: int) -> int:
     """Write what a group has not read of TOPIC as Parquet files, in parallel, and commit it."""
     _, read = options_of(topic, brokers, given)
-    place = place_of_text(to, read.config, read.profile)
+    location = location_of_text(to, read.config, read.profile)
     with spark_session(f"backfill {topic}", read) as spark:
-        manifest = backfill_files(spark, read, group, place, tasks=tasks)
+        manifest = backfill_files(spark, read, group, location, tasks=tasks)
     click.echo(f"group '{group}' is now at {', '.join(manifest.covered.values())}: {manifest.records} records in files")
     return 0
 
 
 def backfill_files(
-    spark: SparkSession, options: ReadOptions, group: str, place: FilePlace, *, tasks: int = ROUND_TASKS
+    spark: SparkSession, options: ReadOptions, group: str, location: FilesLocation, *, tasks: int = ROUND_TASKS
 ) -> FilesManifest:
     """Write what a group has not read to files, and commit it; return the manifest.
 
@@ -67,13 +67,13 @@ def backfill_files(
     starts = thread.run(positions_of(options, group))
 
     def commit(manifest: FilesManifest) -> None:
-        thread.run(_check_start(options, group, place, manifest))
+        thread.run(_check_start(options, group, location, manifest))
         thread.run(commit_positions(options, group, manifest.positions))
 
-    return write_files(spark, options, place, settled=False, tasks=tasks, starts=starts, done=commit)
+    return write_files(spark, options, location, settled=False, tasks=tasks, starts=starts, done=commit)
 
 
-async def _check_start(options: ReadOptions, group: str, place: FilePlace, manifest: FilesManifest) -> None:
+async def _check_start(options: ReadOptions, group: str, location: FilesLocation, manifest: FilesManifest) -> None:
     """Refuse files that begin after the group: the group would never get the records between.
 
     Raises: InvalidRequestError; as `positions_of` and `starts_of`.
@@ -82,8 +82,8 @@ async def _check_start(options: ReadOptions, group: str, place: FilePlace, manif
         began = manifest.starts.get(partition)
         if began is not None and position < began:
             raise InvalidRequestError(
-                f"group '{group}' is at {position}, and the files at '{place.url}' begin at {began}",
-                hint="write to another place: these files are of another group, or of an earlier position of this one",
+                f"group '{group}' is at {position}, and the files at '{location.url}' begin at {began}",
+                hint="write to another location: these files are of another group, or of its earlier position",
             )
 
 

@@ -28,11 +28,11 @@ from memq.errors import InvalidSettingError
 from memq.format.compaction_manifest import CompactionManifest
 from memq.runtime.runtime import Runtime
 from memq.settings import parse_size, parse_time_ms
-from memq.spark.access import Access, CompactorPlace, open_access
+from memq.spark.access import Access, CompactionAccess, open_access
 from memq.spark.options import ReadOptions
 from memq.spark.pipelines.inputs import options_of, print_progress, spark_session, tasks_option, topic_options
 from memq.spark.pipelines.spread import Batches, PointerSpan, spread
-from memq.spark.pipelines.topic_files import place_of_text
+from memq.spark.pipelines.topic_files import location_of_text
 from memq.spark.stores import TaskStores
 
 if TYPE_CHECKING:
@@ -74,10 +74,12 @@ def command(
         raise click.UsageError("files need --to PLACE")
     from memq.spark.pipelines.to_files import write_files
 
-    place = place_of_text(to, read.config, read.profile)
+    location = location_of_text(to, read.config, read.profile)
     with spark_session(f"compact {topic}", read) as spark:
-        manifest = write_files(spark, read, place, settled=not unsettled, tasks=tasks)
-    click.echo(f"manifest {manifest.number}: {manifest.records} records in {len(manifest.files)} files at {place.url}")
+        manifest = write_files(spark, read, location, settled=not unsettled, tasks=tasks)
+    click.echo(
+        f"manifest {manifest.number}: {manifest.records} records in {len(manifest.files)} files at {location.url}"
+    )
     return 0
 
 
@@ -155,7 +157,7 @@ def _count(done: Compacted, parts: Sequence[Copied]) -> None:
             print_progress(f"{key}: {text}")
 
 
-def _place(access: Access) -> CompactorPlace:
+def _compactor(access: Access) -> CompactionAccess:
     if access.compactor is None:
         raise InvalidSettingError(
             "objects are compacted with brokers: only they know the topic's settings", hint="give --brokers"
@@ -164,15 +166,15 @@ def _place(access: Access) -> CompactorPlace:
 
 
 async def _plan(options: ReadOptions, rule: CompactionRule, tasks: int, now_ms: int) -> CopyRound:
-    """Let the queue go of what a run before has left there, and plan the next runs."""
+    """Trim the pointers that an earlier run compacted, and plan the next runs."""
     runtime = Runtime()
     async with open_access(options, runtime) as access:
-        place, topic = _place(access), access.topics[options.topics[0]]
-        sweep_age_ms = await place.queue.trim_compacted(topic.name, topic.id)
+        compactor, topic = _compactor(access), access.topics[options.topics[0]]
+        sweep_age_ms = await compactor.queue.trim_compacted(topic.name, topic.id)
         planned: list[PointerSpan] = []
         manifests: dict[int, CompactionManifest] = {}
         async with TaskStores(access.urls, runtime) as stores:
-            files = ManifestFiles(place.cluster, stores.open(place.store))
+            files = ManifestFiles(compactor.cluster, stores.open(compactor.store))
             for partition in sorted(topic.partitions):
                 manifest = manifests[partition.partition] = await manifest_of(files, partition)
                 async for span in spans_to_compact(
@@ -193,24 +195,24 @@ def _copy(options: ReadOptions, planned: PointerSpan) -> Batches:
 async def _copied(options: ReadOptions, planned: PointerSpan) -> Copied:
     runtime = Runtime()
     async with open_access(options, runtime) as access:
-        place = _place(access)
+        compactor = _compactor(access)
         async with TaskStores(access.urls, runtime) as stores:
-            store = (place.store, stores.open(place.store))
-            copier = BatchCopier(place.cluster, access.queue, stores.open, store, runtime)
+            store = (compactor.store, stores.open(compactor.store))
+            copier = BatchCopier(compactor.cluster, access.queue, stores.open, store, runtime)
             return await copier.copy(planned.partition, planned.span)
 
 
 async def _publish(options: ReadOptions, found: CopyRound, number: int, parts: Sequence[Copied]) -> bool:
-    """Make a partition's parts visible, and let its pointers leave the queue.
+    """Make a partition's parts visible, and trim the compacted pointers of the topic from the queue.
 
-    Say whether another run was faster.
+    Return whether this run did it; another run may have been faster.
     """
     runtime = Runtime()
     async with open_access(options, runtime) as access:
-        place, topic = _place(access), access.topics[options.topics[0]]
+        compactor, topic = _compactor(access), access.topics[options.topics[0]]
         async with TaskStores(access.urls, runtime) as stores:
-            files = ManifestFiles(place.cluster, stores.open(place.store))
+            files = ManifestFiles(compactor.cluster, stores.open(compactor.store))
             manifest = found.manifests[number]
             made = await publish_parts(access.queue, files, manifest, parts, runtime.clock, found.named_within_ms)
-        await place.queue.trim_compacted(topic.name, topic.id)
+        await compactor.queue.trim_compacted(topic.name, topic.id)
         return made is not None

@@ -135,8 +135,8 @@ async def commit_positions(options: ReadOptions, group: str, positions: Mapping[
             before = stored.get(partition.partition)
             if position is not None and (before is None or before < position):
                 offset = position.pointer_offset
-                totals = await access.places.totals_before(partition, offset, topic.settings, writers)
-                mark = await access.places.checked_mark(partition, position)
+                totals = await access.resolver.totals_before(partition, offset, topic.settings, writers)
+                mark = await access.resolver.checked_mark(partition, position)
                 commits[partition] = Committed(position, totals.plus(position.record_index, 0), mark)
         if commits:
             await access.groups.commit(group, "", -1, commits)

@@ -27,7 +27,7 @@ from memq.spark.options import ReadOptions, table_ddl
 from memq.spark.pipelines.inputs import options_of, print_progress, spark_session, tasks_option, topic_options
 from memq.spark.pipelines.spread import Batches, iterate, spread
 from memq.spark.pipelines.to_files import write_files
-from memq.spark.pipelines.topic_files import place_of_text
+from memq.spark.pipelines.topic_files import location_of_text
 from memq.spark.read.batch_reader import Stretch, parts_of, plan_of, stretches
 from memq.spark.read.planner import BatchPart, Split, split_parts
 from memq.spark.read.pruning import ReadFilter
@@ -74,9 +74,9 @@ def command(
         raise click.UsageError(f"'{topic}' can't be replayed into itself: the next run would send it twice")
     with spark_session(f"replay {topic}", read) as spark:
         if to:
-            place = place_of_text(to, read.config, read.profile)
-            manifest = write_files(spark, read, place, settled=False, tasks=tasks)
-            click.echo(f"{manifest.records} records in {len(manifest.files)} files at {place.url}")
+            location = location_of_text(to, read.config, read.profile)
+            manifest = write_files(spark, read, location, settled=False, tasks=tasks)
+            click.echo(f"{manifest.records} records in {len(manifest.files)} files at {location.url}")
         elif to_topic:
             target = ReplayTarget(to_topic, to_brokers or brokers, name or f"replay.{topic}.{to_topic}")
             click.echo(f"{replay(spark, read, target)} records sent to topic '{to_topic}'")
@@ -113,7 +113,7 @@ async def _lanes(options: ReadOptions) -> list[Stretch]:
     """
     async with open_access(options, Runtime()) as access:
         found = await stretches(access, options, ReadFilter())
-        begins = {lane: (await access.places.span(lane.partition)).begin for lane in found}
+        begins = {lane: (await access.resolver.span(lane.partition)).begin for lane in found}
     fixed = isinstance(options.start, Mapping)
     for lane, begin in begins.items():
         if lane.start.pointer_offset < begin:
@@ -131,7 +131,7 @@ async def _check_kept(options: ReadOptions, lanes: list[Stretch]) -> None:
     """Check that retention took nothing of the range while it was read. Raises: PositionExpiredError."""
     async with open_access(options, Runtime()) as access:
         for lane in lanes:
-            begin = (await access.places.span(lane.partition)).begin
+            begin = (await access.resolver.span(lane.partition)).begin
             if lane.start.pointer_offset < begin:
                 raise expired_error(lane.partition, lane.start, begin)
 
@@ -145,7 +145,7 @@ def _replay(options: ReadOptions, target: ReplayTarget, schema: Any, lane: Stret
     name = f"{target.name}.{number}-{lane.start.pointer_offset}-{lane.start.record_index}"
     sent = 0
     with Producer(target.brokers, name=name) as producer:
-        partition, held = _place_in(producer, target.topic, number)
+        partition, held = _target_partition(producer, target.topic, number)
         left = held
         for split in iterate(_splits(options, lane)):
             for batch in read_task(split, options, schema):
@@ -158,10 +158,10 @@ def _replay(options: ReadOptions, target: ReplayTarget, schema: Any, lane: Stret
     yield pyarrow.RecordBatch.from_pylist([{"partition": number, "sent": sent, "held": held}], _COUNTS)
 
 
-def _place_in(producer: Producer, topic: str, number: int) -> tuple[int, int]:
-    """Return the target's partition for a read partition, and how many records it holds of it.
+def _target_partition(producer: Producer, topic: str, number: int) -> tuple[int, int]:
+    """Return the target's partition for read partition `number`, and how many of its records it has.
 
-    Raises: InvalidRequestError when another one holds some: the target's partitions are not the same any more.
+    Raises: InvalidRequestError if several partitions have such records: the target's partitions have changed.
     """
     points = producer.resume_points(topic)
     holding = [partition for partition, held in points.items() if held]

@@ -14,9 +14,9 @@ from memq.audit.minutes import watermark_ms
 from memq.client.consumer.progress import expired_error
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
-from memq.spark.access import Access, TopicPlace, open_access
+from memq.spark.access import Access, SparkTopic, open_access
 from memq.spark.options import ReadOptions
-from memq.spark.read.batch_reader import Stretch, check_positions, parts_of, place_of, plan_of
+from memq.spark.read.batch_reader import Stretch, check_positions, parts_of, plan_of, position_of
 from memq.spark.read.planner import BatchPart, Split, split_parts
 from memq.spark.read.pruning import ReadFilter
 from memq.spark.read.task import settings_of
@@ -29,7 +29,7 @@ ROUND_TASKS = 64  # splits of one round, about
 class Round:
     """The splits of a round, and its begin and end by read partition."""
 
-    topic: TopicPlace
+    topic: SparkTopic
     splits: Sequence[Split]
     starts: Mapping[int, Position]
     ends: Mapping[int, Position]
@@ -40,7 +40,7 @@ class Round:
         return sum(part.bytes for split in self.splits for part in split.parts)
 
 
-async def topic_of(options: ReadOptions) -> TopicPlace:
+async def topic_of(options: ReadOptions) -> SparkTopic:
     """Return the topic that options name. Raises: UnreachableError, NotFoundError."""
     async with open_access(options, Runtime()) as access:
         return access.topics[options.topics[0]]
@@ -80,7 +80,7 @@ async def plan_round(
         for stretch in stretches:
             taken, end = await _take(access, stretch, options, bytes_max)
             parts += taken
-            end = replace(end, mark=await access.places.checked_mark(stretch.partition, end))
+            end = replace(end, mark=await access.resolver.checked_mark(stretch.partition, end))
             starts[stretch.partition.partition], ends[stretch.partition.partition] = stretch.start, end
             await _look_for_loss(access, stretch.partition, covered)
         settings = settings_of(options, access.urls, ReadFilter())
@@ -89,7 +89,7 @@ async def plan_round(
 
 async def _stretch(
     access: Access,
-    topic: TopicPlace,
+    topic: SparkTopic,
     partition: ReadPartition,
     options: ReadOptions,
     covered: Mapping[int, Position],
@@ -98,26 +98,26 @@ async def _stretch(
     """Return what is to be read of a read partition."""
     number = partition.partition
     start = await _start(access, topic, partition, options, covered)
-    end = await place_of(access, topic, partition, options.end, "end")
-    span = await access.places.span(partition)
+    end = await position_of(access, topic, partition, options.end, "end")
+    span = await access.resolver.span(partition)
     last = span.end if until_ms is None else await access.queue.seek_time(partition, until_ms)
     return Stretch(partition, start, max(start, min(end, Position(number, last))))
 
 
 async def _start(
-    access: Access, topic: TopicPlace, partition: ReadPartition, options: ReadOptions, covered: Mapping[int, Position]
+    access: Access, topic: SparkTopic, partition: ReadPartition, options: ReadOptions, covered: Mapping[int, Position]
 ) -> Position:
     """Return the position after `covered`, or the options' start, or the first one that retention left."""
-    start = covered.get(partition.partition) or await place_of(access, topic, partition, options.start, "beginning")
-    begin = Position(partition.partition, (await access.places.span(partition)).begin)
+    start = covered.get(partition.partition) or await position_of(access, topic, partition, options.start, "beginning")
+    begin = Position(partition.partition, (await access.resolver.span(partition)).begin)
     if start.mark and start >= begin:
-        await access.places.checked_mark(partition, start)
+        await access.resolver.checked_mark(partition, start)
     return max(start, begin)
 
 
 async def _look_for_loss(access: Access, partition: ReadPartition, covered: Mapping[int, Position]) -> None:
     """Log that retention took what comes after a covered position; called when its pointers were read."""
-    position, begin = covered.get(partition.partition), (await access.places.span(partition)).begin
+    position, begin = covered.get(partition.partition), (await access.resolver.span(partition)).begin
     if position is not None and position.pointer_offset < begin:
         events = EventLog(access.runtime.clock)
         events.warning("spark.expired", f"{expired_error(partition, position, begin)}; reading continues there")

@@ -41,7 +41,7 @@ async def pieces_of(access: Access, partition: ReadPartition, span: Span, bytes_
     """Return the pieces of a span, all of it in order. Raises: as `PointerReader.read`."""
     cuts = [span.begin]
     size = count = 0
-    async for entries in access.places.pages(partition, span.begin, span.end):
+    async for entries in access.resolver.pages(partition, span.begin, span.end):
         for entry in entries:
             size, count = size + _stored_bytes(entry.body), count + 1
             if size >= bytes_max or count == POINTERS_MAX:

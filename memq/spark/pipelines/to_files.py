@@ -27,9 +27,9 @@ from memq.spark.pipelines.spread import Batches, spread
 from memq.spark.pipelines.topic_files import (
     FILE_BYTES_MAX,
     File,
-    FilePlace,
+    FilesLocation,
     FilesManifest,
-    at_place,
+    at_location,
     first_of,
     publish,
     put_file,
@@ -59,18 +59,18 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def write_files(
     spark: SparkSession,
     options: ReadOptions,
-    place: FilePlace,
+    location: FilesLocation,
     *,
     settled: bool,
     tasks: int = ROUND_TASKS,
     starts: dict[int, Position] | None = None,
     done: Callable[[FilesManifest], None] = lambda manifest: None,
 ) -> FilesManifest:
-    """Write what the place does not hold yet of a topic, and return its manifest then.
+    """Write the records of a topic that the location lacks; return the location's new manifest.
 
     `starts` replaces the options' start. `done` is called with the manifest after each round, and first with what was
     there before. Killed at any moment and run again, each record is in the files of the highest manifest once.
-    Raises: InvalidRequestError when the place holds another topic, InvalidSettingError without
+    Raises: InvalidRequestError when the location holds another topic, InvalidSettingError without
     timestamps; as a batch read; as `ObjectWriter`.
     """
     if "timestamp" not in options.columns:
@@ -78,15 +78,15 @@ def write_files(
     thread = io_thread()
     topic = thread.run(topic_of(options))
     while True:
-        manifest = at_place(place, partial(first_of, topic=topic.name, topic_id=topic.id))
+        manifest = at_location(location, partial(first_of, topic=topic.name, topic_id=topic.id))
         if manifest.number:
             done(manifest)
         covered = {**(starts or {}), **manifest.positions}
         found = thread.run(plan_round(options, covered, settled=settled, tasks=tasks))
         if not found.splits and manifest.number:
             return manifest
-        successor = manifest.next(found.starts, found.ends, _written(spark, options, place, found))
-        if at_place(place, partial(publish, manifest=successor)):
+        successor = manifest.next(found.starts, found.ends, _written(spark, options, location, found))
+        if at_location(location, partial(publish, manifest=successor)):
             print_progress(
                 f"{topic.name}: manifest {successor.number}, {found.bytes:,} bytes read,"
                 f" {successor.records:,} records in {len(successor.files):,} files"
@@ -95,34 +95,34 @@ def write_files(
             print_progress(f"{topic.name}: another run wrote manifest {successor.number}; continuing from it")
 
 
-def _written(spark: SparkSession, options: ReadOptions, place: FilePlace, found: Round) -> tuple[File, ...]:
+def _written(spark: SparkSession, options: ReadOptions, location: FilesLocation, found: Round) -> tuple[File, ...]:
     """Have tasks write files; return what they are."""
     if not found.splits:
         return ()
     schema = StructType.fromDDL(table_ddl(options.columns, options.schema))
-    work = partial(_write_split, options, place, schema)
+    work = partial(_write_split, options, location, schema)
     rows = spread(spark, found.splits, work, _FILES).toArrow().to_pylist()
     return tuple(sorted((File(**row) for row in rows), key=lambda file: file.key))
 
 
-def _write_split(options: ReadOptions, place: FilePlace, schema: Any, split: Split) -> Batches:
+def _write_split(options: ReadOptions, location: FilesLocation, schema: Any, split: Split) -> Batches:
     """Write the files of one split.
 
-    The names print_progress what they hold, so a second attempt writes the same ones again.
+    A file's name is the first batch of the split and the hour, so a second attempt writes the same names.
     """
     first = split.parts[0]
     arrow = to_arrow_schema(schema, timezone="UTC")
     files = HourFiles(arrow, f"{first.partition:05}-{first.offset:016}")
     for batch in read_task(split, options, schema):
         for written in files.take(batch):
-            yield _stored(place, written)
+            yield _stored(location, written)
     for written in files.end():
-        yield _stored(place, written)
+        yield _stored(location, written)
 
 
-def _stored(place: FilePlace, written: WrittenFile) -> pyarrow.RecordBatch:
+def _stored(location: FilesLocation, written: WrittenFile) -> pyarrow.RecordBatch:
     file = written.file
-    at_place(place, partial(put_file, key=file.key, data=memoryview(written.data)))
+    at_location(location, partial(put_file, key=file.key, data=memoryview(written.data)))
     return pyarrow.RecordBatch.from_pylist([msgspec.structs.asdict(file)], _FILES)
 
 

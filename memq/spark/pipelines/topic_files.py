@@ -1,7 +1,8 @@
-"""A topic as Parquet files in a folder or bucket: their place, their manifest, and reading them back.
+"""A topic as Parquet files in a folder or bucket: location, manifest, and reading them back.
 
-A store holds manifests 1, 2, 3 …, each put if absent: so of two that continue from one, one wins. The highest is what
-holds; a file that it does not name is not there. It says for each read partition up to where the topic is covered.
+A store holds manifests 1, 2, 3 …, each put if absent: so of two that continue from one, one wins. The highest manifest
+applies: a file that it does not name does not exist for readers. For each read partition, it has the position up to
+which the files cover the topic.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class FilesManifest(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-DAMAGE_HINT = "restore it, or write to another place"
+DAMAGE_HINT = "restore it, or write to another location"
 _DECODER = msgspec.json.Decoder(FilesManifest)
 _FIELDS = frozenset(FilesManifest.__struct_fields__) - {"marks"}  # younger than checksums
 
@@ -143,18 +144,18 @@ def decode_manifest(data: bytes, key: str) -> FilesManifest:
 
 
 @dataclass(frozen=True, slots=True)
-class FilePlace:
-    """Where the files are: `file:FOLDER` or `s3://BUCKET/PREFIX`; keys come from where clients find them."""
+class FilesLocation:
+    """The URL of the files, `file:FOLDER` or `s3://BUCKET/PREFIX`; credentials are client settings."""
 
     url: str
     config: str | None = None
     profile: str | None = None
 
 
-def place_of_text(text: str, config: str | None = None, profile: str | None = None) -> FilePlace:
-    """Return the place that a path or an address means.
+def location_of_text(text: str, config: str | None = None, profile: str | None = None) -> FilesLocation:
+    """Return the location that a path or a URL names.
 
-    Raises: InvalidSettingError for an address of another kind.
+    Raises: InvalidSettingError for a URL of another scheme.
     """
     known = urlsplit(text).scheme in ("file", "s3")
     if "://" in text and not known:  # hdfs://, gs://: it is no folder of that name here
@@ -162,13 +163,13 @@ def place_of_text(text: str, config: str | None = None, profile: str | None = No
             f"no files can be written to '{text[:200]}'", hint="use a folder or s3://BUCKET/PREFIX"
         )
     url = text if known else Path(text).absolute().as_uri()
-    return FilePlace(url, config, profile)
+    return FilesLocation(url, config, profile)
 
 
 @asynccontextmanager
-async def open_place(place: FilePlace) -> AsyncIterator[StorageHandler]:
-    """Open the place. Raises: DeniedError, InvalidSettingError."""
-    parts = urlsplit(place.url)
+async def open_location(location: FilesLocation) -> AsyncIterator[StorageHandler]:
+    """Open the location. Raises: DeniedError, InvalidSettingError."""
+    parts = urlsplit(location.url)
     if parts.scheme == "file":
         root = Path(url2pathname(parts.path))
         try:
@@ -181,15 +182,15 @@ async def open_place(place: FilePlace) -> AsyncIterator[StorageHandler]:
         finally:
             await folder.close()
         return
-    async with TaskStores(StoreUrls({ANY: place.url}, place.config, place.profile), Runtime()) as stores:
+    async with TaskStores(StoreUrls({ANY: location.url}, location.config, location.profile), Runtime()) as stores:
         yield stores.open(ANY)
 
 
-def at_place(place: FilePlace, work: Callable[[StorageHandler], Awaitable[Answer]]) -> Answer:
-    """Do one piece of work at an open place, on the I/O thread. Raises: as `open_place`, and as `work`."""
+def at_location(location: FilesLocation, work: Callable[[StorageHandler], Awaitable[Answer]]) -> Answer:
+    """Do `work` with the open location, on the I/O thread. Raises: as `open_location`, and as `work`."""
 
     async def run() -> Answer:
-        async with open_place(place) as store:
+        async with open_location(location) as store:
             return await work(store)
 
     return io_thread().run(run())
@@ -227,12 +228,12 @@ async def _highest_key(store: StorageHandler) -> str:
 async def first_of(store: StorageHandler, topic: str, topic_id: str) -> FilesManifest:
     """Return the highest manifest of a topic, or what comes before the first one.
 
-    Raises: InvalidRequestError when the place holds another topic; as `latest`.
+    Raises: InvalidRequestError when the location holds another topic; as `latest`.
     """
     found = await latest(store) or FilesManifest(number=0, topic=topic, topic_id=topic_id)
     if found.topic_id != topic_id:
         raise InvalidRequestError(
-            f"the place holds topic '{found.topic}' with id {found.topic_id}, not '{topic}' with id {topic_id}",
+            f"the location holds topic '{found.topic}' with id {found.topic_id}, not '{topic}' with id {topic_id}",
             hint="use a separate folder for each topic, also for one that was created again under an old name",
         )
     return found
@@ -255,25 +256,25 @@ async def publish(store: StorageHandler, manifest: FilesManifest) -> bool:
 
 
 def read_files(
-    spark: SparkSession, place: FilePlace, *, least_ms: int | None = None, greatest_ms: int | None = None
+    spark: SparkSession, location: FilesLocation, *, least_ms: int | None = None, greatest_ms: int | None = None
 ) -> DataFrame:
     """Return the records of the highest manifest in files between `least_ms` and `greatest_ms`.
 
     Raises: NotFoundError when there is no manifest, or no file in it.
     """
-    manifest = manifest_of(place)
+    manifest = manifest_of(location)
     files = [file for file in manifest.files if _has(file, least_ms, greatest_ms)]
     if not manifest.files:
         raise NotFoundError(f"manifest {manifest.number} of topic '{manifest.topic}' has no files yet")
-    schema = pyarrow.parquet.read_schema(_get(place, manifest.files[0].key)).remove_metadata()
-    return spread(spark, _tasks(files), partial(_read, place), schema)
+    schema = pyarrow.parquet.read_schema(_get(location, manifest.files[0].key)).remove_metadata()
+    return spread(spark, _tasks(files), partial(_read, location), schema)
 
 
-def manifest_of(place: FilePlace) -> FilesManifest:
-    """Return the highest manifest of a place. Raises: NotFoundError."""
-    manifest = at_place(place, latest)
+def manifest_of(location: FilesLocation) -> FilesManifest:
+    """Return the highest manifest of a location. Raises: NotFoundError."""
+    manifest = at_location(location, latest)
     if manifest is None:
-        raise NotFoundError(f"no manifest at '{place.url}'", hint="run the pipeline that writes it")
+        raise NotFoundError(f"no manifest at '{location.url}'", hint="run the pipeline that writes it")
     return manifest
 
 
@@ -294,10 +295,10 @@ def _tasks(files: Sequence[File]) -> list[list[str]]:
     return tasks
 
 
-def _read(place: FilePlace, keys: Sequence[str]) -> Batches:
+def _read(location: FilesLocation, keys: Sequence[str]) -> Batches:
     for key in keys:
-        yield from pyarrow.parquet.ParquetFile(_get(place, key)).iter_batches()
+        yield from pyarrow.parquet.ParquetFile(_get(location, key)).iter_batches()
 
 
-def _get(place: FilePlace, key: str) -> pyarrow.BufferReader:
-    return pyarrow.BufferReader(at_place(place, lambda store: store.get(key)))
+def _get(location: FilesLocation, key: str) -> pyarrow.BufferReader:
+    return pyarrow.BufferReader(at_location(location, lambda store: store.get(key)))

@@ -272,8 +272,8 @@ async def _stored(options: ReadOptions) -> dict[str, Any]:
     batches = records = raw = stored = 0
     async with open_access(options, Runtime()) as access:
         for partition in access.topics[options.topics[0]].partitions:
-            span = await access.places.span(partition)
-            async for entries in access.places.pages(partition, span.begin, span.end):
+            span = await access.resolver.span(partition)
+            async for entries in access.resolver.pages(partition, span.begin, span.end):
                 for body in (entry.body for entry in entries):
                     pointer = read_pointer(body, newer="return")
                     if not isinstance(pointer, Pointer):

@@ -41,8 +41,8 @@ _ZONE = r"(Z|[+-]\d\d:?\d\d)$"
 _MICROSECONDS = pyarrow.timestamp("us", tz="UTC")
 
 
-class BlockPlace(NamedTuple):
-    """The place of a block: topic, read partition, pointer offset, first record index, and object.
+class BlockOrigin(NamedTuple):
+    """The origin of a block: topic, read partition, pointer offset, index of its first record, and object.
 
     An `orphan` is in an object that no pointer would have named.
     """
@@ -85,13 +85,13 @@ class RowMaker:
         self._decoding = decoding
         self._decode = decoding.decoder([self._schema.field(number) for number in fields]) if decoding else None
 
-    def block(self, place: BlockPlace, reader: BlockReader, low: int, high: int) -> pyarrow.RecordBatch:
+    def block(self, origin: BlockOrigin, reader: BlockReader, low: int, high: int) -> pyarrow.RecordBatch:
         """Return the records `low` up to, not with, `high` of a block; they keep its bytes alive.
 
         Raises: CorruptDataError, UnsupportedFormatError; what `decode` raises.
         """
         rows = block_rows(reader, low, high)
-        source = _Source(place, reader.header, low, rows)
+        source = _Source(origin, reader.header, low, rows)
         fields = self._decoded(source)
         columns = [
             fields[number] if number in fields else _MAKERS[field.name](source, field.type)
@@ -99,20 +99,20 @@ class RowMaker:
         ]
         return pyarrow.RecordBatch.from_arrays(columns, schema=self._schema)
 
-    def damage(self, place: BlockPlace, block: int, records: int, cause: MemqError) -> pyarrow.RecordBatch | None:
+    def damage(self, origin: BlockOrigin, block: int, records: int, cause: MemqError) -> pyarrow.RecordBatch | None:
         """Return the row for a damaged block; None when the column `damage` is not read."""
         if "damage" not in self._own:
             return None
-        position = Position(place.partition, place.pointer_offset, place.first)
-        cell = DamageCell(place.object, block, records, str(position), str(cause))
+        position = Position(origin.partition, origin.pointer_offset, origin.first)
+        cell = DamageCell(origin.object, block, records, str(position), str(cause))
         row: dict[str, object] = {
             "damage": msgspec.json.encode(cell).decode(),
-            "topic": place.topic,
-            "partition": place.partition,
+            "topic": origin.topic,
+            "partition": origin.partition,
             "offset": position.offset,
-            "record_index": place.first,
-            "object": place.object,
-            "orphan": place.orphan,
+            "record_index": origin.first,
+            "object": origin.object,
+            "orphan": origin.orphan,
         }
         columns = [
             pyarrow.array([None if number in self._fields else row.get(field.name)], field.type)
@@ -121,15 +121,15 @@ class RowMaker:
         return pyarrow.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def _decoded(self, source: _Source) -> dict[int, pyarrow.Array]:
-        """Return the columns of fields by their places. Raises: InvalidRequestError for a value that is none."""
+        """Return the decoded fields by column index. Raises: InvalidRequestError for a malformed value."""
         if self._decode is None or self._decoding is None:
             return {}
         decoded = self._decode(source.rows.values)
         if decoded.malformed and self._decoding.fail_malformed:
-            place = source.place
-            at = Position(place.partition, place.pointer_offset, place.first + source.low + decoded.malformed[0])
+            origin = source.origin
+            at = Position(origin.partition, origin.pointer_offset, origin.first + source.low + decoded.malformed[0])
             raise InvalidRequestError(
-                f"value at {at} of topic '{place.topic}' does not match option 'schema'",
+                f"value at {at} of topic '{origin.topic}' does not match option 'schema'",
                 hint="correct the schema, or with onMalformed = null let all its fields be null",
             )
         return dict(zip(self._fields, decoded.columns, strict=True))
@@ -138,7 +138,7 @@ class RowMaker:
 class _Source(NamedTuple):
     """The source of the columns of a block."""
 
-    place: BlockPlace
+    origin: BlockOrigin
     header: BlockHeader
     low: int
     rows: ArrowRows
@@ -181,22 +181,22 @@ _MAKERS: Mapping[str, Callable[[_Source, pyarrow.DataType], pyarrow.Array]] = {
     "headers": _headers,
     "tag": lambda source, kind: _or_nulls(source.rows.tags, kind, source.rows.records),
     "timestamp": _timestamps,
-    "topic": lambda source, kind: _repeated(source.place.topic, kind, source.rows.records),
-    "partition": lambda source, kind: _repeated(source.place.partition, kind, source.rows.records),
+    "topic": lambda source, kind: _repeated(source.origin.topic, kind, source.rows.records),
+    "partition": lambda source, kind: _repeated(source.origin.partition, kind, source.rows.records),
     "offset": lambda source, kind: _counted(_offset(source), source.rows.records, kind),
-    "record_index": lambda source, kind: _counted(source.place.first + source.low, source.rows.records, kind),
+    "record_index": lambda source, kind: _counted(source.origin.first + source.low, source.rows.records, kind),
     "producer_id": lambda source, kind: _repeated(source.header.producer_id, kind, source.rows.records),
     "sequence": lambda source, kind: _counted(source.header.first_sequence + source.low, source.rows.records, kind),
-    "object": lambda source, kind: _repeated(source.place.object, kind, source.rows.records),
+    "object": lambda source, kind: _repeated(source.origin.object, kind, source.rows.records),
     "damage": lambda source, kind: pyarrow.nulls(source.rows.records, kind),
-    "orphan": lambda source, kind: _repeated(source.place.orphan, kind, source.rows.records),
+    "orphan": lambda source, kind: _repeated(source.origin.orphan, kind, source.rows.records),
 }
 assert _MAKERS.keys() == COLUMNS.keys()
 
 
 def _offset(source: _Source) -> int:
-    place = source.place
-    return Position(place.partition, place.pointer_offset, place.first + source.low).offset
+    origin = source.origin
+    return Position(origin.partition, origin.pointer_offset, origin.first + source.low).offset
 
 
 try:

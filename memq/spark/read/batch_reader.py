@@ -17,7 +17,7 @@ from memq.notification import Entry
 from memq.notification.stored_blocks import BlockSearch
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
-from memq.spark.access import Access, TopicPlace, open_access
+from memq.spark.access import Access, SparkTopic, open_access
 from memq.spark.options import Point, ReadOptions
 from memq.spark.read.planner import BatchPart, PartitionPlan, Split, is_seen, with_blocks
 from memq.spark.read.pruning import ReadFilter, take_filters
@@ -49,11 +49,11 @@ async def stretches(access: Access, options: ReadOptions, wanted: ReadFilter) ->
     for topic in access.topics.values():
         for partition in topic.partitions:
             if wanted.has(partition.topic, partition.partition):
-                start = await place_of(access, topic, partition, options.start, "beginning")
+                start = await position_of(access, topic, partition, options.start, "beginning")
                 if start.mark:
-                    await access.places.checked_mark(partition, start)
-                end = await place_of(access, topic, partition, options.end, "end")
-                span = await access.places.span(partition)
+                    await access.resolver.checked_mark(partition, start)
+                end = await position_of(access, topic, partition, options.end, "end")
+                span = await access.resolver.span(partition)
                 found.append(Stretch(partition, start, min(end, Position(partition.partition, span.end))))
     return [stretch for stretch in found if stretch.start < stretch.end]
 
@@ -73,16 +73,16 @@ def check_positions(access: Access, options: ReadOptions) -> None:
                 )
 
 
-async def place_of(
-    access: Access, topic: TopicPlace, partition: ReadPartition, point: Point, otherwise: str
+async def position_of(
+    access: Access, topic: SparkTopic, partition: ReadPartition, point: Point, otherwise: str
 ) -> Position:
-    """Return where a point lies in a read partition; `otherwise` is for those that positions don't name."""
+    """Return the position of `point` in a read partition; `otherwise` replaces positions without it."""
     if isinstance(point, Mapping):
         named = point.get((partition.topic, partition.partition))
         if named is not None:
             return named
         point = otherwise
-    return await access.places.position_of(point, partition, topic.settings)
+    return await access.resolver.position_of(point, partition, topic.settings)
 
 
 async def _check_left(access: Access, stretch: Stretch, options: ReadOptions) -> None:
@@ -92,8 +92,8 @@ async def _check_left(access: Access, stretch: Stretch, options: ReadOptions) ->
     """
     partition, start = stretch.partition, stretch.start
     if isinstance(options.start, Mapping) and (partition.topic, partition.partition) in options.start:
-        span = await access.places.span(partition)
-        first = await access.places.first_left(partition, start.pointer_offset, span)
+        span = await access.resolver.span(partition)
+        first = await access.resolver.first_left(partition, start.pointer_offset, span)
         if first is not None:
             raise expired_error(partition, start, first)
 
@@ -108,12 +108,12 @@ async def parts_of(
     partition = stretch.partition
     settings = access.topics[partition.topic].settings
     if not seen:
-        span = await access.places.span(partition)
-        async for entries in access.places.window_before(partition, stretch.start.pointer_offset, span, settings):
+        span = await access.resolver.span(partition)
+        async for entries in access.resolver.window_before(partition, stretch.start.pointer_offset, span, settings):
             for entry in entries:
                 await _look_back(access, plan, entry)
     last = stretch.end.pointer_offset + (1 if stretch.end.record_index else 0)
-    async for entries in access.places.pages(partition, stretch.start.pointer_offset, last):
+    async for entries in access.resolver.pages(partition, stretch.start.pointer_offset, last):
         for entry in entries:
             pointer = read_pointer(entry.body, newer="raise")
             if isinstance(pointer, Pointer) and plan.needs_index(pointer):
@@ -145,7 +145,7 @@ async def _with_copies(access: Access, partition: ReadPartition, part: BatchPart
         for number, each in enumerate(entries)
         if number not in pointer.skip and is_seen(part.seen, each.producer_id, each.first_sequence, each.next_sequence)
     ]
-    span = await access.places.span(partition)
+    span = await access.resolver.span(partition)
     found = await search.find([block[:3] for block in blocks], span.begin, part.offset)
     copies = tuple(
         copy
@@ -167,7 +167,7 @@ def plan_of(access: Access, stretch: Stretch, wanted: ReadFilter, options: ReadO
 async def _look_back(access: Access, plan: PartitionPlan, entry: Entry) -> None:
     pointer = read_pointer(entry.body, newer="return")
     if not isinstance(pointer, Pointer):
-        return  # the reader of that place dealt with it
+        return  # the reader of the batches before this position reports it
     if plan.needs_index(pointer):
         pointer = await _complete(access, pointer)
     plan.look_back(entry.time_ms, pointer)

@@ -8,8 +8,8 @@ Pointers show that a batch holds copies, not that what they are copies of can be
 is enough. Where it is passed over, the driver names the batches that had the first copies, and the task reads them. So
 it does where there is no queue: then only those batches show whether a copy has the same content.
 
-Tasks read batches, and lie between their places without a gap: what one has read up to its end, and the next one from
-there on, leaves nothing out, pointers that name no records neither.
+Tasks read batches. The ranges of a read partition's tasks follow each other without a gap: one task ends at the
+position where the next begins. So the ranges cover pointers without records too.
 """
 
 from __future__ import annotations
@@ -77,15 +77,15 @@ class TaskAudit:
 
 
 def stretches_of(
-    splits: Sequence[Split], homes: Iterable[ReadPartition], places: Mapping[ReadPartition, TaskRange]
+    splits: Sequence[Split], homes: Iterable[ReadPartition], ranges: Mapping[ReadPartition, TaskRange]
 ) -> list[tuple[TaskRange, ...]]:
     """Return the stretches of each split. `homes` has the read partition of each of their parts, in order.
 
-    A place that has no part at all goes with the first split.
+    A range without any part goes to the first split.
     """
     if not splits:
         return []
-    begins: dict[ReadPartition, list[tuple[int, Position]]] = {partition: [] for partition in places}
+    begins: dict[ReadPartition, list[tuple[int, Position]]] = {partition: [] for partition in ranges}
     each = iter(homes)
     for number, split in enumerate(splits):
         for part in split.parts:
@@ -94,11 +94,11 @@ def stretches_of(
                 found.append((number, Position(part.partition, part.offset, part.low)))
     tasks: list[list[TaskRange]] = [[] for _ in splits]
     for partition, found in begins.items():
-        place = places[partition]
+        covered = ranges[partition]
         numbers = [number for number, _ in found] or [0]
-        cuts = [place.begin, *(begin for _, begin in found[1:]), place.end]
+        cuts = [covered.begin, *(begin for _, begin in found[1:]), covered.end]
         for number, begin, end in zip(numbers, cuts[:-1], cuts[1:], strict=True):
-            tasks[number].append(replace(place, begin=begin, end=end))
+            tasks[number].append(replace(covered, begin=begin, end=end))
     return [tuple(stretches) for stretches in tasks]
 
 

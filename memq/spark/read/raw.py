@@ -69,7 +69,7 @@ class RawBatch:
 async def plan_raw(options: ReadOptions, wanted: ReadFilter, runtime: Runtime) -> list[Split]:
     """Return what tasks read of the objects below `options.path`.
 
-    Raises: InvalidSettingError for places that only a queue knows; NotFoundError when there are none at all;
+    Raises: InvalidSettingError for positions that only a queue knows; NotFoundError if no object is there;
     DeniedError, StoreError.
     """
     root, prefix = split_path(options.path)
@@ -189,13 +189,13 @@ def _parts(batches: Sequence[RawBatch], options: ReadOptions, wanted: ReadFilter
         if pointer is None:
             parts.append(BatchPart(0, 0, None, cause=batch.cause))
             continue
-        place = (pointer.topic_id, pointer.partition)
-        if place not in plans:
+        partition = (pointer.topic_id, pointer.partition)
+        if partition not in plans:
             start = Position(pointer.partition, 0)
             plan = PartitionPlan(start, _END, _FOR_EVER_MS, wanted, dedup=options.dedup, keep_earlier=True)
-            plans[place] = plan, 0
-        plan, number = plans[place]
-        plans[place] = plan, number + 1
+            plans[partition] = plan, 0
+        plan, number = plans[partition]
+        plans[partition] = plan, number + 1
         part = plan.take(Entry(number, 0, b""), pointer, orphan=batch.order in orphans)
         if part and low_ms <= pointer.sealed_ms < high_ms and wanted.has(pointer.topic, pointer.partition):
             parts.append(part)

@@ -28,7 +28,7 @@ from memq.notification.stored_blocks import claim_of, conflict_of, stored_block
 from memq.runtime.logs import EventLog
 from memq.runtime.runtime import Runtime
 from memq.spark.options import ReadOptions, fields_at
-from memq.spark.read.arrow_rows import BlockPlace, RowMaker
+from memq.spark.read.arrow_rows import BlockOrigin, RowMaker
 from memq.spark.read.planner import (
     BatchPart,
     Seen,
@@ -220,7 +220,7 @@ def _rows_of(
         stored.append(stored_block(piece.header))
         if stage == "fetched":
             try:
-                batch = rows.block(_place_of(part, piece), BlockReader(piece.data, piece.header), low, high)
+                batch = rows.block(_origin_of(part, piece), BlockReader(piece.data, piece.header), low, high)
             except CorruptDataError as error:
                 yield from _damaged(part, piece._replace(header=None, cause=error), settings, rows, report)
                 continue
@@ -249,9 +249,9 @@ def _conflicts(part: BatchPart, piece: BlockPiece, stored: Sequence[StoredBlock]
         and not block.is_copied_by(header)
     ]
     if other:
-        place = _place_of(part, piece)
+        origin = _origin_of(part, piece)
         where = (
-            f"topic '{place.topic}' at {Position(part.partition, part.offset, piece.first)}, object '{place.object}'"
+            f"topic '{origin.topic}' at {Position(part.partition, part.offset, piece.first)}, object '{origin.object}'"
         )
         events = EventLog(Runtime().clock)
         events.error("spark.identity-conflict", f"{where}, read all the same: {conflict_of(header, other)}")
@@ -267,7 +267,7 @@ def _damaged(
     """
     cause = piece.cause
     assert cause is not None
-    place = _place_of(part, piece)
+    origin = _origin_of(part, piece)
     if report is not None:
         report.damage(part, piece)
     if settings.skip_damaged and piece.first < part.low:
@@ -275,22 +275,22 @@ def _damaged(
     if not settings.skip_damaged or isinstance(cause, UnsupportedFormatError):
         at = Position(part.partition, part.offset, piece.first)
         raise type(cause)(
-            f"block {piece.number} of object '{place.object}' at {at} of topic '{place.topic}': {cause}",
+            f"block {piece.number} of object '{origin.object}' at {at} of topic '{origin.topic}': {cause}",
             hint="run memq verify; with onDamaged = skip all others are read",
         ) from cause
-    where = f"topic '{place.topic}' at {Position(part.partition, part.offset, piece.first)}, object '{place.object}'"
+    where = f"topic '{origin.topic}' at {Position(part.partition, part.offset, piece.first)}, object '{origin.object}'"
     events = EventLog(Runtime().clock)
     events.error("spark.damage-skipped", f"{where}, block {piece.number}: {cause}")
-    row = rows.damage(place, piece.number, piece.records, cause)
+    row = rows.damage(origin, piece.number, piece.records, cause)
     if row is not None:
         yield row
 
 
-def _place_of(part: BatchPart, piece: BlockPiece) -> BlockPlace:
+def _origin_of(part: BatchPart, piece: BlockPiece) -> BlockOrigin:
     pointer = part.pointer
     if not isinstance(pointer, Pointer):
-        return BlockPlace("", part.partition, part.offset, 0, "")
-    return BlockPlace(pointer.topic, part.partition, part.offset, piece.first, pointer.locations[0].key, part.orphan)
+        return BlockOrigin("", part.partition, part.offset, 0, "")
+    return BlockOrigin(pointer.topic, part.partition, part.offset, piece.first, pointer.locations[0].key, part.orphan)
 
 
 class _Note(NamedTuple):
